@@ -1,0 +1,133 @@
+"""Batch: what one forward pass computes, as plain data; StepResult: what came out of it.
+
+A row is a run of new tokens of one context. Prefill chunks, decode steps and a user program's own
+forward are the same row. The rows' keys and values are written before any row attends, layer by
+layer, so a row may read pages that another row of the same batch writes: requests that share an
+uncached prefix compute it once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from srt.core.ints import Ints, ints
+from srt.core.sampling import SamplingParams
+
+
+@dataclass(slots=True)
+class Sample:
+    """How to draw one token from the distribution at a row's last position.
+
+    Attributes:
+        params: temperature, top-k, top-p, min-p, penalties and bias.
+        uniform: the only randomness, in [0, 1): a function of (seed, position), so that a token
+            never depends on what else is in the batch.
+        history: generated tokens so far; empty unless ``params.penalised``.
+        prompt: prompt tokens; empty unless ``params.repetition_penalty != 1``.
+        forbidden: ids that may not be drawn now (end tokens before ``min_new_tokens``).
+        mask: allowed ids as little-endian int32 words, low bit first, 1 = allowed
+            (ceil(V / 32) words); None allows all.
+        top: report this many most likely tokens; -1 reports no log-probability at all.
+    """
+
+    params: SamplingParams
+    uniform: float = 0.0
+    history: Ints = field(default_factory=ints)
+    prompt: Ints = field(default_factory=ints)
+    forbidden: tuple[int, ...] = ()
+    mask: bytes | None = None
+    top: int = -1
+
+
+@dataclass(slots=True)
+class Score:
+    """Log-probabilities of given tokens, read at consecutive positions of a row.
+
+    Token ``targets[i]`` is scored by the distribution at ``tokens[at + i]``, the one before it.
+    ``top`` and ``probe`` ask for the most likely tokens and for given ids at the same positions.
+    """
+
+    at: int
+    targets: Ints
+    top: int = 0
+    probe: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class Row:
+    """New tokens of one context.
+
+    Attributes:
+        context: id of the context.
+        start: position of ``tokens[0]``; the KV of ``[0, start)`` is readable through ``pages``.
+        tokens: ids to compute, at least one.
+        pages: page table covering ``[0, start + len(tokens))``; entry ``i`` holds positions
+            ``[i * page_size, (i + 1) * page_size)``. Keys and values of ``tokens`` are written
+            through the same table.
+        follows: where >= 0, ``tokens[0]`` is a placeholder for the token that row ``follows`` of
+            the previous batch drew (planning one step ahead of the device).
+        sample: draw a token at the last position.
+        score: log-probabilities wanted inside the row.
+        tip_top: where > 0, the most likely tokens at the last position (no draw needed).
+        adapter: name of the adapter to apply, None for the base model.
+        probe: ids whose log-probability is wanted at the last position.
+    """
+
+    context: int
+    start: int
+    tokens: Ints
+    pages: Ints
+    follows: int = -1
+    sample: Sample | None = None
+    score: Score | None = None
+    tip_top: int = 0
+    probe: tuple[int, ...] = ()
+    adapter: str | None = None
+
+
+@dataclass(slots=True)
+class Batch:
+    """Rows of one forward pass. ``id`` grows by one a pass."""
+
+    id: int
+    rows: list[Row]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(row.tokens) for row in self.rows)
+
+
+TopList = list[tuple[int, float]]  # (token id, log-probability), most likely first
+
+
+@dataclass(slots=True)
+class RowOutput:
+    """What a row asked for. Log-probabilities are the model's own (natural logarithm, before
+    temperature, penalties, bias and masks).
+
+    Attributes:
+        token: the drawn token, -1 where none was asked for.
+        logprob: its log-probability, where ``sample.top >= 0``.
+        top: most likely tokens at the tip, as many as ``sample.top`` or ``tip_top`` asked for.
+        probe: log-probabilities of ``Row.probe`` at the tip.
+        scores: log-probabilities of ``score.targets``.
+        score_tops, score_probes: per scored position, what ``score.top`` and ``score.probe`` asked.
+        error: set where this row alone failed; the other rows are valid.
+    """
+
+    token: int = -1
+    logprob: float = 0.0
+    top: TopList = field(default_factory=list)
+    probe: list[float] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    score_tops: list[TopList] = field(default_factory=list)
+    score_probes: list[list[float]] = field(default_factory=list)
+    error: str = ""
+
+
+@dataclass(slots=True)
+class StepResult:
+    """Outputs of batch ``id``, one a row, in the batch's order."""
+
+    id: int
+    rows: list[RowOutput]

@@ -1,0 +1,65 @@
+"""Context: a token sequence with two watermarks, the one abstraction everything else stands on.
+
+    0 <= ready <= saved <= len(tokens)
+
+KV of ``[0, ready)`` is on the device, ``[ready, saved)`` in a lower tier, ``[saved, len)`` is work.
+There is no prefill and no decode: a decode step is one token of work, a prefill chunk is many.
+
+    event                                   effect
+    append, tool result, jump-forward       len grows
+    truncate, rejected speculation          len shrinks, the others are clipped
+    forward pass                            ready = saved grows
+    prefix hit                              ready = saved = match
+    discard, retract                        ready = saved = 0 (the KV stays in the radix cache)
+    fork                                    the tokens are copied, the KV is met again in the cache
+
+Only ``memory/store`` changes a context.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from srt.core.ints import Ints
+
+
+def _empty() -> Ints:
+    return array("i")
+
+
+@dataclass(slots=True, eq=False)
+class Context:
+    """One token sequence and where its KV lives.
+
+    Attributes:
+        id: chosen by the program that opened it, unique among open contexts.
+        tokens: token ids, int32.
+        namespace: contexts share KV only within one namespace (cache salt, adapter).
+        ready: tokens whose KV is on the device.
+        saved: tokens whose KV is on the device or in a lower tier.
+        pages: page table; page ``i`` holds positions ``[i * page_size, (i + 1) * page_size)``.
+        shared: how many leading pages belong to the radix cache; the rest are this context's own.
+        lock: handle of the locked radix node, None while the context holds nothing.
+    """
+
+    id: int
+    tokens: Ints
+    namespace: str = ""
+    ready: int = 0
+    saved: int = 0
+    pages: Ints = field(default_factory=_empty)
+    shared: int = 0
+    lock: object | None = None
+
+    @property
+    def work(self) -> int:
+        """Tokens whose KV is still to be computed."""
+        return len(self.tokens) - self.saved
+
+    @property
+    def active(self) -> bool:
+        """Whether the context holds device memory (a lock, pages or both)."""
+        return self.lock is not None

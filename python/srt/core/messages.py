@@ -1,0 +1,204 @@
+"""The vocabulary between a program and the engine: verbs one way, events the other.
+
+In process they are handed over as they are; between processes they travel as msgspec MessagePack,
+a list of messages a frame. Contexts and requests are numbered by the client.
+
+    verb       effect
+    Open       a new context with these tokens
+    Fork       a new context with the first ``length`` tokens of another
+    Append     tokens at the end
+    Truncate   cut to ``length``
+    Advance    a request: compute the context's work and then what the goal says
+    Close      the context is gone; a request on it ends as aborted
+    Control    flush the cache, ask for statistics, drain
+
+    event      meaning
+    Tokens     newly drawn tokens of a request, log-probabilities with them
+    Done       the request's one terminal event; the context is idle again
+    Failed     the request's one terminal event; the context is idle again
+    Reply      answer to a Control
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+from srt.core.sampling import SamplingParams
+
+TopPairs: TypeAlias = list[tuple[int, float]]
+
+
+class Fill(msgspec.Struct, frozen=True, tag="fill"):
+    """Compute the KV of all tokens and stop there."""
+
+
+class Generate(msgspec.Struct, frozen=True, tag="generate", omit_defaults=True):
+    """Draw tokens until a limit, a stop or an end token.
+
+    Attributes:
+        sampling: includes max_new_tokens, stops and the seed; ``n`` is the program's business.
+        top: top log-probabilities with each token; -1 for no log-probabilities.
+        score_from: also report log-probabilities of the context's tokens from this index; -1 not.
+        probe: ids whose log-probability is wanted at every reported position.
+    """
+
+    sampling: SamplingParams
+    top: int = -1
+    score_from: int = -1
+    probe: tuple[int, ...] = ()
+
+
+class Score(msgspec.Struct, frozen=True, tag="score", omit_defaults=True):
+    """Log-probabilities of the context's own tokens ``[start, len)``; token 0 has none."""
+
+    start: int = 0
+    top: int = 0
+    probe: tuple[int, ...] = ()
+
+
+class Distribution(msgspec.Struct, frozen=True, tag="distribution", omit_defaults=True):
+    """The ``top`` most likely next tokens, and ``probe``, without drawing one."""
+
+    top: int = 256
+    probe: tuple[int, ...] = ()
+
+
+Goal: TypeAlias = Fill | Generate | Score | Distribution
+
+
+class Open(msgspec.Struct, frozen=True, tag="open", omit_defaults=True):
+    context: int
+    tokens: bytes  # int32, native order
+    namespace: str = ""
+
+
+class Fork(msgspec.Struct, frozen=True, tag="fork", omit_defaults=True):
+    context: int
+    child: int
+    length: int = -1  # -1: all of it
+
+
+class Append(msgspec.Struct, frozen=True, tag="append"):
+    context: int
+    tokens: bytes
+
+
+class Truncate(msgspec.Struct, frozen=True, tag="truncate"):
+    context: int
+    length: int
+
+
+class Advance(msgspec.Struct, frozen=True, tag="advance", omit_defaults=True):
+    """Ask for one goal on an idle context. ``close`` closes the context with the terminal event."""
+
+    context: int
+    request: int
+    goal: Goal
+    priority: int = 0
+    close: bool = False
+
+
+class Close(msgspec.Struct, frozen=True, tag="close"):
+    context: int
+
+
+class Control(msgspec.Struct, frozen=True, tag="control", omit_defaults=True):
+    """``op`` is one of "stats", "flush", "ping"; answered by a Reply with the same ``id``."""
+
+    id: int
+    op: str
+
+
+Verb: TypeAlias = Open | Fork | Append | Truncate | Advance | Close | Control
+
+
+class Tokens(msgspec.Struct, tag="tokens", omit_defaults=True):
+    """Newly drawn tokens.
+
+    ``held`` is how many trailing bytes of the generated text so far may turn out to belong to a
+    stop string: a stream does not show them yet.
+    """
+
+    request: int
+    tokens: list[int]
+    held: int = 0
+    logprobs: list[float] = []
+    tops: list[TopPairs] = []
+    probes: list[list[float]] = []
+
+
+class Prompt(msgspec.Struct, tag="prompt", omit_defaults=True):
+    """Log-probabilities of the context's own tokens from ``start`` on, sent before Done.
+
+    The first entry is None where ``start`` is 0: nothing precedes token 0.
+    """
+
+    request: int
+    start: int
+    logprobs: list[float | None] = []
+    tops: list[TopPairs | None] = []
+    probes: list[list[float] | None] = []
+
+
+class Done(msgspec.Struct, tag="done", omit_defaults=True):
+    """The request has ended well.
+
+    Attributes:
+        reason: "stop", "length", "abort", or "done" for a goal that draws nothing.
+        matched: the stop string, the pattern's text or the stop token id.
+        cut: bytes of generated text before the match; -1 where the text is not cut.
+        cached: prompt tokens found in the cache; prompt: all of them; completion: tokens drawn.
+        top, probe: of a Distribution.
+        passes: forward passes this request took part in; queued: seconds before its first.
+    """
+
+    request: int
+    reason: str
+    matched: str | int | None = None
+    cut: int = -1
+    prompt: int = 0
+    cached: int = 0
+    completion: int = 0
+    passes: int = 0
+    queued: float = 0.0
+    top: TopPairs = []
+    probe: list[float] = []
+
+
+class Failed(msgspec.Struct, tag="failed", omit_defaults=True):
+    """The request has ended badly. ``code`` is "invalid", "capacity", "busy" or "internal"."""
+
+    request: int
+    code: str
+    message: str
+
+
+class Reply(msgspec.Struct, tag="reply", omit_defaults=True):
+    id: int
+    ok: bool = True
+    message: str = ""
+    data: dict[str, Any] = {}
+
+
+Event: TypeAlias = Tokens | Prompt | Done | Failed | Reply
+
+_encoder = msgspec.msgpack.Encoder()
+_verbs: msgspec.msgpack.Decoder[list[Verb]] = msgspec.msgpack.Decoder(list[Verb])
+_events: msgspec.msgpack.Decoder[list[Event]] = msgspec.msgpack.Decoder(list[Event])
+
+
+def encode(messages: list[Any]) -> bytes:
+    """One frame. Any list of verbs or of events."""
+    return _encoder.encode(messages)
+
+
+def decode_verbs(frame: bytes) -> list[Verb]:
+    """Raises msgspec.DecodeError (ValidationError included) on a malformed frame."""
+    return _verbs.decode(frame)
+
+
+def decode_events(frame: bytes) -> list[Event]:
+    """Raises msgspec.DecodeError (ValidationError included) on a malformed frame."""
+    return _events.decode(frame)

@@ -1,0 +1,133 @@
+"""Client: the asyncio side of the engine, the only thing programs see of it.
+
+A program sends verbs and reads the events of its requests:
+
+    inbox = client.submit(request, [Open(...), Advance(...)])
+    async for event in inbox: ...          # Tokens, Prompt, then one Done or Failed
+
+Two transports carry the messages: ``engine/local`` (a thread of this process) and
+``engine/socket`` (another process, ZMQ over ipc). Both call ``deliver`` on the client's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from srt.core.messages import Control, Done, Event, Failed, Reply, Verb
+from srt.engine.info import EngineInfo
+
+
+class EngineLost(RuntimeError):
+    """The engine has died; nothing sent to it will be answered."""
+
+
+class Inbox:
+    """Events of one request, in order, ending with its terminal event."""
+
+    def __init__(self, client: Client, request: int) -> None:
+        self._client, self.request = client, request
+        self._queue: asyncio.Queue[Event | EngineLost] = asyncio.Queue()
+        self.ended = False
+
+    def put(self, event: Event | EngineLost) -> None:
+        self._queue.put_nowait(event)
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        """Raises EngineLost where the engine died before the terminal event."""
+        if self.ended:
+            raise StopAsyncIteration
+        event = await self._queue.get()
+        if isinstance(event, EngineLost):
+            self.close()
+            raise event
+        if isinstance(event, (Done, Failed)):
+            self.close()
+        return event
+
+    def close(self) -> None:
+        """Later events of the request are dropped (abort by sending Close of its context)."""
+        self.ended = True
+        self._client.forget(self.request)
+
+
+class Client:
+    """Sends verbs through ``transmit`` and sorts the events that come back.
+
+    Every method belongs to the event loop that the client was made on.
+    """
+
+    def __init__(self, info: EngineInfo, transmit: Callable[[Sequence[Verb]], None]) -> None:
+        self.info = info
+        self.lost: EngineLost | None = None
+        self._transmit = transmit
+        self._ids = itertools.count(1)
+        self._inboxes: dict[int, Inbox] = {}
+        self._replies: dict[int, asyncio.Future[Reply]] = {}
+
+    def new_id(self) -> int:
+        """A fresh number, for a context, a request or a control."""
+        return next(self._ids)
+
+    @property
+    def pending(self) -> int:
+        """Requests without a terminal event."""
+        return len(self._inboxes)
+
+    def send(self, *verbs: Verb) -> None:
+        """Raises EngineLost."""
+        if self.lost is not None:
+            raise self.lost
+        self._transmit(verbs)
+
+    def submit(self, request: int, verbs: Sequence[Verb]) -> Inbox:
+        """Send ``verbs``, one of which is the Advance of ``request``. Raises EngineLost."""
+        inbox = Inbox(self, request)
+        self._inboxes[request] = inbox
+        try:
+            self.send(*verbs)
+        except BaseException:
+            inbox.close()
+            raise
+        return inbox
+
+    async def control(self, op: str) -> Reply:
+        """Raises EngineLost."""
+        number = self.new_id()
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._replies[number] = future
+        try:
+            self.send(Control(number, op))
+            return await future
+        finally:
+            self._replies.pop(number, None)
+
+    def deliver(self, events: Sequence[Event]) -> None:
+        """Called by the transport, on the client's loop."""
+        for event in events:
+            if isinstance(event, Reply):
+                future = self._replies.get(event.id)
+                if future is not None and not future.done():
+                    future.set_result(event)
+            else:
+                inbox = self._inboxes.get(event.request)
+                if inbox is not None:
+                    inbox.put(event)
+
+    def fail(self, error: EngineLost) -> None:
+        """Called by the transport when the engine is gone: everything pending ends with it."""
+        if self.lost is not None:
+            return
+        self.lost = error
+        for inbox in list(self._inboxes.values()):
+            inbox.put(error)
+        for future in self._replies.values():
+            if not future.done():
+                future.set_exception(error)
+
+    def forget(self, request: int) -> None:
+        self._inboxes.pop(request, None)
