@@ -1,0 +1,36 @@
+"""What a request must satisfy before the engine takes it."""
+
+from __future__ import annotations
+
+from srt.core.ints import Ints
+from srt.core.messages import Fill, Generate, Goal
+from srt.engine.info import EngineInfo
+
+
+def verify(goal: Goal, tokens: Ints, info: EngineInfo) -> None:
+    """Raise ValueError, naming value, limit and fix, where the goal cannot be met on ``tokens``."""
+    if not tokens:
+        raise ValueError("the context is empty; give it at least one token")
+    growth = 0
+    if isinstance(goal, Generate):
+        goal.sampling.verify(info.vocab_size)
+        growth = goal.sampling.max_new_tokens
+        if growth < 1:
+            raise ValueError("max_new_tokens is 0; use Fill or Score to draw nothing")
+    limit = min(info.context_length, info.capacity)
+    if len(tokens) + growth > limit:
+        raise ValueError(
+            f"{len(tokens)} tokens and {growth} new ones exceed the limit of {limit} tokens; "
+            "shorten the prompt or lower max_new_tokens"
+        )
+    probe = () if isinstance(goal, Fill) else goal.probe
+    for token in (min(tokens), max(tokens), *probe):
+        if not 0 <= token < info.vocab_size:
+            raise ValueError(f"token id {token} is outside the vocabulary of {info.vocab_size}")
+
+
+def seed_of(goal: Goal, seed: int, arrival: int) -> int:
+    """The request's own seed, or one made of the engine's and the order of arrival."""
+    if isinstance(goal, Generate) and goal.sampling.seed is not None:
+        return goal.sampling.seed
+    return hash((seed, arrival)) & (2**63 - 1)

@@ -1,0 +1,109 @@
+"""LocalEngine: the engine on a thread of this process, for offline use."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Sequence
+
+from srt.config import Config
+from srt.core.messages import Event, Verb
+from srt.engine.client import Client, EngineLost
+from srt.engine.engine import Engine
+from srt.engine.executor import Executor, local_executor
+from srt.engine.info import EngineInfo
+from srt.engine.loop import serve
+
+
+class _QueueChannel:
+    """Verbs by a thread-safe queue, events by the client's loop."""
+
+    def __init__(self) -> None:
+        self.verbs: queue.SimpleQueue[Sequence[Verb] | None] = queue.SimpleQueue()
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.client: Client | None = None
+
+    def receive(self, seconds: float) -> list[Verb] | None:
+        out: list[Verb] = []
+        wait: float | None = seconds
+        while True:
+            try:
+                some = self.verbs.get(timeout=wait) if wait else self.verbs.get_nowait()
+            except queue.Empty:
+                return out
+            if some is None:
+                return None
+            out.extend(some)
+            wait = None
+
+    def emit(self, events: Sequence[Event]) -> None:
+        if self.client is not None:
+            self._call(self.client.deliver, events)
+
+    def fail(self, error: EngineLost) -> None:
+        if self.client is not None:
+            self._call(self.client.fail, error)
+
+    def _call(self, function, value) -> None:  # type: ignore[no-untyped-def]
+        assert self.loop is not None
+        try:
+            self.loop.call_soon_threadsafe(function, value)
+        except RuntimeError:  # the loop is closed: nobody listens any more
+            self.client = None
+
+
+class LocalEngine:
+    """Loads the model in the calling thread, then computes on a daemon thread.
+
+    Args:
+        token_bytes: the bytes of every token id.
+        executor: another (executor, info) than the worker that ``config`` asks for.
+
+    Raises what ``engine.executor.local_executor`` raises.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        token_bytes: Sequence[bytes],
+        executor: tuple[Executor, EngineInfo] | None = None,
+    ) -> None:
+        started = time.monotonic()
+        worker, self.info = executor or local_executor(config)
+        self.load_seconds = time.monotonic() - started
+        self._engine = Engine(
+            worker,
+            self.info,
+            config.schedule,
+            token_bytes,
+            share=not config.memory.disable_radix_cache,
+            seed=config.model.random_seed,
+        )
+        self._channel = _QueueChannel()
+        self._thread = threading.Thread(target=self._run, name="srt-engine", daemon=True)
+        self._thread.start()
+
+    def client_on(self, loop: asyncio.AbstractEventLoop) -> Client:
+        """The engine's one client; its methods are to be called on ``loop``."""
+        if self._channel.client is not None:
+            raise RuntimeError("this engine has a client already")
+        client = Client(self.info, self._channel.verbs.put)
+        self._channel.loop, self._channel.client = loop, client
+        return client
+
+    def close(self) -> None:
+        """Stop computing; pending requests end with EngineLost."""
+        self._channel.verbs.put(None)
+        self._thread.join(timeout=30.0)
+
+    def _run(self) -> None:
+        message = "the engine was shut down"
+        try:
+            serve(self._engine, self._channel)
+        except Exception as error:
+            message = f"the engine died: {type(error).__name__}: {error}"
+            raise
+        finally:
+            self._channel.fail(EngineLost(message))

@@ -1,0 +1,51 @@
+"""The engine's main loop: receive verbs, step, emit events, for whatever channel brings them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from srt.core.messages import Event, Verb
+from srt.engine.engine import Engine
+
+log = logging.getLogger("srt.engine")
+AUDIT_SECONDS = 10.0  # least time between two audits of an idle engine
+IDLE_SECONDS = 1.0
+
+
+class Channel(Protocol):
+    """Where verbs come from and events go. Two: a queue in this process, a socket between two."""
+
+    def receive(self, seconds: float) -> list[Verb] | None:
+        """All verbs at hand, waiting at most so long for the first; None: the client is gone."""
+        ...
+
+    def emit(self, events: Sequence[Event]) -> None: ...
+
+
+def serve(engine: Engine, channel: Channel) -> None:
+    """Until the client is gone."""
+    audited = time.monotonic()
+    while True:
+        verbs = channel.receive(0.0 if engine.busy else IDLE_SECONDS)
+        if verbs is None:
+            return
+        events = engine.handle(verbs) if verbs else []
+        if engine.busy:
+            events += engine.step()
+        elif not verbs and time.monotonic() - audited > AUDIT_SECONDS:
+            audited = time.monotonic()
+            audit(engine)
+        if events:
+            channel.emit(events)
+
+
+def audit(engine: Engine) -> None:
+    """Check the books; a fault is logged and counted, and serving goes on."""
+    try:
+        engine.store.check()
+    except AssertionError as error:
+        engine.stats.failed_audits += 1
+        log.error("the memory audit failed: %s", error)

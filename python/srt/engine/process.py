@@ -1,0 +1,193 @@
+"""The engine as a process of its own: the child's main, and the parent's handle on it.
+
+The two meet in a directory that only this user may enter: ``config`` and ``vocab`` (MessagePack)
+for the child to read, ``wire`` (a ZMQ ipc socket) to talk. The first frame the child sends is a
+Reply numbered 0: EngineInfo, or why there is none.
+
+A child that dies or is stopped is lost: its parent notices within ``WATCH_SECONDS`` and every
+pending request ends with EngineLost. A parent that dies takes its child along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from srt.config import Config
+from srt.core.messages import Reply, decode_events, encode
+from srt.engine.client import Client, EngineLost
+from srt.engine.info import EngineInfo
+
+log = logging.getLogger("srt.engine")
+WATCH_SECONDS = 0.25
+
+
+class EngineProcess:
+    """The parent's handle. Made by ``spawn``."""
+
+    def __init__(self, child: subprocess.Popen[bytes], directory: Path) -> None:
+        import zmq
+        import zmq.asyncio
+
+        from srt.engine.socket import configure
+
+        self._child, self._directory = child, directory
+        self.pid = child.pid
+        self._socket = configure(zmq.asyncio.Context.instance().socket(zmq.PAIR))
+        self._socket.connect(f"ipc://{directory}/wire")
+        self._tasks: list[asyncio.Task[None]] = []
+        self._lost = asyncio.Event()
+        self._sender: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket.underlying)
+        self.client: Client
+
+    @property
+    def info(self) -> EngineInfo:
+        return self.client.info
+
+    async def wait_lost(self) -> EngineLost:
+        """Returns when the engine is gone, by itself or by ``stop``."""
+        await self._lost.wait()
+        assert self.client.lost is not None
+        return self.client.lost
+
+    async def stop(self, seconds: float = 2.0) -> None:
+        """Ask it to exit, and kill it after so long. Safe to call twice."""
+        for task in self._tasks:
+            task.cancel()
+        with contextlib.suppress(Exception):
+            self._sender.send(b"", flags=1)  # zmq.NOBLOCK
+        deadline = asyncio.get_running_loop().time() + seconds
+        while self._child.poll() is None and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.02)
+        self.kill()
+        if hasattr(self, "client"):
+            self._fail("the engine was shut down")
+
+    def kill(self) -> None:
+        """At once. Leaves nothing behind."""
+        if self._child.poll() is None:
+            self._child.kill()
+        self._child.wait()
+        self._socket.close(linger=0)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    async def _ready(self) -> None:
+        """Raises EngineLost with the child's own words where it could not start."""
+        first = asyncio.ensure_future(self._socket.recv())
+        try:
+            while not first.done():
+                await asyncio.wait([first], timeout=WATCH_SECONDS)
+                if not first.done() and self._child.poll() is not None:
+                    code = self._child.returncode
+                    raise EngineLost(f"the engine exited with code {code} while starting")
+        finally:
+            if not first.done():
+                first.cancel()
+        reply = decode_events(first.result())[0]
+        assert isinstance(reply, Reply)
+        if not reply.ok:
+            raise EngineLost(reply.message)
+        self.client = Client(msgspec.convert(reply.data, EngineInfo), self._transmit)
+        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._watch())]
+
+    def _transmit(self, verbs: Sequence[object]) -> None:
+        self._sender.send(encode(list(verbs)))
+
+    async def _read(self) -> None:
+        while True:
+            frame = await self._socket.recv()
+            try:
+                events = decode_events(frame)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                log.error("dropped a malformed frame of %d bytes: %s", len(frame), error)
+                continue
+            self.client.deliver(events)
+
+    async def _watch(self) -> None:
+        import psutil
+
+        stopped = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+        process = psutil.Process(self.pid)
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            code = self._child.poll()
+            if code is not None:
+                return self._fail(f"the engine process exited with code {code}")
+            with contextlib.suppress(psutil.Error):
+                if process.status() in stopped:
+                    self._child.kill()
+                    return self._fail("the engine process was stopped from outside")
+
+    def _fail(self, message: str) -> None:
+        self.client.fail(EngineLost(message))
+        self._lost.set()
+
+
+async def spawn(config: Config, token_bytes: Sequence[bytes]) -> EngineProcess:
+    """Start the engine process and wait until it has loaded the model.
+
+    Raises EngineLost, with the reason, where it cannot start. Cancelling kills the child.
+    """
+    directory = Path(tempfile.mkdtemp(prefix="sglang-"))  # mode 0700
+    (directory / "config").write_bytes(msgspec.msgpack.encode(dataclasses.asdict(config)))
+    (directory / "vocab").write_bytes(msgspec.msgpack.encode(list(token_bytes)))
+    root = str(Path(__file__).resolve().parents[2])
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "srt.engine.process", str(directory)],
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )
+    process = EngineProcess(child, directory)
+    try:
+        await process._ready()
+    except BaseException:
+        process.kill()
+        raise
+    return process
+
+
+def main(directory: str) -> int:
+    """The child. Exits with 0 when told to, with 1 where it cannot start."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    from srt.engine.engine import Engine
+    from srt.engine.executor import local_executor
+    from srt.engine.loop import serve
+    from srt.engine.socket import SocketChannel
+
+    root = Path(directory)
+    config = msgspec.msgpack.decode((root / "config").read_bytes(), type=Config)
+    vocab = msgspec.msgpack.decode((root / "vocab").read_bytes(), type=list[bytes])
+    logging.basicConfig(level=config.server.log_level.upper(), format="%(levelname)s %(message)s")
+    channel = SocketChannel(f"ipc://{root}/wire")
+    try:
+        executor, info = local_executor(config)
+    except (ValueError, OSError, MemoryError, RuntimeError) as error:
+        log.debug("the engine could not start", exc_info=True)
+        channel.emit([Reply(0, False, f"{error}")])
+        channel.close()
+        return 1
+    share = not config.memory.disable_radix_cache
+    seed = config.model.random_seed
+    engine = Engine(executor, info, config.schedule, vocab, share=share, seed=seed)
+    channel.stats = engine.stats
+    channel.emit([Reply(0, data=msgspec.to_builtins(info))])
+    serve(engine, channel)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

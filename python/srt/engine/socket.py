@@ -1,0 +1,62 @@
+"""The engine's end of the wire: one ZMQ PAIR socket over ipc, a list of messages a frame."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import zmq
+
+from srt.core.messages import Event, Verb, decode_verbs, encode
+from srt.engine.stats import Stats
+
+log = logging.getLogger("srt.engine")
+EXIT = b""  # an empty frame asks the engine to exit
+MAX_FRAME = 1 << 30
+
+
+def configure(socket: Any) -> Any:
+    """No lingering at close, no high-water mark: what bounds a stream is its reader."""
+    socket.setsockopt(zmq.LINGER, 200)
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
+    return socket
+
+
+class SocketChannel:
+    """Ends when asked to, or when the parent process is no longer the one that started it."""
+
+    def __init__(self, address: str) -> None:
+        self._socket = configure(zmq.Context.instance().socket(zmq.PAIR))
+        self._socket.bind(address)
+        self._parent = os.getppid()
+        self.stats = Stats()  # replaced by the engine's once there is one
+
+    def receive(self, seconds: float) -> list[Verb] | None:
+        if os.getppid() != self._parent:
+            return None
+        out: list[Verb] = []
+        if seconds and not self._socket.poll(seconds * 1000):
+            return out
+        while True:
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return out
+            if frame == EXIT:
+                return None
+            try:
+                out.extend(decode_verbs(frame))
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                self.stats.bad_frames += 1
+                log.error("dropped a malformed frame of %d bytes: %s", len(frame), error)
+
+    def emit(self, events: Sequence[Event]) -> None:
+        self._socket.send(encode(list(events)))
+
+    def close(self) -> None:
+        self._socket.close()

@@ -1,0 +1,32 @@
+"""Stats: what the engine has done since it started, in counts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counters. ``computed_tokens`` went through a forward pass; ``cached_tokens`` of
+    ``prompt_tokens`` did not have to. ``started = finished + aborted + rejected + failed`` at idle
+    holds for ``received`` plus ``rejected`` requests."""
+
+    received: int = 0
+    finished: int = 0
+    aborted: int = 0
+    failed: int = 0
+    rejected: int = 0
+    passes: int = 0
+    failed_passes: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    generated_tokens: int = 0
+    retractions: int = 0
+    plan_misses: int = 0
+    bad_verbs: int = 0
+    bad_frames: int = 0
+    failed_audits: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        return asdict(self)

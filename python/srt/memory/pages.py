@@ -1,0 +1,41 @@
+"""PagePool: which pages of the KV cache are free. A page is a number; its bytes are the worker's."""
+
+from __future__ import annotations
+
+from srt.core.ints import Ints, ints
+
+
+class PagePool:
+    """A free list. Every page is at any moment free, in the radix tree, or one context's own."""
+
+    def __init__(self, size: int) -> None:
+        """``size``: pages in all. Raises ValueError below 1."""
+        if size < 1:
+            raise ValueError(f"a page pool needs at least 1 page, not {size}")
+        self.size = size
+        self._free = ints(range(size - 1, -1, -1))
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def take(self, count: int) -> Ints:
+        """``count`` pages. Raises MemoryError, taking none, where fewer are free."""
+        if count > len(self._free):
+            raise MemoryError(f"{count} pages wanted, {len(self._free)} free of {self.size}")
+        if count <= 0:
+            return ints()
+        taken = self._free[-count:]
+        del self._free[-count:]
+        return taken
+
+    def give(self, pages: Ints) -> None:
+        """Return pages taken before."""
+        self._free.extend(pages)
+
+    def owned(self) -> set[int]:
+        """Every page that is not free (for audits: linear in the pool)."""
+        free = set(self._free)
+        if len(free) != len(self._free):
+            raise AssertionError("a page was freed twice")
+        return set(range(self.size)) - free

@@ -1,0 +1,273 @@
+"""RadixTree: the KV cache as a tree over token prefixes, with LRU eviction of leaves.
+
+SGLang paper, section 3. An edge is a run of tokens and the pages that hold their KV; its length is
+a multiple of the page size. A node whose path somebody uses is locked: ``locks`` counts the
+contexts at it or below it, and a locked node is never evicted. A lock is a handle on a node; a split
+leaves the node object at the lower end, so that handles stay true.
+
+    free pages       the pool
+    evictable        pages of unlocked nodes
+    protected        pages of locked nodes
+
+Contexts meet each other's KV only below the same root: one root a namespace.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterator
+
+from srt.core.ints import Ints, common_prefix, ints
+from srt.memory.pages import PagePool
+
+Key = int | bytes
+
+
+class Node:
+    """The edge that leads here, and what hangs below."""
+
+    __slots__ = ("children", "locks", "number", "pages", "parent", "tokens", "used")
+
+    def __init__(self, number: int, parent: Node | None, tokens: Ints, pages: Ints) -> None:
+        self.number = number
+        self.parent = parent
+        self.tokens = tokens
+        self.pages = pages
+        self.children: dict[Key, Node] = {}
+        self.locks = 0
+        self.used = 0  # clock of the last use, for LRU
+
+
+class RadixTree:
+    """Prefix -> pages. Owns the pages in it; takes none from the pool, but gives evicted ones back.
+
+    ``version`` grows whenever a match may change, ``evictable`` and ``protected`` are exact.
+    """
+
+    def __init__(self, pool: PagePool, page_size: int) -> None:
+        self.pool = pool
+        self.page_size = page_size
+        self.evictable = 0
+        self.protected = 0
+        self.version = 0
+        self.evicted = 0  # pages, since the start
+        self._roots: dict[str, Node] = {}
+        self._numbers = itertools.count()
+        self._clock = itertools.count(1)
+        self._heap: list[tuple[int, int, Node]] = []  # candidates for eviction; entries may be old
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def match(self, tokens: Ints, limit: int, namespace: str) -> tuple[int, int, tuple[int, ...]]:
+        """How far ``tokens[:limit]`` is cached, changing nothing.
+
+        Returns (tokens matched, pages of it that are evictable now, numbers of the nodes passed).
+        """
+        node = self._roots.get(namespace)
+        done, pins = 0, 0
+        path: list[int] = []
+        while node is not None:
+            node, length = self._child(node, tokens, done, limit)
+            if node is None:
+                break
+            path.append(node.number)
+            done += length
+            if node.locks == 0:
+                pins += length // self.page_size
+            if length < len(node.tokens):
+                break
+        return done, pins, tuple(path)
+
+    # -- locking ---------------------------------------------------------------------------------
+
+    def lock(self, tokens: Ints, limit: int, namespace: str) -> tuple[Node, Ints]:
+        """Lock the longest cached prefix of ``tokens[:limit]``. Returns its node and its pages."""
+        root = self._roots.get(namespace)
+        if root is None:
+            root = self._roots[namespace] = Node(next(self._numbers), None, ints(), ints())
+        root.locks += 1
+        return self.deepen(root, tokens, 0, limit)
+
+    def deepen(self, node: Node, tokens: Ints, start: int, limit: int) -> tuple[Node, Ints]:
+        """Move a lock from ``node``, which ends at ``start``, down along ``tokens[start:limit]``.
+
+        Returns the node now locked and the pages gained.
+        """
+        gained = ints()
+        clock = next(self._clock)
+        while True:
+            child, length = self._child(node, tokens, start, limit)
+            if child is None:
+                break
+            if length < len(child.tokens):
+                child = self._split(child, length)
+            if child.locks == 0:
+                self.evictable -= len(child.pages)
+                self.protected += len(child.pages)
+            child.locks += 1
+            child.used = clock
+            gained.extend(child.pages)
+            start += length
+            node = child
+        return node, gained
+
+    def unlock(self, node: Node) -> None:
+        """Give back one lock on ``node`` and so on all its path."""
+        clock = next(self._clock)
+        step: Node | None = node
+        while step is not None:
+            step.locks -= 1
+            step.used = clock
+            if step.locks == 0 and step.parent is not None:
+                self.evictable += len(step.pages)
+                self.protected -= len(step.pages)
+                self._offer(step)
+            step = step.parent
+        self._drop_root_if_empty(node)
+
+    def continues(self, node: Node, tokens: Ints, start: int) -> bool:
+        """Whether the tree holds at least a page of ``tokens[start:]`` below ``node``."""
+        return self._child(node, tokens, start, len(tokens))[1] > 0
+
+    def exclusive(self, node: Node) -> int:
+        """Pages that one ``unlock(node)`` would make evictable."""
+        pages = 0
+        step: Node | None = node
+        while step is not None and step.locks == 1:
+            pages += len(step.pages)
+            step = step.parent
+        return pages
+
+    # -- growing and shrinking -------------------------------------------------------------------
+
+    def publish(self, node: Node, tokens: Ints, start: int, pages: Ints) -> tuple[Node, Ints, Ints]:
+        """Hang ``pages``, the KV of ``tokens[start:start + len(pages) * page_size]``, below ``node``.
+
+        ``node`` must be locked by the caller, end at ``start``; the lock moves to the new end. What
+        the tree holds already is kept, and the caller's pages for it come back.
+
+        Returns (node now locked, the tree's pages for the range, the caller's pages not taken).
+        """
+        end = start + len(pages) * self.page_size
+        node, kept = self.deepen(node, tokens, start, end)
+        spare, rest = pages[: len(kept)], pages[len(kept) :]
+        if rest:
+            at = start + len(kept) * self.page_size
+            leaf = Node(next(self._numbers), node, tokens[at:end], rest)
+            leaf.locks = 1
+            leaf.used = next(self._clock)
+            node.children[self._key(tokens, at)] = leaf
+            self.protected += len(rest)
+            self.version += 1
+            node = leaf
+        return node, kept + rest, spare
+
+    def evict(self, count: int) -> int:
+        """Free at least ``count`` pages if so many are evictable, least recently used leaves first.
+
+        A leaf longer than needed loses its tail only. Returns the pages freed.
+        """
+        freed = 0
+        while freed < count and self._heap:
+            used, _, node = heapq.heappop(self._heap)
+            if node.locks or node.children or node.used != used or not node.pages:
+                continue  # an old entry: the node was used, extended, split or evicted since
+            cut = min(len(node.pages), count - freed)
+            self.pool.give(node.pages[-cut:])
+            key = self._key(node.tokens, 0)
+            del node.pages[-cut:], node.tokens[-cut * self.page_size :]
+            self.evictable -= cut
+            self.evicted += cut
+            self.version += 1
+            freed += cut
+            if node.pages:
+                self._offer(node)
+                continue
+            parent = node.parent
+            assert parent is not None
+            del parent.children[key]
+            self._offer(parent)
+            self._drop_root_if_empty(parent)
+        return freed
+
+    def clear(self) -> int:
+        """Evict all that is evictable. Returns the pages freed."""
+        return self.evict(self.evictable)
+
+    # -- auditing --------------------------------------------------------------------------------
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node with an edge, parents first."""
+        stack = list(self._roots.values())
+        while stack:
+            node = stack.pop()
+            if node.parent is not None:
+                yield node
+            stack.extend(node.children.values())
+
+    def check(self) -> set[int]:
+        """Raise AssertionError on any inconsistency. Returns the pages in the tree."""
+        owned: set[int] = set()
+        evictable = protected = total = 0
+        for node in self.nodes():
+            assert node.pages, "an edge without pages"
+            assert len(node.tokens) == len(node.pages) * self.page_size, "edge and pages differ"
+            assert node.parent is not None
+            assert node.parent.locks >= node.locks >= 0, "a child outlives its parent's lock"
+            assert node.parent.children[self._key(node.tokens, 0)] is node, "child under wrong key"
+            total += len(node.pages)
+            owned.update(node.pages)
+            if node.locks:
+                protected += len(node.pages)
+            else:
+                evictable += len(node.pages)
+        assert len(owned) == total, "a page is in the tree twice"
+        assert (evictable, protected) == (self.evictable, self.protected), "counts are off"
+        return owned
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _key(self, tokens: Ints, at: int) -> Key:
+        if self.page_size == 1:
+            return tokens[at]
+        return tokens[at : at + self.page_size].tobytes()
+
+    def _child(self, node: Node, tokens: Ints, at: int, limit: int) -> tuple[Node | None, int]:
+        """The child that continues ``tokens[at:limit]`` and for how many tokens, whole pages."""
+        limit = min(limit, len(tokens))
+        if limit - at < self.page_size:
+            return None, 0
+        child = node.children.get(self._key(tokens, at))
+        if child is None:
+            return None, 0
+        length = min(common_prefix(child.tokens, tokens, 0, at), limit - at)
+        return child, length - length % self.page_size
+
+    def _split(self, node: Node, length: int) -> Node:
+        """Cut the edge to ``node`` after ``length`` tokens. Returns the new upper node."""
+        pages = length // self.page_size
+        parent = node.parent
+        assert parent is not None
+        upper = Node(next(self._numbers), parent, node.tokens[:length], node.pages[:pages])
+        upper.locks, upper.used = node.locks, node.used
+        parent.children[self._key(node.tokens, 0)] = upper
+        node.tokens, node.pages = node.tokens[length:], node.pages[pages:]
+        node.parent = upper
+        upper.children[self._key(node.tokens, 0)] = node
+        return upper
+
+    def _offer(self, node: Node) -> None:
+        """Note an evictable leaf."""
+        if node.parent is not None and not node.locks and not node.children:
+            heapq.heappush(self._heap, (node.used, next(self._numbers), node))
+            if len(self._heap) > 64 + 4 * (self.evictable + self.protected):
+                self._heap = [e for e in self._heap if e[2].used == e[0] and e[2].pages]
+                heapq.heapify(self._heap)
+
+    def _drop_root_if_empty(self, node: Node) -> None:
+        while node.parent is not None:
+            node = node.parent
+        if not node.locks and not node.children:
+            for name in [name for name, root in self._roots.items() if root is node]:
+                del self._roots[name]

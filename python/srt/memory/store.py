@@ -1,0 +1,223 @@
+"""Store: all contexts and the memory behind them. The only code that changes a context.
+
+    idle      no lock, no pages; what was computed lies in the radix tree, evictable
+    active    a locked path (``shared`` leading pages) and pages of its own behind it
+
+Pages move from a context to the tree when a prefill chunk is planned (``advance(publish=True)``)
+and when the context is released, never back. Passes run in the order they are planned, so KV that a
+planned pass writes may be read by the rows of that same pass and of all later ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+from srt.core.context import Context
+from srt.core.ints import Ints, ints
+from srt.memory.pages import PagePool
+from srt.memory.radix import Node, RadixTree
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What the cache holds of a context: tokens, pages it would pin, nodes it would pass."""
+
+    tokens: int
+    pins: int
+    path: tuple[int, ...]
+
+
+class Store:
+    """Contexts by id, the page pool and the radix tree.
+
+    Args:
+        pages: size of the pool.
+        page_size: tokens a page.
+        share: False keeps no KV between requests and shares none (for comparison).
+    """
+
+    def __init__(self, pages: int, page_size: int = 1, share: bool = True) -> None:
+        if page_size < 1:
+            raise ValueError(f"page_size is {page_size}; it must be at least 1")
+        self.page_size = page_size
+        self.share = share
+        self.pool = PagePool(pages)
+        self.tree = RadixTree(self.pool, page_size)
+        self.contexts: dict[int, Context] = {}
+        self._active: dict[int, Context] = {}
+
+    # -- contexts --------------------------------------------------------------------------------
+
+    def open(self, number: int, tokens: Ints, namespace: str = "") -> Context:
+        """Raises ValueError where the number is taken."""
+        if number in self.contexts:
+            raise ValueError(f"context {number} is open already")
+        context = self.contexts[number] = Context(number, tokens, namespace)
+        return context
+
+    def fork(self, context: Context, child: int, length: int) -> Context:
+        """A new context with the first ``length`` tokens; it meets their KV in the tree."""
+        self._publish(context)
+        return self.open(child, context.tokens[:length], context.namespace)
+
+    def append(self, context: Context, tokens: Ints) -> None:
+        context.tokens.extend(tokens)
+
+    def truncate(self, context: Context, length: int) -> None:
+        """Cut to ``length`` tokens. A cut into the shared part of an active context releases it."""
+        if length >= len(context.tokens):
+            return
+        if context.active and length < context.shared * self.page_size:
+            self.release(context)
+        del context.tokens[length:]
+        context.saved = min(context.saved, length)
+        context.ready = min(context.ready, length)
+        keep = max(context.shared, self._pages(length))
+        if keep < len(context.pages):
+            self.pool.give(context.pages[keep:])
+            del context.pages[keep:]
+
+    def close(self, context: Context) -> None:
+        if context.active:
+            self.release(context)
+        del self.contexts[context.id]
+
+    # -- memory ----------------------------------------------------------------------------------
+
+    @property
+    def available(self) -> int:
+        """Pages that can be had now, by taking or by evicting."""
+        return self.pool.free + self.tree.evictable
+
+    def match(self, context: Context, limit: int) -> Match:
+        """What ``acquire(context, limit)`` would find, changing nothing."""
+        if not self.share:
+            return Match(0, 0, ())
+        return Match(*self.tree.match(context.tokens, limit, context.namespace))
+
+    def acquire(self, context: Context, limit: int) -> int:
+        """Lock the longest cached prefix of at most ``limit`` tokens, for an idle context, or move
+        an active one's lock further where the cache now holds more. Returns the tokens gained."""
+        if not context.active:
+            limit = limit if self.share else 0
+            node, pages = self.tree.lock(context.tokens, limit, context.namespace)
+            self._active[context.id] = context
+        elif self.share and len(context.pages) == context.shared:
+            start = context.shared * self.page_size
+            node, pages = self.tree.deepen(self._node(context), context.tokens, start, limit)
+        else:
+            return 0
+        context.lock = node
+        context.pages.extend(pages)
+        context.shared += len(pages)
+        context.ready = context.saved = context.shared * self.page_size
+        return len(pages) * self.page_size
+
+    def room(self, context: Context) -> int:
+        """Tokens that fit behind ``saved`` in the pages the context holds."""
+        return len(context.pages) * self.page_size - context.saved
+
+    def grow(self, context: Context, count: int) -> bool:
+        """Pages for ``count`` tokens behind ``saved``, evicting if need be. False: not available."""
+        need = self._pages(context.saved + count) - len(context.pages)
+        if need <= 0:
+            return True
+        if need > self.available:
+            return False
+        if need > self.pool.free:
+            self.tree.evict(need - self.pool.free)
+        context.pages.extend(self.pool.take(need))
+        return True
+
+    def advance(self, context: Context, count: int, publish: bool) -> None:
+        """``count`` tokens are in a planned pass; ``publish`` shows them to other contexts."""
+        context.saved += count
+        context.ready = context.saved
+        if publish:
+            self._publish(context, planned=True)
+
+    def exclusive(self, context: Context) -> int:
+        """Pages that releasing the context would make available."""
+        own = len(context.pages) - context.shared
+        return own + self.tree.exclusive(self._node(context)) if context.active else 0
+
+    def release(self, context: Context, keep: bool = True) -> None:
+        """Make an active context idle. Its KV stays in the tree, evictable, unless ``keep`` is
+        False (it was never computed) or sharing is off."""
+        if keep:
+            self._publish(context)
+        self.pool.give(context.pages[context.shared :])
+        self.tree.unlock(self._node(context))
+        context.lock = None
+        context.pages = ints()
+        context.shared = context.ready = context.saved = 0
+        del self._active[context.id]
+
+    def flush(self) -> int:
+        """Forget all KV that nobody uses. Returns the tokens forgotten."""
+        return self.tree.clear() * self.page_size
+
+    # -- auditing --------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise AssertionError where a page is lost, owned twice or a watermark is out of order."""
+        owned = self.tree.check()
+        total = len(owned)
+        locks: dict[int, int] = {}
+        for context in self.contexts.values():
+            assert 0 <= context.ready <= context.saved <= len(context.tokens), "watermarks"
+            assert context.active == (context.id in self._active), "active set"
+            if not context.active:
+                assert not context.pages and not context.saved, "an idle context holds memory"
+                continue
+            assert context.saved <= len(context.pages) * self.page_size, "KV without a page"
+            own = context.pages[context.shared :]
+            total += len(own)
+            owned.update(own)
+            shared = ints()
+            step: Node | None = self._node(context)
+            while step is not None:
+                locks[step.number] = locks.get(step.number, 0) + 1
+                shared = step.pages + shared
+                step = step.parent
+            assert shared == context.pages[: context.shared], "locked path and page table differ"
+        assert len(owned) == total, "a page has two owners"
+        assert owned == self.pool.owned(), "a page is lost or free while in use"
+        for node in self.tree.nodes():
+            assert node.locks == locks.get(node.number, 0), "a lock nobody holds"
+        assert self.pool.free + self.tree.evictable + self.protected == self.pool.size
+
+    @property
+    def protected(self) -> int:
+        """Pages in use by active contexts, shared and own."""
+        own = sum(len(c.pages) - c.shared for c in self._active.values())
+        return self.tree.protected + own
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _node(self, context: Context) -> Node:
+        return cast(Node, context.lock)
+
+    def _pages(self, tokens: int) -> int:
+        return -(-tokens // self.page_size)
+
+    def _publish(self, context: Context, planned: bool = False) -> None:
+        """Move the context's full pages into the tree; those it has already come back as spare.
+
+        Pages that a planned pass is about to write cannot be exchanged for the tree's: where the
+        tree has some of them, they stay the context's own until its release.
+        """
+        full = context.saved // self.page_size
+        if not self.share or not context.active or full <= context.shared:
+            return
+        start = context.shared * self.page_size
+        if planned and self.tree.continues(self._node(context), context.tokens, start):
+            return
+        node, pages, spare = self.tree.publish(
+            self._node(context), context.tokens, start, context.pages[context.shared : full]
+        )
+        self.pool.give(spare)
+        context.pages[context.shared : full] = pages
+        context.shared = full
+        context.lock = node

@@ -1,0 +1,74 @@
+"""View: all the scheduler may know, read-only; Decision: all it may say, in counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Matched(Protocol):
+    """What the cache holds of a waiting request (``memory.store.Match``)."""
+
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def pins(self) -> int: ...
+    @property
+    def path(self) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One request.
+
+    Attributes:
+        work: tokens to compute; for a waiting request, all its tokens (see ``View.match``).
+        growth: tokens it may draw after that.
+        room: tokens that fit into pages it holds already.
+        fixed: it is in the pass being planned already: neither a row nor a victim.
+    """
+
+    id: int
+    arrival: int
+    work: int
+    growth: int
+    room: int = 0
+    priority: int = 0
+    overtaken: int = 0
+    fixed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A moment of the engine.
+
+    Attributes:
+        running: oldest first. waiting: oldest first.
+        available: pages that are free or evictable.
+        budget: prompt tokens this pass may still take.
+        slots: requests that may still be admitted.
+        reserve: share of the running requests' growth to keep room for, in [0, 1].
+        match: cached prefix of a waiting request, by id.
+        exclusive: pages that retracting a running request would free, by id.
+    """
+
+    step: int
+    running: list[Item]
+    waiting: list[Item]
+    available: int
+    page_size: int
+    budget: int
+    slots: int
+    reserve: float
+    match: Callable[[int], Matched]
+    exclusive: Callable[[int], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Request ids to retract, then (id, tokens) to compute, in this order. Rows of waiting requests
+    admit them."""
+
+    retract: list[int]
+    rows: list[tuple[int, int]]
