@@ -140,9 +140,16 @@ class Engine:
                 return
             self._idle(verb.context)
             verify(verb.goal, context.tokens, self.info)
-            request = Request(verb.request, context, verb.goal, self._arrivals,
-                              seed_of(verb.goal, self._seed, self._arrivals), priority=verb.priority, close=verb.close,
-                              received=time.monotonic())  # fmt: skip
+            request = Request(
+                verb.request,
+                context,
+                verb.goal,
+                self._arrivals,
+                seed_of(verb.goal, self._seed, self._arrivals),
+                priority=verb.priority,
+                close=verb.close,
+                received=time.monotonic(),
+            )
             if isinstance(verb.goal, Generate):
                 sampling = verb.goal.sampling
                 if sampling.stop or sampling.stop_regex:
@@ -282,7 +289,7 @@ class Engine:
             other.overtaken += 1
 
     def _retract(self, request: Request) -> None:
-        """Back to the queue, in its old place. What was computed stays in the cache while it can."""
+        """Back to its place in the queue. What was computed stays in the cache while it can."""
         self.store.release(request.context)
         self.running.pop(request.id)
         self.waiting[request.id] = request

@@ -1,4 +1,4 @@
-"""Executor: the seam between planning and computing. The only part of the engine that sees a worker."""
+"""Executor: the seam between planning and computing; the one place that sees a worker."""
 
 from __future__ import annotations
 

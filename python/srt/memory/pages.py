@@ -1,4 +1,4 @@
-"""PagePool: which pages of the KV cache are free. A page is a number; its bytes are the worker's."""
+"""PagePool: which pages of the KV cache are free. A page is a number; a worker has its bytes."""
 
 from __future__ import annotations
 

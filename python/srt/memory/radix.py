@@ -2,8 +2,8 @@
 
 SGLang paper, section 3. An edge is a run of tokens and the pages that hold their KV; its length is
 a multiple of the page size. A node whose path somebody uses is locked: ``locks`` counts the
-contexts at it or below it, and a locked node is never evicted. A lock is a handle on a node; a split
-leaves the node object at the lower end, so that handles stay true.
+contexts at it or below it, and a locked node is never evicted. A lock is a handle on a node; a
+split leaves the node object at the lower end, so that handles stay true.
 
     free pages       the pool
     evictable        pages of unlocked nodes
@@ -141,8 +141,10 @@ class RadixTree:
 
     # -- growing and shrinking -------------------------------------------------------------------
 
-    def publish(self, node: Node, tokens: Ints, start: int, pages: Ints) -> tuple[Node, Ints, Ints]:
-        """Hang ``pages``, the KV of ``tokens[start:start + len(pages) * page_size]``, below ``node``.
+    def publish(
+        self, node: Node, tokens: Ints, start: int, pages: Ints
+    ) -> tuple[Node, Ints, Ints]:
+        """Hang ``pages``, the KV of as many tokens from ``start`` on, below ``node``.
 
         ``node`` must be locked by the caller, end at ``start``; the lock moves to the new end. What
         the tree holds already is kept, and the caller's pages for it come back.

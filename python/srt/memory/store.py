@@ -119,7 +119,7 @@ class Store:
         return len(context.pages) * self.page_size - context.saved
 
     def grow(self, context: Context, count: int) -> bool:
-        """Pages for ``count`` tokens behind ``saved``, evicting if need be. False: not available."""
+        """Pages for ``count`` tokens behind ``saved``, evicting if need be. False: too few."""
         need = self._pages(context.saved + count) - len(context.pages)
         if need <= 0:
             return True
@@ -169,7 +169,8 @@ class Store:
             assert 0 <= context.ready <= context.saved <= len(context.tokens), "watermarks"
             assert context.active == (context.id in self._active), "active set"
             if not context.active:
-                assert not context.pages and not context.saved, "an idle context holds memory"
+                assert not context.pages, "an idle context holds pages"
+                assert not context.saved, "an idle context claims KV"
                 continue
             assert context.saved <= len(context.pages) * self.page_size, "KV without a page"
             own = context.pages[context.shared :]

@@ -1,8 +1,8 @@
 """In which order waiting requests are considered: functions over a view, chosen by name.
 
 The cache-aware orders, ``lpm`` and ``dfs-weight``, are those of the SGLang paper (section 3,
-Theorem 3.1: longest shared prefix first visits the radix tree depth first, so every edge is computed
-once). They would let a request without a cached prefix wait for ever, so they stop being in force
+Theorem 3.1: longest shared prefix first visits the radix tree depth first, so every edge is
+computed once). They would let a request without a cached prefix wait for ever, so they stop being in force
 for a request that too many later arrivals have passed: ``order`` puts such requests first.
 """
 
