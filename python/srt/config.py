@@ -101,7 +101,9 @@ class Config:
 
     @staticmethod
     def of(**settings: Any) -> Config:
-        """Raises TypeError for an unknown name, ValueError for a value out of range."""
+        """Raises TypeError for an unknown name or a value of the wrong type, ValueError for a
+        value out of range.
+        """
         sections: dict[str, dict[str, Any]] = {name: {} for name, _ in _sections()}
         where = {f.name: name for name, cls in _sections() for f in dataclasses.fields(cls)}
         for name, value in settings.items():
@@ -115,10 +117,11 @@ class Config:
         return config
 
     def verify(self) -> None:
-        """Raise ValueError, naming the flag, its value and its limit."""
+        """Raise TypeError or ValueError, naming the flag, its value and its limit."""
         for name, cls in _sections():
             for f in dataclasses.fields(cls):
                 value, choices = getattr(getattr(self, name), f.name), f.metadata["choices"]
+                _verify_type(f, value)
                 if choices and value not in choices:
                     raise ValueError(f"{_flag(f.name)} is {value!r}; use one of {choices}")
         chunk = self.schedule.chunked_prefill_size
@@ -140,6 +143,9 @@ class Config:
             ("port", self.server.port, 0 <= self.server.port < 65536, "in [0, 65535]"),
             ("stream_interval", self.server.stream_interval,
              self.server.stream_interval >= 1, "at least 1"),
+            ("max_body_bytes", self.server.max_body_bytes,
+             self.server.max_body_bytes >= 1, "at least 1"),
+            ("threads", self.model.threads, self.model.threads >= 0, "0 or more"),
         ]  # fmt: skip
         for name, value, good, limit in checks:
             if not good:
@@ -163,6 +169,14 @@ def _sections() -> Iterator[tuple[str, Any]]:
     )
 
 
+def _verify_type(f: dataclasses.Field[Any], value: Any) -> None:
+    wanted = type(f.default)
+    accepted = (int, float) if wanted is float else (wanted,)
+    # bool is an int to isinstance: max_running_requests=True is a mistake all the same.
+    if not isinstance(value, accepted) or (isinstance(value, bool) and wanted is not bool):
+        raise TypeError(f"{_flag(f.name)} is {value!r}; it must be of type {wanted.__name__}")
+
+
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
@@ -175,14 +189,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             meta = f.metadata
             names = [_flag(f.name)] + ([meta["alias"]] if meta["alias"] else [])
             if isinstance(f.default, bool):
-                group.add_argument(*names, help=meta["help"], action=argparse.BooleanOptionalAction,
-                                   default=f.default)  # fmt: skip
+                group.add_argument(*names, help=meta["help"], default=f.default,
+                                   action=argparse.BooleanOptionalAction)  # fmt: skip
             else:
                 shown = "" if f.default in ("", None) else f" (default: {f.default})"
+                metavar = None if meta["choices"] else f.name.split("_")[-1].upper()
                 group.add_argument(*names, help=meta["help"] + shown, default=f.default,
                                    type=meta["type"] or str, choices=meta["choices"],
-                                   metavar=None if meta["choices"] else f.name.split("_")[-1].upper(),
-                                   )  # fmt: skip
+                                   metavar=metavar)  # fmt: skip
 
 
 def from_arguments(namespace: argparse.Namespace) -> Config:

@@ -1,14 +1,22 @@
 """A worker without a model: its KV is (token, position) a slot, and the next token is a hash of all
-that the row reads through its page table. A page lost, shared wrongly, evicted while in use or read
-before it is written changes the text."""
+that the row reads through its page table, of its random number and of its penalties. A page lost,
+shared wrongly, evicted while in use or read before it is written changes the text."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+
 from srt.core.batch import Batch, Row, RowOutput, StepResult
+from srt.core.sampling import SamplingParams
 from srt.engine.info import EngineInfo
 
 VOCAB = 97
 EOS = 96
+
+
+class Corrupt(BaseException):
+    """The engine has broken its promise to the worker. Not an Exception, which the engine would
+    take for a failed pass."""
 
 
 def next_token(tokens: list[int]) -> int:
@@ -17,6 +25,22 @@ def next_token(tokens: list[int]) -> int:
     for token in tokens:
         value = (value * 31 + token + 7) % 1_000_003
     return value % VOCAB
+
+
+def draw(
+    tokens: list[int],
+    params: SamplingParams,
+    uniform: float,
+    history: Iterable[int],
+    prompt: Iterable[int],
+    forbidden: Collection[int],
+) -> int:
+    """The 'sampler': depends on everything a real one depends on."""
+    token = next_token(tokens) + (0 if params.greedy else int(uniform * VOCAB))
+    token = (token + 3 * sum(history) + 5 * sum(prompt)) % VOCAB
+    while token in forbidden:
+        token = (token + 1) % VOCAB
+    return token
 
 
 def logprob(tokens: list[int], token: int) -> float:
@@ -35,6 +59,7 @@ class FakeWorker:
         self.fail_at = fail_at or set()
         self.break_at = break_at or set()
         self.passes = self.tokens = 0
+        self.shared_in_pass = 0  # rows that read what another row of their own pass wrote
         self.batches: list[list[tuple[int, int]]] = []
 
     def run(self, batch: Batch) -> StepResult:
@@ -47,10 +72,11 @@ class FakeWorker:
         for row in batch.rows:
             for i, token in enumerate(row.tokens):
                 slot = self._slot(row, row.start + i)
-                assert slot not in written, "two rows write one slot"
+                if slot in written:
+                    raise Corrupt("two rows write one slot")
                 written.add(slot)
                 self.kv[slot] = (token, row.start + i)
-        rows = [self._output(row) for row in batch.rows]
+        rows = [self._output(row, written) for row in batch.rows]
         if batch.id in self.break_at:
             rows[-1] = RowOutput(error="injected row error")
         return StepResult(batch.id, rows)
@@ -59,14 +85,17 @@ class FakeWorker:
         page, offset = divmod(position, self.page_size)
         return row.pages[page] * self.page_size + offset
 
-    def _output(self, row: Row) -> RowOutput:
+    def _output(self, row: Row, written: set[int]) -> RowOutput:
         end = row.start + len(row.tokens)
-        seen = []
-        for position in range(end):
-            token, where = self.kv[self._slot(row, position)]
-            assert where == position, "a slot holds another position's KV"
-            seen.append(token)
-        assert seen[row.start :] == list(row.tokens), "a row's own tokens were overwritten"
+        slots = [self._slot(row, position) for position in range(end)]
+        held = [self.kv.get(slot, (-1, -1)) for slot in slots]
+        seen = [token for token, _ in held]
+        if [where for _, where in held] != list(range(end)):
+            raise Corrupt("a slot has another position's KV, or none")
+        if row.start and slots[row.start - 1] in written:
+            self.shared_in_pass += 1
+        if seen[row.start :] != list(row.tokens):
+            raise Corrupt("a row's own tokens were overwritten")
         out = RowOutput()
         if row.score is not None:
             for i, token in enumerate(row.score.targets):
@@ -74,9 +103,10 @@ class FakeWorker:
                 out.score_tops.append([(next_token(seen[: row.start + row.score.at + i + 1]), 0.0)])
                 out.score_probes.append([0.0] * len(row.score.probe))
         if row.sample is not None:
-            out.token = next_token(seen)
-            while out.token in row.sample.forbidden:
-                out.token = (out.token + 1) % VOCAB
+            want = row.sample
+            out.token = draw(
+                seen, want.params, want.uniform, want.history, want.prompt, want.forbidden
+            )
         if row.tip_top:
             out.top = [(next_token(seen), -0.5)]
         return out

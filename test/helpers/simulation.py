@@ -1,35 +1,66 @@
 """Random histories of the real engine, scheduler and memory over a fake worker.
 
-A history is a function of its seed. After every step the books are audited; at the end every request
-has had one terminal event, every text equals the one computed alone, and no page is in use.
+A history is a function of its seed. After every step the books are audited; at the end every
+request has had one terminal event, every text equals the one computed alone, no request was
+overtaken beyond the bound and no page is in use. ``simulate`` names the seed of a history that
+breaks a promise.
 """
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import dataclass, field
 
-from helpers.fake_worker import EOS, TOKEN_BYTES, VOCAB, FakeWorker, fake_info, logprob, next_token
+from helpers.fake_worker import (
+    EOS,
+    TOKEN_BYTES,
+    VOCAB,
+    Corrupt,
+    FakeWorker,
+    draw,
+    fake_info,
+    logprob,
+    next_token,
+)
 from srt.config import POLICIES, ScheduleConfig
 from srt.core.ints import ints
 from srt.core.messages import (
     Advance,
     Append,
     Close,
+    Control,
     Distribution,
     Done,
+    Event,
     Failed,
     Fill,
     Fork,
     Generate,
+    Goal,
     Open,
     Prompt,
+    Reply,
     Score,
     Tokens,
     Truncate,
+    Verb,
 )
 from srt.core.sampling import SamplingParams
 from srt.engine.engine import Engine
+from srt.engine.rows import uniform
+from srt.schedule.scheduler import Reserve
+
+
+def simulate(seed: int) -> History:
+    """Run one history. Raises AssertionError, naming the seed, where a promise is broken."""
+    try:
+        return History(seed).run()
+    except (Exception, Corrupt) as error:
+        raise AssertionError(
+            f"history {seed} broke a promise: {type(error).__name__}: {error} "
+            f"(replay: SIMULATION_FIRST={seed} SIMULATION_HISTORIES=1)"
+        ) from error
 
 
 @dataclass
@@ -37,87 +68,133 @@ class Asked:
     """A request under way, as the client sees it."""
 
     context: int
-    goal: object
+    goal: Goal
     prompt: list[int]
     drawn: list[int] = field(default_factory=list)
     scores: list[float | None] | None = None
 
 
-def expected(prompt: list[int], sampling: SamplingParams) -> list[int]:
-    """The text of a generation on its own."""
-    tokens, out = list(prompt), []
-    while len(out) < sampling.max_new_tokens:
-        token = next_token(tokens)
-        ends = {*sampling.stop_token_ids} | (set() if sampling.ignore_eos else {EOS})
-        if len(out) < sampling.min_new_tokens:
-            while token in ends:
-                token = (token + 1) % VOCAB
+@dataclass
+class Text:
+    """How a generation must end."""
+
+    tokens: list[int]
+    reason: str = "length"
+    matched: str | int | None = None
+    cut: int = -1
+
+
+def expected(prompt: list[int], sampling: SamplingParams) -> Text:
+    """The text of a generation on its own, by the plainest code."""
+    tokens, out, text = list(prompt), Text([]), b""
+    eos = set() if sampling.ignore_eos else {EOS}
+    ends = {*sampling.stop_token_ids} | eos
+    while len(out.tokens) < sampling.max_new_tokens:
+        token = draw(
+            tokens,
+            sampling,
+            uniform(sampling.seed or 0, len(out.tokens)),
+            out.tokens if sampling.penalised else (),
+            prompt if sampling.repetition_penalty != 1.0 else (),
+            ends if len(out.tokens) < sampling.min_new_tokens else (),
+        )
         tokens.append(token)
-        out.append(token)
+        out.tokens.append(token)
+        before, text = len(text), text + TOKEN_BYTES[token]
         if token in ends:
+            out.reason, out.matched, out.cut = "stop", token, before
+            break
+        found = [(text.index(s.encode()), s) for s in sampling.stop if s.encode() in text]
+        if found:
+            out.cut, out.matched = min(found)
+            out.reason = "stop"
             break
     return out
 
 
-class History:
-    """One random history. ``run()`` raises AssertionError where a promise is broken."""
+@dataclass(frozen=True)
+class Shape:
+    """How much a history asks for."""
 
-    def __init__(self, seed: int, audit: bool = True) -> None:
+    requests: int
+    prompt: int
+    growth: int
+    burst: int
+
+
+class History:
+    """One random history. ``seen`` counts what happened in it."""
+
+    def __init__(self, seed: int) -> None:
         r = self.random = random.Random(seed)
-        self.audit = audit
-        page_size = r.choice([1, 1, 1, 2, 4])
-        pages = r.randint(10, 60)
+        self.seen: Counter[str] = Counter()
+        tight = r.random() < 0.6
+        if tight:  # many requests that grow long, in a memory that holds one or two of them
+            self.shape = Shape(r.randint(6, 20), prompt=8, growth=24, burst=8)
+        else:
+            self.shape = Shape(r.randint(2, 12), prompt=14, growth=10, burst=4)
+        page_size = r.choice([1, 1, 2, 4])
+        longest = self.shape.prompt + self.shape.growth
+        pages = r.randint(longest, (2 if tight else 3) * longest) // page_size + 1
         self.capacity = pages * page_size
-        max_running = r.choice([1, 2, 4, 16])
         self.schedule = ScheduleConfig(
             schedule_policy=r.choice(POLICIES),
             chunked_prefill_size=r.choice([1, 3, 8, 32, -1]),
-            max_running_requests=max_running,
+            max_running_requests=r.choice([4, 16] if tight else [1, 2, 4, 16]),
             max_queued_requests=100_000,
             max_overtakes=r.choice([0, 1, 3, 10]),
         )
-        steps = range(1, 200)
-        faulty = r.random() < 0.15
+        self.faulty = r.random() < 0.15
+        steps = range(1, 200) if self.faulty else ()
         self.worker = FakeWorker(
             page_size,
-            fail_at={s for s in steps if faulty and r.random() < 0.05},
-            break_at={s for s in steps if faulty and r.random() < 0.05},
+            fail_at={s for s in steps if r.random() < 0.05},
+            break_at={s for s in steps if r.random() < 0.05},
         )
-        self.faulty = faulty
+        share = r.random() < 0.9
+        info = fake_info(self.capacity, page_size, self.schedule.max_running_requests)
         self.engine = Engine(
-            self.worker,
-            fake_info(self.capacity, page_size, max_running),
-            self.schedule,
-            TOKEN_BYTES,
-            share=r.random() < 0.9,
-            seed=seed,
-        )
-        self.stems = [[r.randrange(VOCAB) for _ in range(r.randint(1, 12))] for _ in range(3)]
+            self.worker, info, self.schedule, TOKEN_BYTES, share=share, seed=seed
+        )  # fmt: skip
+        if tight and r.random() < 0.5:  # an optimist, who must retract
+            self.engine.reserve = Reserve(share=0.0, low=0.0, step_up=0.0)
+        self._count_splits()
+        self.seen["histories"] += 1
+        self.seen["histories of large pages"] += page_size > 1
+        self.stems = [[r.randrange(VOCAB) for _ in range(12)] for _ in range(2)]
         self.asked: dict[int, Asked] = {}
         self.contexts: dict[int, list[int]] = {}  # idle and busy ones, as the client believes
+        self.spaces: dict[int, str] = {}
         self.ended: dict[int, str] = {}
         self.numbers = iter(range(1, 1 << 30))
         self.most_overtaken = 0
+        self.bound = 0  # of passes: were nothing shared and nothing batched
 
-    def run(self, requests: int = 0) -> History:
-        target = requests or self.random.randint(2, 14)
-        asked = quiet = 0
-        while asked < target or self.engine.busy:
-            if asked < target and self.random.random() < 0.5:
-                for _ in range(min(self.random.choice([1, 1, 2, 6]), target - asked)):
+    def run(self) -> History:
+        r, engine, worker = self.random, self.engine, self.worker
+        asked = 0
+        while asked < self.shape.requests or engine.busy:
+            if asked < self.shape.requests and r.random() < 0.5:
+                for _ in range(min(r.randint(1, self.shape.burst), self.shape.requests - asked)):
                     self._act()
                     asked += 1
-            if self.asked and self.random.random() < 0.06:
+            if self.asked and r.random() < 0.06:
                 self._abort()
-            busy, before = self.engine.busy, self.worker.passes
-            events = self.engine.step()
+            if r.random() < 0.04:
+                self._flush()
+            oldest = min(engine.running.values(), key=lambda q: q.arrival, default=None)
+            busy, before, failed = engine.busy, worker.passes, engine.stats.failed_passes
+            events = engine.step()
             self._take(events)
-            moved = self.worker.passes > before or events
-            quiet = 0 if moved or not busy else quiet + 1
-            assert not quiet, "the engine is busy and does nothing"
-            if self.audit:
-                self.engine.store.check()
-            for request in self.engine.waiting.values():
+            failed = engine.stats.failed_passes - failed
+            moved = worker.passes > before or failed or events
+            assert moved or not busy, "the engine is busy and does nothing"
+            assert engine.stats.passes <= self.bound, "requests undo each other's work"
+            if oldest is not None and not failed:
+                assert oldest.id not in engine.waiting, "the oldest request gave way"
+            engine.store.check()
+            self._check_matches()
+            for request in engine.waiting.values():
                 self.most_overtaken = max(self.most_overtaken, request.overtaken)
         self._finish()
         return self
@@ -125,65 +202,83 @@ class History:
     # -- the client ------------------------------------------------------------------------------
 
     def _act(self) -> None:
+        """One more request: on a new context, a fork, or an idle context made longer or shorter."""
         r = self.random
         busy = {a.context for a in self.asked.values()}
         idle = [c for c in self.contexts if c not in busy]
-        verbs: list[object] = []
-        if idle and r.random() < 0.4:
+        verbs: list[Verb] = []
+        kind = r.random()
+        if self.contexts and kind < 0.2:  # a parent may be busy: its KV so far is shared
+            parent = r.choice(idle if idle and r.random() < 0.6 else list(self.contexts))
+            context, tokens = next(self.numbers), self.contexts[parent]
+            length = r.choice([-1, r.randint(1, len(tokens))])
+            verbs.append(Fork(parent, context, length))
+            self.contexts[context] = tokens[: length if length > 0 else None]
+            self.spaces[context] = self.spaces[parent]
+            self.seen["forks of busy contexts" if parent in busy else "forks of idle contexts"] += 1
+        elif idle and kind < 0.3:
             context = r.choice(idle)
-            tokens = self.contexts[context]
-            kind = r.random()
-            if kind < 0.4:
-                child = next(self.numbers)
-                length = r.randint(1, len(tokens))
-                verbs.append(Fork(context, child, length))
-                self.contexts[child] = tokens[:length]
-                context = child
-            elif kind < 0.6 and len(tokens) > 1:
-                length = r.randint(1, len(tokens))
-                verbs.append(Truncate(context, length))
-                del tokens[length:]
-            else:
-                more = [r.randrange(VOCAB) for _ in range(r.randint(1, 4))]
-                verbs.append(Append(context, ints(more).tobytes()))
-                tokens += more
+            length = r.randint(1, len(self.contexts[context]))
+            verbs.append(Truncate(context, length))
+            del self.contexts[context][length:]
+        elif idle and kind < 0.45:
+            context = r.choice(idle)
+            more = [r.randrange(VOCAB) for _ in range(r.randint(1, 4))]
+            verbs.append(Append(context, ints(more).tobytes()))
+            self.contexts[context] += more
         else:
             context = next(self.numbers)
-            tokens = list(r.choice(self.stems)[: r.randint(1, 12)])
-            tokens += [r.randrange(VOCAB) for _ in range(r.randint(0, 6))]
+            tokens = list(r.choice(self.stems)[: r.randint(1, self.shape.prompt)])
+            tokens += [r.randrange(VOCAB) for _ in range(r.randint(0, 4))]
             self.contexts[context] = tokens
-            space = r.choice(["", "", "", "salt"])
-            verbs.append(Open(context, ints(tokens).tobytes(), space))
+            self.spaces[context] = r.choice(["", "", "", "salt"])
+            verbs.append(Open(context, ints(tokens).tobytes(), self.spaces[context]))
         self._advance(context, verbs)
 
-    def _advance(self, context: int, verbs: list[object]) -> None:
+    def _advance(self, context: int, verbs: list[Verb]) -> None:
         r = self.random
         tokens = self.contexts[context]
-        kind = r.random()
-        goal: object
-        if kind < 0.7:
-            most = r.randint(1, 10)
-            sampling = SamplingParams(
-                max_new_tokens=most, min_new_tokens=r.randint(0, most), temperature=0.0,
-                stop_token_ids=tuple(r.sample(range(VOCAB), r.choice([0, 0, 8]))),
-                ignore_eos=r.random() < 0.5,
-            )  # fmt: skip
-            goal = Generate(sampling, score_from=r.choice([-1, -1, 0, len(tokens) // 2]))
-        elif kind < 0.8:
-            goal = Score(start=r.randint(0, len(tokens)))
-        elif kind < 0.9:
-            goal = Fill()
-        else:
-            goal = Distribution(top=1)
+        goal = self._goal(len(tokens))
         request = next(self.numbers)
-        priority = r.choice([0, 0, 1])
-        verbs.append(Advance(context, request, goal, priority, close=r.random() < 0.5))
+        verbs.append(Advance(context, request, goal, r.choice([0, 0, 1]), close=r.random() < 0.3))
         self.asked[request] = Asked(context, goal, list(tokens))
-        self._take(self.engine.handle(verbs))  # type: ignore[arg-type]
+        self.bound += len(tokens) + self._growth(goal) + 1
+        self.seen["requests"] += 1
+        self._take(self.engine.handle(verbs))
+
+    def _goal(self, length: int) -> Goal:
+        r = self.random
+        kind = r.random()
+        if kind < 0.76:
+            most = r.randint(1, self.shape.growth)
+            sampling = SamplingParams(
+                max_new_tokens=most,
+                min_new_tokens=r.choice([0, most, r.randint(0, most)]),
+                temperature=r.choice([0.0, 1.0]),
+                seed=r.randrange(1 << 40),
+                frequency_penalty=r.choice([0.0, 0.0, 0.5]),
+                repetition_penalty=r.choice([1.0, 1.0, 1.5]),
+                stop_token_ids=tuple(r.sample(range(VOCAB), r.choice([0, 0, 0, 4]))),
+                stop=tuple(chr(r.randrange(33, 123)) for _ in range(r.choice([0, 0, 0, 2]))),
+                ignore_eos=r.random() < 0.5,
+            )
+            return Generate(sampling, score_from=r.choice([-1, -1, -1, 0, length // 2]))
+        if kind < 0.84:
+            return Score(start=r.randint(0, length))
+        return Fill() if kind < 0.92 else Distribution(top=1)
+
+    @staticmethod
+    def _growth(goal: Goal) -> int:
+        return goal.sampling.max_new_tokens if isinstance(goal, Generate) else 0
 
     def _abort(self) -> None:
-        request = self.random.choice(list(self.asked))
-        context = self.asked[request].context
+        retracted = [n for n in self.asked if n in self.engine.waiting and
+                     self.engine.waiting[n].passes]  # fmt: skip
+        number = self.random.choice(retracted or list(self.asked))
+        context = self.asked[number].context
+        waiting = self.engine.waiting.get(number)
+        state = "running" if waiting is None else "retracted" if waiting.passes else "waiting"
+        self.seen[f"aborts of {state} requests"] += 1
         events = self.engine.handle([Close(context)])
         assert [type(e) for e in events] == [Done], "an abort ends its request"
         assert isinstance(events[0], Done)
@@ -191,9 +286,18 @@ class History:
         self._take(events)
         self.contexts.pop(context, None)
 
-    def _take(self, events: list[object]) -> None:  # type: ignore[type-arg]
+    def _flush(self) -> None:
+        busy = self.engine.busy
+        (reply,) = self.engine.handle([Control(1, "flush")])
+        assert isinstance(reply, Reply)
+        assert reply.ok is not busy, "only an idle engine can be flushed"
+        self.seen["flushes"] += reply.ok
+
+    def _take(self, events: list[Event]) -> None:
         for event in events:
-            asked = self.asked[event.request]  # KeyError: an event after the terminal one
+            assert not isinstance(event, Reply)
+            assert event.request in self.asked, "an event of a request that has ended"
+            asked = self.asked[event.request]
             if isinstance(event, Tokens):
                 asked.drawn += event.tokens
                 self.contexts[asked.context] += event.tokens
@@ -208,42 +312,81 @@ class History:
                     self.contexts.pop(asked.context, None)
 
     def _ended(self, asked: Asked, event: Done | Failed) -> None:
+        goal = asked.goal
         if isinstance(event, Failed):
             self.ended[event.request] = event.code
-            over = len(asked.prompt) + getattr(getattr(asked.goal, "sampling", None),
-                                               "max_new_tokens", 0) > self.capacity  # fmt: skip
+            over = len(asked.prompt) + self._growth(goal) > self.capacity
             assert over if event.code == "invalid" else self.faulty, event.message
             return
         self.ended[event.request] = event.reason
         if event.reason == "abort":
             return
-        goal = asked.goal
+        assert event.prompt == len(asked.prompt)
+        assert event.cached <= event.prompt
         if isinstance(goal, Generate):
-            assert asked.drawn == expected(asked.prompt, goal.sampling), "the text has changed"
+            want = expected(asked.prompt, goal.sampling)
+            assert asked.drawn == want.tokens, "the text has changed"
             assert event.completion == len(asked.drawn)
+            assert (event.reason, event.matched, event.cut) == (want.reason, want.matched, want.cut)
         start = goal.start if isinstance(goal, Score) else getattr(goal, "score_from", -1)
         if start >= 0:
-            want = [
+            scores = [
                 None if i == 0 else logprob(asked.prompt[:i], asked.prompt[i])
                 for i in range(start, len(asked.prompt))
             ]
-            assert (asked.scores or []) == want, f"scores have changed: {asked} {want}"
+            assert asked.scores == scores, "log-probabilities of the prompt have changed"
         if isinstance(goal, Distribution):
             assert event.top == [(next_token(asked.prompt), -0.5)]
 
+    # -- the end ---------------------------------------------------------------------------------
+
     def _finish(self) -> None:
-        engine, store = self.engine, self.engine.store
+        engine, store, s = self.engine, self.engine.store, self.engine.stats
         assert not self.asked, "a request without a terminal event"
         assert store.protected == 0, "memory is held though nothing runs"
+        assert set(store.contexts) == set(self.contexts), "a context is left, or closed too early"
         engine.handle([Close(c) for c in list(store.contexts)])
         assert not store.contexts
         store.check()
         store.flush()
         assert store.pool.free == store.pool.size, "pages lost"
-        s = engine.stats
         assert s.received == s.finished + s.aborted + s.failed
         assert s.plan_misses == 0, "the plan counted on memory that was not there"
         assert s.bad_verbs == 0
         bound = self.schedule.max_overtakes + self.schedule.max_running_requests
+        if self.schedule.schedule_policy == "fcfs":
+            assert self.most_overtaken == 0, "first come was not first served"
         if self.schedule.schedule_policy != "priority":
             assert self.most_overtaken <= bound, "starvation beyond the bound"
+        self.seen.update(
+            retractions=s.retractions,
+            evictions=store.tree.evicted,
+            passes=s.passes,
+            overtakes=self.most_overtaken,
+        )
+        self.seen["failed passes"] += s.failed_passes
+        self.seen["failed requests"] += s.failed
+        self.seen["cached tokens"] += s.cached_tokens
+        self.seen["rows sharing within a pass"] += self.worker.shared_in_pass
+        self.seen["histories that retract"] += s.retractions > 0
+        self.seen["refused requests"] += s.rejected
+
+    def _check_matches(self) -> None:
+        """Matches that the engine remembers and would use are those it would find."""
+        engine = self.engine
+        if engine._matched_at == engine.store.tree.version:
+            for number, found in engine._matches.items():
+                request = engine.waiting.get(number)
+                if request is not None:
+                    now = engine.store.match(request.context, request.match_limit)
+                    assert found == now, "a remembered match is stale"
+
+    def _count_splits(self) -> None:
+        tree = self.engine.store.tree
+        split = tree._split
+
+        def counted(*arguments):  # type: ignore[no-untyped-def]
+            self.seen["splits"] += 1
+            return split(*arguments)
+
+        tree._split = counted  # type: ignore[method-assign]

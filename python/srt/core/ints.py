@@ -27,7 +27,7 @@ def from_bytes(data: bytes) -> Ints:
 def common_prefix(a: Ints, b: Ints, start: int = 0, offset: int = 0) -> int:
     """Length of the common prefix of ``a[start:]`` and ``b[offset:]``.
 
-    Compares growing blocks by memcmp, then halves the first block that differs.
+    Compares fast growing blocks, then halves the first block that differs.
     """
     limit = min(len(a) - start, len(b) - offset)
     if limit <= 0:
@@ -38,7 +38,7 @@ def common_prefix(a: Ints, b: Ints, start: int = 0, offset: int = 0) -> int:
         if a[start + done : start + done + size] != b[offset + done : offset + done + size]:
             break
         done += size
-        block *= 2
+        block *= 16
     else:
         return limit
     low, high = done, done + size  # equal before low, a difference before high

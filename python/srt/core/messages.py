@@ -21,6 +21,8 @@ a list of messages a frame. Contexts and requests are numbered by the client.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import msgspec
@@ -196,9 +198,20 @@ def encode(messages: list[Any]) -> bytes:
 
 def decode_verbs(frame: bytes) -> list[Verb]:
     """Raises msgspec.DecodeError (ValidationError included) on a malformed frame."""
-    return _verbs.decode(frame)
+    with _one_error():
+        return _verbs.decode(frame)
 
 
 def decode_events(frame: bytes) -> list[Event]:
     """Raises msgspec.DecodeError (ValidationError included) on a malformed frame."""
-    return _events.decode(frame)
+    with _one_error():
+        return _events.decode(frame)
+
+
+@contextmanager
+def _one_error() -> Iterator[None]:
+    """msgspec lets two other errors through: of text that is no UTF-8, and of deep nesting."""
+    try:
+        yield
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from error

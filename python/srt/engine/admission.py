@@ -17,7 +17,7 @@ def verify(goal: Goal, tokens: Ints, info: EngineInfo) -> None:
         growth = goal.sampling.max_new_tokens
         if growth < 1:
             raise ValueError("max_new_tokens is 0; use Fill or Score to draw nothing")
-    limit = min(info.context_length, info.capacity)
+    limit = min(info.context_length, info.capacity - info.capacity % info.page_size)
     if len(tokens) + growth > limit:
         raise ValueError(
             f"{len(tokens)} tokens and {growth} new ones exceed the limit of {limit} tokens; "

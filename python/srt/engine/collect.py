@@ -96,7 +96,10 @@ class Collector:
         data = self._bytes[token] if token < len(self._bytes) else b""
         request.length += len(data)
         hit = request.watch.feed(data) if request.watch else None
-        news = Tokens(request.id, [token], held=request.watch.held if request.watch else 0)
+        held = request.watch.held if request.watch else 0
+        if hit is not None:  # the token may go on behind the stop
+            held = request.length - hit.cut
+        news = Tokens(request.id, [token], held=held)
         if goal.top >= 0:
             news.logprobs = [out.logprob]
             if goal.top:

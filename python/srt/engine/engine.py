@@ -12,7 +12,8 @@ a view; the executor computes. Nothing here knows torch.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from srt.config import ScheduleConfig
 from srt.core.batch import Batch, Row, RowOutput
@@ -78,6 +79,8 @@ class Engine:
         self.running: dict[int, Request] = {}
         self._requests: dict[int, Request] = {}  # by context id
         self._filled: list[Request] = []  # fills whose every token was in the cache
+        self._matches: dict[int, Match] = {}  # of waiting requests, at ``_matched_at``
+        self._matched_at = -1  # version of the radix tree
         self._arrivals = 0
         self._seed = seed
         self._collector = Collector(info.eos, token_bytes, self.stats)
@@ -90,14 +93,21 @@ class Engine:
         for verb in verbs:
             try:
                 self._obey(verb, events)
-            except (ValueError, KeyError, OverflowError) as error:
-                message = str(error) if isinstance(error, ValueError) else f"no context {error}"
+            except Exception as error:
                 if isinstance(verb, Advance):
                     self.stats.rejected += 1
-                    events.append(Failed(verb.request, "invalid", message))
+                    events.append(self._refusal(verb.request, error))
                 else:
                     self.stats.bad_verbs += 1
         return events
+
+    @staticmethod
+    def _refusal(request: int, error: Exception) -> Failed:
+        if isinstance(error, (ValueError, OverflowError)):
+            return Failed(request, "invalid", str(error))
+        if isinstance(error, KeyError):
+            return Failed(request, "invalid", f"no context {error}")
+        return Failed(request, "internal", f"{type(error).__name__}: {error}")
 
     def _obey(self, verb: Verb, events: list[Event]) -> None:
         if isinstance(verb, Open):
@@ -132,34 +142,41 @@ class Engine:
 
     def _accept(self, verb: Advance, events: list[Event]) -> None:
         context = self.store.contexts[verb.context]
+        if verb.request in self.waiting or verb.request in self.running:
+            self.stats.bad_verbs += 1  # an event would end the request that has this number
+            return
+        if len(self.waiting) >= self.schedule.max_queued_requests:
+            message = f"{len(self.waiting)} requests are waiting already; try again later"
+            events.append(Failed(verb.request, "busy", message))
+            self.stats.rejected += 1
+            self._close_refused(verb)
+            return
         try:
-            if len(self.waiting) >= self.schedule.max_queued_requests:
-                message = f"{len(self.waiting)} requests are waiting already; try again later"
-                events.append(Failed(verb.request, "busy", message))
-                self.stats.rejected += 1
-                return
-            self._idle(verb.context)
-            verify(verb.goal, context.tokens, self.info)
-            request = Request(
-                verb.request,
-                context,
-                verb.goal,
-                self._arrivals,
-                seed_of(verb.goal, self._seed, self._arrivals),
-                priority=verb.priority,
-                close=verb.close,
-                received=time.monotonic(),
-            )
-            if isinstance(verb.goal, Generate):
-                sampling = verb.goal.sampling
-                if sampling.stop or sampling.stop_regex:
-                    request.watch = Watch(sampling.stop, sampling.stop_regex)
-        except ValueError:
+            request = self._request(verb, self._idle(verb.context))
+        except Exception:
             self._close_refused(verb)
             raise
         self._arrivals += 1
         self.stats.received += 1
         self._requests[context.id] = self.waiting[request.id] = request
+
+    def _request(self, verb: Advance, context: Context) -> Request:
+        verify(verb.goal, context.tokens, self.info)
+        request = Request(
+            verb.request,
+            context,
+            verb.goal,
+            self._arrivals,
+            seed_of(verb.goal, self._seed, self._arrivals),
+            priority=verb.priority,
+            close=verb.close,
+            received=time.monotonic(),
+        )
+        if isinstance(verb.goal, Generate):
+            sampling = verb.goal.sampling
+            if sampling.stop or sampling.stop_regex:
+                request.watch = Watch(sampling.stop, sampling.stop_regex)
+        return request
 
     def _close_refused(self, verb: Advance) -> None:
         if verb.close and verb.context not in self._requests:
@@ -202,19 +219,18 @@ class Engine:
         budget = self.schedule.chunked_prefill_size
         budget = budget if budget > 0 else 1 << 30
         rows: dict[int, Row] = {}
-        slots = self.schedule.max_running_requests - len(self.running)
+        retracted = False
         for _ in range(ROUNDS):
+            # Who has just given way is not let in again at once.
+            slots = 0 if retracted else self.schedule.max_running_requests - len(self.running)
             view = self._view(rows, budget, slots)
             decision = plan(view, self.schedule.schedule_policy, self.schedule.max_overtakes)
-            for number in decision.retract:
-                self._retract(self.running[number])
+            if decision.retract:
+                retracted = True
+                self._retract([self.running[number] for number in decision.retract])
             before = len(rows)
             used, saved = self._apply(decision.rows, rows)
             budget -= used
-            if decision.retract:
-                slots = 0  # who has just given way is not let in again at once
-            else:
-                slots = self.schedule.max_running_requests - len(self.running)
             if len(rows) == before or not (decision.retract or saved):
                 break
         self.reserve.passed()
@@ -228,7 +244,7 @@ class Engine:
         ]  # fmt: skip
         waiting = [
             Item(r.id, r.arrival, len(r.context.tokens), r.growth, 0, r.priority, r.overtaken)
-            for r in self._window()
+            for r in (self._window() if slots > 0 and budget > 0 else ())
         ]
         return View(
             self.step_number, running, waiting, self.store.available, self.info.page_size,
@@ -236,15 +252,18 @@ class Engine:
             lambda number: self.store.exclusive(self.running[number].context),
         )  # fmt: skip
 
-    def _window(self) -> list[Request]:
-        waiting = list(self.waiting.values())
-        if self.schedule.schedule_policy == "priority" or len(waiting) <= WINDOW:
-            return waiting
-        return waiting[:WINDOW]
+    def _window(self) -> Iterable[Request]:
+        waiting = self.waiting.values()
+        return waiting if self.schedule.schedule_policy == "priority" else islice(waiting, WINDOW)
 
     def _match(self, number: int) -> Match:
-        request = self.waiting[number]
-        return self.store.match(request.context, request.match_limit)
+        if self._matched_at != self.store.tree.version:
+            self._matched_at = self.store.tree.version
+            self._matches.clear()
+        if number not in self._matches:
+            request = self.waiting[number]
+            self._matches[number] = self.store.match(request.context, request.match_limit)
+        return self._matches[number]
 
     def _apply(self, planned: list[tuple[int, int]], rows: dict[int, Row]) -> tuple[int, int]:
         """Rows for the plan. Returns prompt tokens used, and how many the plan did not need since
@@ -288,14 +307,15 @@ class Engine:
                 break
             other.overtaken += 1
 
-    def _retract(self, request: Request) -> None:
-        """Back to its place in the queue. What was computed stays in the cache while it can."""
-        self.store.release(request.context)
-        self.running.pop(request.id)
-        self.waiting[request.id] = request
+    def _retract(self, requests: Sequence[Request]) -> None:
+        """Back to their places in the queue. What was computed stays in the cache while it can."""
+        for request in requests:
+            self.store.release(request.context)
+            self.waiting[request.id] = self.running.pop(request.id)
+            self.reserve.retracted()
         self.waiting = dict(sorted(self.waiting.items(), key=lambda item: item[1].arrival))
-        self.reserve.retracted()
-        self.stats.retractions += 1
+        self.stats.retractions += len(requests)
+        self._matches.clear()  # they may have grown since they were matched
 
     def _collect(self, batch: Batch, outputs: Sequence[RowOutput]) -> list[Event]:
         events: list[Event] = []
@@ -314,11 +334,10 @@ class Engine:
         requests fail, all others start over, and the cache is emptied."""
         failed = {row.context for row in batch.rows}
         self.stats.failed_passes += 1
-        for request in list(self.running.values()):
+        for request in self.running.values():
             if request.context.id in failed:
                 self.store.release(request.context, keep=False)
-            else:
-                self._retract(request)
+        self._retract([r for r in self.running.values() if r.context.id not in failed])
         self.store.flush()
         events: list[Event] = []
         for number in failed:

@@ -186,6 +186,8 @@ def main(directory: str) -> int:
     channel.stats = engine.stats
     channel.emit([Reply(0, data=msgspec.to_builtins(info))])
     serve(engine, channel)
+    channel.close()
+    shutil.rmtree(root, ignore_errors=True)  # the parent does, unless it was killed
     return 0
 
 

@@ -42,7 +42,8 @@ class Node:
 class RadixTree:
     """Prefix -> pages. Owns the pages in it; takes none from the pool, but gives evicted ones back.
 
-    ``version`` grows whenever a match may change, ``evictable`` and ``protected`` are exact.
+    ``version`` grows whenever a match may change, be it only in its pins or its path; ``evictable``
+    and ``protected`` are exact.
     """
 
     def __init__(self, pool: PagePool, page_size: int) -> None:
@@ -103,6 +104,7 @@ class RadixTree:
             if length < len(child.tokens):
                 child = self._split(child, length)
             if child.locks == 0:
+                self.version += 1
                 self.evictable -= len(child.pages)
                 self.protected += len(child.pages)
             child.locks += 1
@@ -120,6 +122,7 @@ class RadixTree:
             step.locks -= 1
             step.used = clock
             if step.locks == 0 and step.parent is not None:
+                self.version += 1
                 self.evictable += len(step.pages)
                 self.protected -= len(step.pages)
                 self._offer(step)
@@ -199,6 +202,10 @@ class RadixTree:
 
     # -- auditing --------------------------------------------------------------------------------
 
+    def root(self, namespace: str) -> Node | None:
+        """Where the paths of ``namespace`` begin."""
+        return self._roots.get(namespace)
+
     def nodes(self) -> Iterator[Node]:
         """Every node with an edge, parents first."""
         stack = list(self._roots.values())
@@ -248,6 +255,7 @@ class RadixTree:
 
     def _split(self, node: Node, length: int) -> Node:
         """Cut the edge to ``node`` after ``length`` tokens. Returns the new upper node."""
+        self.version += 1
         pages = length // self.page_size
         parent = node.parent
         assert parent is not None

@@ -10,8 +10,7 @@ planned pass writes may be read by the rows of that same pass and of all later o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 from srt.core.context import Context
 from srt.core.ints import Ints, ints
@@ -19,8 +18,7 @@ from srt.memory.pages import PagePool
 from srt.memory.radix import Node, RadixTree
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """What the cache holds of a context: tokens, pages it would pin, nodes it would pass."""
 
     tokens: int
@@ -127,7 +125,10 @@ class Store:
             return False
         if need > self.pool.free:
             self.tree.evict(need - self.pool.free)
-        context.pages.extend(self.pool.take(need))
+        try:
+            context.pages.extend(self.pool.take(need))
+        except MemoryError:
+            return False
         return True
 
     def advance(self, context: Context, count: int, publish: bool) -> None:
@@ -177,11 +178,14 @@ class Store:
             total += len(own)
             owned.update(own)
             shared = ints()
-            step: Node | None = self._node(context)
+            root = self._node(context)
+            step: Node | None = root
             while step is not None:
+                root = step
                 locks[step.number] = locks.get(step.number, 0) + 1
                 shared = step.pages + shared
                 step = step.parent
+            assert root is self.tree.root(context.namespace), "KV of another namespace"
             assert shared == context.pages[: context.shared], "locked path and page table differ"
         assert len(owned) == total, "a page has two owners"
         assert owned == self.pool.owned(), "a page is lost or free while in use"

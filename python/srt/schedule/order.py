@@ -2,8 +2,8 @@
 
 The cache-aware orders, ``lpm`` and ``dfs-weight``, are those of the SGLang paper (section 3,
 Theorem 3.1: longest shared prefix first visits the radix tree depth first, so every edge is
-computed once). They would let a request without a cached prefix wait for ever, so they stop being in force
-for a request that too many later arrivals have passed: ``order`` puts such requests first.
+computed once). They would let a request without a cached prefix wait for ever, so they stop being
+in force for a request that too many later arrivals have passed: ``order`` puts such requests first.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ def dfs_weight(items: Sequence[Item], view: View) -> list[Item]:
         for node in path:
             weight[node] = weight.get(node, 0) + 1
 
-    def key(item: Item) -> tuple[list[tuple[int, int]], int]:
-        # The last pair sorts an item that ends at a node after the subtrees below that node.
+    def key(item: Item) -> tuple[list[tuple[int, int]], int, int]:
+        # The last pair sorts an item that ends at a node after the subtrees below that node. Items
+        # may end inside one edge, at different depths: there too the deeper ones go first.
         path = [(-weight[node], node) for node in paths[item.id]]
-        return [*path, (1, 0)], item.arrival
+        return [*path, (1, 0)], -view.match(item.id).tokens, item.arrival
 
     return sorted(items, key=key)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 class Matched(Protocol):
@@ -18,8 +18,7 @@ class Matched(Protocol):
     def path(self) -> tuple[int, ...]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """One request.
 
     Attributes:

@@ -1,0 +1,1 @@
+"""Benchmarks: one claim each, run from the root of the repository."""

@@ -1,0 +1,1 @@
+"""Claim: the cache-aware orders reach the least number of computed tokens."""

@@ -1,0 +1,111 @@
+"""One batch of prompts through the real scheduler and memory, with no model: tokens are counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmark.cache_schedule.workloads import Prompts, lower_bound
+from srt.config import ScheduleConfig
+from srt.core.batch import Batch, RowOutput, StepResult
+from srt.core.ints import ints
+from srt.core.messages import Advance, Distribution, Done, Event, Generate, Goal, Open
+from srt.core.sampling import SamplingParams
+from srt.engine.engine import Engine
+from srt.engine.info import EngineInfo
+
+VOCAB = 1 << 24
+
+
+class Counter:
+    """An executor that draws token 0, which no prompt contains."""
+
+    def run(self, batch: Batch) -> StepResult:
+        return StepResult(batch.id, [RowOutput(token=0) for _ in batch.rows])
+
+
+@dataclass(frozen=True)
+class Result:
+    """Counts of one run.
+
+    Attributes:
+        computed: prompt tokens that went through a pass, those of retracted requests again.
+        bound: tokens of the union tree, the least possible.
+        prompts: tokens of all prompts.
+    """
+
+    computed: int
+    bound: int
+    prompts: int
+    passes: int
+    retractions: int
+
+    @property
+    def excess(self) -> float:
+        """Computed tokens over the least possible."""
+        return self.computed / self.bound
+
+    @property
+    def hit_rate(self) -> float:
+        return 1 - self.computed / self.prompts
+
+    @property
+    def best_hit_rate(self) -> float:
+        return 1 - self.bound / self.prompts
+
+
+def measure(
+    prompts: Prompts,
+    policy: str,
+    *,
+    capacity: int,
+    draw: int = 8,
+    running: int = 32,
+    chunk: int = 512,
+    overtakes: int = 1 << 30,
+) -> Result:
+    """All prompts at once, then ``draw`` tokens each (0: only the distribution of the next one).
+
+    Args:
+        capacity: KV tokens. running: requests at once. chunk: prompt tokens a pass.
+        overtakes: the starvation bound, by default none.
+
+    Raises RuntimeError where a request fails.
+    """
+    schedule = ScheduleConfig(
+        schedule_policy=policy, max_running_requests=running, chunked_prefill_size=chunk,
+        max_queued_requests=len(prompts) + 1, max_overtakes=overtakes,
+    )  # fmt: skip
+    info = EngineInfo(
+        model_path="", architecture="", dtype="", device="", vocab_size=VOCAB,
+        context_length=1 << 20, capacity=capacity, page_size=1, eos=(),
+        max_running_requests=running, max_queued_requests=len(prompts) + 1,
+    )  # fmt: skip
+    engine = Engine(Counter(), info, schedule, [b"."])
+    goal: Goal = Distribution(top=1)
+    if draw:
+        goal = Generate(SamplingParams(max_new_tokens=draw, temperature=0.0, ignore_eos=True))
+    events: list[Event] = []
+    for number, prompt in enumerate(prompts):
+        events += engine.handle(
+            [Open(number, ints(prompt).tobytes()), Advance(number, number, goal, close=True)]
+        )
+    while engine.busy:
+        events += engine.step()
+    engine.store.check()
+    done = [event for event in events if isinstance(event, Done)]
+    if len(done) != len(prompts):
+        raise RuntimeError(f"{len(prompts) - len(done)} requests failed: {events[-1]}")
+    decoded = len(prompts) * max(draw - 1, 0)  # the last drawn token is not computed
+    stats = engine.stats
+    return Result(
+        stats.computed_tokens - decoded,
+        lower_bound(prompts),
+        sum(map(len, prompts)),
+        stats.passes,
+        stats.retractions,
+    )
+
+
+def longest(prompts: Sequence[Sequence[int]]) -> int:
+    return max(map(len, prompts))

@@ -1,0 +1,139 @@
+"""Models to measure with: the embedded one, or Llama shapes with random weights made here.
+
+Random weights are as fast as trained ones. They are drawn from a seed and saved like any
+checkpoint, so that a peer loads the very same.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+EMBEDDED = Path(__file__).resolve().parent.parent / "python" / "srt" / "assets" / "sglang-tiny"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a Llama decoder with tied embeddings."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    inner: int
+    vocab: int = 32000
+    context: int = 8192
+
+    @property
+    def parameters(self) -> int:
+        head = self.hidden // self.heads
+        attention = 2 * self.hidden * head * (self.heads + self.kv_heads)
+        layer = attention + 3 * self.hidden * self.inner + 2 * self.hidden
+        return self.vocab * self.hidden + self.layers * layer + self.hidden
+
+
+SHAPES = {
+    "S": Shape(hidden=288, layers=6, heads=6, kv_heads=6, inner=768),
+    "M": Shape(hidden=768, layers=20, heads=12, kv_heads=4, inner=2048),
+    "L": Shape(hidden=1280, layers=24, heads=20, kv_heads=4, inner=3456),
+}
+
+
+def make(folder: Path, shape: Shape, dtype: str = "float32", seed: int = 0) -> Path:
+    """Write ``shape`` with random weights and a byte tokenizer to ``folder``, which is returned.
+
+    Weights are normal with deviation 0.02, norms one. ``dtype`` is a torch dtype's name.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    random = torch.Generator().manual_seed(seed)
+    kind = getattr(torch, dtype)
+
+    def normal(*size: int) -> torch.Tensor:
+        return (0.02 * torch.randn(*size, generator=random)).to(kind)
+
+    width, kv = shape.hidden, shape.hidden // shape.heads * shape.kv_heads
+    weights = {"model.embed_tokens.weight": normal(shape.vocab, width)}
+    for i in range(shape.layers):
+        at = f"model.layers.{i}"
+        weights |= {
+            f"{at}.input_layernorm.weight": torch.ones(width, dtype=kind),
+            f"{at}.self_attn.q_proj.weight": normal(width, width),
+            f"{at}.self_attn.k_proj.weight": normal(kv, width),
+            f"{at}.self_attn.v_proj.weight": normal(kv, width),
+            f"{at}.self_attn.o_proj.weight": normal(width, width),
+            f"{at}.post_attention_layernorm.weight": torch.ones(width, dtype=kind),
+            f"{at}.mlp.gate_proj.weight": normal(shape.inner, width),
+            f"{at}.mlp.up_proj.weight": normal(shape.inner, width),
+            f"{at}.mlp.down_proj.weight": normal(width, shape.inner),
+        }
+    weights["model.norm.weight"] = torch.ones(width, dtype=kind)
+    save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    _write(folder / "config.json", _config(shape, dtype))
+    _write(folder / "generation_config.json", {"bos_token_id": 0, "eos_token_id": 0})
+    _write(folder / "tokenizer.json", _tokenizer(shape.vocab))
+    _write(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
+    return folder
+
+
+def _write(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value), encoding="utf-8")
+
+
+def _config(shape: Shape, dtype: str) -> dict[str, object]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": shape.hidden,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "intermediate_size": shape.inner,
+        "vocab_size": shape.vocab,
+        "max_position_embeddings": shape.context,
+        "rope_theta": 10000.0,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "torch_dtype": dtype,
+    }
+
+
+def _tokenizer(vocab: int) -> dict[str, object]:
+    """Byte-level BPE without merges: bytes are tokens 1 to 256, then words that no text becomes."""
+    names = ["<end>", *_byte_letters(), *(f"Ġw{i}" for i in range(vocab - 257))]
+    end = {
+        "id": 0, "content": "<end>", "single_word": False, "lstrip": False, "rstrip": False,
+        "normalized": False, "special": True,
+    }  # fmt: skip
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [end],
+        "normalizer": None,
+        "pre_tokenizer": {**level, "use_regex": False},
+        "post_processor": None,
+        "decoder": {**level, "use_regex": False},
+        "model": {
+            "type": "BPE", "dropout": None, "unk_token": None, "fuse_unk": False,
+            "continuing_subword_prefix": None, "end_of_word_suffix": None,
+            "byte_fallback": False, "ignore_merges": False,
+            "vocab": {name: i for i, name in enumerate(names)}, "merges": [],
+        },
+    }  # fmt: skip
+
+
+def _byte_letters() -> list[str]:
+    """The visible letter that byte-level tokenizers write for each byte, in order of the bytes."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = (byte for byte in range(256) if byte not in plain)
+    letters = {byte: chr(byte) for byte in plain}
+    letters |= {byte: chr(256 + i) for i, byte in enumerate(others)}
+    return [letters[byte] for byte in range(256)]

@@ -1,0 +1,160 @@
+"""``python -m benchmark.prefix_sharing``: many requests that share a long prefix, cache on and off.
+
+The claim is the headline of the SGLang paper (Zheng et al. 2024, section 6.2: "up to 6.4x higher
+throughput"): with the default work, 64 requests that share 1024 of their 1056 prompt tokens and
+draw 16, the prefix cache gives at least that. Runs alternate, the cache is emptied before each, the
+ratio is the median over the pairs, and all answers must be equal. The engine's own counter of
+computed tokens is set against its lower bound, where every distinct token is computed once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmark.models import EMBEDDED, SHAPES, make
+from benchmark.serving.endpoint import Asking, Endpoint
+from benchmark.serving.offline import Offline
+from benchmark.serving.report import environment, table
+from benchmark.serving.session import Column, Work, comparisons, measure, speedup
+from benchmark.serving.static import Static
+from benchmark.serving.stats import median
+from benchmark.serving.target import Target
+from benchmark.serving.workload import Tokens, shared_prefix
+
+
+def _parser() -> argparse.ArgumentParser:
+    out = argparse.ArgumentParser(
+        prog="python -m benchmark.prefix_sharing", description=(__doc__ or "").split("\n\n")[0]
+    )
+    add = out.add_argument
+    add(
+        "--model",
+        default="S",
+        help="S, M, L (random weights), 'embedded', or a directory; default: %(default)s",
+    )
+    add(
+        "--dtype",
+        default="float32",
+        choices=("float32", "bfloat16"),
+        help="answers are compared exactly, for which float32 is meant; default: %(default)s",
+    )
+    add("--num-requests", type=int, default=64)
+    add("--prefix-len", type=int, default=1024)
+    add("--question-len", type=int, default=32)
+    add("--output-len", type=int, default=16)
+    add("--rounds", type=int, default=3, help="pairs of runs; default: %(default)s")
+    add("--seed", type=int, default=0)
+    add("--target", type=float, default=6.4, help="least speedup; default: %(default)s")
+    add("--server", action="store_true", help="two servers over HTTP, not two engines in process")
+    add("--transformers", action="store_true", help="measure transformers beside")  # fmt: skip
+    return out
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 where answers are equal and the speedup is reached, else 1."""
+    options = _parser().parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="prefix-sharing-") as folder:
+        path = _model(options, Path(folder))
+        with _targets(options, path) as targets:
+            columns = asyncio.run(_measure(options, targets))
+    print(" ".join(f"{name}={value}" for name, value in environment().items()))
+    print(table([(column.target.name, column.typical) for column in columns]))
+    return 0 if _verdict(options, columns) else 1
+
+
+def _model(options: argparse.Namespace, folder: Path) -> str:
+    if options.model in SHAPES:
+        return str(make(folder / options.model, SHAPES[options.model], options.dtype))
+    return str(EMBEDDED) if options.model == "embedded" else options.model
+
+
+@contextmanager
+def _targets(options: argparse.Namespace, path: str) -> Iterator[list[Target]]:
+    """Cache on, cache off, and the peer; servers are stopped at the end."""
+    peer: list[Target] = []
+    if options.transformers:
+        peer = [Static(path, batch_size=options.num_requests, dtype=options.dtype)]
+    longest = options.prefix_len + options.question_len + options.output_len
+    settings = {
+        "model_path": path,
+        "dtype": options.dtype,
+        "log_level": "warning",
+        # Room for all requests without sharing: memory must not limit the side without the cache.
+        "max_total_tokens": (options.num_requests + 1) * longest,
+    }
+    off = {**settings, "disable_radix_cache": True}
+    if not options.server:
+        yield [Offline(settings, name="cache on"), Offline(off, name="cache off"), *peer]
+        return
+    from sglang import Runtime
+
+    with Runtime(**settings) as first, Runtime(**off) as second:
+        on = Endpoint("sglang", first.url, Asking())
+        without = Endpoint("sglang", second.url, Asking())
+        on.name, without.name = "cache on", "cache off"
+        yield [on, without, *peer]
+
+
+async def _measure(options: argparse.Namespace, targets: list[Target]) -> list[Column]:
+    sizes: dict[str, Any] = {
+        "prefix_len": options.prefix_len,
+        "question_len": options.question_len,
+        "output_len": options.output_len,
+    }
+    tokens, seed = Tokens(300, 1000), options.seed
+    work = shared_prefix(random.Random(seed), tokens, options.num_requests, **sizes)
+    warmup = shared_prefix(random.Random(seed + 1), tokens, 2, **sizes)
+    return await measure(
+        targets, Work(work, [0.0] * len(work)), warmup=warmup, rounds=options.rounds, flush=True
+    )
+
+
+def _verdict(options: argparse.Namespace, columns: list[Column]) -> bool:
+    on, off, *peers = columns
+    own = options.question_len + options.output_len - 1
+    bounds = {
+        on.target.name: options.prefix_len + options.num_requests * own,
+        off.target.name: options.num_requests * (options.prefix_len + own),
+    }
+    for column in (on, off):
+        _print_counters(column, bounds[column.target.name])
+    ratio = speedup(on, off)
+    reached = "reached" if ratio >= options.target else "MISSED"
+    print(f"cache on is {ratio:.2f}x as fast as cache off; target {options.target}x {reached}")
+    for peer in peers:
+        print(f"cache on is {speedup(on, peer):.2f}x as fast as {peer.target.name}")
+    good = ratio >= options.target
+    for names, comparison in comparisons(columns):
+        print(f"{names}: {comparison}")
+        good = good and comparison.same == comparison.total
+    for column in columns:
+        for line in column.problems[:5]:
+            print(f"{column.target.name}: {line}", file=sys.stderr)
+        good = good and not column.problems
+    return good
+
+
+def _print_counters(column: Column, bound: int) -> None:
+    """Where the time goes: tokens computed, passes, and what each cost."""
+    if not all("computed_tokens" in counted for counted in column.counted):
+        return
+    computed = round(median([counted["computed_tokens"] for counted in column.counted]))
+    line = f"{column.target.name}: {computed} tokens computed, each once would be {bound}"
+    passes = median([counted.get("passes", 0) for counted in column.counted])
+    if passes:
+        seconds = column.typical.seconds
+        line += f"; {passes:.0f} passes of {1e3 * seconds / passes:.1f} ms"
+        line += f", {1e6 * seconds / max(1, computed):.0f} us a token"
+    print(line)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

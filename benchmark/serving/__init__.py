@@ -1,0 +1,1 @@
+"""Load on any server or engine: throughput, latencies, hit rate."""

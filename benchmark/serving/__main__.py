@@ -1,0 +1,88 @@
+"""``python -m benchmark.serving``: load on a server or an engine, a table, JSON lines, checks."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timezone
+
+from benchmark.serving.http import HttpError
+from benchmark.serving.options import arrivals, parser, targets, workload
+from benchmark.serving.report import environment, table
+from benchmark.serving.session import Column, Work, comparisons, measure, speedup
+from benchmark.serving.stats import as_json
+
+_SHOWN = 5  # problems printed
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 where every answer came as asked and compared answers are equal, 1 where not, 2 where
+    nothing could be measured."""
+    options = parser().parse_args(arguments)
+    try:
+        columns = asyncio.run(_measure(options))
+    except (ValueError, OSError, ImportError, HttpError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(table([(column.target.name, column.typical) for column in columns]))
+    if options.output_file:
+        _write(options, columns)
+    return 0 if _verdict(columns) else 1
+
+
+async def _measure(options: argparse.Namespace) -> list[Column]:
+    work = workload(options, options.seed)
+    # Other prompts than the measured ones: warming up must not fill the cache with them.
+    warmup = workload(options, options.seed + 1)[: options.warmup_requests]
+    return await measure(
+        targets(options),
+        Work(
+            work, arrivals(options, len(work)), options.max_concurrency, options.timeout,
+            exact=not options.stop_at_eos,
+        ),
+        warmup=warmup,
+        rounds=options.rounds,
+        flush=options.flush_cache,
+    )  # fmt: skip
+
+
+def _verdict(columns: Sequence[Column]) -> bool:
+    """Print ratios, comparisons and problems; False where an answer was wrong."""
+    good = True
+    for column in columns[1:]:
+        ratio = speedup(columns[0], column)
+        print(f"{columns[0].target.name} is {ratio:.2f}x as fast as {column.target.name}")
+    for names, comparison in comparisons(columns):
+        print(f"{names}: {comparison}")
+        good = good and comparison.same == comparison.total
+    for column in columns:
+        for line in column.problems[:_SHOWN]:
+            print(f"{column.target.name}: {line}", file=sys.stderr)
+        if len(column.problems) > _SHOWN:
+            print(f"... and {len(column.problems) - _SHOWN} more", file=sys.stderr)
+        good = good and not column.problems
+    return good
+
+
+def _write(options: argparse.Namespace, columns: Sequence[Column]) -> None:
+    asked = {name: value for name, value in vars(options).items() if name != "api_key"}
+    asked["request_rate"] = str(options.request_rate)  # JSON has no infinity
+    when = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    with open(options.output_file, "a", encoding="utf-8") as file:
+        for column in columns:
+            for number, (summary, counted) in enumerate(
+                zip(column.summaries, column.counted, strict=True)
+            ):
+                line = {
+                    "target": column.target.name, "round": number, "time": when,
+                    **as_json(summary), "counted": counted, "problems": column.problems[:_SHOWN],
+                    "options": asked, "environment": environment(),
+                }  # fmt: skip
+                file.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""Report: checks of the answers, the table, the JSON line."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+from benchmark.serving.result import Result
+from benchmark.serving.stats import Spread, Summary
+from benchmark.serving.workload import Conversation
+
+
+def problems(
+    conversations: Sequence[Conversation], results: Sequence[Result], exact: bool
+) -> list[str]:
+    """What is wrong with the answers of one run, [] where nothing is.
+
+    ``exact`` also wants as many tokens as asked. Every turn must have been answered once.
+    """
+    found = [f"request {r.key}: {r.error}" for r in results if r.error]
+    wanted = {(c.number, turn) for c in conversations for turn in range(len(c.turns))}
+    answered = [r.key for r in results]
+    if len(answered) != len(set(answered)):
+        found.append("a request was answered twice")
+    if missing := wanted - set(answered):
+        found.append(f"{len(missing)} of {len(wanted)} requests were never sent: {min(missing)}")
+    for r in results:
+        if exact and not r.error and r.output_tokens != r.asked:
+            found.append(f"request {r.key}: {r.output_tokens} tokens drawn, {r.asked} asked")
+    return found
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Answers of two runs on the same work; ``by`` is what was compared, "ids" or "text"."""
+
+    same: int
+    total: int
+    by: str
+    first: str = ""  # the first difference, in words
+
+    def __str__(self) -> str:
+        line = f"{self.same} of {self.total} answers equal (by {self.by})"
+        return line if self.same == self.total else f"{line}; first difference: {self.first}"
+
+
+def compare(a: Sequence[Result], b: Sequence[Result]) -> Comparison:
+    """Answers with an error on either side, or missing on one, count as different."""
+    ours, theirs = ({r.key: r for r in results} for results in (a, b))
+    keys = sorted(ours.keys() | theirs.keys())
+    by = "ids" if all(r.ids for r in (*a, *b) if not r.error) else "text"
+    same, first = 0, ""
+    for key in keys:
+        left, right = ours.get(key), theirs.get(key)
+        if left and right and not left.error and not right.error:
+            if (left.ids == right.ids) if by == "ids" else (left.text == right.text):
+                same += 1
+                continue
+            shown = [list(r.ids[:24]) if by == "ids" else r.text[:80] for r in (left, right)]
+        else:
+            shown = [r.error or "answered" if r else "missing" for r in (left, right)]
+        first = first or f"{key}: {shown[0]!r} against {shown[1]!r}"
+    return Comparison(same, len(keys), by, first)
+
+
+def table(columns: Sequence[tuple[str, Summary]]) -> str:
+    """One column a target, one line a quantity; ratios belong to whoever prints them."""
+    rows: list[list[str]] = [["", *(name for name, _ in columns)]]
+    for label, show in _LINES:
+        rows.append([label, *(show(summary) for _, summary in columns)])
+    for label, name in _SPREADS:
+        for part in ("mean", "p50", "p90", "p99"):
+            cells = [_part(getattr(summary, name), part) for _, summary in columns]
+            if any(cell != "-" for cell in cells):
+                rows.append([f"{label} {part} (ms)", *cells])
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join(
+        row[0].ljust(widths[0])
+        + "".join("  " + cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))
+        for row in rows
+    )
+
+
+def _part(spread: Spread | None, part: str) -> str:
+    return "-" if spread is None else f"{getattr(spread, part):.2f}"
+
+
+def _hits(summary: Summary) -> str:
+    return "-" if summary.hit_rate is None else f"{100 * summary.hit_rate:.1f} %"
+
+
+_LINES = (
+    ("completed / failed", lambda s: f"{s.completed} / {s.failed}"),
+    ("duration (s)", lambda s: f"{s.seconds:.3f}"),
+    ("requests/s", lambda s: f"{s.request_rate:.2f}"),
+    ("input tokens/s", lambda s: f"{s.input_rate:.1f}"),
+    ("output tokens/s", lambda s: f"{s.output_rate:.1f}"),
+    ("cache hit rate", _hits),
+    ("mean concurrency", lambda s: f"{s.concurrency:.1f}"),
+    ("generator CPU", lambda s: f"{100 * s.generator_cpu:.0f} %"),
+)
+_SPREADS = (
+    ("TTFT", "ttft"),
+    ("TPOT", "tpot"),
+    ("ITL", "itl"),
+    ("latency", "latency"),
+    ("sent late", "lag"),
+)
+
+
+def environment() -> dict[str, str | int]:
+    """The machine and the releases a figure belongs to."""
+    out: dict[str, str | int] = {
+        "machine": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0,
+        "python": platform.python_version(),
+    }
+    for package in ("sglang", "torch", "transformers"):
+        try:
+            out[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return out
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

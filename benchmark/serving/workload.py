@@ -1,0 +1,149 @@
+"""Workload: what is asked, as seeded token ids, the same for every peer.
+
+A conversation is a list of turns; one that is not multi-turn has a single turn. Where an endpoint
+takes only text, every id stands for one synthetic word. Only ``random.Random`` is used, whose
+sequence for a seed does not change between Python versions, so peers in other environments draw the
+same work.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import random
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+AZURE = Path(__file__).with_name("azure_conv_sample.csv")
+_ONSETS, _VOWELS = "bdfgklmnprstvz", "aeiou"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """``tokens`` are new; what came before is the conversation so far. ``output`` is how many
+    tokens are to be drawn in answer."""
+
+    tokens: tuple[int, ...]
+    output: int
+
+
+@dataclass(frozen=True)
+class Conversation:
+    number: int
+    turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Ids are drawn uniformly from ``[low, high)``: above control tokens, inside any vocabulary."""
+
+    low: int = 100
+    high: int = 1000
+
+    def draw(self, rng: random.Random, count: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(self.low, self.high) for _ in range(count))
+
+
+def shared_prefix(
+    rng: random.Random,
+    tokens: Tokens,
+    requests: int,
+    *,
+    prefixes: int = 1,
+    prefix_len: int = 1024,
+    question_len: int = 32,
+    output_len: int = 16,
+) -> list[Conversation]:
+    """``requests`` questions dealt over ``prefixes`` prefixes, in random order.
+
+    With more prefixes than requests, only as many prefixes as requests occur.
+    """
+    heads = [tokens.draw(rng, prefix_len) for _ in range(prefixes)]
+    prompts = [heads[i % prefixes] + tokens.draw(rng, question_len) for i in range(requests)]
+    rng.shuffle(prompts)
+    return [Conversation(i, (Turn(prompt, output_len),)) for i, prompt in enumerate(prompts)]
+
+
+def multi_turn(
+    rng: random.Random,
+    tokens: Tokens,
+    requests: int,
+    *,
+    turns: int = 4,
+    prefix_len: int = 128,
+    question_len: int = 32,
+    output_len: int = 16,
+) -> list[Conversation]:
+    """``requests / turns`` conversations, rounded up, that share a system prompt of
+    ``prefix_len``; the prompt of a turn is everything said before plus its question."""
+    head = tokens.draw(rng, prefix_len)
+    conversations = []
+    for number in range(math.ceil(requests / turns)):
+        asked = [Turn(tokens.draw(rng, question_len), output_len) for _ in range(turns)]
+        asked[0] = replace(asked[0], tokens=head + asked[0].tokens)
+        conversations.append(Conversation(number, tuple(asked)))
+    return conversations
+
+
+def random_lengths(
+    rng: random.Random,
+    tokens: Tokens,
+    requests: int,
+    *,
+    input_len: tuple[int, int] = (32, 512),
+    output_len: tuple[int, int] = (16, 128),
+) -> list[Conversation]:
+    """Prompt and output lengths uniform in the two ranges, ends included; nothing is shared."""
+    return [
+        Conversation(
+            i, (Turn(tokens.draw(rng, rng.randint(*input_len)), rng.randint(*output_len)),)
+        )
+        for i in range(requests)
+    ]
+
+
+def azure_lengths(
+    rng: random.Random,
+    tokens: Tokens,
+    requests: int,
+    *,
+    scale: float = 1.0,
+    longest: int = 4096,
+    path: Path = AZURE,
+) -> list[Conversation]:
+    """Lengths of a public chat service's requests times ``scale``, drawn with replacement.
+
+    Prompt and output together are cut to ``longest``: the output first keeps at most a quarter of
+    it, the prompt gets the rest. Raises OSError where there is no ``path``.
+    """
+    rows = read_lengths(path)
+    conversations = []
+    for i in range(requests):
+        prompt, output = rows[rng.randrange(len(rows))]
+        wanted = min(max(1, round(output * scale)), max(1, longest // 4))
+        length = min(max(1, round(prompt * scale)), longest - wanted)
+        conversations.append(Conversation(i, (Turn(tokens.draw(rng, length), wanted),)))
+    return conversations
+
+
+def read_lengths(path: Path) -> list[tuple[int, int]]:
+    """(prompt, output) tokens of every row of a CSV with ContextTokens and GeneratedTokens."""
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = csv.DictReader(line for line in file if not line.startswith("#"))
+        return [(int(row["ContextTokens"]), int(row["GeneratedTokens"])) for row in rows]
+
+
+def words(tokens: tuple[int, ...]) -> str:
+    """One synthetic word an id, separated by spaces: the text of a prompt without a tokenizer."""
+    return " ".join(map(word, tokens))
+
+
+def word(token: int) -> str:
+    """A pronounceable word for an id; different ids have different words."""
+    syllables = []
+    base = len(_ONSETS) * len(_VOWELS)
+    token += base  # at least two syllables
+    while token:
+        token, digit = divmod(token, base)
+        syllables.append(_ONSETS[digit // len(_VOWELS)] + _VOWELS[digit % len(_VOWELS)])
+    return "".join(syllables)

@@ -1,0 +1,1 @@
+"""How long a user waits for the first token."""

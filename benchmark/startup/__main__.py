@@ -1,0 +1,95 @@
+"""``python -m benchmark.startup``: seconds from the command to the first token, model included.
+
+The command is the one a user types, ``python -m sglang.launch_server``; a client asks from the
+first moment on and gets one token. Beside it what no server of this kind can avoid: the interpreter
+and ``import torch``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+
+from benchmark.serving.stats import median
+
+_POLL = 0.005  # seconds between two attempts
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 where every start gave a token within the limit."""
+    parser = argparse.ArgumentParser(prog="python -m benchmark.startup")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds a start may take")
+    parser.add_argument("--target", type=float, default=5.0, help="median seconds not to exceed")
+    parser.add_argument("server", nargs="*", help="arguments of the server, after --")
+    options = parser.parse_args(arguments)
+    starts, bare = [], []
+    for _ in range(options.rounds):
+        starts.append(first_token(options.server, options.timeout))
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-c", "import torch"], check=True)
+        bare.append(time.perf_counter() - began)
+    print(f"first token after {median(starts):.2f} s (of {_list(starts)})")
+    print(f"python -c 'import torch' takes {median(bare):.2f} s (of {_list(bare)})")
+    good = median(starts) <= options.target
+    print(f"target {options.target:g} s: {'reached' if good else 'MISSED'}")
+    return 0 if good else 1
+
+
+def first_token(arguments: Sequence[str], timeout: float) -> float:
+    """Seconds from starting the server to one token drawn. The server is stopped again.
+
+    Raises RuntimeError where it ends or gives none within ``timeout`` seconds.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "sglang.launch_server", "--port", str(port), *arguments]
+    with tempfile.TemporaryFile() as log:
+        began = time.perf_counter()
+        server = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            while time.perf_counter() - began < timeout:
+                if server.poll() is not None:
+                    log.seek(0)
+                    end = log.read().decode("utf-8", "replace")[-500:]
+                    raise RuntimeError(f"the server ended with {server.returncode}: {end}")
+                if _ask(port):
+                    return time.perf_counter() - began
+                time.sleep(_POLL)
+            raise RuntimeError(f"no token within {timeout:g} s")
+        finally:
+            server.terminate()
+            server.wait(30)
+
+
+def _ask(port: int) -> bool:
+    """Whether one token could be drawn."""
+    body = {"text": "Hello", "sampling_params": {"max_new_tokens": 1, "ignore_eos": True}}
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request(
+            "POST", "/generate", json.dumps(body), {"Content-Type": "application/json"}
+        )
+        answer = connection.getresponse()
+        data = json.loads(answer.read())
+        return answer.status == 200 and data["meta_info"]["completion_tokens"] == 1
+    except (OSError, ValueError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _list(seconds: Sequence[float]) -> str:
+    return ", ".join(f"{value:.2f}" for value in seconds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

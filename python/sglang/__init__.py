@@ -1,0 +1,100 @@
+# ruff: noqa: F401 (the type checker reads these imports, the names below are what is exported)
+"""sglang: a language for LM programs, embedded in Python.
+
+Importing this package imports nothing heavy; a name is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from sglang.version import __version__
+
+if TYPE_CHECKING:
+    from sglang.api import (
+        assistant,
+        assistant_begin,
+        assistant_end,
+        flush_cache,
+        function,
+        gen,
+        gen_int,
+        gen_string,
+        get_server_info,
+        image,
+        select,
+        set_default_backend,
+        system,
+        system_begin,
+        system_end,
+        user,
+        user_begin,
+        user_end,
+        video,
+    )
+    from sglang.backend.endpoint import Runtime, RuntimeEndpoint
+    from sglang.backend.engine import Engine
+    from sglang.backend.mock import Mock
+    from sglang.choices import (
+        greedy_token_selection,
+        token_length_normalized,
+        unconditional_likelihood_normalized,
+    )
+    from sglang.errors import BackendError, ProgramError, SglangError, Unsupported
+    from sglang.program import SglFunction
+    from sglang.settings import global_config
+    from sglang.state import ForkGroup, ProgramState
+
+_HOMES = {
+    "sglang.api": (
+        "function", "gen", "gen_int", "gen_string", "select", "image", "video",
+        "system", "system_begin", "system_end", "user", "user_begin", "user_end",
+        "assistant", "assistant_begin", "assistant_end",
+        "set_default_backend", "flush_cache", "get_server_info",
+    ),
+    "sglang.backend.endpoint": ("Runtime", "RuntimeEndpoint"),
+    "sglang.backend.engine": ("Engine",),
+    "sglang.backend.mock": ("Mock",),
+    "sglang.choices": (
+        "token_length_normalized", "greedy_token_selection",
+        "unconditional_likelihood_normalized",
+    ),
+    "sglang.errors": ("BackendError", "ProgramError", "SglangError", "Unsupported"),
+    "sglang.program": ("SglFunction",),
+    "sglang.settings": ("global_config",),
+    "sglang.state": ("ForkGroup", "ProgramState"),
+}  # fmt: skip
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+_LATER = ("OpenAI", "Anthropic", "LiteLLM", "separate_reasoning")
+
+__all__ = [*_HOME, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+        globals()[name] = value
+        return value
+    if name in _LATER:
+        return _later(name)
+    raise AttributeError(f"module 'sglang' has no attribute {name!r}")
+
+
+def _later(name: str) -> Any:
+    """Can be imported, so that a program which names it loads; calling it is refused."""
+
+    def refuse(*_: object, **__: object) -> Any:
+        from sglang.errors import Unsupported
+
+        raise Unsupported(
+            f"sglang {__version__} has no {name}; serve the model by sglang.Engine, "
+            "sglang.Runtime or sglang.RuntimeEndpoint"
+        )
+
+    refuse.__name__ = name
+    return refuse
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

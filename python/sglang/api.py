@@ -1,0 +1,189 @@
+"""The words of the language: functions that build nodes, and those that act on a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, overload
+
+from sglang.choices import ChoicesMethod, token_length_normalized
+from sglang.errors import Unsupported
+from sglang.ir import Chain, Gen, Node, RoleBegin, RoleEnd, Select, node_of
+from sglang.params import GenParams, Stop
+from sglang.program import SglFunction, resolve_backend
+from sglang.settings import global_config
+from sglang.version import __version__
+
+
+@overload
+def function(func: Callable[..., Any], num_api_spec_tokens: int | None = None) -> SglFunction: ...
+@overload
+def function(
+    func: None = None, num_api_spec_tokens: int | None = None
+) -> Callable[[Callable[..., Any]], SglFunction]: ...
+def function(
+    func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None
+) -> SglFunction | Callable[[Callable[..., Any]], SglFunction]:
+    """Make a program of a function whose first parameter is ``s``; bare or called."""
+    if func is not None:
+        return SglFunction(func, num_api_spec_tokens)
+    return lambda f: SglFunction(f, num_api_spec_tokens)
+
+
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    *,
+    min_tokens: int | None = None,
+    n: int | None = None,
+    stop: Stop = None,
+    stop_token_ids: Sequence[int] | None = None,
+    stop_regex: Stop = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    repetition_penalty: float | None = None,
+    logit_bias: Mapping[int, float] | None = None,
+    seed: int | None = None,
+    ignore_eos: bool | None = None,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+    dtype: type | str | None = None,
+    choices: Sequence[str] | None = None,
+    choices_method: ChoicesMethod | str = token_length_normalized,
+    regex: str | None = None,
+    json_schema: str | Mapping[str, Any] | None = None,
+) -> Gen | Select:
+    """Text drawn by the model, kept in variable ``name``; None inherits from ``run``.
+
+    With ``n`` > 1 the variable is a list and the first text goes on. ``choices`` makes it a select.
+    ``dtype`` (int, float, str, bool), ``regex`` and ``json_schema`` constrain the text.
+    """
+    if choices is not None:
+        return select(name, choices, temperature or 0.0, choices_method)
+    params = GenParams(
+        max_new_tokens=max_tokens, min_new_tokens=min_tokens, n=n, stop=stop,
+        stop_token_ids=stop_token_ids, stop_regex=stop_regex, temperature=temperature,
+        top_p=top_p, top_k=top_k, min_p=min_p, frequency_penalty=frequency_penalty,
+        presence_penalty=presence_penalty, repetition_penalty=repetition_penalty,
+        logit_bias=logit_bias, seed=seed, ignore_eos=ignore_eos, return_logprob=return_logprob,
+        logprob_start_len=logprob_start_len, top_logprobs_num=top_logprobs_num,
+        return_text_in_logprobs=return_text_in_logprobs, dtype=dtype, regex=regex,
+        json_schema=json_schema,
+    )  # fmt: skip
+    return Gen(name, params)
+
+
+def gen_int(name: str | None = None, max_tokens: int | None = None, **params: Any) -> Node:
+    """``gen`` of a whole number; the variable is its text."""
+    return gen(name, max_tokens, dtype=int, **params)
+
+
+def gen_string(name: str | None = None, max_tokens: int | None = None, **params: Any) -> Node:
+    """``gen`` of a text in double quotes."""
+    return gen(name, max_tokens, dtype=str, **params)
+
+
+def select(
+    name: str | None = None,
+    choices: Sequence[str] | None = None,
+    temperature: float = 0.0,
+    choices_method: ChoicesMethod | str = token_length_normalized,
+) -> Select:
+    """The choice the model finds most likely here, kept in variable ``name``."""
+    if isinstance(choices, str) or not choices:
+        raise ValueError(f"choices is {choices!r}; give a list of at least one text")
+    if any(not isinstance(c, str) or c == "" for c in choices):
+        raise ValueError(f"choices are texts that are not empty; got {list(choices)!r}")
+    if temperature > 1e-5:
+        raise ValueError(f"temperature is {temperature}; a choice is never drawn: leave it at 0")
+    return Select(name, tuple(choices), _method(choices_method))
+
+
+def _method(method: ChoicesMethod | str) -> ChoicesMethod:
+    from sglang.choices import METHODS
+
+    if isinstance(method, ChoicesMethod):
+        return method
+    if method not in METHODS:
+        raise ValueError(f"choices_method is {method!r}; use one of {sorted(METHODS)}")
+    return METHODS[method]
+
+
+def image(path: Any) -> Node:
+    """Images are not supported by this version: raises Unsupported."""
+    raise Unsupported(f"sglang {__version__} has no image input; describe the image in text")
+
+
+def video(path: Any, num_frames: int = 8) -> Node:
+    """Videos are not supported by this version: raises Unsupported."""
+    raise Unsupported(f"sglang {__version__} has no video input; describe the video in text")
+
+
+def _turn(role: str, expr: object) -> Chain:
+    inside = () if expr is None else tuple(node_of(expr).flat())
+    return Chain((RoleBegin(role), *inside, RoleEnd(role)))
+
+
+def system(expr: object = None) -> Chain:
+    """A system turn around ``expr``."""
+    return _turn("system", expr)
+
+
+def user(expr: object = None) -> Chain:
+    """A user turn around ``expr``."""
+    return _turn("user", expr)
+
+
+def assistant(expr: object = None) -> Chain:
+    """An assistant turn around ``expr``."""
+    return _turn("assistant", expr)
+
+
+def system_begin() -> Node:
+    """Open a system turn."""
+    return RoleBegin("system")
+
+
+def system_end() -> Node:
+    """Close the system turn."""
+    return RoleEnd("system")
+
+
+def user_begin() -> Node:
+    """Open a user turn."""
+    return RoleBegin("user")
+
+
+def user_end() -> Node:
+    """Close the user turn."""
+    return RoleEnd("user")
+
+
+def assistant_begin() -> Node:
+    """Open an assistant turn."""
+    return RoleBegin("assistant")
+
+
+def assistant_end() -> Node:
+    """Close the assistant turn."""
+    return RoleEnd("assistant")
+
+
+def set_default_backend(backend: Any) -> None:
+    """Use ``backend`` wherever ``run`` is given none; None takes it back."""
+    global_config.default_backend = None if backend is None else resolve_backend(backend)
+
+
+def flush_cache(backend: Any = None) -> Any:
+    """Empty the backend's prefix cache."""
+    return resolve_backend(backend).flush_cache()
+
+
+def get_server_info(backend: Any = None) -> dict[str, Any]:
+    """Settings and counters of the backend's runtime."""
+    return resolve_backend(backend).get_server_info()

@@ -1,0 +1,280 @@
+"""Engine: model, scheduler and programs in this process, without HTTP.
+
+    caller's thread  --coroutine-->  loop thread (tokenizer, programs)  --verbs-->  engine thread
+
+Answers are the dicts of the native ``/generate``, made by the code that serves it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import queue
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from concurrent.futures import CancelledError, Future
+from contextlib import aclosing, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from sglang.backend.native import NativeBackend
+from sglang.chat import template_for, template_named
+from sglang.errors import BackendError, Unsupported
+
+if TYPE_CHECKING:
+    from srt.server.service import Service
+
+_END = object()
+SHUTDOWN_SECONDS = 10.0
+
+
+class Engine(NativeBackend):
+    """A backend for programs, and a runtime of its own: ``generate``, ``async_generate``.
+
+    Keyword arguments are the server's settings (``model_path=``, ``max_total_tokens=``, ...);
+    without ``model_path`` it is the embedded model. Thread-safe. Needs the extra ``srt``.
+
+    Raises:
+        TypeError, ValueError: an unknown setting, or a value out of range.
+        BackendError: the model cannot be loaded.
+    """
+
+    name = "Engine"
+
+    def __init__(self, *, chat_template_name: str | None = None, **settings: Any) -> None:
+        try:
+            from srt.config import Config
+            from srt.engine.local import LocalEngine
+            from srt.program.completion import Completion
+            from srt.server.service import Service
+            from srt.tokenizer import Tokenizer, TokenizerError
+        except ImportError as error:
+            raise Unsupported(f"Engine needs: pip install 'sglang[srt]' ({error})") from error
+        config = Config.of(**settings)
+        model = config.model
+        try:
+            self.tokenizer = Tokenizer.load(
+                model.tokenizer_path or model.model_path,
+                model.revision,
+                config.server.chat_template,
+            )
+            self._engine = LocalEngine(config, self.tokenizer.token_bytes)
+        except (TokenizerError, OSError, MemoryError) as error:
+            raise BackendError(f"the model cannot be loaded: {error}") from error
+        self.load_seconds: float = self._engine.load_seconds
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run_loop, name="sglang-engine", daemon=True)
+        self._thread.start()
+        completion = Completion(self._engine.client_on(self._loop), self.tokenizer)
+        self._service: Service | None = Service(config, completion)
+        if chat_template_name is not None:
+            self.chat_template = template_named(chat_template_name)
+        else:
+            named = self._service.info.model_path or self._service.model_name
+            self.chat_template = template_for(named, self.tokenizer.chat_template)
+        atexit.register(self.shutdown)
+
+    def generate(
+        self,
+        prompt: str | list[str] | None = None,
+        sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None,
+        input_ids: list[int] | list[list[int]] | None = None,
+        *,
+        return_logprob: bool | list[bool] | None = None,
+        logprob_start_len: int | list[int] | None = None,
+        top_logprobs_num: int | list[int] | None = None,
+        stream: bool = False,
+        **fields: Any,
+    ) -> Any:
+        """Answer of ``/generate``: a dict, a list of them for several prompts or n > 1, or with
+        ``stream`` an iterator of them, text cumulative. ``fields`` are further ones of the request.
+
+        Raises BackendError.
+        """
+        body = _body(
+            prompt, sampling_params, input_ids, return_logprob, logprob_start_len,
+            top_logprobs_num, fields,
+        )  # fmt: skip
+        return self.call_stream({**body, "stream": True}) if stream else self.call(body)
+
+    async def async_generate(
+        self,
+        prompt: str | list[str] | None = None,
+        sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None,
+        input_ids: list[int] | list[list[int]] | None = None,
+        *,
+        return_logprob: bool | list[bool] | None = None,
+        logprob_start_len: int | list[int] | None = None,
+        top_logprobs_num: int | list[int] | None = None,
+        stream: bool = False,
+        **fields: Any,
+    ) -> Any:
+        """``generate`` for a running event loop; with ``stream`` an asynchronous iterator."""
+        body = _body(
+            prompt, sampling_params, input_ids, return_logprob, logprob_start_len,
+            top_logprobs_num, fields,
+        )  # fmt: skip
+        if stream:
+            return self._stream_into_loop({**body, "stream": True})
+        with _translated():
+            return await asyncio.wrap_future(self._submit(self._answer(body)))
+
+    def call(self, body: dict[str, Any]) -> Any:
+        return self._wait(self._answer(body))
+
+    def call_stream(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        items: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        future = self._submit(self._pump(body, items.put))
+        try:
+            while (item := items.get()) is not _END:
+                yield item
+            with _translated():
+                future.result()
+        finally:
+            future.cancel()
+
+    async def _stream_into_loop(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        loop = asyncio.get_running_loop()
+        items: asyncio.Queue[Any] = asyncio.Queue()
+
+        def put(item: Any) -> None:
+            with suppress(RuntimeError):  # the caller's loop is closed: nobody listens
+                loop.call_soon_threadsafe(items.put_nowait, item)
+
+        future = self._submit(self._pump(body, put))
+        try:
+            while (item := await items.get()) is not _END:
+                yield item
+            with _translated():
+                await asyncio.wrap_future(future)
+        finally:
+            future.cancel()
+
+    def encode(self, *_: Any, **__: Any) -> Any:
+        """Embeddings are not served by this version: raises Unsupported."""
+        raise Unsupported("Engine has no encode: this version serves no embedding models")
+
+    def flush_cache(self) -> dict[str, Any]:
+        """Empty the prefix cache. Raises BackendError while requests are running."""
+        reply = self._wait(self._alive().completion.control("flush"))
+        if not reply.ok:
+            raise BackendError(f"the cache was not flushed: {reply.message}", 400)
+        return {"success": True, **reply.data}
+
+    def get_server_info(self) -> dict[str, Any]:
+        """Settings, the engine's facts and its counters of this moment (under ``stats``)."""
+        service = self._alive()
+        reply = self._wait(service.completion.control("stats"))
+        info = service.info
+        facts = {name: getattr(info, name) for name in info.__struct_fields__}
+        return {**service.config.settings(), **facts, "stats": reply.data}
+
+    def get_tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self.tokenizer
+
+    def shutdown(self) -> None:
+        """Abort what runs, stop the threads, release the model; calling it again does nothing."""
+        service, self._service = self._service, None
+        if service is None:
+            return
+        atexit.unregister(self.shutdown)
+        self._loop.call_soon_threadsafe(service.completion.abort)
+        self._engine.close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(SHUTDOWN_SECONDS)
+        del self._engine
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def _alive(self) -> Service:
+        if self._service is None:
+            raise BackendError("this Engine has been shut down")
+        return self._service
+
+    def _run_loop(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            tasks = asyncio.all_tasks(self._loop)
+            for task in tasks:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+            self._loop.close()
+
+    def _submit(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
+        try:
+            self._alive()
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+        except BaseException:
+            work.close()
+            raise
+
+    def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
+        future = self._submit(work)
+        try:
+            with _translated():
+                return future.result()
+        finally:
+            future.cancel()  # does nothing to one that is done; aborts on KeyboardInterrupt
+
+    async def _answer(self, body: dict[str, Any]) -> Any:
+        from srt.server.body import convert
+        from srt.server.native import GenerateBody, answer
+
+        return await answer(self._alive(), convert(body, GenerateBody))
+
+    async def _pump(self, body: dict[str, Any], put: Any) -> None:
+        from srt.server.body import convert
+        from srt.server.native import GenerateBody, events
+
+        try:
+            async with aclosing(events(self._alive(), convert(body, GenerateBody))) as stream:
+                async for item in stream:
+                    put(item)
+        finally:
+            put(_END)
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Turns the runtime's errors into BackendError, with the status HTTP would give."""
+    from srt.program.completion import EngineLost
+    from srt.program.request import RequestError
+
+    try:
+        yield
+    except RequestError as error:
+        raise BackendError(error.message, 429 if error.code == "queue_full" else 400) from error
+    except (EngineLost, CancelledError) as error:
+        reason = str(error) or "it was shut down"
+        raise BackendError(f"the engine is gone: {reason}", 503) from error
+    except (TimeoutError, asyncio.TimeoutError) as error:
+        raise BackendError("the engine does not answer", 503) from error
+
+
+def _body(
+    prompt: Any,
+    sampling_params: Any,
+    input_ids: Any,
+    return_logprob: Any,
+    logprob_start_len: Any,
+    top_logprobs_num: Any,
+    fields: dict[str, Any],
+) -> dict[str, Any]:
+    body = {
+        "text": prompt,
+        "sampling_params": sampling_params,
+        "input_ids": input_ids,
+        "return_logprob": return_logprob,
+        "logprob_start_len": logprob_start_len,
+        "top_logprobs_num": top_logprobs_num,
+        **fields,
+    }
+    return {name: value for name, value in body.items() if value is not None}

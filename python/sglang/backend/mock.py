@@ -1,0 +1,174 @@
+"""Mock: a backend without a model, so that programs are tested by what they ask and say."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sglang.backend.base import Backend, Completion, Prompt
+from sglang.chat import template_named
+from sglang.choices import ChoicesMethod, Decision, Scores
+from sglang.errors import BackendError
+from sglang.params import GenParams, strings
+
+Reply = str | Sequence[str] | BaseException
+Script = Sequence[Reply] | Mapping[str, Reply] | Callable[[Prompt, GenParams], Reply]
+
+CHOSEN, REJECTED = -0.1, -5.0
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call a program made. ``kind`` is "gen", "select" or "commit"."""
+
+    kind: str
+    prompt: Prompt
+    params: GenParams | None = None
+    options: tuple[str, ...] = ()
+
+
+class Mock(Backend):
+    """Answers by a script, or echoes; ``calls`` keeps what it was asked.
+
+    Args:
+        script: a list of replies used in turn; a dict from a text that occurs in the prompt (the
+            one that occurs last counts) to its reply; a function of the prompt and the parameters;
+            or None: the last line of the prompt comes back. A reply is a text, several texts for
+            ``n`` > 1, or an exception to raise. A ``select`` takes the reply if it is an option,
+            and without a script the first option.
+        delay: seconds before each answer.
+        chat_template: name of the template used for roles.
+
+    A token, here, is a word with the space before it; stop strings are cut, and so is text past
+    ``max_new_tokens``. The part of a prompt that an earlier prompt began with counts as cached.
+    """
+
+    name = "mock"
+
+    def __init__(
+        self, script: Script | None = None, *, delay: float = 0.0, chat_template: str = "chatml"
+    ) -> None:
+        self.chat_template = template_named(chat_template)
+        self.calls: list[Call] = []
+        self.flushes = 0
+        self._script = script
+        self._delay = delay
+        self._next = 0
+        self._seen: list[str] = []
+        self._lock = threading.Lock()
+
+    def complete(self, prompt: Prompt, params: GenParams) -> list[Completion]:
+        reply = self._answer(Call("gen", prompt, params))
+        n = params.n or 1
+        texts = [reply] * n if isinstance(reply, str) else list(reply)
+        if len(texts) != n:
+            raise BackendError(f"the script gives {len(texts)} texts and n is {n}")
+        return [self._finish(prompt, text, params) for text in texts]
+
+    def stream(self, prompt: Prompt, params: GenParams) -> Iterator[Completion]:
+        (whole,) = self.complete(prompt, params)
+        words = _words(whole.text)
+        for end in range(1, len(words)):
+            yield Completion("".join(words[:end]), {**whole.meta, "finish_reason": None})
+        yield whole
+
+    def choose(self, prompt: Prompt, options: Sequence[str], method: ChoicesMethod) -> Decision:
+        call = Call("select", prompt, options=tuple(options))
+        answer = self._answer(call)
+        if self._script is None:
+            answer = options[0]
+        if answer not in options:
+            raise BackendError(f"the script says {answer!r}, which is none of {list(options)}")
+        rows = [
+            [[CHOSEN if option == answer else REJECTED, hash(w) % 1000, w] for w in _words(option)]
+            for option in options
+        ]
+        alone = [[[-2.0, *entry[1:]] for entry in row] for row in rows]
+        decision = method(Scores(options, rows, [[] for _ in options], alone))
+        decision.meta["usage"] = self._usage(prompt, 0)
+        return decision
+
+    def commit(self, prompt: Prompt) -> dict[str, Any]:
+        self._note(Call("commit", prompt))
+        return self._usage(prompt, 0)
+
+    def flush_cache(self) -> None:
+        with self._lock:
+            self.flushes += 1
+            self._seen.clear()
+
+    def get_server_info(self) -> dict[str, Any]:
+        return {"backend": "mock", "calls": len(self.calls)}
+
+    def _note(self, call: Call) -> None:
+        if self._delay:
+            time.sleep(self._delay)
+        with self._lock:
+            self.calls.append(call)
+
+    def _answer(self, call: Call) -> str | Sequence[str]:
+        self._note(call)
+        reply = self._reply(call)
+        if isinstance(reply, BaseException):
+            raise reply
+        return reply
+
+    def _reply(self, call: Call) -> Reply:
+        script, text = self._script, call.prompt.text
+        if script is None:
+            lines = text.rstrip("\n").rsplit("\n", 2)
+            return lines[-1]
+        if isinstance(script, Mapping):
+            found = max(script, key=text.rfind, default="")
+            if found == "" or found not in text:
+                raise BackendError(f"the script has no key that occurs in {text[-80:]!r}")
+            return script[found]
+        if callable(script):
+            return script(call.prompt, call.params or GenParams())
+        with self._lock:
+            if self._next >= len(script):
+                raise BackendError(f"the script has ended after {len(script)} replies")
+            self._next += 1
+            return script[self._next - 1]
+
+    def _finish(self, prompt: Prompt, text: str, params: GenParams) -> Completion:
+        words = _words(text)
+        reason: dict[str, Any] = {"type": "stop", "matched": None}
+        limit = params.max_new_tokens if params.max_new_tokens is not None else len(words)
+        if len(words) > limit:
+            words, reason = words[:limit], {"type": "length", "length": limit}
+        text = "".join(words)
+        cuts = [(text.find(stop), stop) for stop in strings(params.stop) if stop in text]
+        if cuts:
+            at, stop = min(cuts)
+            text, reason = text[:at], {"type": "stop", "matched": stop}
+        return Completion(text, {"finish_reason": reason, **self._usage(prompt, len(_words(text)))})
+
+    def _usage(self, prompt: Prompt, completion_tokens: int) -> dict[str, int]:
+        with self._lock:
+            shared = max((_common(prompt.text, seen) for seen in self._seen), default=0)
+            self._seen = [*self._seen[-63:], prompt.text]
+        return {
+            "prompt_tokens": len(_words(prompt.text)),
+            "cached_tokens": len(_words(prompt.text[:shared])),
+            "completion_tokens": completion_tokens,
+        }
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\s*\S+|\s+$", text)
+
+
+def _common(a: str, b: str) -> int:
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[:middle] == b[:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

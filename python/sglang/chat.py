@@ -1,0 +1,142 @@
+"""Chat templates: how roles become text, chosen by the model.
+
+A template is data: what opens and closes each role's text. The one irregular family (the system
+message folded into the first user turn) has a flag.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+Message = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """``roles`` maps a role to what comes before and after its text."""
+
+    name: str
+    roles: Mapping[str, tuple[str, str]]
+    stop: tuple[str, ...] = ()
+    default_system: str | None = None
+    fold_system: bool = False
+
+    def around(self, role: str, messages: Sequence[Message]) -> tuple[str, str]:
+        """Prefix and suffix of ``role`` after ``messages``. Raises ValueError for an unknown role.
+
+        With ``fold_system`` the system text stands inside the first user turn, so the turn is
+        opened by the system message and not again by the user.
+        """
+        if role not in self.roles:
+            raise ValueError(
+                f"chat template {self.name!r} has no role {role!r}; it has {list(self.roles)}"
+            )
+        prefix, suffix = self.roles[role]
+        if self.fold_system and role == "user" and [m["role"] for m in messages] == ["system"]:
+            prefix = ""
+        if self.fold_system and role == "system":
+            prefix = self.roles["user"][0] + prefix
+        return prefix, suffix
+
+
+def _marked(name: str, begin: str, end: str, *, last: str = "", **options: object) -> ChatTemplate:
+    roles = {role: (begin.format(role=role), end) for role in ("system", "user", "assistant")}
+    stop = (last or end.strip(),)
+    return ChatTemplate(name, roles, stop=stop, **options)  # type: ignore[arg-type]
+
+
+TEMPLATES = {
+    t.name: t
+    for t in (
+        ChatTemplate(
+            "default",
+            {
+                "system": ("SYSTEM:", "\n"),
+                "user": ("USER:", "\n"),
+                "assistant": ("ASSISTANT:", "\n"),
+            },
+        ),
+        _marked("chatml", "<|im_start|>{role}\n", "<|im_end|>\n"),
+        _marked(
+            "qwen",
+            "<|im_start|>{role}\n",
+            "<|im_end|>\n",
+            default_system="You are a helpful assistant.",
+        ),
+        _marked("llama-3-instruct", "<|start_header_id|>{role}<|end_header_id|>\n\n", "<|eot_id|>"),
+        ChatTemplate(
+            "llama-2-chat",
+            {
+                "system": ("<<SYS>>\n", "\n<</SYS>>\n\n"),
+                "user": ("[INST] ", " [/INST]"),
+                "assistant": ("", " </s><s>"),
+            },
+            stop=("[INST]", "[/INST]", "<<SYS>>", "<</SYS>>"),
+            fold_system=True,
+        ),
+        ChatTemplate(
+            "mistral",
+            {
+                "system": ("", "\n\n"),
+                "user": ("[INST] ", " [/INST]"),
+                "assistant": ("", "</s>"),
+            },
+            stop=("</s>",),
+            fold_system=True,
+        ),
+        ChatTemplate(
+            "gemma-it",
+            {
+                "system": ("", "\n\n"),
+                "user": ("<start_of_turn>user\n", "<end_of_turn>\n"),
+                "assistant": ("<start_of_turn>model\n", "<end_of_turn>\n"),
+            },
+            stop=("<end_of_turn>",),
+            fold_system=True,
+        ),
+        ChatTemplate(
+            "vicuna",
+            {"system": ("", " "), "user": ("USER: ", " "), "assistant": ("ASSISTANT: ", "</s>")},
+            stop=("USER:", "</s>"),
+        ),
+    )
+}
+
+# First match wins. A model's own jinja template is recognised by its markers, a path by its name.
+MARKERS = (
+    ("<|im_start|>", "chatml"),
+    ("<|start_header_id|>", "llama-3-instruct"),
+    ("<start_of_turn>", "gemma-it"),
+    ("<<SYS>>", "llama-2-chat"),
+    ("[INST]", "mistral"),
+)
+MODEL_NAMES = (
+    (r"sglang-tiny|chatml|hermes", "chatml"),
+    (r"qwen.*base", "default"),
+    (r"qwen", "qwen"),
+    (r"llama-?3.*instruct", "llama-3-instruct"),
+    (r"llama-?2.*chat|codellama.*instruct", "llama-2-chat"),
+    (r"mi[sx]tral.*instruct|ministral", "mistral"),
+    (r"gemma.*it", "gemma-it"),
+    (r"vicuna|llava-v1", "vicuna"),
+)
+
+
+def template_named(name: str) -> ChatTemplate:
+    """Raises ValueError for an unknown name."""
+    if name not in TEMPLATES:
+        raise ValueError(f"no chat template {name!r}; use one of {sorted(TEMPLATES)}")
+    return TEMPLATES[name]
+
+
+def template_for(model_path: str, jinja: str | None = None) -> ChatTemplate:
+    """The template of a model: by its name, then by the markers in its own template."""
+    for pattern, name in MODEL_NAMES:
+        if re.search(pattern, model_path.rstrip("/").rsplit("/", 1)[-1], re.IGNORECASE):
+            return TEMPLATES[name]
+    for marker, name in MARKERS:
+        if jinja and marker in jinja:
+            return TEMPLATES[name]
+    return TEMPLATES["default"]

@@ -1,0 +1,168 @@
+"""Nodes: what a program appends to its state, as plain data.
+
+``gen``, ``select`` and the roles only build nodes; ``interpreter`` gives them their meaning through
+one dispatch table, so that another reader of the same nodes (a tracer, a compiler) needs no change
+here. Nodes join with ``+`` into a Sequence; a ``str`` becomes a ConstantText.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from sglang.params import GenParams
+
+
+class Node:
+    """Base of all nodes.
+
+    ``blocking`` tells that visiting the node may wait for the backend: such a node is never visited
+    in the thread that appends it.
+    """
+
+    blocking: ClassVar[bool] = False
+
+    def __add__(self, other: object) -> Chain:
+        return Chain((*self.flat(), *node_of(other).flat()))
+
+    def __radd__(self, other: object) -> Chain:
+        return Chain((*node_of(other).flat(), *self.flat()))
+
+    def flat(self) -> Iterator[Node]:
+        """The atomic nodes, in order."""
+        yield self
+
+    def names(self) -> Sequence[str]:
+        """Variables that visiting the node defines."""
+        return ()
+
+
+def node_of(value: object) -> Node:
+    """Raises TypeError for what cannot be appended to a state."""
+    if isinstance(value, Node):
+        return value
+    if isinstance(value, str):
+        return ConstantText(value)
+    if value is None:
+        raise TypeError(
+            "cannot append None; s.user(...), s.assistant(...) and s.system(...) already append: "
+            "write them without 's +=', or append sglang.user(...)"
+        )
+    kind = type(value).__name__
+    raise TypeError(f"cannot append {kind} {value!r:.60}; append text or an expression, str(...)?")
+
+
+@dataclass(frozen=True)
+class Chain(Node):
+    """Several nodes, one after the other."""
+
+    parts: tuple[Node, ...]
+
+    def flat(self) -> Iterator[Node]:
+        for part in self.parts:
+            yield from part.flat()
+
+
+@dataclass(frozen=True)
+class ConstantText(Node):
+    text: str
+
+
+@dataclass(frozen=True)
+class Gen(Node):
+    """Text drawn by the model until a stop or a limit, kept in variable ``name`` if it has one."""
+
+    blocking = True
+    name: str | None = None
+    params: GenParams = field(default_factory=GenParams)
+
+    def names(self) -> Sequence[str]:
+        return () if self.name is None else (self.name,)
+
+
+@dataclass(frozen=True)
+class Select(Node):
+    """The most likely of ``choices``; ``method`` names the score, or is one of ``choices.py``."""
+
+    blocking = True
+    name: str | None
+    choices: tuple[str, ...]
+    method: Any
+
+    def names(self) -> Sequence[str]:
+        return () if self.name is None else (self.name,)
+
+
+@dataclass(frozen=True)
+class RoleBegin(Node):
+    role: str
+
+
+@dataclass(frozen=True)
+class RoleEnd(Node):
+    role: str
+
+
+@dataclass(frozen=True)
+class ScopeBegin(Node):
+    name: str
+
+
+@dataclass(frozen=True)
+class ScopeEnd(Node):
+    """Variable ``name`` is the text since its ScopeBegin."""
+
+    name: str
+
+    def names(self) -> Sequence[str]:
+        return (self.name,)
+
+
+@dataclass(frozen=True)
+class SetVariable(Node):
+    name: str
+    value: Any
+
+    def names(self) -> Sequence[str]:
+        return (self.name,)
+
+
+@dataclass(frozen=True)
+class Commit(Node):
+    """Have the backend compute and cache the text so far."""
+
+    blocking = True
+
+
+@dataclass(frozen=True)
+class Fork(Node):
+    """Start the executors of ``children`` from a copy of what has been written so far."""
+
+    children: tuple[Any, ...]
+
+
+class Argument(Node):
+    """An argument of a program that is being traced, whose value is not known.
+
+    It may be appended; whatever would need its value raises TypeError.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def _needs_value(self, *_: object, **__: object) -> Any:
+        raise TypeError(
+            f"the value of argument {self.name!r} is not known while the program is traced: append "
+            "it (s += 'Q: ' + question) instead of formatting it, branching on it or iterating it"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._needs_value()
+
+    __str__ = __repr__ = __format__ = __bool__ = __iter__ = __len__ = __getitem__ = _needs_value
+    __eq__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = __int__ = __float__ = _needs_value
+    __index__ = __mod__ = __mul__ = __call__ = _needs_value
+    __hash__ = Node.__hash__

@@ -1,0 +1,144 @@
+"""GenParams: every parameter of a generation, declared once.
+
+``None`` means "inherit": a ``gen`` inherits from its ``run``, a ``run`` from ``DEFAULTS``. Names
+are those of the native HTTP interface except where ``WIRE_NAMES`` says otherwise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Stop = str | Sequence[str] | None
+
+
+@dataclass(frozen=True)
+class GenParams:
+    """Sampling, stops, log-probabilities and constraints of one generation."""
+
+    max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
+    n: int | None = None
+    stop: Stop = None
+    stop_token_ids: Sequence[int] | None = None
+    stop_regex: Stop = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Mapping[int, float] | None = None
+    seed: int | None = None
+    ignore_eos: bool | None = None
+    return_logprob: bool | None = None
+    logprob_start_len: int | None = None
+    top_logprobs_num: int | None = None
+    return_text_in_logprobs: bool | None = None
+    dtype: type | str | None = None
+    regex: str | None = None
+    json_schema: str | Mapping[str, Any] | None = None
+
+    def over(self, base: GenParams) -> GenParams:
+        """``base``, with whatever is given here instead."""
+        return dataclasses.replace(base, **given(self))
+
+
+def given(params: GenParams) -> dict[str, Any]:
+    """The parameters that are not inherited, by name."""
+    return {name: value for name, value in vars(params).items() if value is not None}
+
+
+DEFAULTS = GenParams(
+    max_new_tokens=128,
+    n=1,
+    temperature=1.0,
+    top_p=1.0,
+    top_k=-1,
+    min_p=0.0,
+    frequency_penalty=0.0,
+    presence_penalty=0.0,
+    ignore_eos=False,
+)
+
+NAMES = tuple(f.name for f in dataclasses.fields(GenParams))
+WIRE_NAMES = {"seed": "sampling_seed"}
+REQUEST_FIELDS = (
+    "return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs",
+)  # fmt: skip
+
+# A number ends where something follows that is not part of one, so int and float also stop there.
+DTYPES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "int": (r"[-+]?[0-9]{1,20}", (" ", "\n")),
+    "float": (r"[-+]?([0-9]{1,20}(\.[0-9]{0,20})?|\.[0-9]{1,20})", (" ", "\n")),
+    "str": (r'"[^"\\\n]*"', ()),
+    "bool": (r"(True|False)", ()),
+}
+
+
+def split(arguments: Mapping[str, Any]) -> tuple[GenParams, dict[str, Any]]:
+    """Sort keyword arguments into generation parameters and everything else."""
+    chosen = {name: value for name, value in arguments.items() if name in NAMES}
+    rest = {name: value for name, value in arguments.items() if name not in NAMES}
+    return GenParams(**chosen), rest
+
+
+def signature_parameters() -> list[inspect.Parameter]:
+    """Keyword-only parameters for the signature of a function that takes all of them."""
+    return [
+        inspect.Parameter(
+            f.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=getattr(DEFAULTS, f.name),
+            annotation=f.type,
+        )
+        for f in dataclasses.fields(GenParams)
+    ]
+
+
+def strings(value: Stop) -> tuple[str, ...]:
+    """A stop list from one string, several or none."""
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def resolve_dtype(params: GenParams) -> GenParams:
+    """Replace ``dtype`` by the regex and stops it stands for. Raises ValueError if unknown."""
+    if params.dtype is None:
+        return params
+    name = params.dtype if isinstance(params.dtype, str) else params.dtype.__name__
+    if name not in DTYPES:
+        raise ValueError(f"dtype is {params.dtype!r}; use int, float, str or bool")
+    if params.regex is not None or params.json_schema is not None:
+        raise ValueError("dtype, regex and json_schema exclude one another; give one of them")
+    pattern, stops = DTYPES[name]
+    return dataclasses.replace(
+        params, dtype=None, regex=pattern, stop=(*strings(params.stop), *stops)
+    )
+
+
+def to_wire(params: GenParams) -> dict[str, Any]:
+    """Fields of a native ``/generate`` request: ``sampling_params`` and the log-probability ones.
+
+    Raises ValueError as ``resolve_dtype`` does.
+    """
+    values = given(resolve_dtype(params))
+    body = {name: values.pop(name) for name in REQUEST_FIELDS if name in values}
+    for name in ("stop", "stop_regex"):
+        if name in values:
+            values[name] = list(strings(values[name]))
+    if "stop_token_ids" in values:
+        values["stop_token_ids"] = list(values["stop_token_ids"])
+    if "logit_bias" in values:
+        values["logit_bias"] = {str(token): bias for token, bias in values["logit_bias"].items()}
+    if not isinstance(values.get("json_schema", ""), str):
+        import json
+
+        values["json_schema"] = json.dumps(values["json_schema"])
+    body["sampling_params"] = {WIRE_NAMES.get(name, name): v for name, v in values.items()}
+    return body

@@ -1,0 +1,209 @@
+"""SglFunction: a Python function over a state, and the ways to run it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from sglang.backend.base import Backend
+from sglang.executor import StreamExecutor
+from sglang.params import DEFAULTS, GenParams, signature_parameters, split
+from sglang.settings import global_config
+from sglang.state import ProgramState
+
+
+class SglFunction:
+    """What ``@sglang.function`` makes.
+
+    ``bound`` holds arguments given by ``bind``; ``num_api_spec_tokens`` is kept for backends that
+    can over-generate.
+    """
+
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        num_api_spec_tokens: int | None = None,
+        bound: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.func = func
+        self.num_api_spec_tokens = num_api_spec_tokens
+        self.bound = dict(bound or {})
+        functools.update_wrapper(self, func)
+        names = list(inspect.signature(func).parameters)
+        if not names or names[0] != "s":
+            raise ValueError(
+                f"the first parameter of {func.__name__!r} must be s, the state; it has {names}"
+            )
+        self.arg_names = names[1:]
+
+    def bind(self, **arguments: Any) -> SglFunction:
+        """The same function with some arguments given. Raises TypeError for an unknown name."""
+        unknown = [name for name in arguments if name not in self.arg_names]
+        if unknown and not self._takes_any():
+            raise TypeError(f"{self.func.__name__} has no argument {unknown[0]!r} to bind")
+        return SglFunction(self.func, self.num_api_spec_tokens, {**self.bound, **arguments})
+
+    def _takes_any(self) -> bool:
+        parameters = inspect.signature(self.func).parameters.values()
+        return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+
+    def run(
+        self,
+        *args: Any,
+        stream: bool = False,
+        backend: Any = None,
+        use_thread: bool = True,
+        **kwargs: Any,
+    ) -> ProgramState:
+        """Run to the end and give the state.
+
+        Keyword arguments named as fields of ``GenParams`` are the defaults of every ``gen``, the
+        others are the function's. With ``stream=True`` it runs in a thread and the state comes at
+        once: read it by ``text_iter``.
+
+        Raises:
+            ProgramError: a primitive failed; what the function itself raises comes as it is.
+        """
+        params, arguments = split(kwargs)
+        return self.start(
+            resolve_backend(backend),
+            args,
+            arguments,
+            params.over(DEFAULTS),
+            stream=stream,
+            use_thread=use_thread,
+        )
+
+    def start(
+        self,
+        backend: Backend,
+        args: Sequence[Any],
+        arguments: Mapping[str, Any],
+        defaults: GenParams,
+        *,
+        stream: bool = False,
+        use_thread: bool = True,
+    ) -> ProgramState:
+        """``run`` with everything resolved."""
+        executor = StreamExecutor(
+            backend, defaults, streaming=stream, use_thread=use_thread, open=stream
+        )
+        state = ProgramState(executor)
+        everything = {**self.bound, **arguments}
+        if not stream:
+            self._call(state, args, everything)
+            return state
+
+        def detached() -> None:
+            executor.adopt()
+            try:
+                self._call(state, args, everything)
+            except BaseException as error:
+                executor.fail(error, None)
+            finally:
+                executor.close()
+
+        threading.Thread(target=detached, name="sglang-program", daemon=True).start()
+        return state
+
+    def _call(self, state: ProgramState, args: Sequence[Any], arguments: Mapping[str, Any]) -> None:
+        executor = state._executor
+        try:
+            state.ret_value = self.func(state, *args, **arguments)
+        except BaseException as error:
+            executor.cancel(error)
+            raise
+        executor.finish()
+
+    def run_batch(
+        self,
+        batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]],
+        *,
+        backend: Any = None,
+        num_threads: int | str = "auto",
+        progress_bar: bool = False,
+        generator_style: bool = False,
+        return_errors: bool = False,
+        **kwargs: Any,
+    ) -> list[ProgramState] | Iterator[ProgramState]:
+        """Run once for each item (a dict of arguments, or a tuple in their order), in parallel.
+
+        The common constant prefix is computed first where it is long. With ``generator_style`` the
+        states are given in order as they finish. The first item to fail ends the batch with its
+        error, unless ``return_errors``: then its state's ``error()`` tells.
+        """
+        from sglang.batch import run_batch
+
+        params, unknown = split(kwargs)
+        if unknown:
+            raise TypeError(f"run_batch has no option {next(iter(unknown))!r}")
+        states = run_batch(
+            self,
+            [self._item(item) for item in batch_kwargs],
+            resolve_backend(backend),
+            params.over(DEFAULTS),
+            num_threads=num_threads,
+            progress_bar=progress_bar,
+            return_errors=return_errors,
+        )
+        return states if generator_style else list(states)
+
+    def _item(self, item: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
+        if isinstance(item, Mapping):
+            return dict(item)
+        if not isinstance(item, (list, tuple)):
+            raise TypeError(f"a batch item is a dict or a tuple of arguments, not {item!r:.60}")
+        free = [name for name in self.arg_names if name not in self.bound]
+        if len(item) > len(free):
+            raise TypeError(f"a batch item has {len(item)} values; {free} are the arguments")
+        return dict(zip(free, item))
+
+    def cache(self, backend: Any = None) -> str:
+        """Have the backend compute and cache the constant text this program begins with, and
+        give that text.
+        """
+        from sglang.tracer import constant_prefix
+
+        chosen = resolve_backend(backend)
+        prefix = constant_prefix(self, chosen, {})
+        chosen.cache_prefix(prefix)
+        return prefix
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """``run``; or, given a state first, continue that state with this function's body and give
+        the function's own result.
+        """
+        if args and isinstance(args[0], ProgramState):
+            return self.func(args[0], *args[1:], **{**self.bound, **kwargs})
+        return self.run(*args, **kwargs)
+
+
+def resolve_backend(backend: Any) -> Backend:
+    """The backend given, or the default one. Raises ValueError where there is neither."""
+    chosen = backend if backend is not None else global_config.default_backend
+    if chosen is None:
+        raise ValueError(
+            "no backend: call sglang.set_default_backend(sglang.Engine()) once, "
+            "or give run(..., backend=...)"
+        )
+    chosen = getattr(chosen, "endpoint", chosen)
+    if not isinstance(chosen, Backend):
+        raise TypeError(f"{chosen!r:.60} is not a backend; use Engine, Runtime or RuntimeEndpoint")
+    return chosen
+
+
+def _document(method: Callable[..., Any]) -> None:
+    """Show the generation parameters, which are declared once, in the method's signature."""
+    signature = inspect.signature(method)
+    own = [p for p in signature.parameters.values() if p.name != "kwargs"]
+    rest = [p for p in signature.parameters.values() if p.name == "kwargs"]
+    method.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*own, *signature_parameters(), *rest]
+    )
+
+
+_document(SglFunction.run)
+_document(SglFunction.run_batch)

@@ -1,0 +1,64 @@
+"""Workers: the threads in which executors wait for their backends.
+
+A job never waits for another job (a fork is continued by its parent's executor, a join waits in
+the program's own thread), so a bounded number of threads cannot deadlock, however many executors.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from sglang.settings import global_config
+
+IDLE_SECONDS = 0.25
+
+
+class Workers:
+    """Starts a thread where none is idle; an idle one ends after ``idle`` seconds."""
+
+    def __init__(self, idle: float = IDLE_SECONDS) -> None:
+        self._idle_seconds = idle
+        self._changed = threading.Condition()
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._idle = 0
+        self.count = 0
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """``job`` must not raise."""
+        with self._changed:
+            self._jobs.append(job)
+            if self._idle >= len(self._jobs):
+                self._changed.notify()
+                return
+            if self.count >= global_config.max_threads:
+                return
+            self.count += 1
+        try:
+            threading.Thread(target=self._run, name="sglang-worker", daemon=True).start()
+        except RuntimeError:
+            # The system refuses another thread: those that run will take the job, else we do.
+            with self._changed:
+                self.count -= 1
+                orphaned = self.count == 0 and job in self._jobs
+                if orphaned:
+                    self._jobs.remove(job)
+            if orphaned:
+                job()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._jobs:
+                    self._idle += 1
+                    woken = self._changed.wait(self._idle_seconds)
+                    self._idle -= 1
+                    if not woken and not self._jobs:
+                        self.count -= 1
+                        return
+                job = self._jobs.popleft()
+            job()
+
+
+WORKERS = Workers()

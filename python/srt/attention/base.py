@@ -1,0 +1,73 @@
+"""The contract between a model and an attention implementation.
+
+    plan(layout)            once a pass: everything that depends on the batch alone
+    attend(layer, q, k, v)  once a layer: store the new keys and values, then attend
+
+The implementation owns the KV pools it was made with. ``plan`` replaces the plan of the last pass
+and touches no pool. ``attend`` writes ``k`` and ``v`` of **all** rows to the layer's pool before
+any row reads it, so a row may read pages that another row of the same batch writes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from torch import Tensor
+
+Int32Array = np.ndarray[Any, np.dtype[np.int32]]
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Attention of one layer, on this rank.
+
+    Attributes:
+        index: the layer's place among the pools.
+        scale: multiplies the scores, usually ``head_dim ** -0.5``.
+        window: a query sees itself and the ``window - 1`` tokens before it; 0: all of them.
+    """
+
+    index: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int = 0
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the rows of one pass lie, as plain host arrays (int32).
+
+    Row ``r`` has ``counts[r]`` new tokens at positions ``starts[r]...``; its page table is
+    ``pages[tables[r] : tables[r + 1]]`` and covers ``starts[r] + counts[r]`` tokens. New tokens
+    lie row after row in the flat dimension of ``T = counts.sum()``.
+
+    Attributes:
+        starts, counts: shape [R].
+        tables: shape [R + 1], offsets into ``pages``.
+        pages: page numbers of all rows, concatenated.
+        positions: shape [T], position of each new token.
+    """
+
+    starts: Int32Array
+    counts: Int32Array
+    tables: Int32Array
+    pages: Int32Array
+    positions: Int32Array
+
+
+class Attention(Protocol):
+    """An implementation; see the module's text for what each call mutates."""
+
+    def plan(self, layout: Layout) -> None:
+        """Prepare a pass."""
+
+    def attend(self, heads: Heads, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Causal attention of the planned rows.
+
+        q: [T, num_heads, head_dim]; k, v: [T, num_kv_heads, head_dim], all rotated already.
+        Returns [T, num_heads * head_dim].
+        """

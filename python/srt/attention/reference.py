@@ -1,0 +1,54 @@
+"""Attention by definition, one query at a time: what every implementation is tested against."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from srt.attention.base import Heads, Layout
+
+
+def slots_of(layout: Layout, row: int, page_size: int) -> list[int]:
+    """Pool slots of the row's positions ``0 .. start + count - 1``."""
+    table = layout.pages[layout.tables[row] : layout.tables[row + 1]].tolist()
+    length = int(layout.starts[row] + layout.counts[row])
+    return [table[p // page_size] * page_size + p % page_size for p in range(length)]
+
+
+def attend(
+    heads: Heads,
+    layout: Layout,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_pool: Tensor,
+    value_pool: Tensor,
+    page_size: int,
+) -> Tensor:
+    """softmax(q k^T * scale) v ("Attention is all you need", eq. 1) over pages, in float64.
+
+    Writes ``k`` and ``v`` to the pools [slots, num_kv_heads, head_dim]; shapes otherwise as in
+    ``Attention.attend``. Query head ``h`` reads key head ``h // (num_heads / num_kv_heads)``.
+    """
+    flat = 0
+    for row, count in enumerate(layout.counts.tolist()):
+        for slot in slots_of(layout, row, page_size)[-count:]:
+            key_pool[slot], value_pool[slot] = k[flat], v[flat]
+            flat += 1
+    out = torch.empty(q.shape, dtype=torch.float64)
+    flat, group = 0, heads.num_heads // heads.num_kv_heads
+    for row, count in enumerate(layout.counts.tolist()):
+        slots = slots_of(layout, row, page_size)
+        for position in range(len(slots) - count, len(slots)):
+            first = max(0, position - heads.window + 1) if heads.window else 0
+            seen = slots[first : position + 1]
+            for h in range(heads.num_heads):
+                keys = key_pool[seen, h // group].double().cpu()
+                values = value_pool[seen, h // group].double().cpu()
+                scores = [math.fsum((key * q[flat, h].double().cpu()).tolist()) for key in keys]
+                weights = torch.softmax(torch.tensor(scores).double() * heads.scale, 0)
+                out[flat, h] = weights @ values
+            flat += 1
+    return out.flatten(1)

@@ -1,0 +1,148 @@
+"""Rotary position embedding (RoFormer, Su et al. 2021) and the scalings that extend it.
+
+Each variant is a function that returns the inverse frequencies, [head_dim / 2] or, where they
+depend on the position, [length, head_dim / 2], and a factor on cosine and sine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Settings of a rotary embedding, named as in a checkpoint's ``rope_parameters``.
+
+    ``original_length`` is the length the model was pre-trained at, ``max_length`` what its
+    configuration declares.
+    """
+
+    type: str = "default"
+    theta: float = 10000.0
+    factor: float = 1.0
+    max_length: int = 0
+    original_length: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    truncate: bool = True
+
+    @property
+    def length(self) -> int:
+        """Longest sequence the scaling is meant for, in tokens."""
+        if self.type in ("linear", "dynamic"):
+            return int(self.max_length * self.factor)
+        if self.type == "yarn":
+            return max(self.max_length, int(self.original_length * self.factor))
+        return self.max_length
+
+
+def _exponents(dim: int, device: torch.device) -> Tensor:
+    return torch.arange(0, dim, 2, dtype=torch.float32, device=device) / dim
+
+
+def default(rope: Rope, dim: int, length: int, device: torch.device) -> tuple[Tensor, float]:
+    return 1.0 / rope.theta ** _exponents(dim, device), 1.0
+
+
+def linear(rope: Rope, dim: int, length: int, device: torch.device) -> tuple[Tensor, float]:
+    """Position interpolation (Chen et al. 2023): positions divided by the factor."""
+    inverse, scale = default(rope, dim, length, device)
+    return inverse / rope.factor, scale
+
+
+def dynamic(rope: Rope, dim: int, length: int, device: torch.device) -> tuple[Tensor, float]:
+    """NTK-aware base that grows with the sequence.
+
+    A token at position ``p`` is rotated with the base of a sequence that ends at ``p``: what a
+    model that decodes token by token over a KV cache computes. A whole prompt longer than
+    ``max_length`` would use its last token's base for all of them, which makes a prefix's keys
+    depend on what follows, so that no two requests could share them.
+    """
+    reach = torch.arange(1, length + 1, dtype=torch.float32, device=device)
+    reach = reach.clamp_(min=rope.max_length).unsqueeze(1)
+    stretch = rope.factor * reach / rope.max_length - (rope.factor - 1)
+    base = rope.theta * stretch ** (dim / (dim - 2))
+    return 1.0 / base ** _exponents(dim, device), 1.0
+
+
+def yarn(rope: Rope, dim: int, length: int, device: torch.device) -> tuple[Tensor, float]:
+    """YaRN (Peng et al. 2023, section 3): slow dimensions are interpolated, fast ones kept."""
+
+    def dimension(rotations: float) -> float:
+        # The dimension that turns `rotations` times over the original length.
+        turns = math.log(rope.original_length / (rotations * 2 * math.pi))
+        return dim * turns / (2 * math.log(rope.theta))
+
+    def magnitude(weight: float) -> float:
+        return 1.0 if rope.factor <= 1 else 0.1 * weight * math.log(rope.factor) + 1.0
+
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001
+    index = torch.arange(dim // 2, dtype=torch.float32, device=device)
+    interpolate = ((index - low) / (high - low)).clamp_(0, 1)
+    inverse, _ = default(rope, dim, length, device)
+    inverse = inverse / rope.factor * interpolate + inverse * (1 - interpolate)
+    if rope.attention_factor is not None:
+        return inverse, rope.attention_factor
+    if rope.mscale and rope.mscale_all_dim:
+        return inverse, magnitude(rope.mscale) / magnitude(rope.mscale_all_dim)
+    return inverse, magnitude(1.0)
+
+
+def llama3(rope: Rope, dim: int, length: int, device: torch.device) -> tuple[Tensor, float]:
+    """Llama 3.1: long wavelengths are divided by the factor, medium ones blended."""
+    inverse, scale = default(rope, dim, length, device)
+    turns = rope.original_length * inverse / (2 * math.pi)
+    span = rope.high_freq_factor - rope.low_freq_factor
+    keep = ((turns - rope.low_freq_factor) / span).clamp_(0, 1)
+    return inverse / rope.factor * (1 - keep) + inverse * keep, scale
+
+
+VARIANTS: dict[str, Callable[[Rope, int, int, torch.device], tuple[Tensor, float]]] = {
+    "default": default,
+    "linear": linear,
+    "dynamic": dynamic,
+    "yarn": yarn,
+    "llama3": llama3,
+}
+
+
+class Rotary:
+    """Cosines and sines of all positions up to ``length``, and the rotation itself.
+
+    Dimension ``i`` turns with dimension ``i + head_dim / 2`` (the layout of HF checkpoints).
+    """
+
+    def __init__(
+        self, rope: Rope, head_dim: int, length: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        inverse, scale = VARIANTS[rope.type](rope, head_dim, length, device)
+        angles = torch.arange(length, dtype=torch.float32, device=device).unsqueeze(1) * inverse
+        cos, sin = angles.cos().mul_(scale), angles.sin().mul_(scale)
+        # One table [length, 2, 1, head_dim]; the sign of the rotation is folded into the sine.
+        table = torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], dim=1)
+        self.table = table.unsqueeze(2).to(dtype)
+        self.half = head_dim // 2
+
+    def at(self, positions: Tensor) -> Tensor:
+        """Positions [T] -> angles [T, 2, 1, head_dim] for ``rotate``."""
+        return self.table.index_select(0, positions)
+
+    def rotate(self, x: Tensor, angles: Tensor) -> Tensor:
+        """Rotate every head of x [T, heads, head_dim]; a new tensor."""
+        cos, sin = angles.unbind(1)
+        return (x * cos).addcmul_(x.roll(self.half, -1), sin)

@@ -1,0 +1,16 @@
+"""Qwen3 (Yang et al. 2025): Llama with queries and keys normed per head, and no biases."""
+
+from __future__ import annotations
+
+from srt.models.config import Fields, ModelSpec, decoder_spec, layer_windows
+from srt.models.llama import LlamaForCausalLM
+
+
+class Qwen3ForCausalLM(LlamaForCausalLM):
+    @staticmethod
+    def read(config: Fields, architecture: str) -> ModelSpec:
+        bias = config.flag("attention_bias")
+        return decoder_spec(
+            config, architecture, windows=layer_windows(config), kv_heads=32, head_dim=128,
+            qkv_bias=bias, out_bias=bias, qk_norm=True,
+        )  # fmt: skip

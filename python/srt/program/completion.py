@@ -1,0 +1,287 @@
+"""Completion: the built-in program behind /generate and /v1, and behind the offline engine.
+
+    n = 1    Open, Advance(Generate)
+    n > 1    Open, Advance(Fill), then n - 1 Forks and one Advance(Generate) each
+    max 0    Open, Advance(Fill), or Advance(Score) where log-probabilities are wanted
+
+A stream that is closed or cancelled, at whatever moment, closes its contexts in the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, suppress
+from typing import Any
+
+import msgspec
+
+from srt.core.ints import Ints
+from srt.core.messages import (
+    Advance,
+    Close,
+    Done,
+    Event,
+    Failed,
+    Fill,
+    Fork,
+    Generate,
+    Open,
+    Prompt,
+    Reply,
+    Score,
+    Tokens,
+    Verb,
+)
+from srt.core.sampling import SEED_LIMIT, SamplingParams
+from srt.engine.client import Client, EngineLost, Inbox
+from srt.engine.info import EngineInfo
+from srt.program.merge import merge
+from srt.program.output import Assembler, Finish, Output, PromptLogprobs
+from srt.program.request import Ask, Logprobs, RequestError
+from srt.tokenizer import Tokenizer
+
+__all__ = ["Completion", "EngineLost"]
+
+_THREAD_CHARS = 1 << 15  # longer texts are tokenized beside the event loop
+_CODES = {"invalid": "invalid_value", "capacity": "context_length_exceeded", "busy": "queue_full"}
+
+
+class Completion:
+    """Completes prompts on one engine. Every method belongs to the client's event loop."""
+
+    def __init__(self, client: Client, tokenizer: Tokenizer) -> None:
+        self.client, self.tokenizer = client, tokenizer
+        self._runs: set[_Run] = set()
+
+    async def encode(self, text: str, add_special_tokens: bool = True) -> Ints:
+        """Ids of a prompt text. Raises RequestError on text that is not valid Unicode."""
+        try:
+            if len(text) < _THREAD_CHARS:
+                return self.tokenizer.encode(text, add_special_tokens)
+            return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens)
+        except ValueError as error:
+            raise RequestError(f"The prompt cannot be tokenized: {error}.", "prompt") from error
+
+    async def stream(self, ask: Ask) -> AsyncGenerator[Output, None]:
+        """The ``n`` completions of ``ask``: each Output, the same object, whenever it has grown.
+
+        Every Output comes once with ``finish`` set, and that time is its last. Raises
+        RequestError, and EngineLost where the engine died.
+        """
+        run = _Run(self.client, self.tokenizer, ask.verified(self.client.info))
+        self._runs.add(run)
+        try:
+            async with aclosing(run.outputs()) as outputs:
+                ended: set[int] = set()
+                async for output in outputs:
+                    if output.index in ended:  # seen finished while an older item was read
+                        continue
+                    if output.finish is not None:
+                        ended.add(output.index)
+                    output.seconds = time.monotonic() - run.started
+                    yield output
+        finally:
+            run.close()
+            self._runs.discard(run)
+
+    async def generate(self, ask: Ask) -> list[Output]:
+        """The ``n`` completions of ``ask``, finished. Raises as ``stream`` does."""
+        found: dict[int, Output] = {}
+        async with aclosing(self.stream(ask)) as outputs:
+            async for output in outputs:
+                found[output.index] = output
+        return [found[index] for index in sorted(found)]
+
+    @property
+    def info(self) -> EngineInfo:
+        return self.client.info
+
+    @property
+    def pending(self) -> int:
+        """Requests that the engine has not ended yet."""
+        return self.client.pending
+
+    @property
+    def lost(self) -> EngineLost | None:
+        """Why the engine can answer no more, None while it can."""
+        return self.client.lost
+
+    async def control(self, op: str, seconds: float = 5.0) -> Reply:
+        """The engine's answer to "stats", "flush" or "ping".
+
+        Raises EngineLost, and TimeoutError where the engine is silent for ``seconds``.
+        """
+        return await asyncio.wait_for(self.client.control(op), seconds)
+
+    def abort(self, rid: str | None = None) -> int:
+        """End requests named ``rid`` (None: all) with reason "abort"; return how many."""
+        chosen = [run for run in self._runs if rid is None or run.ask.rid == rid]
+        for run in chosen:
+            run.abort()
+        return len(chosen)
+
+
+class _Run:
+    """One ask in the engine. ``_open`` holds the contexts that the engine may still hold."""
+
+    def __init__(self, client: Client, tokenizer: Tokenizer, ask: Ask) -> None:
+        self.ask, self.started, self.aborted = ask, time.monotonic(), False
+        self._client, self._tokenizer = client, tokenizer
+        self._open: set[int] = set()
+        self._inboxes: set[Inbox] = set()
+        ends = () if ask.sampling.ignore_eos else client.info.eos
+        self._enders = frozenset((*ask.sampling.stop_token_ids, *ends))
+
+    async def outputs(self) -> AsyncGenerator[Output, None]:
+        sampling = self.ask.sampling
+        context = self._client.new_id()
+        opening = Open(context, self.ask.prompt.tobytes(), self.ask.namespace)
+        self._open.add(context)
+        if sampling.n == 1 and sampling.max_new_tokens > 0:
+            streams = [self._generate(0, context, [opening], self._score_from)]
+            shared = Output(0, len(self.ask.prompt))
+        else:
+            done, shared = await self._prefill(context, opening)
+            if done.reason == "abort" or self.aborted or sampling.max_new_tokens == 0:
+                reason = "abort" if done.reason == "abort" or self.aborted else "length"
+                for index in range(sampling.n):
+                    output = self._output(index, shared)
+                    output.finish = Finish(reason)
+                    yield output
+                return
+            streams = self._fork(context, shared)
+        async with aclosing(merge(streams)) as merged:
+            async for _, output in merged:
+                if sampling.n > 1:
+                    output.cached_tokens = shared.cached_tokens
+                yield output
+
+    @property
+    def _score_from(self) -> int:
+        """The first prompt index whose log-probability is wanted, -1 for none."""
+        logprobs = self.ask.logprobs
+        start = -1 if logprobs is None else logprobs.start
+        return start if start < len(self.ask.prompt) else -1
+
+    def _output(self, index: int, shared: Output) -> Output:
+        """A fresh output that has what all completions of the prompt share."""
+        return Output(
+            index,
+            shared.prompt_tokens,
+            prompt_logprobs=shared.prompt_logprobs,
+            cached_tokens=shared.cached_tokens,
+            queued_seconds=shared.queued_seconds,
+        )
+
+    async def _prefill(self, context: int, opening: Verb) -> tuple[Done, Output]:
+        """Compute the prompt alone, scored where asked for; its facts come in an Output."""
+        shared, start = Output(0, len(self.ask.prompt)), self._score_from
+        logprobs = self.ask.logprobs or Logprobs()
+        goal = Score(start, logprobs.top, logprobs.probe) if start >= 0 else Fill()
+        close = self.ask.sampling.max_new_tokens == 0
+        async with aclosing(self._advance(context, goal, [opening], close)) as events:
+            async for event in events:
+                if isinstance(event, Prompt):
+                    shared.prompt_logprobs = shared.prompt_logprobs or PromptLogprobs(event.start)
+                    shared.prompt_logprobs.extend(event)
+                elif isinstance(event, Done):
+                    shared.cached_tokens, shared.queued_seconds = event.cached, event.queued
+                    return event, shared
+        raise RequestError("The engine ended a prompt without an answer.", code="internal_error")
+
+    def _fork(self, context: int, shared: Output) -> list[AsyncGenerator[Output, None]]:
+        """One stream a completion; the first goes on in the prompt's own context.
+
+        The forks are made at once, before that context grows.
+        """
+        children = [self._client.new_id() for _ in range(self.ask.sampling.n - 1)]
+        self._open.update(children)
+        self._client.send(*(Fork(context, child) for child in children))
+        return [
+            self._generate(index, each, [], -1, shared)
+            for index, each in enumerate([context, *children])
+        ]
+
+    async def _generate(
+        self,
+        index: int,
+        context: int,
+        before: Sequence[Verb],
+        score_from: int,
+        shared: Output | None = None,
+    ) -> AsyncGenerator[Output, None]:
+        sampling, logprobs = self.ask.sampling, self.ask.logprobs
+        output = self._output(index, shared or Output(0, len(self.ask.prompt)))
+        text = self._tokenizer.detokenizer(sampling.skip_special_tokens)
+        assembler = Assembler(
+            output, text, self._tokenizer.token_bytes, self._enders, not sampling.no_stop_trim
+        )
+        goal = Generate(
+            _nth(sampling, index),
+            top=-1 if logprobs is None else logprobs.top,
+            score_from=score_from,
+            probe=() if logprobs is None else logprobs.probe,
+        )
+        async with aclosing(self._advance(context, goal, before, True)) as events:
+            async for event in events:
+                if isinstance(event, Tokens):
+                    assembler.tokens(event)
+                    yield output
+                elif isinstance(event, Prompt):
+                    assembler.prompt(event)
+                elif isinstance(event, Done):
+                    assembler.done(event)
+                    if shared is None:
+                        output.cached_tokens = event.cached
+                    yield output
+
+    async def _advance(
+        self, context: int, goal: Any, before: Sequence[Verb], close: bool
+    ) -> AsyncGenerator[Event, None]:
+        """Events of one request, Failed raised as RequestError."""
+        request = self._client.new_id()
+        if self.aborted:  # the context is closed already
+            yield Done(request, "abort")
+            return
+        advance = Advance(context, request, goal, self.ask.priority, close)
+        inbox = self._client.submit(request, [*before, advance])
+        self._inboxes.add(inbox)
+        async for event in inbox:
+            if isinstance(event, (Done, Failed)) and close:
+                self._open.discard(context)
+            if isinstance(event, Failed):
+                code = _CODES.get(event.code, "internal_error")
+                raise RequestError(event.message, code=code)
+            yield event
+
+    def abort(self) -> None:
+        """Close the contexts; what runs on them ends with reason "abort"."""
+        self.aborted = True
+        self._close_contexts()
+
+    def close(self) -> None:
+        """Abort, and listen no more."""
+        for inbox in self._inboxes:
+            inbox.close()
+        self._close_contexts()
+
+    def _close_contexts(self) -> None:
+        if self._open:
+            with suppress(EngineLost):
+                self._client.send(*(Close(context) for context in sorted(self._open)))
+            self._open.clear()
+
+
+def _nth(sampling: SamplingParams, index: int) -> SamplingParams:
+    """Sampling of the ``index``-th completion: its own seed, derived from the request's.
+
+    The first keeps the seed, so that it equals the text of ``n=1``. The others add odd multiples
+    of 2^64 / golden ratio (the Weyl sequence of Steele et al. 2014, SplitMix), wrapped to int64.
+    """
+    seed = sampling.seed
+    if seed is not None and index:
+        mixed = (seed + index * 0x9E3779B97F4A7C15) % (1 << 64)
+        seed = mixed - (1 << 64) if mixed >= SEED_LIMIT else mixed
+    return msgspec.structs.replace(sampling, n=1, seed=seed)

@@ -1,0 +1,51 @@
+"""merge: several asynchronous streams read as one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import TypeVar
+
+T = TypeVar("T")
+_END = object()
+
+
+async def merge(
+    streams: Sequence[AsyncGenerator[T, None]],
+) -> AsyncGenerator[tuple[int, T], None]:
+    """Items of all streams as they come, each with its stream's index.
+
+    The first stream to raise ends the merge with its error. However the merge ends, every stream
+    has been closed by then.
+    """
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as only:
+            async for one in only:
+                yield 0, one
+        return
+    queue: asyncio.Queue[tuple[int, object]] = asyncio.Queue()
+
+    async def pump(index: int, stream: AsyncGenerator[T, None]) -> None:
+        try:
+            async for item in stream:
+                queue.put_nowait((index, item))
+            queue.put_nowait((index, _END))
+        except Exception as error:
+            queue.put_nowait((index, error))
+
+    tasks = [asyncio.ensure_future(pump(i, stream)) for i, stream in enumerate(streams)]
+    try:
+        live = len(tasks)
+        while live:
+            index, item = await queue.get()
+            if item is _END:
+                live -= 1
+            elif isinstance(item, Exception):
+                raise item
+            else:
+                yield index, item  # type: ignore[misc]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

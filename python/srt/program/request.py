@@ -1,0 +1,227 @@
+"""Ask: what one completion wants, verified against the engine before anything is allocated."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from srt.core.ints import Ints
+from srt.core.sampling import MAX_TOP_LOGPROBS, SamplingParams
+from srt.engine.info import EngineInfo
+
+MAX_PROBES = 1024
+MAX_LOGPROB_ENTRIES = 1 << 22  # positions x entries of one request's input log-probabilities
+PRIORITY_LIMIT = 1 << 31
+
+UNAVAILABLE = ("regex", "json_schema", "ebnf", "structural_tag")
+_RENAMED = {"sampling_seed": "seed", "max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
+_WITHOUT_EFFECT = ("spaces_between_special_tokens", "custom_params", "stream_interval")
+
+
+class RequestError(ValueError):
+    """A request that cannot be served.
+
+    Attributes:
+        message: names the value, the limit and the fix.
+        param: the field at fault, where one is.
+        code: one of the stable codes in ``CODES``.
+    """
+
+    CODES = (
+        "invalid_value", "context_length_exceeded", "unsupported", "forbidden", "not_found",
+        "queue_full", "internal_error",
+    )  # fmt: skip
+
+    def __init__(self, message: str, param: str | None = None, code: str = "invalid_value") -> None:
+        assert code in self.CODES
+        super().__init__(message)
+        self.message, self.param, self.code = message, param, code
+
+
+class Logprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Which log-probabilities come with a completion.
+
+    Attributes:
+        top: most likely tokens at each reported position.
+        start: report the prompt's own tokens from this index on; -1: generated tokens only.
+        probe: ids reported at every position.
+    """
+
+    top: int = 0
+    start: int = -1
+    probe: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One prompt and how to complete it; ``sampling.n`` completions come back.
+
+    Attributes:
+        prompt: token ids, int32.
+        logprobs: None for none.
+        rid: a name to abort by; need not be unique.
+        namespace: requests share cached KV only within one.
+    """
+
+    prompt: Ints
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    logprobs: Logprobs | None = None
+    rid: str = ""
+    priority: int = 0
+    namespace: str = ""
+
+    def verified(self, info: EngineInfo) -> Ask:
+        """The same ask with every number within the engine's bounds.
+
+        ``max_new_tokens`` is cut to what fits behind the prompt (the completion then ends by
+        length); a ``top_k`` past the vocabulary keeps all. Raises RequestError.
+        """
+        verify_prompt(self.prompt, info)
+        sampling = self.sampling
+        try:
+            sampling.verify(info.vocab_size)
+        except ValueError as error:
+            raise RequestError(str(error), _field(str(error))) from error
+        self._verify_text()
+        self._verify_logprobs(info.vocab_size)
+        if not -PRIORITY_LIMIT <= self.priority < PRIORITY_LIMIT:
+            raise RequestError(f"priority is {self.priority}; it must fit in 32 bits.", "priority")
+        room = min(info.context_length, info.capacity) - len(self.prompt)
+        if room < 1 and sampling.max_new_tokens > 0:
+            raise _too_long(len(self.prompt), info, "no room is left to generate")
+        limit = min(sampling.max_new_tokens, room)
+        sampling = msgspec.structs.replace(
+            sampling,
+            max_new_tokens=limit,
+            min_new_tokens=min(sampling.min_new_tokens, limit),
+            top_k=sampling.top_k if sampling.top_k < info.vocab_size else -1,
+        )
+        return replace(self, sampling=sampling)
+
+    def _verify_text(self) -> None:
+        """Everything that travels as text must be valid Unicode."""
+        fields = {"rid": (self.rid,), "cache_salt": (self.namespace,),
+                  "stop": self.sampling.stop, "stop_regex": self.sampling.stop_regex}  # fmt: skip
+        for name, values in fields.items():
+            for value in values:
+                if not value.isascii():
+                    try:
+                        value.encode()
+                    except UnicodeEncodeError:
+                        raise RequestError(f"{name} holds a lone surrogate.", name) from None
+
+    def _verify_logprobs(self, vocab_size: int) -> None:
+        if self.logprobs is None:
+            return
+        top, start, probe = self.logprobs.top, self.logprobs.start, self.logprobs.probe
+        if not 0 <= top <= MAX_TOP_LOGPROBS:
+            raise RequestError(
+                f"top_logprobs is {top}; it must be between 0 and {MAX_TOP_LOGPROBS}.",
+                "top_logprobs",
+            )
+        if not -1 <= start <= len(self.prompt):
+            raise RequestError(
+                f"logprob_start_len is {start}; it must be -1 (output only) or an index into the "
+                f"prompt of {len(self.prompt)} tokens.",
+                "logprob_start_len",
+            )
+        if len(probe) > MAX_PROBES:
+            raise RequestError(
+                f"token_ids_logprob has {len(probe)} entries; at most {MAX_PROBES}.",
+                "token_ids_logprob",
+            )
+        for token in probe:
+            if not 0 <= token < vocab_size:
+                raise RequestError(
+                    f"token_ids_logprob names {token}; the vocabulary ends at {vocab_size - 1}.",
+                    "token_ids_logprob",
+                )
+        entries = (len(self.prompt) - start) * (1 + top + len(probe)) if start >= 0 else 0
+        if entries > MAX_LOGPROB_ENTRIES:
+            raise RequestError(
+                f"{entries} input log-probabilities are asked for; at most {MAX_LOGPROB_ENTRIES}. "
+                "Raise logprob_start_len or ask for fewer top entries.",
+                "logprob_start_len",
+            )
+
+
+def verify_prompt(prompt: Ints, info: EngineInfo) -> None:
+    """Raise RequestError where ``prompt`` is empty, too long or holds an id out of range."""
+    if not prompt:
+        raise RequestError("The prompt is empty; give at least one token.", "prompt")
+    if len(prompt) > min(info.context_length, info.capacity):
+        raise _too_long(len(prompt), info, "shorten it")
+    for token in (min(prompt), max(prompt)):
+        if not 0 <= token < info.vocab_size:
+            raise RequestError(
+                f"The prompt holds token id {token}; ids are 0 to {info.vocab_size - 1}.", "prompt"
+            )
+
+
+def sampling_from(settings: Mapping[str, Any]) -> SamplingParams:
+    """SamplingParams of a user's dict: native names, a few aliases, None for a default.
+
+    Raises RequestError, naming the nearest known name for an unknown one.
+    """
+    values: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name in UNAVAILABLE:
+            refuse_constraint(name, value)
+        elif name not in _WITHOUT_EFFECT and value is not None:
+            values[_RENAMED.get(name, name)] = value
+    for name in ("stop", "stop_regex"):
+        if isinstance(values.get(name), str):
+            values[name] = (values[name],)
+    if isinstance(values.get("stop_token_ids"), int):
+        values["stop_token_ids"] = (values["stop_token_ids"],)
+    known = SamplingParams.__struct_fields__
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise RequestError(f"Unknown sampling parameter {name!r}.{hint}", name)
+    try:
+        bias = values.get("logit_bias")
+        if isinstance(bias, Mapping):
+            values["logit_bias"] = {int(token): value for token, value in bias.items()}
+        return msgspec.convert(values, SamplingParams)
+    except (msgspec.ValidationError, ValueError, TypeError, OverflowError) as error:
+        raise RequestError(f"sampling_params: {error}.", _path(str(error))) from error
+
+
+def refuse_constraint(name: str, value: Any) -> None:
+    """Constraints are refused, never dropped: the text would not be what was asked for."""
+    if value is not None:
+        raise RequestError(
+            f"{name}: constrained decoding is not available yet in this version; remove {name!r}.",
+            name,
+            "unsupported",
+        )
+
+
+def _too_long(length: int, info: EngineInfo, advice: str) -> RequestError:
+    if info.capacity < info.context_length:
+        limit = f"the KV cache holds {info.capacity} tokens"
+    else:
+        limit = f"the context length is {info.context_length} tokens"
+    return RequestError(
+        f"The prompt has {length} tokens and {limit}; {advice}.",
+        "prompt",
+        "context_length_exceeded",
+    )
+
+
+def _field(message: str) -> str | None:
+    """The sampling parameter that a message begins with."""
+    word = message.split(" ", 1)[0]
+    return word if word in SamplingParams.__struct_fields__ else None
+
+
+def _path(message: str) -> str | None:
+    """The field in msgspec's ``... - at `$.field``` suffix."""
+    _, _, path = message.rpartition("`$.")
+    return path.rstrip("`").split("[")[0].split(".")[0] or None if "`$." in message else None

@@ -1,0 +1,211 @@
+"""Routes about the server itself: health, information, metrics, cache, aborts, tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import Response
+
+from srt.core.sampling import SamplingParams
+from srt.program.completion import EngineLost
+from srt.program.request import Ask, RequestError
+from srt.server.body import read_body, read_optional_body
+from srt.server.errors import ServerError, json_response
+from srt.server.service import Service
+from srt.server.stream import unless_gone
+
+PROBE_SECONDS = 20.0  # how long /health_generate waits for a token
+
+
+async def health(service: Service, request: Request) -> Response:
+    """200 while requests are taken."""
+    if service.completion.lost is not None:
+        raise service.completion.lost
+    if service.draining:
+        raise ServerError("draining", "The server is shutting down.")
+    return json_response({"status": "ok"})
+
+
+async def health_generate(service: Service, request: Request) -> Response:
+    """200 when one token was drawn."""
+    await unless_gone(request, probe(service))
+    return json_response({"status": "ok"})
+
+
+async def probe(service: Service) -> None:
+    """Draw one token. Raises EngineLost, also where none comes in ``PROBE_SECONDS``."""
+    start = service.tokenizer.bos_id or 0
+    prompt = await service.prompt([start])
+    ask = Ask(prompt, SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True))
+    try:
+        await asyncio.wait_for(service.completion.generate(ask), PROBE_SECONDS)
+    except asyncio.TimeoutError as error:
+        raise EngineLost(f"no token in {PROBE_SECONDS:.0f} s") from error
+
+
+async def model_info(service: Service, request: Request) -> Response:
+    info, model = service.info, service.config.model
+    return json_response(
+        {
+            "model_path": info.model_path,
+            "tokenizer_path": model.tokenizer_path or info.model_path,
+            "served_model_name": service.model_name,
+            "is_generation": True,
+            **msgspec.to_builtins(info),
+        }
+    )
+
+
+async def server_info(service: Service, request: Request) -> Response:
+    """Settings (without the key), the engine's facts, and its statistics of this moment."""
+    settings = {k: v for k, v in service.config.settings().items() if k != "api_key"}
+    stats = await statistics(service)
+    return json_response(
+        {
+            **settings,
+            **msgspec.to_builtins(service.info),
+            "model_path": service.info.model_path,
+            "served_model_name": service.model_name,
+            "open_requests": service.open_requests,
+            "pending": service.completion.pending,
+            "stats": stats,
+            "internal_states": [stats],
+        }
+    )
+
+
+async def statistics(service: Service) -> dict[str, Any]:
+    """The engine's counters and gauges. Raises EngineLost."""
+    try:
+        reply = await service.completion.control("stats")
+    except asyncio.TimeoutError as error:
+        raise EngineLost("it does not answer") from error
+    return reply.data
+
+
+async def metrics(service: Service, request: Request) -> Response:
+    """Counters are served even when the engine is gone."""
+    try:
+        service.metrics.set_gauges(await statistics(service))
+    except EngineLost:
+        service.metrics.set_gauges({})
+    return Response(service.metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+async def models(service: Service, request: Request) -> Response:
+    return json_response({"object": "list", "data": [_card(service)]})
+
+
+async def model(service: Service, request: Request) -> Response:
+    name = request.path_params["name"]
+    if name != service.model_name:
+        raise RequestError(
+            f"There is no model {name!r}; this server has {service.model_name!r}.",
+            "model",
+            "not_found",
+        )
+    return json_response(_card(service))
+
+
+def _card(service: Service) -> dict[str, Any]:
+    return {
+        "id": service.model_name,
+        "object": "model",
+        "created": service.started,
+        "owned_by": "sglang",
+        "root": service.info.model_path,
+        "max_model_len": service.info.context_length,
+    }
+
+
+async def flush_cache(service: Service, request: Request) -> Response:
+    try:
+        reply = await service.completion.control("flush")
+    except asyncio.TimeoutError as error:
+        raise EngineLost("it does not answer") from error
+    if not reply.ok:
+        raise ServerError("busy", f"The cache was not flushed: {reply.message}.")
+    return json_response({"success": True, "message": "The cache is empty.", **reply.data})
+
+
+class AbortBody(msgspec.Struct):
+    rid: str | list[str] | None = None
+    abort_all: bool = False
+
+
+async def abort_request(service: Service, request: Request) -> Response:
+    """By ``rid``, or all. What is aborted ends with finish reason "abort"."""
+    body = await read_optional_body(request, AbortBody, service.body_limit)
+    if not body.rid and not body.abort_all:
+        raise RequestError("Give rid, or abort_all: true.", "rid")
+    if body.abort_all:
+        count = service.completion.abort()
+    else:
+        rids = [body.rid] if isinstance(body.rid, str) else body.rid or []
+        count = sum(service.completion.abort(rid) for rid in dict.fromkeys(rids))
+    return json_response({"success": True, "aborted": count})
+
+
+class TokenizeBody(msgspec.Struct):
+    prompt: str | list[str] | None = None
+    text: str | list[str] | None = None
+    add_special_tokens: bool = True
+
+
+async def tokenize(service: Service, request: Request) -> Response:
+    """Ids of one text, or of each in a list."""
+    body = await read_body(request, TokenizeBody, service.body_limit)
+    given = body.text if body.prompt is None else body.prompt
+    if given is None:
+        raise RequestError("Give prompt, a text or a list of texts.", "prompt")
+    texts = [given] if isinstance(given, str) else given
+    found = [list(await service.completion.encode(text, body.add_special_tokens)) for text in texts]
+    counts = [len(ids) for ids in found]
+    single = isinstance(given, str)
+    return json_response(
+        {
+            "tokens": found[0] if single else found,
+            "count": counts[0] if single else counts,
+            "max_model_len": service.info.context_length,
+        }
+    )
+
+
+class DetokenizeBody(msgspec.Struct):
+    tokens: list[Any]
+    skip_special_tokens: bool = True
+
+
+async def detokenize(service: Service, request: Request) -> Response:
+    """The text of ids, or of each list of ids."""
+    body = await read_body(request, DetokenizeBody, service.body_limit)
+    nested = bool(body.tokens) and isinstance(body.tokens[0], list)
+    rows = body.tokens if nested else [body.tokens]
+    texts = []
+    for row in rows:
+        ids = await service.prompt(row, "tokens")
+        for token in (min(ids, default=0), max(ids, default=0)):
+            if not 0 <= token < service.info.vocab_size:
+                raise RequestError(
+                    f"tokens holds {token}; ids are 0 to {service.info.vocab_size - 1}.", "tokens"
+                )
+        texts.append(service.tokenizer.decode(ids, body.skip_special_tokens))
+    return json_response({"text": texts if nested else texts[0]})
+
+
+async def tokenizer_info(service: Service, request: Request) -> Response:
+    tokenizer = service.tokenizer
+    return json_response(
+        {
+            "vocab_size": tokenizer.vocab_size,
+            "special_tokens": {k: v for k, v in tokenizer.specials.items() if v},
+            "special_ids": sorted(tokenizer.special_ids),
+            "bos_token_id": tokenizer.bos_id,
+            "eos_token_ids": list(service.info.eos),
+            "chat_template": tokenizer.chat_template,
+        }
+    )

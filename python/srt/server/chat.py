@@ -1,0 +1,198 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from srt.core.messages import TopPairs
+from srt.program.output import Output
+from srt.program.request import Ask, Logprobs, RequestError
+from srt.server.body import read_body
+from srt.server.errors import json_response
+from srt.server.openai import (
+    Collected,
+    Progress,
+    Reply,
+    SharedBody,
+    finish_fields,
+    new_reply,
+    refuse,
+    sampling_of,
+    usage,
+)
+from srt.server.service import Service
+from srt.server.stream import respond, unless_gone
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+KIND, CHUNK = "chat.completion", "chat.completion.chunk"
+
+
+class ChatBody(SharedBody, kw_only=True):
+    """``max_tokens`` unset: whatever the context has room for."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template: Any = None
+    tools: list[Any] | None = None
+    functions: list[Any] | None = None
+    audio: Any = None
+    modalities: list[str] | None = None
+
+
+async def chat_completions(service: Service, request: Request) -> Response:
+    body = await read_body(request, ChatBody, service.body_limit)
+    ask = await _ask(service, body)
+    reply = new_reply(service, body, "chatcmpl")
+    if body.stream:
+        return await respond(request, _events(service, body, reply, ask))
+    results = await unless_gone(request, service.finish([ask]))
+    choices = []
+    for output in results[0]:
+        message = {"role": "assistant", "content": output.text, "refusal": None}
+        choice = {"index": output.index, "message": message, "logprobs": None}
+        if ask.logprobs is not None:
+            choice["logprobs"] = _logprobs(service, output, range(output.released))
+        choices.append({**choice, **finish_fields(output)})
+    return json_response({**reply.head(KIND), "choices": choices, "usage": usage(results)})
+
+
+async def _ask(service: Service, body: ChatBody) -> Ask:
+    if body.chat_template:
+        raise RequestError(
+            "A request may not bring its own chat_template; start the server with --chat-template.",
+            "chat_template",
+            "forbidden",
+        )
+    for name in ("tools", "functions", "audio"):
+        refuse(name, getattr(body, name))
+    if set(body.modalities or ["text"]) != {"text"}:
+        refuse("modalities", body.modalities)
+    limit = body.max_completion_tokens
+    limit = body.max_tokens if limit is None else limit
+    if limit is not None and limit < 1:
+        raise RequestError(f"max_tokens is {limit}; it must be at least 1.", "max_tokens")
+    logprobs = None
+    if body.logprobs:
+        logprobs = Logprobs(top=body.top_logprobs or 0)
+    elif body.top_logprobs:
+        raise RequestError("top_logprobs needs logprobs: true.", "top_logprobs")
+    sampling = sampling_of(body, service.info.context_length if limit is None else limit)
+    ids = await service.completion.encode(_prompt(service, body), add_special_tokens=False)
+    return Ask(ids, sampling, logprobs, body.rid or "", body.priority or 0, body.cache_salt or "")
+
+
+def _prompt(service: Service, body: ChatBody) -> str:
+    """The conversation as the model's own template writes it."""
+    if not body.messages:
+        raise RequestError("messages is empty; give at least one.", "messages")
+    messages = [_message(i, message) for i, message in enumerate(body.messages)]
+    generation = True if body.add_generation_prompt is None else body.add_generation_prompt
+    variables = {
+        key: value
+        for key, value in (body.chat_template_kwargs or {}).items()
+        if key not in ("messages", "add_generation_prompt", "continue_final_message")
+    }
+    try:
+        return service.tokenizer.apply_chat_template(
+            messages,
+            generation,
+            continue_final_message=bool(body.continue_final_message),
+            **variables,
+        )
+    except (ValueError, TypeError) as error:
+        raise RequestError(f"{error}.", "messages") from error
+
+
+def _message(index: int, message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose content is text. Raises RequestError."""
+    where, role = f"messages[{index}]", message.get("role")
+    if role not in ROLES:
+        raise RequestError(f"{where}.role is {role!r}; use one of {', '.join(ROLES)}.", "messages")
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "".join(_part(where, part) for part in content)
+    if content is None and role != "assistant":
+        raise RequestError(f"{where}.content is missing.", "messages")
+    if not isinstance(content, str | None):
+        raise RequestError(f"{where}.content must be text or a list of parts.", "messages")
+    role = "system" if role == "developer" else role
+    return {**message, "role": role, "content": content or ""}
+
+
+def _part(where: str, part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    raise RequestError(
+        f"{where}.content has a part of type {kind!r}; only text is available in this version.",
+        "messages",
+        "unsupported",
+    )
+
+
+async def _events(
+    service: Service, body: ChatBody, reply: Reply, ask: Ask
+) -> AsyncGenerator[dict[str, Any], None]:
+    counted = bool(body.stream_options and body.stream_options.include_usage)
+    head = {**reply.head(CHUNK), **({"usage": None} if counted else {})}
+    interval = service.config.server.stream_interval
+    progress: defaultdict[int, Progress] = defaultdict(Progress)
+    collected = Collected(1)
+
+    def chunk(index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return {**head, "choices": [{**choice, **more}]}
+
+    async with aclosing(service.run([ask])) as items:
+        async for _, output in items:
+            collected.note(0, output)
+            sent = progress[output.index]
+            if not sent.begun:
+                sent.begun = True
+                yield chunk(output.index, {"role": "assistant", "content": ""})
+            if sent.ready(output, interval):
+                text, tokens = sent.take(output)
+                more = {}
+                if ask.logprobs is not None and tokens:
+                    more["logprobs"] = _logprobs(service, output, tokens)
+                if text or more:
+                    yield chunk(output.index, {"content": text}, **more)
+            if output.finish is not None:
+                yield chunk(output.index, {}, **finish_fields(output))
+    if counted:
+        yield {**head, "choices": [], "usage": collected.usage()}
+
+
+def _logprobs(service: Service, output: Output, which: range) -> dict[str, Any]:
+    table = service.tokenizer.token_bytes
+
+    def entry(token: int, value: float) -> dict[str, Any]:
+        data = table[token] if token < len(table) else b""
+        return {
+            "token": data.decode("utf-8", "replace"),
+            "logprob": value,
+            "bytes": list(data),
+        }
+
+    def tops(i: int) -> TopPairs:
+        return output.tops[i] if output.tops else []
+
+    content = [
+        {
+            **entry(output.tokens[i], output.logprobs[i]),
+            "top_logprobs": [entry(token, value) for token, value in tops(i)],
+        }
+        for i in which
+    ]
+    return {"content": content, "refusal": None}

@@ -1,0 +1,215 @@
+"""POST /generate: the native route. Streamed text is cumulative."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from srt.core.messages import TopPairs
+from srt.program.output import Output
+from srt.program.request import Ask, Logprobs, RequestError, sampling_from
+from srt.server.body import read_body
+from srt.server.errors import json_response
+from srt.server.service import Service
+from srt.server.stream import respond, unless_gone
+
+Triple = tuple[float | None, int, str | None]
+
+
+class GenerateBody(msgspec.Struct, kw_only=True):
+    """One prompt or a list of them; a list field has one entry a prompt."""
+
+    text: str | list[str] | None = None
+    input_ids: list[Any] | None = None
+    sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None
+    rid: str | list[str] | None = None
+    return_logprob: bool | list[bool] | None = None
+    logprob_start_len: int | list[int] | None = None
+    top_logprobs_num: int | list[int] | None = None
+    token_ids_logprob: list[Any] | None = None
+    return_text_in_logprobs: bool | None = None
+    stream: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    image_data: Any = None
+    video_data: Any = None
+    audio_data: Any = None
+    lora_path: Any = None
+    input_embeds: Any = None
+
+
+_UNSUPPORTED = ("image_data", "video_data", "audio_data", "lora_path", "input_embeds")
+
+
+class Asked(msgspec.Struct):
+    """The asks of one body and how to show what comes back."""
+
+    asks: list[Ask]
+    single: bool  # one prompt, not in a list, one completion
+    with_text: bool
+    names: list[list[str]]  # meta_info.id by ask and completion
+
+
+async def generate(service: Service, request: Request) -> Response:
+    body = await read_body(request, GenerateBody, service.body_limit)
+    if body.stream:
+        return await respond(request, events(service, body))
+    return json_response(await unless_gone(request, answer(service, body)))
+
+
+async def answer(service: Service, body: GenerateBody) -> dict[str, Any] | list[dict[str, Any]]:
+    """What the route answers, as plain data: the offline engine answers the same.
+
+    Raises RequestError, and EngineLost where the engine died.
+    """
+    asked = await _asks(service, body)
+    results = await service.finish(asked.asks)
+    shown = [
+        _show(service, asked, index, output)
+        for index, outputs in enumerate(results)
+        for output in outputs
+    ]
+    return shown[0] if asked.single else shown
+
+
+async def events(service: Service, body: GenerateBody) -> AsyncGenerator[dict[str, Any], None]:
+    """What the route streams, as plain data. Raises as ``answer`` does."""
+    asked = await _asks(service, body)
+    interval = service.config.server.stream_interval
+    sent: dict[int, int] = {}
+    offsets = [0]
+    for ask in asked.asks:
+        offsets.append(offsets[-1] + ask.sampling.n)
+    async with aclosing(service.run(asked.asks)) as items:
+        async for index, output in items:
+            place = offsets[index] + output.index
+            if output.finish is None and output.completion_tokens - sent.get(place, 0) < interval:
+                continue
+            sent[place] = output.completion_tokens
+            shown = _show(service, asked, index, output)
+            yield shown if asked.single else {**shown, "index": place}
+
+
+async def _asks(service: Service, body: GenerateBody) -> Asked:
+    for name in _UNSUPPORTED:
+        if getattr(body, name):
+            raise RequestError(
+                f"{name} is not available yet in this version; remove it.", name, "unsupported"
+            )
+    prompts, listed = _prompts(body)
+    service.admit(len(prompts))
+    count = len(prompts)
+    settings = _each(body.sampling_params, count, "sampling_params", {})
+    rids = _each(body.rid, count, "rid", "")
+    wanted = _each(body.return_logprob, count, "return_logprob", False)
+    starts = _each(body.logprob_start_len, count, "logprob_start_len", -1)
+    tops = _each(body.top_logprobs_num, count, "top_logprobs_num", 0)
+    probes = _probes(body.token_ids_logprob, count)
+    field = "text" if body.text is not None else "input_ids"
+    asks, names = [], []
+    for i, prompt in enumerate(prompts):
+        rid = rids[i] or uuid.uuid4().hex
+        sampling = sampling_from(settings[i])
+        logprobs = Logprobs(top=tops[i], start=starts[i], probe=probes[i]) if wanted[i] else None
+        ids = await service.prompt(prompt, field)
+        asks.append(Ask(ids, sampling, logprobs, rid, body.priority or 0, body.cache_salt or ""))
+        names.append([rid] if sampling.n == 1 else [f"{rid}-{k}" for k in range(sampling.n)])
+    single = not listed and asks[0].sampling.n == 1
+    return Asked(asks, single, bool(body.return_text_in_logprobs), names)
+
+
+def _prompts(body: GenerateBody) -> tuple[list[Any], bool]:
+    """The prompts and whether they came as a list."""
+    if (body.text is None) == (body.input_ids is None):
+        raise RequestError("Give one of text and input_ids.", "text")
+    if body.text is not None:
+        listed = isinstance(body.text, list)
+        prompts: list[Any] = body.text if isinstance(body.text, list) else [body.text]
+    else:
+        found = body.input_ids or []
+        listed = bool(found) and isinstance(found[0], list)
+        prompts = found if listed else [found]
+    if not prompts:
+        raise RequestError("The list of prompts is empty.", "text")
+    return prompts, listed
+
+
+def _each(value: Any, count: int, name: str, default: Any) -> list[Any]:
+    """One entry a prompt of a field that may be given once for all."""
+    if not isinstance(value, list):
+        return [default if value is None else value] * count
+    if len(value) != count:
+        raise RequestError(f"{name} has {len(value)} entries for {count} prompts.", name)
+    return value
+
+
+def _probes(value: list[Any] | None, count: int) -> list[tuple[int, ...]]:
+    rows = value if value and isinstance(value[0], list) else [value or []] * count
+    rows = _each(rows, count, "token_ids_logprob", [])
+    for row in rows:
+        if not isinstance(row, list) or not set(map(type, row)) <= {int}:
+            raise RequestError("token_ids_logprob must hold token ids.", "token_ids_logprob")
+    return [tuple(row) for row in rows]
+
+
+def _show(service: Service, asked: Asked, index: int, output: Output) -> dict[str, Any]:
+    ask = asked.asks[index]
+    meta: dict[str, Any] = {
+        "id": asked.names[index][output.index],
+        "finish_reason": finish_reason(output),
+        "prompt_tokens": output.prompt_tokens,
+        "completion_tokens": output.completion_tokens,
+        "cached_tokens": output.cached_tokens,
+        "e2e_latency": output.seconds,
+    }
+    if ask.logprobs is not None:
+        meta.update(_logprobs(service, ask, ask.logprobs, output, asked.with_text))
+    return {"text": output.text, "output_ids": list(output.tokens), "meta_info": meta}
+
+
+def finish_reason(output: Output) -> dict[str, Any] | None:
+    if output.finish is None:
+        return None
+    if output.finish.reason == "stop":
+        return {"type": "stop", "matched": output.finish.matched}
+    if output.finish.reason == "length":
+        return {"type": "length", "length": output.completion_tokens}
+    return {"type": "abort", "message": "The request was aborted."}
+
+
+def _logprobs(
+    service: Service, ask: Ask, wanted: Logprobs, output: Output, with_text: bool
+) -> dict[str, Any]:
+    def triple(token: int, value: float | None) -> Triple:
+        return value, token, service.tokenizer.decode([token]) if with_text else None
+
+    def triples(pairs: TopPairs | None) -> list[Triple] | None:
+        return None if pairs is None else [triple(token, value) for token, value in pairs]
+
+    def probed(rows: Sequence[list[float] | None]) -> list[list[Triple] | None]:
+        return [None if row is None else list(map(triple, wanted.probe, row)) for row in rows]
+
+    prompt = output.prompt_logprobs
+    given = list(ask.prompt[prompt.start :]) if prompt else []
+    inputs = list(prompt.logprobs) if prompt else []
+    if inputs:
+        inputs[0] = None  # by this route's custom, wherever the report begins
+    found: dict[str, Any] = {
+        "input_token_logprobs": list(map(triple, given, inputs)),
+        "output_token_logprobs": list(map(triple, output.tokens, output.logprobs)),
+    }
+    if wanted.top:
+        tops = [None, *prompt.tops[1:]] if prompt and prompt.tops else []
+        found["input_top_logprobs"] = [triples(pairs) for pairs in tops]
+        found["output_top_logprobs"] = [triples(pairs) for pairs in output.tops]
+    if wanted.probe:
+        rows = [None, *prompt.probes[1:]] if prompt and prompt.probes else []
+        found["input_token_ids_logprobs"] = probed(rows)
+        found["output_token_ids_logprobs"] = probed(output.probes)
+    return found

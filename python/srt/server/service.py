@@ -1,0 +1,101 @@
+"""Service: what every route stands on: the engine's programs, the tokenizer, counts and limits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from srt.config import Config
+from srt.core.ints import Ints, ints
+from srt.program.completion import Completion
+from srt.program.merge import merge
+from srt.program.output import Output
+from srt.program.request import Ask, RequestError
+from srt.server.metrics import Metrics
+
+MAX_CHOICES = 4096  # completions one HTTP request may ask for
+EMBEDDED_NAME = "sglang-tiny"
+
+
+class Service:
+    """Shared by all routes of one app.
+
+    Attributes:
+        draining: no new request is taken.
+        open_requests: HTTP requests being answered.
+    """
+
+    def __init__(self, config: Config, completion: Completion) -> None:
+        self.config, self.completion = config, completion
+        self.tokenizer, self.info = completion.tokenizer, completion.info
+        self.model_name = config.server.served_model_name or config.model.model_path
+        self.model_name = self.model_name or EMBEDDED_NAME
+        self.started = int(time.time())
+        self.metrics = Metrics(self.model_name)
+        self.draining = False
+        self.open_requests = 0
+
+    @property
+    def body_limit(self) -> int:
+        return self.config.server.max_body_bytes
+
+    async def run(self, asks: Sequence[Ask]) -> AsyncGenerator[tuple[int, Output], None]:
+        """Outputs of all asks as they grow, each with its ask's index, once with ``finish`` set.
+
+        Raises RequestError, ``queue_full`` where they would wait behind too many.
+        """
+        self.admit(sum(ask.sampling.n for ask in asks))
+        verified = [ask.verified(self.info) for ask in asks]
+        async with aclosing(merge([self._measured(ask) for ask in verified])) as merged:
+            ended: set[tuple[int, int]] = set()
+            async for index, output in merged:
+                if (index, output.index) in ended:
+                    continue
+                if output.finish is not None:
+                    ended.add((index, output.index))
+                yield index, output
+
+    async def finish(self, asks: Sequence[Ask]) -> list[list[Output]]:
+        """The finished outputs of each ask. Raises as ``run`` does."""
+        found: list[dict[int, Output]] = [{} for _ in asks]
+        async with aclosing(self.run(asks)) as items:
+            async for index, output in items:
+                found[index][output.index] = output
+        return [[outputs[i] for i in sorted(outputs)] for outputs in found]
+
+    def admit(self, count: int) -> None:
+        """Raise RequestError where ``count`` more requests are too many, now or ever."""
+        if count > MAX_CHOICES:
+            raise RequestError(
+                f"{count} completions are asked for in one request; at most {MAX_CHOICES}.", "n"
+            )
+        pending = self.completion.pending
+        limit = self.info.max_running_requests + self.info.max_queued_requests
+        if pending + count > limit:
+            raise RequestError(
+                f"{pending} requests are running or waiting and {limit} may "
+                "(--max-queued-requests); try again later.",
+                code="queue_full",
+            )
+
+    async def prompt(self, value: object, field: str = "prompt") -> Ints:
+        """Token ids of a prompt given as text or as ids. Raises RequestError."""
+        if isinstance(value, str):
+            return await self.completion.encode(value)
+        if not isinstance(value, list) or not set(map(type, value)) <= {int}:
+            raise RequestError(f"{field} must be text or a list of token ids.", field)
+        try:
+            return ints(value)
+        except OverflowError:
+            wrong = next(token for token in value if not -(1 << 31) <= token < 1 << 31)
+            raise RequestError(
+                f"{field} holds token id {wrong}; ids are 0 to {self.info.vocab_size - 1}.", field
+            ) from None
+
+    async def _measured(self, ask: Ask) -> AsyncGenerator[Output, None]:
+        watch = self.metrics.watch()
+        async with aclosing(self.completion.stream(ask)) as outputs:
+            async for output in outputs:
+                watch.update(output)
+                yield output

@@ -1,0 +1,102 @@
+"""Server-sent events, and work that ends when its client is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from srt.server.errors import describe
+
+T = TypeVar("T")
+DONE = b"data: [DONE]\n\n"
+
+
+def event(value: Any) -> bytes:
+    """One event."""
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``; cancels it when the client disconnects.
+
+    To be used after the body was read. Raises ClientDisconnect.
+    """
+    return await _race(work, request.receive)
+
+
+async def respond(request: Request, events: AsyncGenerator[Any, None]) -> Response:
+    """A stream of ``events``, JSON values, then ``[DONE]``.
+
+    The first one is awaited here, so that an error before it has its own status. Raises what
+    ``events`` raises before its first item.
+    """
+    try:
+        first = await unless_gone(request, _first(events))
+    except BaseException:
+        await events.aclose()
+        raise
+    return _EventStream(first, events)
+
+
+async def _first(events: AsyncGenerator[Any, None]) -> Any:
+    return await events.__anext__()
+
+
+class _EventStream(Response):
+    media_type = "text/event-stream"
+
+    def __init__(self, first: Any, events: AsyncGenerator[Any, None]) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._first, self._events = first, events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await _race(self._send(send), receive)
+        except (ClientDisconnect, OSError):
+            pass
+        finally:
+            await self._events.aclose()
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await self._chunk(send, event(self._first))
+        try:
+            async for value in self._events:
+                await self._chunk(send, event(value))
+        except OSError:
+            raise
+        except Exception as error:  # the status is out: the error is the stream's last event
+            await self._chunk(send, event(describe(error)[1]))
+        else:
+            await self._chunk(send, DONE)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _chunk(self, send: Send, data: bytes) -> None:
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+async def _race(work: Coroutine[Any, Any, T], receive: Receive) -> T:
+    """The result of ``work``, unless the client goes first. Raises ClientDisconnect."""
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientDisconnect
+    finally:
+        watch.cancel()
+        task.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

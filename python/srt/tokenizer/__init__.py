@@ -1,0 +1,6 @@
+"""Text to token ids and back: every token is a byte string, text is their concatenation."""
+
+from srt.tokenizer.detokenizer import Detokenizer
+from srt.tokenizer.tokenizer import Tokenizer, TokenizerError
+
+__all__ = ["Detokenizer", "Tokenizer", "TokenizerError"]

@@ -1,0 +1,114 @@
+"""Inputs: a Batch as arrays and tensors, built once a pass without a loop over tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from srt.attention.base import Int32Array, Layout
+from srt.core.batch import Batch, Row
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the model reads.
+
+    Attributes:
+        tokens, positions: int32 [T] on the device, row after row.
+        firsts: flat index of each row's first token [R].
+        layout: where the rows' keys and values lie.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    firsts: Int32Array
+    layout: Layout
+
+
+def _counts(lengths: list[int]) -> Int32Array:
+    return np.array(lengths, dtype=np.int32)
+
+
+def _joined(parts: list[memoryview]) -> Int32Array:
+    return np.frombuffer(bytearray(b"".join(parts)), dtype=np.int32)
+
+
+def read_batch(
+    batch: Batch,
+    drawn: Tensor | None,
+    vocab: int,
+    context_length: int,
+    pages: int,
+    page_size: int,
+    device: torch.device,
+) -> Inputs:
+    """``drawn``: tokens that the previous batch drew, one a row, for rows that follow it.
+
+    Raises ValueError where the batch would read or write outside the model or the pool: on a GPU
+    that would take the whole process down, so it is never tried.
+    """
+    rows = batch.rows
+    if not rows:
+        raise ValueError(f"batch {batch.id} has no rows.")
+    counts = _counts([len(row.tokens) for row in rows])
+    starts = _counts([row.start for row in rows])
+    tables = np.zeros(len(rows) + 1, dtype=np.int32)
+    np.cumsum(_counts([len(row.pages) for row in rows]), out=tables[1:])
+    ends = starts + counts
+    firsts = np.cumsum(counts, dtype=np.int32) - counts
+    tokens = _joined([memoryview(row.tokens) for row in rows])
+    table = _joined([memoryview(row.pages) for row in rows])
+    following = [i for i, row in enumerate(rows) if row.follows >= 0]
+    if following:
+        tokens[firsts[following]] = 0
+    _verify(batch, counts, starts, ends, tables, context_length, page_size)
+    if int(tokens.min()) < 0 or int(tokens.max()) >= vocab:
+        raise ValueError(f"batch {batch.id} has a token id outside [0, {vocab}).")
+    if int(table.min()) < 0 or int(table.max()) >= pages:
+        raise ValueError(f"batch {batch.id} has a page outside [0, {pages}).")
+    positions = np.arange(len(tokens), dtype=np.int32) + np.repeat(starts - firsts, counts)
+    both = torch.from_numpy(np.concatenate([tokens, positions])).to(device)
+    ids, places = both.split(len(tokens))
+    if following:
+        ids = _follow(batch, ids, firsts, following, drawn)
+    return Inputs(ids, places, firsts, Layout(starts, counts, tables, table, positions))
+
+
+def _verify(
+    batch: Batch,
+    counts: Int32Array,
+    starts: Int32Array,
+    ends: Int32Array,
+    tables: Int32Array,
+    context_length: int,
+    page_size: int,
+) -> None:
+    checks = (
+        (counts < 1, "has no tokens"),
+        (starts < 0, "starts before position 0"),
+        (ends > context_length, f"ends beyond the context length ({context_length})"),
+        (np.diff(tables) * np.int64(page_size) < ends, "has too few pages for its tokens"),
+    )
+    for wrong, problem in checks:
+        if wrong.any():
+            i = int(wrong.argmax())
+            raise ValueError(f"batch {batch.id}: row {i} {problem}: {_shown(batch.rows[i])}.")
+
+
+def _shown(row: Row) -> str:
+    return f"start {row.start}, {len(row.tokens)} tokens, {len(row.pages)} pages"
+
+
+def _follow(
+    batch: Batch, ids: Tensor, firsts: Int32Array, following: list[int], drawn: Tensor | None
+) -> Tensor:
+    """Put the previous batch's tokens where rows follow it, without leaving the device."""
+    sources = [batch.rows[i].follows for i in following]
+    if drawn is None or max(sources) >= drawn.shape[0]:
+        raise ValueError(f"batch {batch.id} follows a row that the previous batch did not have.")
+    source = torch.tensor(sources, device=ids.device)
+    target = torch.from_numpy(firsts[following].astype(np.int64)).to(ids.device)
+    return ids.index_copy(0, target, drawn.index_select(0, source).to(ids.dtype))

@@ -1,0 +1,200 @@
+"""Sampler: from logits to tokens, a pure function of (logits, parameters, uniform).
+
+Order: repetition penalty, frequency and presence penalties, bias, forbidden ids and mask;
+temperature, top-k, top-p, min-p; then the first token, in vocabulary order, at which the cumulated
+probability exceeds ``uniform``. Every step works on all rows that need it at once, and a row that
+needs nothing takes part in nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from srt.core.batch import Sample
+from srt.core.ints import Ints
+
+# Most likely tokens that a nucleus is looked for in before the whole vocabulary is sorted.
+NUCLEUS = 1024
+NOT_FINITE = "the model's logits are not finite"
+NONE_ALLOWED = "no token may be drawn: mask, bias and forbidden tokens exclude all of them"
+
+
+def draw(logits: Tensor, samples: Sequence[Sample]) -> tuple[Tensor, list[str]]:
+    """One token a row.
+
+    logits: [n, vocab] float32, not changed. Returns int64 tokens [n] on the same device and one
+    message a row, "" where the draw is valid.
+    """
+    adjusted, errors = logits, [""] * len(samples)
+    special = [i for i, s in enumerate(samples) if _special(s)]
+    if special:
+        adjusted = _adjust(logits, samples, special, errors)
+    # max finds NaN, and the lowest id of a tie.
+    best, tokens = adjusted.max(dim=-1)
+    random = [i for i, s in enumerate(samples) if not s.params.greedy]
+    if random:
+        rows, drawing = _rows(adjusted, random), [samples[i] for i in random]
+        drawn = _invert(_filtered(rows, drawing), drawing)
+        tokens = drawn if len(random) == len(samples) else _put(tokens, random, drawn)
+    for i, value in enumerate(best.tolist()):
+        if value - value != 0.0 and not errors[i]:  # NaN or infinite
+            broken = not bool(logits[i].max().isfinite())
+            errors[i] = NOT_FINITE if broken else NONE_ALLOWED
+    return tokens, errors
+
+
+def _special(sample: Sample) -> bool:
+    params = sample.params
+    return bool(
+        sample.mask is not None or sample.forbidden or params.logit_bias or params.penalised
+    )
+
+
+def _rows(x: Tensor, rows: list[int]) -> Tensor:
+    if len(rows) == x.shape[0]:
+        return x
+    return x.index_select(0, torch.tensor(rows, device=x.device))
+
+
+def _put(x: Tensor, rows: list[int], values: Tensor) -> Tensor:
+    return x.index_copy(0, torch.tensor(rows, device=x.device), values)
+
+
+def _column(values: Sequence[float], x: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=x.dtype, device=x.device).unsqueeze(1)
+
+
+def _adjust(
+    logits: Tensor, samples: Sequence[Sample], special: list[int], errors: list[str]
+) -> Tensor:
+    """Logits after penalties, bias, forbidden ids and masks, for all rows; a new tensor."""
+    chosen = [samples[i] for i in special]
+    x = _rows(logits, special)
+    if len(special) == len(samples):
+        x = x.clone()
+    if any(s.params.repetition_penalty != 1.0 for s in chosen):
+        x = _repetition(x, chosen)
+    if any(s.params.frequency_penalty or s.params.presence_penalty for s in chosen):
+        counts = torch.zeros_like(x)
+        where = _pairs([s.history for s in chosen], x.device)
+        counts.index_put_(where, torch.ones((), device=x.device), accumulate=True)
+        x -= _column([s.params.frequency_penalty for s in chosen], x) * counts
+        x -= _column([s.params.presence_penalty for s in chosen], x) * (counts > 0)
+    if any(s.params.logit_bias for s in chosen):
+        where = _pairs([list(s.params.logit_bias) for s in chosen], x.device)
+        bias = list(chain.from_iterable(s.params.logit_bias.values() for s in chosen))
+        x.index_put_(where, _column(bias, x).squeeze(1), accumulate=True)
+    if any(s.forbidden for s in chosen):
+        where = _pairs([s.forbidden for s in chosen], x.device)
+        x.index_put_(where, torch.full((), float("-inf"), device=x.device))
+    masked = [j for j, s in enumerate(chosen) if s.mask is not None]
+    if masked:
+        x = _mask(x, masked, [chosen[j].mask or b"" for j in masked], special, errors)
+    return x if len(special) == len(samples) else _put(logits, special, x)
+
+
+def _pairs(ids: Sequence[Sequence[int] | Ints], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Row and column indices of every id."""
+    rows = np.repeat(np.arange(len(ids)), [len(row) for row in ids])
+    columns = np.fromiter(chain.from_iterable(ids), dtype=np.int64, count=len(rows))
+    return torch.from_numpy(rows).to(device), torch.from_numpy(columns).to(device)
+
+
+def _repetition(x: Tensor, samples: Sequence[Sample]) -> Tensor:
+    """Logits of tokens seen in prompt or output: divided if positive, else multiplied
+    (CTRL, Keskar et al. 2019)."""
+    seen = torch.zeros_like(x, dtype=torch.bool)
+    true = torch.ones((), dtype=torch.bool, device=x.device)
+    for ids in ([s.prompt for s in samples], [s.history for s in samples]):
+        seen.index_put_(_pairs(ids, x.device), true)
+    penalty = _column([s.params.repetition_penalty for s in samples], x)
+    return torch.where(seen, torch.where(x < 0, x * penalty, x / penalty), x)
+
+
+def _mask(
+    x: Tensor, masked: list[int], masks: list[bytes], special: list[int], errors: list[str]
+) -> Tensor:
+    """Rows ``masked`` keep the ids whose bit is set."""
+    words = (x.shape[1] + 31) // 32
+    for j, mask in enumerate(masks):
+        if len(mask) != 4 * words:
+            problem = f"the token mask has {len(mask)} bytes; {4 * words} are needed"
+            errors[special[masked[j]]] = problem
+            masks[j] = b"\xff" * (4 * words)
+    packed = torch.frombuffer(bytearray(b"".join(masks)), dtype=torch.int32).to(x.device)
+    bits = packed.view(len(masks), words, 1) >> torch.arange(32, device=x.device)
+    allowed = (bits & 1).bool().view(len(masks), -1)[:, : x.shape[1]]
+    rows = _rows(x, masked).masked_fill(~allowed, float("-inf"))
+    return rows if len(masked) == x.shape[0] else _put(x, masked, rows)
+
+
+def _filtered(x: Tensor, samples: Sequence[Sample]) -> Tensor:
+    """Logits divided by the temperature, -inf where top-k, top-p or min-p leave a token out."""
+    params = [s.params for s in samples]
+    if any(p.temperature != 1.0 for p in params):
+        x = x / _column([p.temperature for p in params], x)
+    cut = [i for i, p in enumerate(params) if p.top_k > 0 or p.top_p < 1.0 or p.min_p > 0.0]
+    if not cut:
+        return x
+    rows = _rows(x, cut)
+    least = _least(
+        rows,
+        [params[i].top_k if params[i].top_k > 0 else x.shape[1] for i in cut],
+        [params[i].top_p for i in cut],
+        [params[i].min_p for i in cut],
+    )
+    rows = rows.masked_fill(rows < least, float("-inf"))
+    return rows if len(cut) == x.shape[0] else _put(x, cut, rows)
+
+
+def _least(x: Tensor, top_k: list[int], top_p: list[float], min_p: list[float]) -> Tensor:
+    """The least logit that each row keeps [n, 1]. Equal logits are kept or left out together.
+
+    top-k: the k-th largest. top-p: the last of the most likely tokens that precede, together, less
+    than p of what top-k keeps. min-p: the largest, less -log(min_p).
+    """
+    vocab = x.shape[1]
+    top_k = [min(k, vocab) for k in top_k]
+    nucleus = any(p < 1.0 for p in top_p)
+    width = max([k for k in top_k if k < vocab], default=1)
+    if nucleus and any(k == vocab and p < 1.0 for k, p in zip(top_k, top_p)):
+        width = min(vocab, max(width, NUCLEUS))
+    k, p = torch.tensor(top_k, device=x.device).unsqueeze(1), _column(top_p, x)
+    whole = k == vocab
+    bottom = x.new_full((), float("-inf"))
+    while True:
+        top = x.topk(width, dim=-1).values
+        least = torch.where(whole, bottom, top.gather(1, (k - 1).clamp(max=width - 1)))
+        if not nucleus:
+            break
+        total = x.masked_fill(x < least, float("-inf")).logsumexp(-1, keepdim=True)
+        mass = (top - total).exp().masked_fill_(top < least, 0.0).double()
+        before = mass.cumsum(-1) - mass
+        last = ((before < p) & (top >= least)).sum(-1, keepdim=True) - 1
+        found = ~whole | (before[:, -1:] + mass[:, -1:] >= p) | (p >= 1.0)
+        least = torch.where(p < 1.0, torch.maximum(least, top.gather(1, last.clamp(min=0))), least)
+        if width == vocab or bool(found.all()):
+            break
+        width = vocab
+    if any(m > 0.0 for m in min_p):
+        least = torch.maximum(least, x.amax(-1, keepdim=True) + _column(min_p, x).log())
+    return least
+
+
+def _invert(x: Tensor, samples: Sequence[Sample]) -> Tensor:
+    """Draw by the inverse of the cumulated distribution, in float64 and vocabulary order.
+
+    A token of probability zero gets no interval: its cumulated value is cleared, so it exceeds no
+    ``uniform``, whatever order the device sums in.
+    """
+    probabilities = x.softmax(-1).double()
+    cumulated = probabilities.cumsum(-1).masked_fill_(probabilities == 0, 0.0)
+    total = cumulated.amax(-1, keepdim=True)
+    at = _column([s.uniform for s in samples], total) * total
+    at = torch.minimum(at, torch.nextafter(total, torch.zeros_like(total)))
+    return (cumulated > at).byte().argmax(-1)

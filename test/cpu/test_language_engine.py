@@ -1,0 +1,265 @@
+"""The same program text in process and over HTTP, and select against direct computation.
+
+The model has random weights, so that nothing is right by luck: every number must agree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sglang as sgl
+from helpers.tiny_model import write_config
+from helpers.toy_tokenizer import byte_level
+
+pytest.importorskip("torch")
+
+WORDS = ["fox", "foxes", "the lazy dog", " dog", "über"]
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    directory = tmp_path_factory.mktemp("model")
+    byte_level(directory)
+    write_config(Path(directory), vocab_size=512)
+    return {
+        "model_path": str(directory), "load_format": "dummy", "dtype": "float32",
+        "device": "cpu", "max_total_tokens": 20000, "threads": 1, "log_level": "warning",
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def engine(settings: dict[str, Any]) -> Iterator[sgl.Engine]:
+    with sgl.Engine(**settings) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def runtime(settings: dict[str, Any]) -> Iterator[sgl.Runtime]:
+    with sgl.Runtime(**settings) as runtime:
+        yield runtime
+
+
+@pytest.fixture(params=["engine", "runtime"])
+def backend(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue(request.param)
+
+
+@sgl.function
+def everything(s, topic):
+    s += sgl.system("Be brief.") + sgl.user("Tell me about " + topic)
+    with s.assistant():
+        s += sgl.gen("first", max_tokens=6)
+        forks = s.fork(5)
+        forks += lambda i: f" Point {i}:" + sgl.gen("point", max_tokens=4, stop="e")
+        forks.join()
+        for name in ("token_length_normalized", "greedy_token_selection",
+                     "unconditional_likelihood_normalized"):  # fmt: skip
+            s += " " + sgl.select(name, WORDS, choices_method=name)
+        s += sgl.gen("pair", max_tokens=3, n=2, temperature=0.0)
+        s += sgl.gen("seeded", max_tokens=5, temperature=1.0, seed=11, ignore_eos=True)
+
+
+def test_the_same_program_in_process_and_over_http(
+    engine: sgl.Engine, runtime: sgl.Runtime
+) -> None:
+    here = everything.run("foxes", backend=engine, temperature=0.0)
+    there = everything.run("foxes", backend=runtime, temperature=0.0)
+    assert here.text() == there.text()
+    for name in ("first", "point", "greedy_token_selection", "pair", "seeded"):
+        assert here[name] == there[name]
+    assert len(here["point"]) == 5
+    assert here["pair"][0] == here["pair"][1]
+    assert here.get_meta_info("seeded")["completion_tokens"] == 5
+    assert here.usage.cached_tokens > here.usage.prompt_tokens / 2
+
+
+def test_streaming_gives_the_same_text(backend: Any) -> None:
+    whole = everything.run("dogs", backend=backend, temperature=0.0).text()
+    state = everything.run("dogs", backend=backend, temperature=0.0, stream=True)
+    pieces = list(state.text_iter())
+    assert "".join(pieces) == whole
+    assert len(pieces) > 10
+
+
+def test_batches_agree_with_single_runs(engine: sgl.Engine) -> None:
+    topics = [f"animal {i}" for i in range(12)]
+    states = everything.run_batch([(t,) for t in topics], backend=engine, temperature=0.0)
+    for topic, state in list(zip(topics, states))[::4]:
+        assert state.text() == everything.run(topic, backend=engine, temperature=0.0).text()
+
+
+def direct(engine: sgl.Engine, prompt: str, option: str) -> tuple[list[int], list[float]]:
+    """Tokens and log-probabilities of prompt + option, each from the distribution alone."""
+    ids = list(engine.tokenizer.encode(prompt + option))
+    logprobs = [0.0]
+    for end in range(1, len(ids)):
+        answer = engine.generate(
+            input_ids=ids[:end],
+            sampling_params={"max_new_tokens": 1, "temperature": 0.0},
+            return_logprob=True,
+            token_ids_logprob=[ids[end]],
+        )
+        logprobs.append(answer["meta_info"]["output_token_ids_logprobs"][0][0][0])
+    return ids, logprobs
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options"),
+    [
+        ("The quick brown ", WORDS),
+        ("The quick brown fo", ["x jumps", "g", "x"]),  # tokens across the boundary
+        ("Grü", ["ße aus", "n", "ß"]),
+        ("The quick brown fox jumps over the lazy dog; the dog sl", ["eeps", "ips", "ow"]),
+    ],
+)
+def test_select_against_direct_computation(backend: Any, engine: Any, prompt, options) -> None:
+    target = getattr(backend, "endpoint", backend)
+    from sglang.backend.base import Prompt
+    from sglang.choices import METHODS
+
+    own = list(engine.tokenizer.encode(prompt))
+    scored = [direct(engine, prompt, option) for option in options]
+    first = min(
+        next((i for i, (a, b) in enumerate(zip(own, ids)) if a != b), len(own)) for ids, _ in scored
+    )
+    means = [sum(logprobs[first:]) / len(logprobs[first:]) for _, logprobs in scored]
+    decision = target.choose(Prompt(prompt), options, METHODS["token_length_normalized"])
+    assert decision.meta["normalized_prompt_logprobs"] == pytest.approx(means, abs=1e-4)
+    assert decision.text == options[means.index(max(means))]
+    tokens = [[e[1] for e in row] for row in decision.meta["input_token_logprobs"]]
+    assert tokens == [ids[first:] for ids, _ in scored]
+
+    decision = target.choose(
+        Prompt(prompt), options, METHODS["unconditional_likelihood_normalized"]
+    )
+    gains = []
+    for ids, logprobs in scored:
+        text_ids = ids[first:]
+        answer = engine.generate(
+            input_ids=text_ids, sampling_params={"max_new_tokens": 0},
+            return_logprob=True, logprob_start_len=0,
+        )  # fmt: skip
+        alone = [e[0] or 0.0 for e in answer["meta_info"]["input_token_logprobs"]]
+        gains.append(sum(a - b for a, b in zip(logprobs[first:], alone)) / len(alone))
+    assert decision.text == options[gains.index(max(gains))]
+
+
+def test_the_boundary_cases_really_cross_it(engine: sgl.Engine) -> None:
+    own = list(engine.tokenizer.encode("The quick brown fo"))
+    joined = list(engine.tokenizer.encode("The quick brown fox jumps"))
+    assert joined[: len(own)] != own
+
+
+def test_a_refusal_of_the_server_names_the_line(backend: Any) -> None:
+    @sgl.function
+    def program(s):
+        s += "Age: " + sgl.gen("age", regex="[0-9]+")
+
+    with pytest.raises(sgl.ProgramError, match=r"not available yet.*test_language_engine.py:\d+$"):
+        program.run(backend=backend)
+
+    @sgl.function
+    def too_long(s):
+        s += "word " * 2000 + sgl.gen("x")
+
+    with pytest.raises(sgl.ProgramError, match=r"context length is 512.*at .*:\d+$"):
+        too_long.run(backend=backend)
+
+
+def test_the_offline_engine_answers_as_the_route_does(
+    engine: sgl.Engine, runtime: sgl.Runtime
+) -> None:
+    def plain(answer: Any) -> Any:
+        answers = answer if isinstance(answer, list) else [answer]
+        for item in answers:
+            for name in ("id", "e2e_latency", "cached_tokens"):
+                item["meta_info"].pop(name)
+        return [[[list(map(_rounded, t)) for t in v] if k.endswith("_logprobs") else v
+                 for k, v in item["meta_info"].items()] + [item["text"], item["output_ids"]]
+                for item in answers]  # fmt: skip
+
+    def _rounded(value: Any) -> Any:
+        return round(value, 4) if isinstance(value, float) else value
+
+    params = {"max_new_tokens": 4, "temperature": 0.0}
+    for fields in (
+        {"prompt": "The quick", "sampling_params": params},
+        {"prompt": ["a", "b"], "sampling_params": params, "return_logprob": True,
+         "logprob_start_len": 0},
+        {"input_ids": [5, 6, 7], "sampling_params": {**params, "n": 2}},
+    ):  # fmt: skip
+        assert plain(engine.generate(**fields)) == plain(runtime.generate(**fields))
+    with pytest.raises(sgl.BackendError, match="temperature"):
+        engine.generate("x", {"temperature": -1})
+    with pytest.raises(sgl.BackendError, match="temperature"):
+        runtime.generate("x", {"temperature": -1})
+
+
+def test_streams_and_async_of_the_offline_engine(engine: sgl.Engine, runtime: sgl.Runtime) -> None:
+    params = {"max_new_tokens": 6, "temperature": 0.0}
+    whole = engine.generate("The quick", params)["text"]
+    *_, last = engine.generate("The quick", params, stream=True)
+    assert last["text"] == whole
+
+    async def run() -> list[str]:
+        one = await engine.async_generate("The quick", params)
+        many = await asyncio.gather(*(engine.async_generate("The quick", params) for _ in range(4)))
+        streamed = [e async for e in await engine.async_generate("The quick", params, stream=True)]
+        remote = "".join([p async for p in runtime.async_generate("The quick", params)])
+        return [one["text"], *(m["text"] for m in many), streamed[-1]["text"], remote]
+
+    assert asyncio.run(run()) == [whole] * 7
+
+
+def test_a_stream_that_is_left_is_aborted(engine: sgl.Engine) -> None:
+    stream = engine.generate("x", {"max_new_tokens": 400, "ignore_eos": True}, stream=True)
+    next(stream)
+    stream.close()
+    deadline = time.monotonic() + 10
+    while engine.get_server_info()["stats"]["running"] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    stats = engine.get_server_info()["stats"]
+    assert stats["running"] == 0
+    assert stats["aborted"] >= 1
+
+
+def test_the_cache_is_flushed_and_counted(backend: Any) -> None:
+    sgl.flush_cache(backend)
+    target = getattr(backend, "endpoint", backend)
+    target.cache_prefix("The quick brown fox jumps")
+    answer = backend.generate("The quick brown fox jumps over", {"max_new_tokens": 1})
+    assert answer["meta_info"]["cached_tokens"] > 0
+    assert sgl.get_server_info(backend)["stats"]["evictable_tokens"] > 0
+    sgl.flush_cache(backend)
+    assert sgl.get_server_info(backend)["stats"]["evictable_tokens"] == 0
+
+
+def test_shutdown_ends_the_threads_and_later_calls(settings: dict[str, Any]) -> None:
+    before = set(threading.enumerate())
+    engine = sgl.Engine(**settings)
+    assert engine.get_tokenizer().encode("a")
+    engine.generate("a", {"max_new_tokens": 2})
+    engine.shutdown()
+    engine.shutdown()
+    assert not [
+        t for t in set(threading.enumerate()) - before if t.name in ("sglang-engine", "srt-engine")
+    ]
+    with pytest.raises(sgl.BackendError, match="has been shut down"):
+        engine.generate("a")
+
+
+def test_settings_are_checked(settings: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match="did you mean 'page_size'"):
+        sgl.Engine(**settings, page_sise=16)
+    with pytest.raises(sgl.BackendError, match="no directory"):
+        sgl.Engine(model_path="/nowhere/at/all")
+    with pytest.raises(sgl.BackendError, match="nowhere"):
+        sgl.Runtime(model_path="/nowhere/at/all")
+    with pytest.raises(sgl.Unsupported, match="encode"):
+        sgl.Engine.encode(None)

@@ -1,0 +1,225 @@
+"""The worker's outputs: draws, log-probabilities, scores, probes, errors, and refusals."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import hf_models
+from helpers.hf_models import make, save
+from helpers.paged import Paged, Sequence
+from helpers.tiny_model import write_config
+from srt.config import Config, MemoryConfig
+from srt.core.batch import Batch, Row, Sample, Score
+from srt.core.ints import ints
+from srt.core.sampling import SamplingParams
+from srt.engine.info import EngineInfo
+from srt.worker import runner as runner_module
+from srt.worker.kv import pool_pages
+from srt.worker.sampler import NOT_FINITE
+from srt.worker.worker import Worker
+
+GREEDY = SamplingParams(temperature=0.0)
+VOCAB = 97
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make("LlamaForCausalLM", seed=2)
+
+
+@pytest.fixture(scope="module")
+def path(model, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save(model, tmp_path_factory.mktemp("model"))
+
+
+def text(seed: int, length: int) -> list[int]:
+    r = random.Random(seed)
+    return [r.randrange(VOCAB) for _ in range(length)]
+
+
+@pytest.mark.parametrize("limit", [1 << 24, 3 * VOCAB], ids=["at once", "three at a time"])
+def test_every_output_is_the_model_s_own(
+    limit: int, model, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Draws, tops, probes and scores of rows of all kinds in one batch, against transformers."""
+    monkeypatch.setattr(runner_module, "LOGITS", limit)
+    paged = Paged(path, 2, 0)
+    texts = [text(seed, length) for seed, length in ((1, 9), (2, 5), (3, 12), (4, 1), (5, 7))]
+    biased = SamplingParams(temperature=0.0, logit_bias={11: 100.0}, repetition_penalty=1.5)
+    targets = ints([*texts[2][3:], 7])
+    wanted = [
+        {"sample": Sample(GREEDY, top=2)},
+        {"sample": Sample(biased, prompt=ints(texts[1]), top=0), "probe": (5, 0, 5)},
+        {"score": Score(2, targets, top=3, probe=(1, 2))},
+        {"tip_top": 4, "probe": (8,)},
+        {"score": Score(0, ints(texts[4][1:])), "sample": Sample(GREEDY)},
+    ]
+    rows = [paged.row(Sequence(t), len(t), **w) for t, w in zip(texts, wanted)]
+    result = paged.run(rows)
+    out, truth = result.rows, [hf_models.logits(model, t).log_softmax(-1) for t in texts]
+    assert result.id == 1
+    assert not any(o.error for o in out)
+
+    def top(at: torch.Tensor, n: int) -> list[tuple[int, float]]:
+        values, ids = at.topk(n)
+        return [(i, pytest.approx(v, abs=1e-4)) for i, v in zip(ids.tolist(), values.tolist())]
+
+    best = int(truth[0][-1].argmax())
+    assert out[0].token == best
+    assert out[0].logprob == pytest.approx(truth[0][-1, best].item(), abs=1e-4)
+    assert out[0].top == top(truth[0][-1], 2)
+    assert out[1].token == 11
+    assert out[1].logprob == pytest.approx(truth[1][-1, 11].item(), abs=1e-4)
+    assert out[1].top == []
+    assert out[1].probe == pytest.approx([truth[1][-1, i].item() for i in (5, 0, 5)], abs=1e-4)
+    scores = [truth[2][2 + i, t].item() for i, t in enumerate(targets)]
+    assert out[2].scores == pytest.approx(scores, abs=1e-4)
+    assert out[2].score_tops == [top(truth[2][2 + i], 3) for i in range(len(targets))]
+    assert [p[1] for p in out[2].score_probes] == pytest.approx(truth[2][2:, 2].tolist(), abs=1e-4)
+    assert out[2].token == -1
+    assert out[3].top == top(truth[3][-1], 4)
+    assert (out[3].token, len(out[3].probe)) == (-1, 1)
+    assert out[4].scores == pytest.approx(
+        [truth[4][i, t].item() for i, t in enumerate(texts[4][1:])], abs=1e-4
+    )
+    assert out[4].token == int(truth[4][-1].argmax())
+    assert (out[4].logprob, out[4].top, out[4].score_tops) == (0.0, [], [[]] * 6)
+
+
+def test_rows_follow_the_tokens_of_the_batch_before(path: str) -> None:
+    """Planned ahead, with placeholders and in another order, rows draw the same tokens."""
+    prompts = [text(seed, 6) for seed in range(3)]
+    want = Paged(path, 1, 0).greedy(prompts, 8)
+    paged = Paged(path, 1, 0)
+    sequences = [Sequence(list(p)) for p in prompts]
+    sample, order, got = Sample(GREEDY), [0, 1, 2], [[] for _ in prompts]
+    rows = [paged.row(s, 6, sample=sample) for s in sequences]
+    for step in range(8):
+        for i, output in zip(order, paged.run(rows).rows):
+            got[i].append(output.token)
+        previous, order = order, order[1:] + order[:1]
+        rows = []
+        for i in order:
+            sequences[i].tokens.append(-7)
+            rows.append(paged.row(sequences[i], 1, sample=sample))
+            rows[-1].follows = previous.index(i)
+        if step == 3:  # a row that draws nothing must not shift the others
+            extra = Sequence(text(9, 2))
+            rows.insert(0, paged.row(extra, 2))
+            for output_row in (paged.run(rows).rows,):
+                assert output_row[0].token == -1
+                for i, output in zip(order, output_row[1:]):
+                    got[i].append(output.token)
+            rows = []
+            for i in order:
+                sequences[i].tokens.append(-7)
+                rows.append(paged.row(sequences[i], 1, sample=sample))
+                rows[-1].follows = 1 + order.index(i)
+    assert [tokens[:8] for tokens in got] == want
+
+
+def test_a_broken_row_fails_alone(path: str) -> None:
+    paged = Paged(path, 1, 0)
+    good, bad = Sequence(text(1, 4)), Sequence(text(2, 4))
+    before = paged.run([paged.row(good, 4, sample=Sample(GREEDY, top=1))]).rows[0]
+    paged.run([paged.row(bad, 3)])
+    pool = paged.worker.runner.pool
+    with torch.inference_mode():
+        pool.values[0][bad.pages[1]] = math.nan
+    again = Row(0, 3, ints(good.tokens[3:]), good.pages, sample=Sample(GREEDY, top=1))
+    wanted = [
+        {"sample": Sample(GREEDY)},
+        {"sample": Sample(SamplingParams(), top=3)},
+        {"tip_top": 2},
+        {"score": Score(0, ints([5]))},
+    ]
+    for want in wanted:
+        broken = Row(1, 3, ints(bad.tokens[3:]), [*bad.pages, paged.free[-1]], **want)
+        broken.pages = ints(broken.pages)
+        outputs = paged.run([broken, again]).rows
+        assert outputs[0].error == NOT_FINITE
+        assert (outputs[0].token, outputs[0].top) == (-1, [])
+        assert outputs[1].error == ""
+        assert outputs[1].token == before.token
+        assert outputs[1].logprob == pytest.approx(before.logprob, abs=1e-5)
+
+
+def test_what_cannot_be_served_is_said_in_the_row(path: str) -> None:
+    paged = Paged(path, 1, 0)
+    rows = [paged.row(Sequence(text(1, 3)), 3, sample=Sample(GREEDY)) for _ in range(2)]
+    rows[0].adapter = "poet"
+    rows.append(paged.row(Sequence(text(2, 3)), 3, score=Score(2, ints([1, 2]))))
+    outputs = paged.run(rows).rows
+    assert outputs[0].error == "adapter 'poet' is not loaded"
+    assert outputs[1].error == ""
+    assert "lie outside" in outputs[2].error
+
+
+REFUSED = [
+    ({"tokens": ints([1, VOCAB])}, "token id outside"),
+    ({"tokens": ints([-1, 1])}, "token id outside"),
+    ({"tokens": ints()}, "has no tokens"),
+    ({"start": -1}, "starts before position 0"),
+    ({"start": 63}, "context length"),
+    ({"pages": ints([0])}, "too few pages"),
+    ({"pages": ints([0, 512])}, "page outside"),
+    ({"pages": ints([0, -1])}, "page outside"),
+    ({"follows": 5}, "follows a row"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(REFUSED)))
+def test_a_batch_that_reaches_outside_is_refused(number: int, path: str) -> None:
+    changes, message = REFUSED[number]
+    paged = Paged(path, 2, 0)
+    row = Row(
+        **{"context": 0, "start": 1, "tokens": ints([1, 2]), "pages": ints([3, 4]), **changes}
+    )
+    before = [pool.clone() for pool in paged.worker.runner.pool.keys]
+    with pytest.raises(ValueError, match=message):
+        paged.run([row])
+    for pool, was in zip(paged.worker.runner.pool.keys, before):
+        assert torch.equal(pool.nan_to_num(), was.nan_to_num())
+    with pytest.raises(ValueError, match="no rows"):
+        paged.worker.run(Batch(1, []))
+
+
+def test_the_worker_describes_itself(tmp_path: Path) -> None:
+    """``info`` is EngineInfo less what the scheduler knows; small models are float32 on a CPU."""
+    path = write_config(tmp_path, torch_dtype="bfloat16", eos_token_id=[2, 9])
+    worker = Worker(Config.of(model_path=path, load_format="dummy", page_size=3, device="cpu"))
+    info = EngineInfo(**worker.info, max_running_requests=1, max_queued_requests=1)
+    assert (info.dtype, info.device, info.architecture) == ("float32", "cpu", "LlamaForCausalLM")
+    assert (info.vocab_size, info.context_length, info.eos) == (160, 512, (2, 9))
+    assert info.kv_bytes_per_token == 2 * 2 * 2 * 8 * 4
+    assert info.capacity % 3 == 0
+    assert info.capacity <= 32 * 512
+    assert info.parameters == 2 * 160 * 32 + 32 + 2 * (2 * 32 + 3 * 32 * 48 + 2 * 32**2 + 32**2)
+    settings = {"model_path": path, "load_format": "dummy", "device": "cpu"}
+    half = Worker(Config.of(**settings, dtype="bfloat16", max_total_tokens=64))
+    assert (half.info["dtype"], half.info["capacity"]) == ("bfloat16", 64)
+    row = Row(0, 0, ints([1, 2, 3]), ints([0, 1, 2]), sample=Sample(GREEDY, top=3))
+    assert half.run(Batch(0, [row])).rows[0].top
+    with pytest.raises(ValueError, match="context_length is 513"):
+        Worker(Config.of(**settings, context_length=513))
+    with pytest.raises(ValueError, match="'tpu' cannot be used"):
+        Worker(Config.of(**{**settings, "device": "tpu"}))
+
+
+def test_the_pool_is_sized_by_tokens_or_by_memory() -> None:
+    def pages(available: int, **settings) -> int:
+        cpu = torch.device("cpu")
+        return pool_pages(MemoryConfig(**settings), 10, 1000, 100, cpu, available)
+
+    assert pages(1 << 40, max_total_tokens=50, page_size=4) == 12
+    assert pages(1 << 40, page_size=4) == 32 * 100 // 4
+    assert pages(10_000, mem_fraction_static=0.5) == 400
+    assert pages(10_000) == 200
+    with pytest.raises(MemoryError, match="leave no room"):
+        pages(3_000)
+    with pytest.raises(MemoryError, match="less than one page"):
+        pages(1 << 40, max_total_tokens=3, page_size=4)

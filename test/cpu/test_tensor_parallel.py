@@ -1,0 +1,92 @@
+"""Two processes over gloo compute what one does, and so do two pipeline stages."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from srt.attention.base import Layout
+from srt.attention.native import NativeAttention
+from srt.layers.weight import Place
+from srt.models import weights
+from srt.models.config import read_config
+from srt.models.registry import lookup
+from srt.parallel.groups import Group
+from torch import Tensor
+
+TOKENS = [random.Random(1).randrange(96) for _ in range(12)]
+
+
+def checkpoint(directory: Path, architecture: str, **settings: Any) -> str:
+    # Imported here: the other ranks' processes import this file, and have no need of transformers.
+    from helpers.hf_models import make, save
+
+    return save(make(architecture, **settings), directory)
+
+
+def build(path: str, group: Group, layers: range | None = None):
+    """This rank's model and an attention over its own pool, with one row of TOKENS planned."""
+    fields, architecture = read_config(Path(path))
+    family = lookup(architecture)
+    spec = family.read(fields, architecture)
+    model = family(spec, Place(torch.device("cpu"), torch.float32, group), 64, layers)
+    entries = weights.read_checkpoint(Path(path))
+    weights.match(model.slots(), entries, model.ignores, Path(path))
+    weights.load(model.slots(), entries, show=False)
+    shape = (len(TOKENS) + 1, spec.num_kv_heads // group.size, spec.head_dim)
+    pools = [torch.zeros(shape) for _ in range(2 * len(model.owned))]
+    attention = NativeAttention(pools[: len(pools) // 2], pools[len(pools) // 2 :], 1)
+    positions = np.arange(len(TOKENS), dtype=np.int32)
+    ends = np.array([0, len(TOKENS)], dtype=np.int32)
+    attention.plan(Layout(ends[:1], ends[1:], ends, positions, positions))
+    return model, attention, torch.from_numpy(positions)
+
+
+def run(path: str, group: Group) -> Tensor:
+    model, attention, positions = build(path, group)
+    return model.logits(model.forward(torch.tensor(TOKENS), positions, attention))
+
+
+def rank_main(rank: int, paths: list[str], meeting: str, results: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+    torch.save(torch.stack([run(path, Group(rank, 2)) for path in paths]), f"{results}{rank}")
+    dist.destroy_process_group()
+
+
+def test_two_ranks_equal_one(tmp_path: Path) -> None:
+    """Column and row parallel layers, split heads and vocabulary, biases added once."""
+    cases = [
+        ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True, "vocab_size": 96}),
+        ("Qwen3ForCausalLM", {"tie_word_embeddings": True, "vocab_size": 96}),
+    ]
+    paths = [checkpoint(tmp_path / name, name, **settings) for name, settings in cases]
+    results = str(tmp_path / "rank")
+    mp.spawn(rank_main, (paths, str(tmp_path / "meeting"), results), nprocs=2)
+    want = torch.stack([run(path, Group()) for path in paths])
+    for rank in range(2):
+        torch.testing.assert_close(torch.load(f"{results}{rank}"), want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_two_stages_equal_one(tied: bool, tmp_path: Path) -> None:
+    settings = {"num_hidden_layers": 3, "tie_word_embeddings": tied}
+    path = checkpoint(tmp_path, "LlamaForCausalLM", **settings)
+    hidden: Tensor = torch.tensor(TOKENS)
+    for layers in (range(0, 2), range(2, 3)):
+        model, attention, positions = build(path, Group(), layers)
+        assert len(attention.key_pools) == len(layers)
+        hidden = model.forward(hidden, positions, attention)
+    assert torch.equal(model.logits(hidden), run(path, Group()))
+
+
+def test_a_group_that_cannot_share_says_so(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path, "LlamaForCausalLM", num_key_value_heads=1)
+    with pytest.raises(ValueError, match="num_key_value_heads is 1, which 2 tensor-parallel"):
+        build(path, Group(0, 2))

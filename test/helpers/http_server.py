@@ -1,0 +1,126 @@
+"""The HTTP application on a real socket, over the real engine with a worker that needs no model."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+from helpers.text_worker import TextWorker, text_engine
+from helpers.toy_tokenizer import byte_level
+from srt.config import Config
+from srt.program.completion import Completion
+from srt.server.app import make_app
+from srt.server.service import Service
+from srt.tokenizer import Tokenizer
+
+GOLDEN = {"text": "the lazy dog", "sampling_params": {"max_new_tokens": 24, "temperature": 0}}
+
+
+class Client(httpx.Client):
+    """A client of one server, with the checks that follow every hostile request."""
+
+    def golden(self) -> tuple[str, list[int]]:
+        """Text and ids of a fixed request: the same for ever."""
+        reply = self.post("/generate", json=GOLDEN)
+        assert reply.status_code == 200, reply.text
+        return reply.json()["text"], reply.json()["output_ids"]
+
+    def stats(self) -> dict[str, Any]:
+        return self.get("/get_server_info").json()["stats"]
+
+    def idle(self, seconds: float = 10.0) -> dict[str, Any]:
+        """Statistics once nothing is running; asserts that the books balance."""
+        deadline = time.monotonic() + seconds
+        stats = self.stats()
+        while stats["running"] or stats["waiting"] or stats["contexts"]:
+            assert time.monotonic() < deadline, f"not idle: {stats}"
+            time.sleep(0.02)
+            stats = self.stats()
+        assert stats["free_tokens"] + stats["evictable_tokens"] == stats["total_tokens"]
+        assert stats["protected_tokens"] == stats["bad_verbs"] == stats["bad_frames"] == 0
+        assert stats["received"] == stats["finished"] + stats["aborted"] + stats["failed"]
+        return stats
+
+
+def is_error(reply: httpx.Response, status: int) -> dict[str, Any]:
+    """The nested error of a reply; asserts its shape, and that no traceback leaves."""
+    assert reply.status_code == status, reply.text
+    error = reply.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert "Traceback" not in reply.text
+    assert '.py"' not in reply.text
+    return error
+
+
+@dataclass
+class Served:
+    url: str
+    app: FastAPI
+    service: Service
+    worker: TextWorker
+    tokenizer: Tokenizer
+    client: Client
+
+    def open(self, body: dict[str, Any], path: str = "/generate") -> socket.socket:
+        """A socket on which one request has been sent and nothing read."""
+        host, port = self.url.removeprefix("http://").split(":")
+        data = json.dumps(body).encode()
+        connection = socket.create_connection((host, int(port)), timeout=10)
+        connection.sendall(
+            f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(data)}\r\n\r\n".encode()
+            + data
+        )
+        return connection
+
+
+@contextlib.contextmanager
+def serve_text(directory: Path, config: Config | None = None, **options: Any) -> Iterator[Served]:
+    """A server on a free port, until the end of the block."""
+    config = config or Config.of()
+    tokenizer = Tokenizer(byte_level(directory))
+    engine, worker = text_engine(tokenizer, **options)
+    ready, made = threading.Event(), []
+
+    def run() -> None:
+        async def main() -> None:
+            completion = Completion(engine.client_on(asyncio.get_running_loop()), tokenizer)
+            service = Service(config, completion)
+            app = make_app(service)
+            server = uvicorn.Server(
+                uvicorn.Config(app, port=0, log_config=None, lifespan="off",
+                               http="httptools", ws="none", timeout_graceful_shutdown=1)
+            )  # fmt: skip
+            listener = socket.create_server(("127.0.0.1", 0))
+            made.extend([app, service, server, listener.getsockname()[1]])
+            ready.set()
+            await server.serve([listener])
+
+        asyncio.run(main())
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    ready.wait()
+    app, service, server, port = made
+    url = f"http://127.0.0.1:{port}"
+    key = config.server.api_key
+    headers = {"Authorization": b"Bearer " + key.encode()} if key else {}
+    try:
+        with Client(base_url=url, timeout=30, headers=headers) as client:
+            yield Served(url, app, service, worker, tokenizer, client)
+    finally:
+        server.should_exit = True
+        thread.join(timeout=10)
+        engine.close()

@@ -1,0 +1,83 @@
+"""Driving the worker row by row, with pages scattered at random."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from srt.config import Config
+from srt.core.batch import Batch, Row, Sample, StepResult
+from srt.core.ints import Ints, ints
+from srt.core.sampling import SamplingParams
+from srt.worker.inputs import read_batch
+from srt.worker.worker import Worker
+from torch import Tensor
+
+
+@dataclass
+class Sequence:
+    """Tokens, the page table that grows with them, and the logits seen so far."""
+
+    tokens: list[int]
+    pages: Ints = field(default_factory=ints)
+    done: int = 0
+    logits: list[Tensor] = field(default_factory=list)
+
+    @property
+    def result(self) -> Tensor:
+        return torch.cat(self.logits)
+
+
+class Paged:
+    """A worker, and a pool from which pages are taken in random order."""
+
+    def __init__(self, path: str, page_size: int, seed: int, **settings: Any) -> None:
+        settings = {"max_total_tokens": 1024, "dtype": "float32", "device": "cpu", **settings}
+        config = Config.of(model_path=path, page_size=page_size, **settings)
+        self.worker, self.page_size = Worker(config), page_size
+        self.free = list(range(self.worker.info["capacity"] // page_size))
+        random.Random(seed).shuffle(self.free)
+        self.batches = 0
+
+    def row(self, sequence: Sequence, count: int, **wanted: Any) -> Row:
+        """The next ``count`` tokens; takes the pages they need."""
+        start, end = sequence.done, sequence.done + count
+        while len(sequence.pages) * self.page_size < end:
+            sequence.pages.append(self.free.pop())
+        sequence.done = end
+        return Row(0, start, ints(sequence.tokens[start:end]), sequence.pages[:], **wanted)
+
+    def run(self, rows: list[Row]) -> StepResult:
+        self.batches += 1
+        return self.worker.run(Batch(self.batches, rows))
+
+    @torch.inference_mode()
+    def logits(self, rows: list[Row]) -> list[Tensor]:
+        """Logits of every token of every row, in one pass."""
+        runner, pool = self.worker.runner, self.worker.runner.pool
+        inputs = read_batch(
+            Batch(0, rows), None, runner.vocab, runner.context_length, pool.pages, pool.page_size,
+            runner.device,
+        )  # fmt: skip
+        runner.attention.plan(inputs.layout)
+        hidden = runner.model.forward(inputs.tokens, inputs.positions, runner.attention)
+        return list(runner.model.logits(hidden).split([len(row.tokens) for row in rows]))
+
+    def advance(self, steps: list[tuple[Sequence, int]]) -> None:
+        """One pass over the next tokens of several sequences."""
+        outputs = self.logits([self.row(sequence, count) for sequence, count in steps])
+        for (sequence, _), out in zip(steps, outputs):
+            sequence.logits.append(out)
+
+    def greedy(self, prompts: list[list[int]], count: int) -> list[list[int]]:
+        """``count`` tokens after each prompt, all sequences in one batch."""
+        sequences = [Sequence(list(prompt)) for prompt in prompts]
+        sample = Sample(SamplingParams(temperature=0.0))
+        for _ in range(count):
+            rows = [self.row(s, len(s.tokens) - s.done, sample=sample) for s in sequences]
+            for sequence, output in zip(sequences, self.run(rows).rows):
+                assert not output.error
+                sequence.tokens.append(output.token)
+        return [s.tokens[len(p) :] for s, p in zip(sequences, prompts)]

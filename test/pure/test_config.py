@@ -1,0 +1,127 @@
+"""Config: flags are derived from fields; a wrong setting is refused with its name and limit."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import Any
+
+import pytest
+from srt.config import (
+    Config,
+    MemoryConfig,
+    ModelConfig,
+    ScheduleConfig,
+    ServerConfig,
+    add_arguments,
+    from_arguments,
+)
+
+SECTIONS = (ModelConfig, MemoryConfig, ScheduleConfig, ServerConfig)
+FIELDS = [f for section in SECTIONS for f in dataclasses.fields(section)]
+
+
+def parse(*words: str) -> Config:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_arguments(parser)
+    return from_arguments(parser.parse_args(words))
+
+
+def test_no_flag_gives_the_defaults() -> None:
+    assert parse() == Config() == Config.of()
+
+
+def other(f: dataclasses.Field[Any]) -> tuple[list[str], Any]:
+    """Words of a command line that set ``f`` to something other than its default, and that."""
+    name = "--" + f.name.replace("_", "-")
+    if isinstance(f.default, bool):
+        return [name.replace("--", "--no-", 1) if f.default else name], not f.default
+    if f.metadata["choices"]:
+        value = f.metadata["choices"][-1]
+    else:
+        value = {int: 7, float: 0.5, str: "word"}[type(f.default)]
+    return [name, str(value)], value
+
+
+@pytest.mark.parametrize("f", FIELDS, ids=lambda f: f.name)
+def test_every_field_is_a_flag_and_a_setting(f: dataclasses.Field[Any]) -> None:
+    words, value = other(f)
+    assert parse(*words).settings()[f.name] == value
+    assert parse(*words) == Config.of(**{f.name: value})
+    assert f.metadata["help"]
+
+
+def test_names_are_unique_across_sections() -> None:
+    names = [f.name for f in FIELDS]
+    assert len(names) == len(set(names)) == len(Config().settings())
+
+
+def test_settings_round_trip() -> None:
+    config = Config.of(page_size=16, port=0, schedule_policy="fcfs", dtype="float32")
+    assert Config.of(**config.settings()) == config
+
+
+def test_a_section_is_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().memory.page_size = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "limit"),
+    [
+        ("page_size", 0, "at least 1"),
+        ("max_total_tokens", -1, "0 or more"),
+        ("mem_fraction_static", 1.0, "in [0, 1)"),
+        ("mem_fraction_static", float("nan"), "in [0, 1)"),
+        ("context_length", -5, "0 or more"),
+        ("threads", -1, "0 or more"),
+        ("max_running_requests", 0, "at least 1"),
+        ("max_queued_requests", 0, "at least 1"),
+        ("chunked_prefill_size", 0, "at least 1, or -1"),
+        ("chunked_prefill_size", -2, "at least 1, or -1"),
+        ("max_overtakes", -1, "0 or more"),
+        ("port", 65536, "in [0, 65535]"),
+        ("stream_interval", 0, "at least 1"),
+        ("max_body_bytes", 0, "at least 1"),
+        ("schedule_policy", "sjf", "lpm"),
+        ("load_format", "pickle", "safetensors"),
+        ("dtype", "int8", "bfloat16"),
+        ("log_level", "loud", "warning"),
+    ],
+)
+def test_a_value_out_of_range_names_flag_value_and_limit(name: str, value: Any, limit: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        Config.of(**{name: value})
+    message = str(caught.value)
+    assert "--" + name.replace("_", "-") in message
+    assert str(value) in message
+    assert limit in message
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [("port", "30000", "int"), ("page_size", True, "int"), ("context_length", None, "int"),
+     ("model_path", None, "str"), ("disable_radix_cache", 1, "bool"),
+     ("mem_fraction_static", "0.5", "float")],
+)  # fmt: skip
+def test_a_value_of_the_wrong_type_names_the_right_one(name: str, value: Any, wanted: str) -> None:
+    with pytest.raises(TypeError, match=f"must be of type {wanted}"):
+        Config.of(**{name: value})
+
+
+def test_a_whole_number_is_a_fraction_too() -> None:
+    assert Config.of(mem_fraction_static=0).memory.mem_fraction_static == 0
+
+
+def test_an_unknown_setting_suggests_the_nearest() -> None:
+    with pytest.raises(TypeError, match="'page_sise'; did you mean 'page_size'"):
+        Config.of(page_sise=4)
+    with pytest.raises(TypeError, match=r"unknown setting 'zzz'$"):
+        Config.of(zzz=4)
+
+
+def test_the_command_line_refuses_what_config_refuses() -> None:
+    with pytest.raises(ValueError, match="--page-size is 0"):
+        parse("--page-size", "0")
+    with pytest.raises(argparse.ArgumentError):
+        parse("--schedule-policy", "sjf")

@@ -1,0 +1,362 @@
+"""Hostile requests: each gets its error, and the server goes on as if it had never come."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from helpers.http_server import Served, is_error, serve_text
+from srt.config import Config
+
+JSON = {"Content-Type": "application/json"}
+ROUTES = ("/generate", "/v1/completions", "/v1/chat/completions")
+LIMIT = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    config = Config.of(max_body_bytes=LIMIT)
+    directory = tmp_path_factory.mktemp("tokenizer")
+    with serve_text(directory, config, running=4, queued=8) as server:
+        server.client.golden()
+        yield server
+
+
+@pytest.fixture
+def http(served: Served) -> Iterator[httpx.Client]:
+    """The client; after the test the golden request gives what it gave before."""
+    before = served.client.golden()
+    yield served.client
+    served.worker.seconds = 0.0
+    served.client.idle()
+    assert served.client.golden() == before
+
+
+# -- bodies: rows 1, 2, 5, 6 ----------------------------------------------------------------------
+
+DEEP = b"[" * 10_000 + b"]" * 10_000
+BROKEN: dict[str, bytes] = {
+    "empty": b"",
+    "cut": b'{"text": "a"',
+    "no object": b"[1]",
+    "number": b"3",
+    "duplicate keys": b'{"text": "a", "text": "b"}',
+    "deep duplicate": b'{"text": "a", "sampling_params": {"n": 1, "n": 2}}',
+    "NaN": b'{"text": "a", "sampling_params": {"temperature": NaN}}',
+    "Infinity": b'{"text": "a", "sampling_params": {"temperature": -Infinity}}',
+    "1e999": b'{"text": "a", "sampling_params": {"temperature": 1e999}}',
+    "deep list": b'{"text": "a", "x": ' + DEEP + b"}",
+    "deep object": b'{"text": "a", "x": ' + b'{"a":' * 10_000 + b"1" + b"}" * 10_001,
+    "unclosed": b"[" * 100_000,
+    "huge number": b'{"text": "a", "priority": ' + b"9" * 5000 + b"}",
+    "invalid UTF-8": b'{"text": "\xff\xfe"}',
+    "UTF-16": '{"text": "a"}'.encode("utf-16"),
+    "lone surrogate": b'{"text": "a\\ud800b"}',
+    "surrogate stop": b'{"text": "a", "sampling_params": {"stop": "\\udfff"}}',
+    "trailing": b'{"text": "a"} {}',
+}
+
+
+@pytest.mark.parametrize("path", [*ROUTES, "/tokenize", "/detokenize", "/abort_request"])
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_body_is_a_400(served: Served, path: str, name: str) -> None:
+    reply = served.client.post(path, content=BROKEN[name], headers=JSON)
+    if (name, path) == ("empty", "/abort_request"):
+        return  # an empty body stands for {} there
+    is_error(reply, 400)
+
+
+def test_bodies_leave_no_trace(http: httpx.Client) -> None:
+    """The golden request around all of them (the fixture's)."""
+    for body in BROKEN.values():
+        http.post("/generate", content=body, headers=JSON)
+
+
+def test_nul_and_paired_surrogates_are_text(http: httpx.Client) -> None:
+    body = b'{"text": "a\\u0000b \\ud83d\\ude42", "sampling_params": {"max_new_tokens": 1}}'
+    found = http.post("/generate", content=body, headers=JSON)
+    assert found.status_code == 200
+    ids = http.post("/tokenize", json={"prompt": "a\x00b 🙂"}).json()
+    assert found.json()["meta_info"]["prompt_tokens"] == ids["count"]
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", None,
+                                  "application/json; charset=utf-16"])  # fmt: skip
+def test_a_wrong_content_type_is_a_415(http: httpx.Client, kind: str | None) -> None:
+    for path in ROUTES:
+        headers = {"Content-Type": kind} if kind else {}
+        is_error(http.post(path, content=b'{"text": "a"}', headers=headers), 415)
+    is_error(
+        http.post("/generate", content=b"x", headers={**JSON, "Content-Encoding": "gzip"}), 415
+    )
+
+
+def test_a_wrong_method_is_a_405_and_a_wrong_path_a_404(http: httpx.Client) -> None:
+    for path in ROUTES:
+        for method in ("GET", "PUT", "DELETE"):
+            is_error(http.request(method, path), 405)
+    is_error(http.post("/health", json={}), 405)
+    is_error(http.get("/nowhere"), 404)
+
+
+def test_a_body_past_the_limit_is_a_413(http: httpx.Client) -> None:
+    big = json.dumps({"text": "a" * LIMIT}).encode()
+    is_error(http.post("/generate", content=big, headers=JSON), 413)
+
+    def chunks() -> Iterator[bytes]:
+        for at in range(0, len(big), 1 << 16):
+            yield big[at : at + (1 << 16)]
+
+    is_error(http.post("/generate", content=chunks(), headers=JSON), 413)
+
+
+# -- values: rows 7-16 ----------------------------------------------------------------------------
+
+
+def sampling(**params: Any) -> dict[str, Any]:
+    return {"text": "a", "sampling_params": params}
+
+
+VALUES: list[tuple[str, dict[str, Any], str]] = [
+    ("/generate", {}, "text"),
+    ("/generate", {"text": ""}, "prompt"),
+    ("/generate", {"text": []}, "text"),
+    ("/generate", {"text": [""]}, "prompt"),
+    ("/generate", {"input_ids": []}, "prompt"),
+    ("/generate", {"input_ids": [[]]}, "prompt"),
+    ("/generate", {"text": "a", "input_ids": [1]}, "text"),
+    ("/generate", {"text": 3}, "text"),
+    ("/generate", {"input_ids": [1.5]}, "input_ids"),
+    ("/generate", {"input_ids": [True]}, "input_ids"),
+    ("/generate", {"input_ids": [-1]}, "prompt"),
+    ("/generate", {"input_ids": [10**6]}, "prompt"),
+    ("/generate", {"input_ids": [2**63]}, "input_ids"),
+    ("/generate", {"input_ids": [1] * 1025}, "prompt"),
+    ("/generate", sampling(max_new_tokens=-1), "max_new_tokens"),
+    ("/generate", sampling(min_new_tokens=200), "min_new_tokens"),
+    ("/generate", sampling(n=10**9), "n"),
+    ("/generate", sampling(n=0), "n"),
+    ("/generate", sampling(logit_bias={"1000000": 1}), "logit_bias"),
+    ("/generate", sampling(logit_bias={str(i): 1 for i in range(10**4)}), "logit_bias"),
+    ("/generate", sampling(stop_token_ids=[10**6]), "stop_token_ids"),
+    ("/generate", sampling(stop_token_ids=[-1]), "stop_token_ids"),
+    ("/generate", sampling(stop=["x"] * 10**5), "stop"),
+    ("/generate", sampling(stop=["x" * 10**5]), "stop"),
+    ("/generate", sampling(stop=""), "stop"),
+    ("/generate", sampling(stop_regex=""), "stop_regex"),
+    ("/generate", sampling(temperature=-1), "temperature"),
+    ("/generate", sampling(top_p=0), "top_p"),
+    ("/generate", sampling(top_k=0), "top_k"),
+    ("/generate", sampling(sampling_seed=2**64), "seed"),
+    ("/generate", sampling(tempreture=1), "tempreture"),
+    ("/generate", {"text": "a", "return_logprob": True, "top_logprobs_num": 10**6}, "top_logprobs"),
+    ("/generate", {"text": "a", "return_logprob": True, "logprob_start_len": 5},
+     "logprob_start_len"),
+    ("/generate", {"text": ["a", "b"], "rid": ["x"]}, "rid"),
+    ("/v1/completions", {}, "prompt"),
+    ("/v1/completions", {"prompt": ""}, "prompt"),
+    ("/v1/completions", {"prompt": []}, "prompt"),
+    ("/v1/completions", {"prompt": {"a": 1}}, "prompt"),
+    ("/v1/completions", {"prompt": [1, "a"]}, "prompt"),
+    ("/v1/completions", {"prompt": "a", "max_tokens": -1}, "max_new_tokens"),
+    ("/v1/completions", {"prompt": "a", "logprobs": 10**6}, "top_logprobs"),
+    ("/v1/completions", {"prompt": "a", "best_of": 10**9}, "best_of"),
+    ("/v1/completions", {"prompt": ["a"] * 5000}, "n"),
+    ("/v1/completions", {"prompt": "a", "n": "two"}, "n"),
+    ("/v1/chat/completions", {}, None),
+    ("/v1/chat/completions", {"messages": []}, "messages"),
+    ("/v1/chat/completions", {"messages": [{"role": "wizard", "content": "a"}]}, "messages"),
+    ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "messages"),
+    ("/v1/chat/completions", {"messages": ["hello"]}, "messages"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+     "messages"),
+    ("/v1/chat/completions",
+     {"messages": [{"role": "user", "content": "a"}], "max_tokens": 0}, "max_tokens"),
+]  # fmt: skip
+
+
+def test_values_out_of_range_are_named(served: Served, http: httpx.Client) -> None:
+    before = served.client.stats()["received"]
+    for path, body, param in VALUES:
+        error = is_error(http.post(path, json=body), 400)
+        assert error["param"] == param, (body, error)
+        is_error(http.post(path, json={**body, "stream": True}), 400)  # before it begins
+    assert served.client.stats()["received"] == before + 0
+
+
+def test_a_long_prompt_names_both_numbers(http: httpx.Client) -> None:
+    error = is_error(http.post("/generate", json={"input_ids": [1] * 1500}), 400)
+    assert "1500" in error["message"]
+    assert "1024" in error["message"]
+    assert error["code"] == "context_length_exceeded"
+
+
+def test_overflow_is_cut_to_the_context(http: httpx.Client) -> None:
+    params = {"max_new_tokens": 2**63, "ignore_eos": True, "temperature": 0}
+    found = http.post("/generate", json={"input_ids": [5] * 1000, "sampling_params": params}).json()
+    assert found["meta_info"]["completion_tokens"] == 24
+    assert found["meta_info"]["finish_reason"] == {"type": "length", "length": 24}
+
+
+def test_an_invalid_stop_regex_is_a_400(http: httpx.Client) -> None:
+    for pattern in ("(", "[a", "(?<=a)b", r"(a)\1"):
+        is_error(http.post("/generate", json=sampling(stop_regex=pattern)), 400)
+
+
+def test_a_request_may_not_bring_a_template(http: httpx.Client) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}], "chat_template": "{{ 1 }}"}
+    is_error(http.post("/v1/chat/completions", json=body), 403)
+
+
+# -- leaving and flooding: rows 33, 35, 36 --------------------------------------------------------
+
+LONG = {"max_new_tokens": 900, "ignore_eos": True}
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"text": "a", "sampling_params": LONG},
+        {"text": "a", "sampling_params": {**LONG, "n": 3}},
+        {"text": ["a", "b"], "sampling_params": LONG},
+    ],
+)
+def test_a_client_that_leaves_while_decoding_is_aborted(
+    served: Served, http: httpx.Client, stream: bool, body: dict[str, Any]
+) -> None:
+    served.worker.seconds = 0.005
+    before = served.client.stats()
+    connection = served.open({**body, "stream": stream})
+    wait_for(lambda: served.client.stats()["generated_tokens"] > before["generated_tokens"] + 5)
+    connection.close()
+    after = served.client.idle(2.0)
+    assert after["finished"] - before["finished"] == int("n" in body["sampling_params"])  # the fill
+    assert after["aborted"] > before["aborted"]
+    assert after["generated_tokens"] - before["generated_tokens"] < 900
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_the_queue_or_the_prefill(
+    served: Served, http: httpx.Client, stream: bool
+) -> None:
+    served.worker.seconds = 0.02
+    before = served.client.stats()
+    running = [served.open({"text": "a", "sampling_params": LONG}) for _ in range(4)]
+    wait_for(lambda: served.client.stats()["running"] == 4)
+    queued = served.open({"text": "b", "sampling_params": LONG, "stream": stream})
+    wait_for(lambda: served.client.stats()["waiting"] == 1)
+    queued.close()
+    wait_for(lambda: served.client.stats()["waiting"] == 0)
+    for connection in running:
+        connection.close()
+    after = served.client.idle()
+    assert after["aborted"] - before["aborted"] == 5
+    served.worker.seconds = 0.5  # the next pass is the prefill
+    filling = served.open({"input_ids": [9] * 500, "sampling_params": LONG, "stream": stream})
+    wait_for(lambda: served.client.stats()["running"] == 1)
+    filling.close()
+    assert served.client.idle()["aborted"] - before["aborted"] == 6
+
+
+def test_a_flood_gets_429_and_who_is_in_finishes(served: Served, http: httpx.Client) -> None:
+    served.worker.seconds = 0.003
+    body = {"text": "a", "sampling_params": {**LONG, "max_new_tokens": 30, "temperature": 0}}
+
+    def ask(_: int) -> httpx.Response:
+        return httpx.post(f"{served.url}/generate", json=body, timeout=30)
+
+    with concurrent.futures.ThreadPoolExecutor(30) as pool:
+        replies = list(pool.map(ask, range(30)))
+    refused = [reply for reply in replies if reply.status_code == 429]
+    served_ = [reply.json()["text"] for reply in replies if reply.status_code == 200]
+    assert len(refused) + len(served_) == 30
+    assert len(served_) >= 8
+    assert len(set(served_)) == 1
+    assert refused
+    for reply in refused:
+        assert is_error(reply, 429)["code"] == "queue_full"
+        assert int(reply.headers["Retry-After"]) >= 1
+
+
+def test_flush_is_refused_under_traffic(served: Served, http: httpx.Client) -> None:
+    served.worker.seconds = 0.01
+    with served.open({"text": "a", "sampling_params": LONG}):
+        wait_for(lambda: served.client.stats()["running"] == 1)
+        assert is_error(http.post("/flush_cache"), 400)["code"] == "busy"
+    served.client.idle()
+    assert http.post("/flush_cache").status_code == 200
+
+
+def test_abort_by_rid_and_all(served: Served, http: httpx.Client) -> None:
+    served.worker.seconds = 0.01
+
+    def ask(rid: str, stream: bool = False) -> dict[str, Any]:
+        body = {"text": rid, "rid": rid, "sampling_params": LONG, "stream": stream}
+        reply = httpx.post(f"{served.url}/generate", json=body, timeout=30)
+        assert reply.status_code == 200
+        return json.loads(reply.text.split("data: ")[-2]) if stream else reply.json()
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(ask, rid, rid == "s") for rid in ("x", "y", "s")]
+        wait_for(lambda: served.client.stats()["running"] == 3)
+        assert http.post("/abort_request", json={"rid": "y"}).json()["aborted"] == 1
+        found = asked[1].result()
+        assert found["meta_info"]["finish_reason"]["type"] == "abort"
+        assert len(found["output_ids"]) < 900
+        assert not asked[0].done()
+        assert http.post("/abort_request", json={"abort_all": True}).json()["aborted"] == 2
+        for future in (asked[0], asked[2]):
+            assert future.result()["meta_info"]["finish_reason"]["type"] == "abort"
+    assert http.post("/abort_request", json={"rid": "nobody"}).json()["aborted"] == 0
+    is_error(http.post("/abort_request"), 400)
+
+
+# -- the key: row 31 ------------------------------------------------------------------------------
+
+KEYS = ["secret", "ключ-密钥", "clé"]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_the_key_guards_every_route(tmp_path_factory: pytest.TempPathFactory, key: str) -> None:
+    config = Config.of(api_key=key)
+    with serve_text(tmp_path_factory.mktemp("tokenizer"), config) as server:
+        paths = {route.path.replace("{name:path}", "x") for route in server.app.routes}
+        assert {"/health", "/metrics", "/docs", "/openapi.json", "/generate"} <= paths
+        wrong: list[dict[str, bytes]] = [
+            {},
+            {"Authorization": b""},
+            {"Authorization": b"Bearer"},
+            {"Authorization": b"Bearer "},
+            {"Authorization": b"Bearer " + key.encode()[:-1]},
+            {"Authorization": b"Bearer " + key.encode() + b"x"},
+            {"Authorization": b"Basic " + key.encode()},
+            {"Authorization": key.encode()},
+            {"Authorization": b"Bearer \xff\xfe" + key.encode()},
+            {"Authorization": b"Bearer " + b"k" * 60_000},
+        ]
+        with httpx.Client(base_url=server.url, timeout=30) as http:
+            for path in [*sorted(paths), "/nowhere", "/v1/../health", "//health"]:
+                for method in ("GET", "POST", "OPTIONS"):
+                    assert is_error(http.request(method, path), 401)["code"] == "invalid_api_key"
+            for headers in wrong:
+                is_error(http.get("/health", headers=headers), 401)  # type: ignore[arg-type]
+        assert server.client.get("/health").status_code == 200
+        assert server.client.golden()
+        assert key not in server.client.get("/get_server_info").text
+
+
+def test_without_a_key_any_header_is_accepted(http: httpx.Client) -> None:
+    assert http.get("/health", headers={"Authorization": "Bearer anything"}).status_code == 200

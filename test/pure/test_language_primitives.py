@@ -1,0 +1,367 @@
+"""Every primitive of the language, on the mock backend."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+
+import pytest
+import sglang as sgl
+from sglang.backend.base import Prompt
+from sglang.ir import Chain, ConstantText, Gen, Select
+from sglang.params import DEFAULTS, NAMES, GenParams, to_wire
+
+
+def test_text_and_gen_follow_one_another() -> None:
+    mock = sgl.Mock({"France is": " Paris", "It has": " many people"})
+
+    @sgl.function
+    def program(s, country):
+        s += "The capital of " + country + " is" + sgl.gen("capital") + "."
+        s += " It has" + sgl.gen("size")
+        assert s["capital"] == " Paris"
+        return len(s["size"])
+
+    state = program.run(country="France", backend=mock)
+    assert state.text() == "The capital of France is Paris. It has many people"
+    assert state.ret_value == len(" many people")
+    assert [call.prompt.text for call in mock.calls] == [
+        "The capital of France is",
+        "The capital of France is Paris. It has",
+    ]
+
+
+def test_gen_gives_every_parameter_to_the_backend_and_inherits_the_rest() -> None:
+    mock = sgl.Mock(["x", "y"], chat_template="default")
+
+    @sgl.function
+    def program(s):
+        s += sgl.gen("a", 7, temperature=0.5, stop=["\n", "."], top_k=3, seed=9, min_tokens=2)
+        s += sgl.gen("b")
+
+    program.run(backend=mock, max_new_tokens=11, stop="!", presence_penalty=0.5)
+    first, second = (call.params for call in mock.calls)
+    assert first == dataclasses.replace(
+        DEFAULTS, max_new_tokens=7, temperature=0.5, stop=("\n", "."), top_k=3, seed=9,
+        min_new_tokens=2, presence_penalty=0.5,
+    )  # fmt: skip
+    assert second == dataclasses.replace(
+        DEFAULTS, max_new_tokens=11, stop=("!",), presence_penalty=0.5
+    )
+
+
+def test_gen_accepts_exactly_the_declared_parameters() -> None:
+    renamed = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
+    accepted = inspect.signature(sgl.gen).parameters
+    names = {renamed.get(n, n) for n in accepted} - {"name", "choices", "choices_method"}
+    assert names == set(NAMES)
+    assert set(NAMES) <= set(inspect.signature(sgl.SglFunction.run).parameters)
+
+
+def test_the_wire_has_the_native_names() -> None:
+    body = to_wire(
+        GenParams(seed=3, stop="a", dtype=int, logit_bias={5: 1.0}, return_logprob=True, top_p=0.5)
+    )
+    assert body == {
+        "return_logprob": True,
+        "sampling_params": {
+            "sampling_seed": 3,
+            "stop": ["a", " ", "\n"],
+            "regex": r"[-+]?[0-9]{1,20}",
+            "logit_bias": {"5": 1.0},
+            "top_p": 0.5,
+        },
+    }
+    schema = to_wire(GenParams(json_schema={"type": "object"}))["sampling_params"]["json_schema"]
+    assert schema == '{"type": "object"}'
+
+
+def test_stops_of_the_chat_template_join_those_of_gen() -> None:
+    mock = sgl.Mock(["x"])
+
+    @sgl.function
+    def program(s):
+        s += sgl.gen("a", stop="\n")
+
+    program.run(backend=mock)
+    assert mock.calls[0].params is not None
+    assert mock.calls[0].params.stop == ("\n", "<|im_end|>")
+
+
+def test_n_gives_a_list_and_the_first_goes_on() -> None:
+    mock = sgl.Mock([("one", "two", "three")])
+
+    @sgl.function
+    def program(s):
+        s += "Count: " + sgl.gen("x", n=3)
+
+    state = program.run(backend=mock)
+    assert state["x"] == ["one", "two", "three"]
+    assert state.text() == "Count: one"
+    assert [meta["completion_tokens"] for meta in state.get_meta_info("x")] == [1, 1, 1]
+
+
+def test_select_and_gen_with_choices_are_the_same() -> None:
+    choices = ["yes", "no"]
+    assert sgl.gen("a", choices=choices) == sgl.select("a", choices)
+    mock = sgl.Mock(["no", "yes"])
+
+    @sgl.function
+    def program(s):
+        s += "Sure? " + sgl.select("a", choices) + " Really? "
+        s += sgl.gen("b", choices=choices, choices_method=sgl.greedy_token_selection)
+
+    state = program.run(backend=mock)
+    assert (state["a"], state["b"]) == ("no", "yes")
+    assert state.text() == "Sure? no Really? yes"
+    meta = state.get_meta_info("a")
+    assert meta["normalized_prompt_logprobs"][1] > meta["normalized_prompt_logprobs"][0]
+    assert "greedy_logprob_matrix" in state.get_meta_info("b")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"choices": []}, "at least one"),
+        ({"choices": "yes"}, "give a list"),
+        ({"choices": ["a", ""]}, "not empty"),
+        ({"choices": ["a"], "temperature": 0.7}, "leave it at 0"),
+        ({"choices": ["a"], "choices_method": "best"}, "token_length_normalized"),
+    ],
+)
+def test_a_wrong_select_is_refused_where_it_is_written(arguments: dict, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        sgl.select("x", **arguments)
+
+
+def test_roles_as_calls_and_as_blocks() -> None:
+    mock = sgl.Mock(["Hello.", "Bye."])
+
+    @sgl.function
+    def program(s):
+        s += sgl.system("Be brief.")
+        s += sgl.user("Hi " + "there")
+        s.assistant(sgl.gen("a"))
+        with s.user():
+            s += "Go"
+        with s.assistant():
+            s += sgl.gen("b")
+
+    state = program.run(backend=mock)
+    assert state.text() == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n"
+        "<|im_start|>user\nHi there<|im_end|>\n"
+        "<|im_start|>assistant\nHello.<|im_end|>\n"
+        "<|im_start|>user\nGo<|im_end|>\n"
+        "<|im_start|>assistant\nBye.<|im_end|>\n"
+    )
+    assert [m["role"] for m in state.messages()] == [
+        "system", "user", "assistant", "user", "assistant",
+    ]  # fmt: skip
+    assert state.messages()[-1] == {"role": "assistant", "content": "Bye."}
+    # The backend is also given the conversation, for those that take messages.
+    assert mock.calls[1].prompt.messages == (*state.messages()[:4],)
+
+
+def test_a_role_block_is_closed_when_its_body_raises() -> None:
+    mock = sgl.Mock(["Hello."])
+
+    @sgl.function
+    def program(s):
+        try:
+            with s.user():
+                s += "Hi"
+                raise KeyError("mine")
+        except KeyError:
+            pass
+        s += sgl.assistant(sgl.gen("a"))
+
+    assert [m["role"] for m in program.run(backend=mock).messages()] == ["user", "assistant"]
+
+
+def test_begin_and_end_nodes() -> None:
+    mock = sgl.Mock(["Hello."])
+
+    @sgl.function
+    def program(s):
+        s += sgl.user_begin()
+        s += "Hi" + sgl.user_end() + sgl.assistant_begin() + sgl.gen("a") + sgl.assistant_end()
+
+    assert program.run(backend=mock).messages() == [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello."},
+    ]
+
+
+def test_a_default_system_prompt_is_put_first() -> None:
+    mock = sgl.Mock(["x"], chat_template="qwen")
+
+    @sgl.function
+    def program(s):
+        s += sgl.user("Hi") + sgl.assistant(sgl.gen("a"))
+
+    assert program.run(backend=mock).messages()[0]["role"] == "system"
+
+
+def test_a_folded_system_message_opens_the_user_turn_once() -> None:
+    mock = sgl.Mock(["x"], chat_template="llama-2-chat")
+
+    @sgl.function
+    def program(s):
+        s += sgl.system("Be brief.") + sgl.user("Hi") + sgl.assistant(sgl.gen("a"))
+        s += sgl.user("Go")
+
+    assert program.run(backend=mock).text() == (
+        "[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nHi [/INST]x </s><s>[INST] Go [/INST]"
+    )
+
+
+def test_variables_scopes_and_membership() -> None:
+    mock = sgl.Mock(["cat"])
+
+    @sgl.function
+    def program(s):
+        with s.var_scope("line"):
+            s += "A " + sgl.gen("animal") + "!"
+        assert "line" in s
+        assert "animal" in s
+        assert "other" not in s
+        s["mine"] = 5
+        s.set_var("yours", [1])
+        return s["line"]
+
+    state = program.run(backend=mock)
+    assert state.ret_value == state["line"] == "A cat!"
+    assert (state["mine"], state.get_var("yours")) == (5, [1])
+    assert state.get_meta_info("mine") == {}
+    assert state.get_meta_info("animal")["finish_reason"]["type"] == "stop"
+
+
+def test_reading_waits_for_the_last_assignment_of_a_name() -> None:
+    mock = sgl.Mock([str(i) for i in range(50)], delay=0.001)
+
+    @sgl.function
+    def program(s):
+        seen = []
+        for _ in range(50):
+            s += sgl.gen("x")
+            seen.append(s["x"])
+        return seen
+
+    assert program.run(backend=mock).ret_value == [str(i) for i in range(50)]
+
+
+def test_appending_does_not_wait_and_reading_does() -> None:
+    import threading
+
+    asked, answer = threading.Event(), threading.Event()
+
+    def script(prompt: Prompt, params: GenParams) -> str:
+        asked.set()
+        assert answer.wait(10)
+        return "done"
+
+    @sgl.function
+    def program(s):
+        s += "Go: " + sgl.gen("x")
+        assert asked.wait(10)  # it runs although nobody reads
+        s += " and on"
+        answer.set()
+        return s["x"]
+
+    assert program.run(backend=sgl.Mock(script)).text() == "Go: done and on"
+
+
+def test_without_threads_everything_runs_where_it_is_appended() -> None:
+    import threading
+
+    threads = set()
+
+    def script(prompt: Prompt, params: GenParams) -> str:
+        threads.add(threading.get_ident())
+        return "x"
+
+    @sgl.function
+    def program(s):
+        s += "a" + sgl.gen("a")
+        forks = s.fork(3)
+        forks += sgl.gen("b")
+        forks.join()
+
+    state = program.run(backend=sgl.Mock(script), use_thread=False)
+    assert state["b"] == ["x", "x", "x"]
+    assert threads == {threading.get_ident()}
+
+
+def test_functions_nest_and_bind() -> None:
+    mock = sgl.Mock({"2+2": "4", "3+3": "6"})
+
+    @sgl.function
+    def question(s, text, end="\n"):
+        s += "Q: " + text + " A: " + sgl.gen("answer") + end
+        return s["answer"]
+
+    @sgl.function(num_api_spec_tokens=8)
+    def outer(s):
+        first = question(s, "2+2")
+        second = question.bind(end="")(s, "3+3")
+        return first, second
+
+    state = outer(backend=mock)
+    assert state.ret_value == ("4", "6")
+    assert state.text() == "Q: 2+2 A: 4\nQ: 3+3 A: 6"
+    assert outer.bind().num_api_spec_tokens == 8
+    with pytest.raises(TypeError, match="no argument 'nope'"):
+        question.bind(nope=1)
+
+
+def test_the_default_backend() -> None:
+    mock = sgl.Mock(["x"])
+
+    @sgl.function
+    def program(s):
+        s += sgl.gen("a")
+
+    with pytest.raises(ValueError, match="set_default_backend"):
+        program.run()
+    sgl.set_default_backend(mock)
+    try:
+        assert program.run()["a"] == "x"
+        sgl.flush_cache()
+        assert mock.flushes == 1
+        assert sgl.get_server_info()["calls"] == 1
+    finally:
+        sgl.set_default_backend(None)
+    with pytest.raises(TypeError, match="not a backend"):
+        program.run(backend="gpt")
+
+
+def test_nodes_are_plain_data() -> None:
+    node = "a" + sgl.gen("x", temperature=0.0) + "b" + sgl.select("y", ["1", "2"])
+    assert isinstance(node, Chain)
+    assert [type(part) for part in node.flat()] == [ConstantText, Gen, ConstantText, Select]
+    assert node == "a" + sgl.gen("x", temperature=0.0) + "b" + sgl.select("y", ["1", "2"])
+    with pytest.raises(TypeError, match="cannot append int 5"):
+        sgl.gen("x") + 5
+
+
+def test_a_program_needs_its_state_first() -> None:
+    with pytest.raises(ValueError, match="must be s"):
+
+        @sgl.function
+        def program(question, s):
+            pass
+
+
+@pytest.mark.parametrize("name", ["image", "video", "OpenAI", "Anthropic", "LiteLLM"])
+def test_what_this_version_lacks_is_refused_by_name(name: str) -> None:
+    with pytest.raises(sgl.Unsupported, match=f"{sgl.__version__} has no"):
+        getattr(sgl, name)("x")
+
+
+def test_every_export_can_be_imported() -> None:
+    for name in sgl.__all__:
+        if name != "Engine":  # needs the runtime's packages
+            assert getattr(sgl, name) is not None
+    with pytest.raises(AttributeError, match="nope"):
+        _ = sgl.nope

@@ -1,0 +1,149 @@
+"""Streaming: pieces as they come, in threads and in an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+import sglang as sgl
+from sglang.backend.base import Completion
+
+
+@sgl.function
+def poem(s):
+    s += "Title: " + sgl.gen("title") + "\n"
+    s += sgl.gen("body")
+
+
+def replies() -> sgl.Mock:
+    return sgl.Mock(["Two words", "some more words follow"])
+
+
+def test_the_text_comes_in_pieces_and_is_whole() -> None:
+    state = poem.run(backend=replies(), stream=True)
+    pieces = list(state.text_iter())
+    assert "".join(pieces) == state.text() == "Title: Two words\nsome more words follow"
+
+
+def test_a_piece_comes_before_the_rest_is_there() -> None:
+    seen = threading.Event()
+
+    class Slow(sgl.Mock):
+        def stream(self, prompt, params):
+            yield Completion("first", {})
+            assert seen.wait(10)
+            yield Completion("first second", {})
+
+    state = poem.run(backend=Slow(), stream=True)
+    pieces = state.text_iter("title")
+    assert next(pieces) == "first"
+    seen.set()
+    assert "".join(pieces) == " second"
+
+
+def test_one_variable_alone_and_the_rest_afterwards() -> None:
+    state = poem.run(backend=replies(), stream=True)
+    assert "".join(state.text_iter("body")) == "some more words follow"
+    assert "".join(state.text_iter("title")) == "Two words"
+    assert state.get_meta_info("title")["finish_reason"] == {"type": "stop", "matched": None}
+
+
+def test_reading_from_outside_waits_for_a_variable_that_does_not_exist_yet() -> None:
+    begin = threading.Event()
+
+    @sgl.function
+    def program(s):
+        assert begin.wait(10)
+        s += sgl.gen("x")
+
+    state = program.run(backend=sgl.Mock(["y"]), stream=True)
+    threading.Timer(0.05, begin.set).start()
+    assert state["x"] == "y"
+
+
+def test_iterating_without_streaming_gives_the_text() -> None:
+    state = poem.run(backend=replies())
+    assert list(state.text_iter()) == ["Title: Two words\nsome more words follow"]
+    assert list(state.text_iter("title")) == ["Two words"]
+
+
+def test_forks_and_selects_stream_too() -> None:
+    @sgl.function
+    def program(s):
+        s += "a "
+        forks = s.fork(2)
+        forks += sgl.gen("x")
+        forks.join()
+        s += sgl.select("y", ["p", "q"]) + s["x"][0] + s["x"][1]
+
+    state = program.run(
+        backend=sgl.Mock(lambda p, _: "q" if "=" in p.text else p.text and "p"), stream=True
+    )
+    assert "".join(state.text_iter()) == "a ppp"
+
+
+def test_errors_reach_the_reader() -> None:
+    @sgl.function
+    def backend_fails(s):
+        s += "a" + sgl.gen("x") + sgl.gen("y")  # here
+
+    @sgl.function
+    def program_fails(s):
+        s += "a" + sgl.gen("x")
+        s["x"]
+        raise ZeroDivisionError("mine")
+
+    state = backend_fails.run(backend=sgl.Mock(["b", OSError("cut")]), stream=True)
+    with pytest.raises(sgl.ProgramError, match=r"cut at .*test_language_stream.py:\d+$"):
+        list(state.text_iter())
+    assert list(state.text_iter("x")) == ["b"]
+    with pytest.raises(sgl.ProgramError, match="cut"):
+        list(state.text_iter("y"))
+
+    state = program_fails.run(backend=sgl.Mock(["b"]), stream=True)
+    with pytest.raises(ZeroDivisionError):
+        list(state.text_iter())
+    assert isinstance(state.error(), ZeroDivisionError)
+
+    state = poem.run(backend=replies(), stream=True)
+    with pytest.raises(KeyError, match="made no variable 'bodi'"):
+        list(state.text_iter("bodi"))
+
+
+def test_a_running_event_loop_reads_without_a_thread() -> None:
+    async def read() -> tuple[str, list]:
+        state = poem.run(backend=replies(), stream=True)
+        other = poem.run(backend=replies(), stream=True)
+
+        async def meta() -> list:
+            return [item async for item in other.text_async_iter("title", return_meta_data=True)]
+
+        async def text() -> str:
+            return "".join([piece async for piece in state.text_async_iter()])
+
+        before = threading.active_count()
+        result = await asyncio.gather(text(), meta())
+        assert threading.active_count() <= before + 4
+        return result
+
+    text, items = asyncio.run(read())
+    assert text == "Title: Two words\nsome more words follow"
+    assert "".join(piece for piece, _ in items) == "Two words"
+    assert items[-1][1]["completion_tokens"] == 2
+
+
+def test_async_errors_and_misuse() -> None:
+    @sgl.function
+    def program(s):
+        s += sgl.gen("x")
+
+    async def read(**arguments) -> None:
+        state = program.run(backend=sgl.Mock([OSError("cut")]), stream=True)
+        async for _ in state.text_async_iter(**arguments):
+            pass
+
+    with pytest.raises(sgl.ProgramError, match="cut"):
+        asyncio.run(read())
+    with pytest.raises(ValueError, match="needs var"):
+        asyncio.run(read(return_meta_data=True))

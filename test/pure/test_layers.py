@@ -1,0 +1,178 @@
+"""Who may import whom, read from the source with ``ast``: lazy and relative imports count too."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PYTHON = Path(__file__).resolve().parents[2] / "python"
+STANDARD = frozenset(sys.stdlib_module_names)
+
+# A module is ruled by the longest name here that contains it. After the colon: what it may import
+# besides itself and the standard library. Tensor code: each layer uses those before it.
+TENSORS = "srt.core srt.config torch numpy"
+RULES = {
+    "srt.core": "msgspec",
+    "srt.config": "srt.core",
+    "srt.memory": "srt.core",
+    "srt.schedule": "srt.core",
+    "srt.grammar": "srt.core numpy re2 interegular outlines_core llguidance",
+    "srt.tokenizer": "tokenizers jinja2 huggingface_hub",
+    "srt.parallel": f"{TENSORS} sgl_kernel",
+    "srt.attention": f"{TENSORS} sgl_kernel srt.parallel",
+    "srt.layers": f"{TENSORS} sgl_kernel srt.parallel srt.attention",
+    "srt.models": f"{TENSORS} sgl_kernel srt.parallel srt.attention srt.layers"
+    " safetensors huggingface_hub tqdm",
+    "srt.worker": f"{TENSORS} sgl_kernel srt.parallel srt.attention srt.layers srt.models psutil",
+    "srt.engine": "srt.core srt.config srt.memory srt.schedule srt.grammar msgspec zmq psutil",
+    "srt.engine.executor": "srt.core srt.config srt.worker",
+    "srt.program": "srt.core srt.tokenizer srt.engine.client srt.engine.info msgspec",
+    "srt.server": "srt.core srt.config srt.tokenizer srt.program msgspec"
+    " fastapi starlette pydantic uvicorn httptools prometheus_client psutil",
+    "srt.server.launch": "srt.core srt.config srt.tokenizer srt.program srt.server srt.engine"
+    " srt.worker uvicorn",
+    "srt.cli": "srt.server",
+    "sglang": "httpx openai anthropic tqdm",
+    "sglang.backend.engine": "sglang srt",
+    "sglang.backend.endpoint": "sglang httpx srt",
+    "sglang.launch_server": "sglang srt",
+}
+
+
+def inside(name: str, package: str) -> bool:
+    return name == package or name.startswith(package + ".")
+
+
+def sources() -> dict[str, str]:
+    """Source text by module name; a package goes by its own name."""
+    found = {}
+    for path in PYTHON.rglob("*.py"):
+        parts = path.relative_to(PYTHON).with_suffix("").parts
+        found[".".join(parts)] = path.read_text(encoding="utf-8")
+    return found
+
+
+def imports(module: str, source: str) -> Iterator[tuple[int, str]]:
+    """Line and full name of everything imported, at whatever depth of the code."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = module.split(".")[: -node.level] if node.level else []
+            prefix = ".".join([*base, *([node.module] if node.module else [])])
+            yield from ((node.lineno, f"{prefix}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call) and node.args:
+            called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            name = node.args[0]
+            if called in ("import_module", "__import__") and isinstance(name, ast.Constant):
+                yield node.lineno, str(name.value)
+
+
+def violations(modules: dict[str, str]) -> list[str]:
+    """``module:line imports name`` for every import that no rule allows."""
+    found = []
+    for module, source in sorted(modules.items()):
+        owner = module.removesuffix(".__init__")
+        layer = max((rule for rule in RULES if inside(owner, rule)), key=len, default="")
+        # A module with a rule of its own is still part of its package; one without any rule (a new
+        # package) may use the standard library alone.
+        home = layer if layer.count(".") < 2 else layer.rpartition(".")[0]
+        allowed = [home, *RULES[layer].split()] if layer else []
+        for line, name in imports(module, source):
+            if name.split(".")[0] in STANDARD or any(inside(name, one) for one in allowed):
+                continue
+            found.append(f"{module}:{line} imports {name}")
+    return found
+
+
+def test_every_import_is_allowed() -> None:
+    assert violations(sources()) == []
+
+
+PLANTED = [
+    ("srt.core.planted", "import numpy", "numpy"),
+    ("srt.schedule.planted", "def f():\n    import torch", "torch"),
+    ("srt.memory.planted", "from ..worker import runner", "srt.worker.runner"),
+    ("srt.memory.planted", "from srt.schedule.scheduler import Scheduler", "srt.schedule"),
+    ("srt.core.planted", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch",
+     "torch"),
+    ("srt.layers.planted", "from srt.models.llama import Llama", "srt.models"),
+    ("srt.engine.planted", "from srt import worker", "srt.worker"),
+    ("srt.engine.planted", "import importlib\nimportlib.import_module('srt.worker.worker')",
+     "srt.worker"),
+    ("srt.program.planted", "from srt.engine.engine import Engine", "srt.engine.engine"),
+    ("srt.server.planted", "from srt.engine import engine", "srt.engine.engine"),
+    ("srt.cli.planted", "import srt.config", "srt.config"),
+    ("srt.program.planted", "import sglang", "sglang"),
+    ("srt.planted", "from srt.core import ints", "srt.core.ints"),
+    ("sglang.planted", "import torch", "torch"),
+    ("sglang.interpreter", "from srt.core import sampling", "srt.core.sampling"),
+    ("sglang.backend.planted", "from srt.config import Config", "srt.config"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("module", "source", "name"), PLANTED)
+def test_a_planted_violation_is_caught(module: str, source: str, name: str) -> None:
+    found = violations({module: source})
+    assert len(found) == 1
+    assert found[0].startswith(f"{module}:")
+    assert f"imports {name}" in found[0]
+
+
+ALLOWED = [
+    ("srt.engine.executor", "from srt.worker.worker import Worker"),
+    ("srt.worker.planted", "from srt.models.registry import load\nimport torch"),
+    ("srt.server.launch", "from srt.engine import main"),
+    ("sglang.backend.engine", "def f():\n    from srt.engine.local import start"),
+    ("srt.memory.planted", "from . import radix\nfrom .radix import Radix"),
+]
+
+
+@pytest.mark.parametrize(("module", "source"), ALLOWED)
+def test_what_the_rules_allow_passes(module: str, source: str) -> None:
+    assert violations({module: source}) == []
+
+
+HEAVY = ("torch", "numpy", "transformers", "tokenizers", "fastapi", "zmq", "srt", "openai")
+
+
+def loaded(statement: str, names: tuple[str, ...]) -> tuple[list[str], float]:
+    """Which of ``names`` a fresh interpreter holds after ``statement``, and its CPU seconds."""
+    code = (
+        "import json, sys, time\n"
+        "begin = time.process_time()\n"
+        f"{statement}\n"
+        "spent = time.process_time() - begin\n"
+        f"print(json.dumps([[n for n in {names!r} if n in sys.modules], spent]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True, text=True, timeout=120,
+        env={"PYTHONPATH": str(PYTHON), "PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found, spent = json.loads(done.stdout)
+    return found, spent
+
+
+def test_the_frontend_imports_nothing_heavy() -> None:
+    assert loaded("import sglang", HEAVY)[0] == []
+
+
+def test_the_frontend_imports_in_a_fifth_of_a_second_of_cpu() -> None:
+    assert min(loaded("import sglang", ())[1] for _ in range(5)) < 0.2
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["srt.core.messages", "srt.memory.store", "srt.schedule.scheduler", "srt.engine.client",
+     "srt.program.completion", "srt.server.app"],
+)  # fmt: skip
+def test_planning_and_serving_import_no_torch(module: str) -> None:
+    assert loaded(f"import {module}", ("torch", "transformers"))[0] == []

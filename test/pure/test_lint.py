@@ -1,0 +1,21 @@
+"""``make lint`` as tests: style, format and types."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(
+    "command", ["ruff check .", "ruff format --check .", "mypy"], ids=lambda c: c.replace(" ", "-")
+)
+def test_lint(command: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", *command.split()], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"

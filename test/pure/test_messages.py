@@ -1,0 +1,123 @@
+"""Messages: every kind survives the wire; a malformed frame raises and nothing else happens."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from srt.core import messages as m
+from srt.core.ints import ints
+from srt.core.sampling import SamplingParams
+
+SAMPLING = SamplingParams(
+    max_new_tokens=9, stop=("\n", "</s>"), stop_token_ids=(3,), stop_regex=(r"\d+",),
+    logit_bias={5: -100.0, 7: 1.5}, seed=-(2**63), temperature=0.25, ignore_eos=True,
+)  # fmt: skip
+VERBS: list[Any] = [
+    m.Open(1, ints([1, 2, 2**31 - 1]).tobytes(), "tenant"),
+    m.Open(2, b""),
+    m.Fork(1, 3),
+    m.Fork(1, 4, 2),
+    m.Append(1, ints([7]).tobytes()),
+    m.Truncate(1, 0),
+    m.Advance(1, 10, m.Fill()),
+    m.Advance(1, 11, m.Generate(SAMPLING, top=2, score_from=0, probe=(4, 5)), 3, True),
+    m.Advance(1, 12, m.Generate(SamplingParams())),
+    m.Advance(1, 13, m.Score(4, 2, (1,))),
+    m.Advance(1, 14, m.Distribution(8, (0,))),
+    m.Close(1),
+    m.Control(15, "flush"),
+]
+EVENTS: list[Any] = [
+    m.Tokens(10, [1, 2], 3, [-0.5, -1.0], [[(1, -0.5)], []], [[-2.0], [-3.0]]),
+    m.Tokens(10, []),
+    m.Prompt(10, 0, [None, -0.25], [None, [(2, -0.25)]], [None, [-9.0]]),
+    m.Done(10, "stop", "\n", 12, 5, 4, 3, 7, 0.125),
+    m.Done(11, "stop", 2),
+    m.Done(12, "done", top=[(3, -0.1)], probe=[-4.0]),
+    m.Failed(13, "capacity", "100 tokens wanted; 50 are there"),
+    m.Reply(15, False, "busy", {"running": 3, "used": [1, 2], "nested": {"a": None}}),
+]
+
+
+def test_verbs_and_events_round_trip() -> None:
+    assert m.decode_verbs(m.encode(VERBS)) == VERBS
+    assert m.decode_events(m.encode(EVENTS)) == EVENTS
+    assert m.decode_verbs(m.encode([])) == []
+
+
+def test_the_examples_cover_every_kind() -> None:
+    assert {type(v) for v in VERBS} == set(m.Verb.__args__)
+    assert {type(e) for e in EVENTS} == set(m.Event.__args__)
+    goals = {type(v.goal) for v in VERBS if isinstance(v, m.Advance)}
+    assert goals == set(m.Goal.__args__)
+
+
+def test_what_is_left_at_its_default_costs_no_bytes() -> None:
+    assert len(m.encode([m.Close(1)])) < 40
+    assert len(m.encode([m.Advance(1, 2, m.Generate(SamplingParams()))])) < 80
+
+
+MALFORMED = [
+    b"",
+    b"\xc1",
+    m.encode(VERBS)[:-1],
+    m.encode(VERBS) + b"\x00",
+    msgspec.msgpack.encode({"type": "close", "context": 1}),
+    msgspec.msgpack.encode([{"type": "nonsense", "context": 1}]),
+    msgspec.msgpack.encode([{"context": 1}]),
+    msgspec.msgpack.encode([{"type": "close"}]),
+    msgspec.msgpack.encode([{"type": "close", "context": "1"}]),
+    msgspec.msgpack.encode([{"type": "open", "context": 1, "tokens": [1, 2]}]),
+    msgspec.msgpack.encode([{"type": "advance", "context": 1, "request": 2, "goal": 3}]),
+    msgspec.msgpack.encode([{"type": "close", "context": 2**64 - 1}, None]),
+    b"\xdd\xff\xff\xff\xff",  # an array of 2**32 - 1 items that are not there
+]
+
+
+@pytest.mark.parametrize("frame", MALFORMED, ids=range(len(MALFORMED)))
+def test_a_malformed_frame_raises_decode_error(frame: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        m.decode_verbs(frame)
+    with pytest.raises(msgspec.DecodeError):
+        m.decode_events(frame)
+
+
+def test_a_verb_is_no_event() -> None:
+    with pytest.raises(msgspec.DecodeError):
+        m.decode_events(m.encode(VERBS))
+    with pytest.raises(msgspec.DecodeError):
+        m.decode_verbs(m.encode(EVENTS))
+
+
+def test_deep_nesting_is_refused_without_exhausting_the_stack() -> None:
+    inner = b"\x91" * 100_000 + b"\xc0"
+    frame = b"\x91\x84\xa4type\xa5reply\xa2id\x01\xa2ok\xc3\xa4data\x81\xa1x" + inner
+    with pytest.raises(msgspec.DecodeError):
+        m.decode_events(frame)
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_never_raise_anything_else(frame: bytes) -> None:
+    for decode in (m.decode_verbs, m.decode_events):
+        with suppress(msgspec.DecodeError):
+            assert isinstance(decode(frame), list)
+
+
+def test_text_that_is_no_utf8_is_refused_like_the_rest() -> None:
+    frame = m.encode([m.Open(1, b"", "tenant")]).replace(b"tenant", b"\xe1enant")
+    with pytest.raises(msgspec.DecodeError):
+        m.decode_verbs(frame)
+
+
+@settings(max_examples=1000)
+@given(st.integers(0, len(m.encode(VERBS)) - 1), st.integers(1, 255))
+def test_a_damaged_byte_never_raises_anything_else(at: int, change: int) -> None:
+    frame = bytearray(m.encode(VERBS))
+    frame[at] ^= change
+    with suppress(msgspec.DecodeError):
+        assert isinstance(m.decode_verbs(bytes(frame)), list)

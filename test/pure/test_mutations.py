@@ -1,0 +1,137 @@
+"""The simulation can fail: each of these faults, put into the real code, is caught by it."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.lru import evicts_least_recently_used
+from helpers.mutation import Edit, mutate
+from helpers.simulation import simulate
+from srt.core.request import Request
+from srt.engine import rows
+from srt.engine.engine import Engine
+from srt.memory.radix import RadixTree
+from srt.memory.store import Store
+from srt.schedule import scheduler
+
+WITHIN = 300  # histories
+
+MUTATIONS = {
+    "a path is unlocked only at its end": [
+        Edit(RadixTree, "unlock", "step = step.parent", "step = None"),
+    ],
+    "a node in use is evicted": [
+        Edit(RadixTree, "evict", "if node.locks or node.children or node.used != used or",
+             "if node.children or"),
+    ],
+    "an inner node is evicted": [
+        Edit(RadixTree, "_offer", "and not node.children", ""),
+        Edit(RadixTree, "evict", "or node.children or", "or"),
+    ],
+    "a split loses a page": [
+        Edit(RadixTree, "_split", "node.pages[:pages])", "node.pages[: pages - 1])"),
+    ],
+    "a split forgets the locks": [
+        Edit(RadixTree, "_split", "upper.locks, upper.used = node.locks, node.used",
+             "upper.used = node.used"),
+    ],
+    "pins are not counted": [
+        Edit(RadixTree, "match", "if node.locks == 0:", "if False:"),
+    ],
+    "namespaces are ignored": [
+        Edit(Store, "match", "context.namespace", "''"),
+        Edit(Store, "acquire", "context.namespace", "''"),
+    ],
+    "spare pages are kept": [
+        Edit(Store, "_publish", "self.pool.give(spare)", "pass"),
+    ],
+    "pages are freed twice": [
+        Edit(Store, "release", "context.pages[context.shared :])",
+             "context.pages[context.shared :] * 2)"),
+    ],
+    "a planned pass's pages are exchanged": [
+        Edit(Store, "_publish", "if planned and", "if False and"),
+    ],
+    "a pass shows more than it computes": [
+        Edit(Store, "_publish", "full = context.saved // self.page_size",
+             "full = -(-context.saved // self.page_size)"),
+    ],
+    "the plan sees too much room": [
+        Edit(Store, "room", "- context.saved", "- context.saved + 1"),
+    ],
+    "the match limit is one too long": [
+        Edit(Request, "match_limit", "return length - 1", "return length"),
+    ],
+    "scored positions come from the cache": [
+        Edit(Request, "match_limit", "return min(length, self.unscored) - 1", "return length - 1"),
+    ],
+    "the random number is of the wrong position": [
+        Edit(rows, "_sample", "request.drawn)", "request.drawn + 1)"),
+    ],
+    "penalties forget what was drawn before a retraction": [
+        Edit(rows, "_sample", "request.context.tokens[request.prompt :]",
+             "request.context.tokens[request.context.saved :]"),
+    ],
+    "an end token comes one token early": [
+        Edit(rows, "_sample", "request.drawn < params.min_new_tokens",
+             "request.drawn + 1 < params.min_new_tokens"),
+    ],
+    "an older request gives way": [
+        Edit(scheduler, "victims", "item.arrival > asker.arrival and item.id not in taken",
+             "item.id != asker.id"),
+        Edit(scheduler, "victims", "-item.arrival", "item.arrival"),
+    ],
+    "nobody gives way": [
+        Edit(scheduler, "victims", "if gained >= need:", "if True:"),
+    ],
+    "the overdue are not put first": [
+        Edit(scheduler, "order", "fcfs(overdue, view) + ORDERS[policy](rest, view)",
+             "ORDERS[policy](view.waiting, view)"),
+    ],
+    "admission skips what does not fit": [
+        Edit(scheduler, "_admit", "if need + spare > available:\n            break",
+             "if need + spare > available:\n            continue"),
+    ],
+    "a failed pass is believed": [
+        Edit(Engine, "_fail_batch", "keep=False", "keep=True"),
+        Edit(Engine, "_fail_batch", "self.store.flush()", "pass"),
+    ],
+    "an aborted request stays in the queue": [
+        Edit(Engine, "_forget", "self.waiting.pop(request.id, None)", "pass"),
+    ],
+    "an aborted request keeps its memory": [
+        Edit(Engine, "_forget", "if context.active:", "if False:"),
+    ],
+    "remembered matches are never renewed": [
+        Edit(Engine, "_match", "if self._matched_at != self.store.tree.version:",
+             "self._matched_at = self.store.tree.version\n    if False:"),
+    ],
+}  # fmt: skip
+
+
+def caught(within: int) -> str:
+    """How the first of ``within`` histories that fails does so; "" where none does."""
+    for seed in range(within):
+        try:
+            simulate(seed)
+        except AssertionError as error:
+            return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_the_simulation_catches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for edit in MUTATIONS[name]:
+        mutate(monkeypatch, edit)
+    assert caught(WITHIN), f"{WITHIN} histories pass although {name}"
+
+
+def test_a_wrong_eviction_order_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert evicts_least_recently_used()
+    mutate(monkeypatch, Edit(RadixTree, "_offer", "(node.used,", "(-node.used,"))
+    mutate(monkeypatch, Edit(RadixTree, "evict", "node.used != used", "node.used != -used"))
+    assert not evicts_least_recently_used()
+    assert not caught(3), "the order of eviction is no matter of correctness"
+
+
+def test_without_a_mutation_nothing_is_caught() -> None:
+    assert caught(50) == ""

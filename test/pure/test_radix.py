@@ -1,0 +1,283 @@
+"""The radix tree against a brute-force model: a dictionary of every cached page by its prefix."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+from helpers.lru import evicts_least_recently_used
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from srt.core.ints import common_prefix, ints
+from srt.memory.pages import PagePool
+from srt.memory.radix import Node, RadixTree
+
+SIZE = 48  # pages
+
+
+@dataclass
+class Cached:
+    """A page of the model."""
+
+    page: int
+    locks: int = 0
+    used: int = 0
+
+
+class Model:
+    """Every cached page by (namespace, the tokens up to its end). No tree, no clever accounting."""
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self.cached: dict[tuple[str, tuple[int, ...]], Cached] = {}
+        self.clock = 0
+
+    def path(self, space: str, tokens: list[int], limit: int) -> list[Cached]:
+        out: list[Cached] = []
+        size = self.page_size
+        while (len(out) + 1) * size <= min(limit, len(tokens)):
+            page = self.cached.get((space, tuple(tokens[: (len(out) + 1) * size])))
+            if page is None:
+                break
+            out.append(page)
+        return out
+
+    def tick(self) -> int:
+        self.clock += 1
+        return self.clock
+
+    def evictable(self) -> int:
+        return sum(not page.locks for page in self.cached.values())
+
+    def evict(self, count: int) -> set[int]:
+        """Page by page: the least recently used of those that no longer prefix hangs on."""
+        gone: set[int] = set()
+        while len(gone) < count:
+            inner = {(s, key[: -self.page_size]) for s, key in self.cached}
+            leaves = [
+                (page.used, key)
+                for key, page in self.cached.items()
+                if not page.locks and key not in inner
+            ]
+            if not leaves:
+                break
+            gone.add(self.cached.pop(min(leaves)[1]).page)
+        return gone
+
+
+@dataclass
+class Handle:
+    """A lock: its node, and the tokens and pages of the path."""
+
+    node: Node
+    space: str
+    tokens: list[int]
+    pages: list[int]
+
+
+class Machine(RuleBasedStateMachine):
+    """Every public operation, in any order, on tree and model at once."""
+
+    spaces = st.sampled_from(["", "salt"])
+    sequences = st.lists(st.integers(0, 2), min_size=1, max_size=14)
+
+    @initialize(page_size=st.sampled_from([1, 2, 4]))
+    def start(self, page_size: int) -> None:
+        self.size = page_size
+        self.pool = PagePool(SIZE)
+        self.tree = RadixTree(self.pool, page_size)
+        self.model = Model(page_size)
+        self.handles: list[Handle] = []
+
+    @rule(space=spaces, tokens=sequences, limit=st.integers(0, 16))
+    def match(self, space: str, tokens: list[int], limit: int) -> None:
+        before = self.tree.version
+        found, pins, path = self.tree.match(ints(tokens), limit, space)
+        want = self.model.path(space, tokens, limit)
+        assert found == len(want) * self.size
+        assert pins == sum(not page.locks for page in want)
+        assert bool(path) == bool(want)
+        assert self.tree.version == before
+
+    @precondition(lambda self: len(self.handles) < 6)
+    @rule(space=spaces, tokens=sequences, limit=st.integers(0, 16))
+    def lock(self, space: str, tokens: list[int], limit: int) -> None:
+        node, pages = self.tree.lock(ints(tokens), limit, space)
+        want = self.model.path(space, tokens, limit)
+        clock = self.model.tick()
+        for page in want:
+            page.locks += 1
+            page.used = clock
+        assert list(pages) == [page.page for page in want]
+        self.handles.append(Handle(node, space, tokens, list(pages)))
+
+    @precondition(lambda self: self.handles)
+    @rule(data=st.data(), limit=st.integers(0, 16))
+    def deepen(self, data: st.DataObject, limit: int) -> None:
+        handle = data.draw(st.sampled_from(self.handles))
+        start = len(handle.pages) * self.size
+        handle.node, gained = self.tree.deepen(handle.node, ints(handle.tokens), start, limit)
+        want = self.model.path(handle.space, handle.tokens, limit)[len(handle.pages) :]
+        clock = self.model.tick()
+        for page in want:
+            page.locks += 1
+            page.used = clock
+        assert list(gained) == [page.page for page in want]
+        handle.pages += gained
+
+    @precondition(lambda self: self.handles)
+    @rule(data=st.data(), count=st.integers(0, 8))
+    def publish(self, data: st.DataObject, count: int) -> None:
+        handle = data.draw(st.sampled_from(self.handles))
+        have = len(handle.pages)
+        count = min(count, len(handle.tokens) // self.size - have, self.pool.free)
+        if count <= 0:
+            return
+        start, end = have * self.size, (have + count) * self.size
+        kept = self.model.path(handle.space, handle.tokens, end)[have:]
+        assert self.tree.continues(handle.node, ints(handle.tokens), start) == bool(
+            self.model.path(handle.space, handle.tokens, 1 << 30)[have:]
+        )
+        own = self.pool.take(count)
+        handle.node, pages, spare = self.tree.publish(
+            handle.node, ints(handle.tokens), start, own[:]
+        )
+        self.pool.give(spare)
+        assert list(spare) == list(own[: len(kept)])
+        assert list(pages) == [page.page for page in kept] + list(own[len(kept) :])
+        clock = self.model.tick()
+        for page in kept:
+            page.locks += 1
+            page.used = clock
+        clock = self.model.tick()
+        for i in range(len(kept), count):
+            key = (handle.space, tuple(handle.tokens[: start + (i + 1) * self.size]))
+            self.model.cached[key] = Cached(own[i], 1, clock)
+        handle.pages += pages
+
+    @precondition(lambda self: self.handles)
+    @rule(data=st.data())
+    def unlock(self, data: st.DataObject) -> None:
+        handle = data.draw(st.sampled_from(self.handles))
+        self.handles.remove(handle)
+        path = self.model.path(handle.space, handle.tokens, len(handle.pages) * self.size)
+        gain = sum(page.locks == 1 for page in path)
+        assert self.tree.exclusive(handle.node) == gain
+        before = self.tree.evictable
+        self.tree.unlock(handle.node)
+        assert self.tree.evictable == before + gain
+        clock = self.model.tick()
+        for page in path:
+            page.locks -= 1
+            page.used = clock
+
+    @rule(count=st.integers(0, 12))
+    def evict(self, count: int) -> None:
+        owned, able = self.pool.owned(), self.model.evictable()
+        freed = self.tree.evict(count)
+        assert freed == min(count, able)
+        assert owned - self.pool.owned() == self.model.evict(count), "not the least recently used"
+
+    @rule()
+    def clear(self) -> None:
+        assert self.tree.clear() == self.model.evictable()
+        self.model.evict(SIZE)
+
+    @invariant()
+    def the_books_agree(self) -> None:
+        if not hasattr(self, "tree"):
+            return
+        pages = self.tree.check()
+        assert pages == {page.page for page in self.model.cached.values()} == self.pool.owned()
+        assert self.tree.evictable == self.model.evictable()
+        assert self.tree.protected == len(pages) - self.tree.evictable
+        for handle in self.handles:
+            path = self.model.path(handle.space, handle.tokens, len(handle.pages) * self.size)
+            assert [page.page for page in path] == handle.pages, "a locked page has moved"
+
+
+TestRadix = Machine.TestCase
+TestRadix.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None, derandomize=True
+)
+
+
+def cache(tree: RadixTree, tokens: list[int], space: str = "") -> None:
+    """Compute and release a sequence of whole pages."""
+    keys = ints(tokens)
+    node, pages = tree.lock(keys, len(keys), space)
+    count = len(keys) // tree.page_size - len(pages)
+    start = len(pages) * tree.page_size
+    tree.unlock(tree.publish(node, keys, start, tree.pool.take(count))[0])
+
+
+def test_a_namespace_meets_only_its_own() -> None:
+    tree = RadixTree(PagePool(8), 1)
+    cache(tree, [1, 2, 3], "a")
+    assert tree.match(ints([1, 2, 3]), 3, "a")[0] == 3
+    assert tree.match(ints([1, 2, 3]), 3, "b")[0] == 0
+    assert tree.lock(ints([1, 2, 3]), 3, "b")[1] == ints()
+
+
+def test_an_empty_namespace_is_forgotten() -> None:
+    tree = RadixTree(PagePool(8), 1)
+    for number in range(1000):
+        tree.unlock(tree.lock(ints([1]), 1, f"user {number}")[0])
+        cache(tree, [1], f"user {number}")
+        tree.clear()
+    assert not tree._roots
+
+
+def test_least_recently_used_leaves_go_first() -> None:
+    assert evicts_least_recently_used()
+
+
+def test_a_long_leaf_loses_only_its_tail() -> None:
+    tree = RadixTree(PagePool(10), 2)
+    cache(tree, list(range(20)))
+    assert tree.evict(3) == 3
+    assert tree.match(ints(range(20)), 20, "")[0] == 14
+
+
+def test_the_eviction_heap_stays_small() -> None:
+    """A leaf locked and released over and over leaves old entries behind; they are swept."""
+    tree = RadixTree(PagePool(16), 1)
+    cache(tree, [1, 2, 3, 4])
+    for _ in range(5000):
+        tree.unlock(tree.lock(ints([1, 2, 3, 4]), 4, "")[0])
+    assert len(tree._heap) < 200
+    assert tree.evict(16) == 4
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_common_prefix(seed: int) -> None:
+    r = random.Random(seed)
+    for _ in range(50):
+        a = ints(r.choices(range(3), k=r.choice([0, 1, 15, 16, 17, 300, 5000])))
+        b = a[:]
+        start = r.randint(0, len(a))
+        if b and r.random() < 0.8:
+            b[r.randrange(len(b))] += 1
+        lead = ints(r.choices(range(3), k=r.randint(0, 5)))
+        want = 0
+        while start + want < len(a) and a[start + want] == b[start + want]:
+            want += 1
+        assert common_prefix(a, lead + b[start:], start, len(lead)) == want
+
+
+def test_the_page_pool() -> None:
+    pool = PagePool(3)
+    taken = pool.take(2)
+    with pytest.raises(MemoryError, match="2 pages wanted, 1 free of 3"):
+        pool.take(2)
+    assert pool.free == 1, "a refusal takes nothing"
+    pool.give(taken)
+    assert sorted(pool.take(3)) == [0, 1, 2]
+    assert pool.take(0) == ints()
+    pool.give(ints([1, 1]))
+    with pytest.raises(AssertionError, match="twice"):
+        pool.owned()
+    with pytest.raises(ValueError, match="at least 1"):
+        PagePool(0)

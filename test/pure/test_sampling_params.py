@@ -1,0 +1,114 @@
+"""SamplingParams: each limit refuses with the parameter's name, its value and the limit."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+from srt.core.sampling import (
+    MAX_LOGIT_BIAS,
+    MAX_N,
+    MAX_STOP_CHARS,
+    MAX_STOPS,
+    SEED_LIMIT,
+    SamplingParams,
+)
+
+VOCAB = 100
+
+
+def test_the_defaults_are_valid() -> None:
+    SamplingParams().verify(VOCAB)
+
+
+AT_THE_LIMIT: list[dict[str, Any]] = [
+    {"max_new_tokens": 0},
+    {"max_new_tokens": 4, "min_new_tokens": 4},
+    {"n": MAX_N},
+    {"stop": tuple("x" * MAX_STOP_CHARS for _ in range(MAX_STOPS))},
+    {"stop_token_ids": tuple(range(VOCAB))},
+    {"stop_regex": ("a+",) * MAX_STOPS},
+    {"temperature": 0.0},
+    {"top_p": 1.0},
+    {"top_k": 1},
+    {"top_k": -1},
+    {"min_p": 0.0},
+    {"min_p": 1.0},
+    {"frequency_penalty": -2.0, "presence_penalty": 2.0, "repetition_penalty": 2.0},
+    {"logit_bias": {0: -100.0, VOCAB - 1: 100.0}},
+    {"seed": SEED_LIMIT - 1},
+    {"seed": -SEED_LIMIT},
+]
+
+
+@pytest.mark.parametrize("values", AT_THE_LIMIT, ids=lambda v: "-".join(v))
+def test_a_value_at_its_limit_is_accepted(values: dict[str, Any]) -> None:
+    SamplingParams(**values).verify(VOCAB)
+
+
+PAST_THE_LIMIT: list[tuple[dict[str, Any], str]] = [
+    ({"max_new_tokens": -1}, "max_new_tokens is -1; it must be 0 or more"),
+    ({"min_new_tokens": -1}, "min_new_tokens is -1"),
+    ({"min_new_tokens": 5, "max_new_tokens": 4}, "min_new_tokens is 5; .* max_new_tokens .4."),
+    ({"n": 0}, f"n is 0; it must be between 1 and {MAX_N}"),
+    ({"n": 10**9}, f"n is 1000000000; it must be between 1 and {MAX_N}"),
+    ({"stop": ("a",) * 10**5}, f"stop has 100000 entries; at most {MAX_STOPS}"),
+    ({"stop": ("a", "")}, "stop contains an empty string"),
+    ({"stop": ("x" * 2000,)}, f"stop has an entry of 2000 characters; at most {MAX_STOP_CHARS}"),
+    ({"stop_regex": ("",)}, "stop_regex contains an empty string"),
+    ({"stop_regex": ("a",) * 129}, "stop_regex has 129 entries"),
+    ({"stop_token_ids": (0,) * 10**5}, f"stop_token_ids has 100000 entries; at most {MAX_STOPS}"),
+    ({"stop_token_ids": (VOCAB,)}, "stop_token_ids names 100; the vocabulary ends at 99"),
+    ({"stop_token_ids": (-1,)}, "stop_token_ids names -1"),
+    ({"temperature": math.nan}, "temperature is nan; it must be a finite number"),
+    ({"temperature": math.inf}, "temperature is inf"),
+    ({"temperature": -0.1}, "temperature is -0.1; it must be 0 or more"),
+    ({"top_p": 0.0}, r"top_p is 0.0; it must be in \(0, 1\]"),
+    ({"top_p": 1.01}, "top_p is 1.01"),
+    ({"top_p": math.nan}, "top_p is nan"),
+    ({"top_k": 0}, "top_k is 0; it must be -1"),
+    ({"top_k": -2}, "top_k is -2"),
+    ({"min_p": -0.1}, "min_p is -0.1"),
+    ({"min_p": 1.1}, "min_p is 1.1"),
+    ({"frequency_penalty": 2.1}, r"frequency_penalty is 2.1; it must be in \[-2, 2\]"),
+    ({"presence_penalty": -2.1}, "presence_penalty is -2.1"),
+    ({"repetition_penalty": 0.0}, r"repetition_penalty is 0.0; it must be in \(0, 2\]"),
+    ({"repetition_penalty": 2.1}, "repetition_penalty is 2.1"),
+    ({"logit_bias": {VOCAB: 1.0}}, "logit_bias names token 100; the vocabulary ends at 99"),
+    ({"logit_bias": {-1: 1.0}}, "logit_bias names token -1"),
+    ({"logit_bias": {1: 101.0}}, "logit_bias of token 1 is 101.0"),
+    ({"logit_bias": {1: math.nan}}, "logit_bias of token 1 is nan"),
+    ({"logit_bias": dict.fromkeys(range(10**5), 1.0)},
+     f"logit_bias has 100000 entries; at most {MAX_LOGIT_BIAS}"),
+    ({"seed": SEED_LIMIT}, "seed is 9223372036854775808; it must fit"),
+    ({"seed": -SEED_LIMIT - 1}, "seed is -9223372036854775809"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("values", "message"), PAST_THE_LIMIT, ids=[str(i) for i in range(len(PAST_THE_LIMIT))]
+)
+def test_a_value_past_its_limit_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SamplingParams(**values).verify(VOCAB)
+
+
+def test_greedy() -> None:
+    assert SamplingParams(temperature=0.0).greedy
+    assert SamplingParams(top_k=1).greedy
+    assert not SamplingParams(temperature=1e-6).greedy
+
+
+def test_penalised() -> None:
+    assert not SamplingParams().penalised
+    for name in ("frequency_penalty", "presence_penalty", "repetition_penalty"):
+        assert SamplingParams(**{name: 1.1}).penalised
+
+
+def test_a_copy_with_changes_keeps_the_rest() -> None:
+    one = SamplingParams(stop=("x",), seed=5)
+    two = msgspec.structs.replace(one, max_new_tokens=1)
+    assert (two.stop, two.seed, two.max_new_tokens) == (("x",), 5, 1)
+    assert one.max_new_tokens == 128

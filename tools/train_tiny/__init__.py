@@ -1,0 +1,1 @@
+"""Recipe of the embedded model `sglang-tiny`: data, tokenizer, training, evaluation, export."""

@@ -1,0 +1,83 @@
+"""Generators of jobs with checkable answers, and the mixture they are drawn in."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from tools.train_tiny.sample import Job, Sample, write_chat, write_raw
+from tools.train_tiny.tasks import (
+    arithmetic,
+    choices,
+    dialogue,
+    extract,
+    judging,
+    lists,
+    lookup,
+    patterns,
+)
+from tools.train_tiny.words import Words
+
+Generator = Callable[[random.Random, Words, int], Job]
+
+GENERATORS: dict[str, Generator] = {
+    name: generator
+    for module in (lookup, extract, patterns, choices, arithmetic, lists, judging, dialogue)
+    for name, generator in module.GENERATORS.items()
+}
+
+LONG_TASKS = ("lookup_line", "lookup_pairs", "facts", "facts_passages")
+"""Jobs whose context can be made as long as wanted."""
+
+MIXTURE: dict[str, float] = {
+    "lookup_line": 3,
+    "lookup_pairs": 4,
+    "facts": 6,
+    "facts_passages": 1,
+    "extract_json": 3,
+    "extract_indented": 1,
+    "extract_lines": 1.5,
+    "pattern_sentiment": 1.5,
+    "pattern_named": 3,
+    "pattern_shots": 4,
+    "pattern_labels": 2,
+    "choice_numbers": 3,
+    "choice_yes_no": 3,
+    "choice_oldest": 2,
+    "choice_letter": 4,
+    "arithmetic_direct": 6,
+    "arithmetic_story": 2,
+    "arithmetic_tool": 2.5,
+    "list_category": 1,
+    "list_items": 2,
+    "list_summary": 1,
+    "list_tips": 1,
+    "judge_score": 1.5,
+    "judge_dimension": 1.5,
+    "judge_mention": 1,
+    "judge_best": 2,
+    "judge_merge": 1.5,
+    "dialogue_memory": 2,
+    "dialogue_sums": 3,
+    "dialogue_persona": 1,
+    "dialogue_style": 1.5,
+    "dialogue_greeting": 0.3,
+}
+"""How often each job is drawn; those that were learnt late in trial runs have more."""
+
+
+def write(job: Job, rng: random.Random, form: str | None = None) -> Sample:
+    """Write a job in the wanted form, or in either."""
+    form = form or rng.choice(("chat", "raw"))
+    return write_chat(job, rng) if form == "chat" else write_raw(job, rng)
+
+
+def draw(rng: random.Random, words: Words, size: int) -> Sample:
+    """A sample from the mixture."""
+    name = rng.choices(list(MIXTURE), list(MIXTURE.values()))[0]
+    return write(GENERATORS[name](rng, words, size), rng)
+
+
+def draw_long(rng: random.Random, words: Words, size: int) -> Sample:
+    """A sample whose context is about `size` tokens long."""
+    return write(GENERATORS[rng.choice(LONG_TASKS)](rng, words, size), rng)
