@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmark.cache_schedule.workloads import Prompts, lower_bound
 from srt.config import ScheduleConfig
 from srt.core.batch import Batch, RowOutput, StepResult
 from srt.core.ints import ints
@@ -13,6 +12,8 @@ from srt.core.messages import Advance, Distribution, Done, Event, Generate, Goal
 from srt.core.sampling import SamplingParams
 from srt.engine.engine import Engine
 from srt.engine.info import EngineInfo
+
+from benchmark.cache_schedule.workloads import Prompts, lower_bound
 
 VOCAB = 1 << 24
 

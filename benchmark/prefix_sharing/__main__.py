@@ -143,16 +143,16 @@ def _verdict(options: argparse.Namespace, columns: list[Column]) -> bool:
 
 
 def _print_counters(column: Column, bound: int) -> None:
-    """Where the time goes: tokens computed, passes, and what each cost."""
-    if not all("computed_tokens" in counted for counted in column.counted):
-        return
-    computed = round(median([counted["computed_tokens"] for counted in column.counted]))
-    line = f"{column.target.name}: {computed} tokens computed, each once would be {bound}"
-    passes = median([counted.get("passes", 0) for counted in column.counted])
-    if passes:
-        seconds = column.typical.seconds
-        line += f"; {passes:.0f} passes of {1e3 * seconds / passes:.1f} ms"
-        line += f", {1e6 * seconds / max(1, computed):.0f} us a token"
+    """Where the time goes: prefill (to the last first token) and the rest; passes and tokens."""
+    results = column.typical_run.results
+    begin = min(result.sent for result in results)
+    prefill = max(result.first for result in results) - begin
+    rest = max(result.end for result in results) - begin - prefill
+    line = f"{column.target.name}: all first tokens after {prefill:.2f} s, the rest {rest:.2f} s"
+    if all("computed_tokens" in counted for counted in column.counted):
+        computed = round(median([counted["computed_tokens"] for counted in column.counted]))
+        passes = median([counted.get("passes", 0) for counted in column.counted])
+        line += f"; {computed} tokens computed (each once is {bound}) in {passes:.0f} passes"
     print(line)
 
 

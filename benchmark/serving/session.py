@@ -24,9 +24,18 @@ class Column:
 
     @property
     def typical(self) -> Summary:
-        """The run of median duration (the faster of the middle two)."""
-        ordered = sorted(self.summaries, key=lambda summary: summary.seconds)
-        return ordered[(len(ordered) - 1) // 2]
+        """Of the run of median duration (the faster of the middle two)."""
+        return self.summaries[self._middle]
+
+    @property
+    def typical_run(self) -> Run:
+        """The run that ``typical`` is of."""
+        return self.runs[self._middle]
+
+    @property
+    def _middle(self) -> int:
+        order = sorted(range(len(self.runs)), key=lambda i: self.summaries[i].seconds)
+        return order[(len(order) - 1) // 2]
 
 
 @dataclass(frozen=True)

@@ -244,7 +244,7 @@ class StreamExecutor:
             self._changed.wait_for(lambda: self._settled(name))
             if name in self.stream.variables and self._pending[name] == 0:
                 return get(name)
-            known = sorted(self.stream.variables)
+            known = sorted({*self.stream.variables, *+self._pending})
         self.check()
         raise UnknownVariable(f"no variable {name!r} in this state; it has {known}")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from sglang.backend.base import Backend
 from sglang.executor import StreamExecutor
-from sglang.params import DEFAULTS, GenParams, signature_parameters, split
+from sglang.params import DEFAULTS, NAMES, GenParams, signature_parameters, split
 from sglang.settings import global_config
 from sglang.state import ProgramState
 
@@ -66,7 +66,14 @@ class SglFunction:
 
         Raises:
             ProgramError: a primitive failed; what the function itself raises comes as it is.
+            TypeError: a keyword names both an argument and a generation parameter.
         """
+        for name in self.arg_names:
+            if name in kwargs and name in NAMES:
+                raise TypeError(
+                    f"{name!r} is an argument of {self.func.__name__} and a generation parameter; "
+                    f"give the argument by position, by bind({name}=...), or rename it"
+                )
         params, arguments = split(kwargs)
         return self.start(
             resolve_backend(backend),

@@ -29,7 +29,8 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     write_config(Path(directory), vocab_size=512)
     return {
         "model_path": str(directory), "load_format": "dummy", "dtype": "float32",
-        "device": "cpu", "max_total_tokens": 20000, "threads": 1, "log_level": "warning",
+        "device": "cpu", "max_total_tokens": 20000, "context_length": 512, "threads": 1,
+        "log_level": "warning",
     }  # fmt: skip
 
 
@@ -41,7 +42,7 @@ def engine(settings: dict[str, Any]) -> Iterator[sgl.Engine]:
 
 @pytest.fixture(scope="module")
 def runtime(settings: dict[str, Any]) -> Iterator[sgl.Runtime]:
-    with sgl.Runtime(**settings) as runtime:
+    with sgl.Runtime(**settings, api_key="secret") as runtime:
         yield runtime
 
 

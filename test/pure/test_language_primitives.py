@@ -336,6 +336,18 @@ def test_the_default_backend() -> None:
         program.run(backend="gpt")
 
 
+def test_an_argument_named_as_a_generation_parameter() -> None:
+    @sgl.function
+    def program(s, n):
+        s += "x" * n
+
+    assert program.run(3, backend=sgl.Mock()).text() == "xxx"
+    assert program.bind(n=2).run(backend=sgl.Mock()).text() == "xx"
+    assert program.run_batch([{"n": 1}], backend=sgl.Mock())[0].text() == "x"
+    with pytest.raises(TypeError, match="'n' is an argument of program and a generation"):
+        program.run(n=3, backend=sgl.Mock())
+
+
 def test_nodes_are_plain_data() -> None:
     node = "a" + sgl.gen("x", temperature=0.0) + "b" + sgl.select("y", ["1", "2"])
     assert isinstance(node, Chain)

@@ -20,11 +20,11 @@ class Shape:
 
     vocab_size: int = 3072
     hidden_size: int = 256
-    num_hidden_layers: int = 5
-    num_attention_heads: int = 8
-    num_key_value_heads: int = 4
+    num_hidden_layers: int = 4
+    num_attention_heads: int = 4
+    num_key_value_heads: int = 2
     intermediate_size: int = 512
-    rope_theta: float = 100_000.0
+    rope_theta: float = 1_000_000.0
     rms_norm_eps: float = 1e-5
     max_position_embeddings: int = 4096
 
@@ -157,12 +157,18 @@ class TinyLlama(nn.Module):
         self._initialise()
 
     def _initialise(self) -> None:
-        """Small random matrices; blocks start as the identity, which lets Muon step far early."""
+        """Large embeddings and a small last gain; blocks start as the identity.
+
+        The embedding is also the output projection, which would make it small. A small embedding
+        drowns in what the blocks add, and tokens that cannot be told apart cannot be copied; so
+        the last gain is made small instead.
+        """
         for name, weight in self.named_parameters():
             if weight.ndim == 2:
-                nn.init.normal_(weight, std=0.02 if "embed" in name else weight.shape[1] ** -0.5)
+                nn.init.normal_(weight, std=0.5 if "embed" in name else weight.shape[1] ** -0.5)
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 nn.init.zeros_(weight)
+        nn.init.constant_(self.model.norm.weight, 0.04)
 
     def hidden(
         self, tokens: Tensor, mask: Tensor, cache: Cache | None = None
@@ -186,16 +192,24 @@ class TinyLlama(nn.Module):
         """Weighted cross-entropy; logits are computed only where the weight is not zero.
 
         `documents` numbers the packed samples of each row: no sample sees another one.
-        `weights[b, t]` is the weight of predicting `tokens[b, t + 1]` from position `t`.
+        `weights[b, t]` is the weight of predicting `tokens[b, t + 1]` from position `t`; where it
+        is zero, neither the last feed-forward nor the logits are computed.
         """
         time = tokens.shape[1]
         causal = torch.ones(time, time, dtype=torch.bool).tril()
         mask = (documents[:, :, None] == documents[:, None, :]) & causal
         bias = torch.zeros(mask.shape).masked_fill_(~mask, float("-inf"))[:, None]
-        states, _ = self.hidden(tokens, bias)
+        cos, sin = self.cos[:time], self.sin[:time]
+        x = self.model.embed_tokens(tokens)
+        *layers, last = self.model.layers
+        for layer in layers:
+            x, _ = layer(x, cos, sin, bias)
+        mixed, _ = last.self_attn(last.input_layernorm(x), cos, sin, bias)
         rows, columns = torch.nonzero(weights, as_tuple=True)
+        x = (x + mixed)[rows, columns]
+        states = self.model.norm(x + last.mlp(last.post_attention_layernorm(x)))
         targets = tokens[rows, columns + 1]
-        losses = F.cross_entropy(self.logits(states[rows, columns]), targets, reduction="none")
+        losses = F.cross_entropy(self.logits(states), targets, reduction="none")
         picked = weights[rows, columns]
         return (losses * picked).sum() / picked.sum()
 

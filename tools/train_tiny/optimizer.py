@@ -14,7 +14,7 @@ from torch import Tensor, nn
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
-def orthogonalise(stack: Tensor, rounds: int = 5) -> Tensor:
+def orthogonalise(stack: Tensor, rounds: int = 4) -> Tensor:
     """Newton-Schulz iteration towards the nearest orthogonal matrix, for a stack of matrices."""
     a, b, c = COEFFICIENTS
     tall = stack.shape[-2] > stack.shape[-1]
@@ -63,9 +63,11 @@ class Muon(torch.optim.Optimizer):
 def build_optimizers(
     model: nn.Module, matrix_lr: float, other_lr: float
 ) -> list[torch.optim.Optimizer]:
-    """Matrices of the layers to Muon, the rest to AdamW."""
-    matrices, others = [], []
-    for name, param in model.named_parameters():
-        (matrices if param.ndim == 2 and "embed" not in name else others).append(param)
-    adam = torch.optim.AdamW(others, lr=other_lr, betas=(0.9, 0.98), weight_decay=0.0)
+    """Matrices of the layers to Muon, the rest to AdamW; gains move slower than embeddings."""
+    named = dict(model.named_parameters())
+    matrices = [p for name, p in named.items() if p.ndim == 2 and "embed" not in name]
+    embeddings = [p for name, p in named.items() if "embed" in name]
+    gains = [p for p in named.values() if p.ndim == 1]
+    groups = [{"params": embeddings}, {"params": gains, "lr": other_lr / 4}]
+    adam = torch.optim.AdamW(groups, lr=other_lr, betas=(0.9, 0.98), weight_decay=0.0)
     return [Muon(matrices, lr=matrix_lr), adam]

@@ -17,6 +17,7 @@ import torch
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
+from tools.train_tiny.circuit import write_induction_circuit
 from tools.train_tiny.corpus import Batch, make_batch
 from tools.train_tiny.model import Shape, TinyLlama
 from tools.train_tiny.optimizer import build_optimizers
@@ -27,7 +28,7 @@ SMOKE = {
     "batch_tokens": 512,
     "vocab": 600,
     "tokenizer_samples": 300,
-    "hidden": 32,
+    "hidden": 64,
     "layers": 2,
     "ffn": 64,
     "save_every": 6,
@@ -42,11 +43,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder of checkpoints and logs")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=3000, help="length of the whole schedule")
+    parser.add_argument("--steps", type=int, default=2500, help="length of the whole schedule")
     parser.add_argument("--stop-at", type=int, help="stop here, as an interrupted run would")
-    parser.add_argument("--batch-tokens", type=int, default=6144)
+    parser.add_argument("--batch-tokens", type=int, default=4096)
     parser.add_argument("--matrix-lr", type=float, default=0.02)
-    parser.add_argument("--other-lr", type=float, default=0.003)
+    parser.add_argument("--other-lr", type=float, default=0.006)
     parser.add_argument("--warmup", type=int, default=50)
     parser.add_argument("--decay-share", type=float, default=0.4)
     parser.add_argument("--vocab", type=int, default=3072)
@@ -144,6 +145,7 @@ def build(
             intermediate_size=settings.ffn,
         )
         model = TinyLlama(shape)
+        write_induction_circuit(model)
         return model, build_optimizers(model, settings.matrix_lr, settings.other_lr), 0
     model, state = load_model(checkpoint)
     optimizers = build_optimizers(model, settings.matrix_lr, settings.other_lr)
@@ -159,7 +161,6 @@ def step_once(
     arrays = (batch.tokens, batch.documents, batch.weights)
     loss = model.loss(*map(torch.from_numpy, arrays))
     loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.model.embed_tokens.parameters(), 1.0)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group.setdefault("base_lr", group["lr"]) * factor

@@ -46,7 +46,7 @@ class Engine(NativeBackend):
             from srt.engine.local import LocalEngine
             from srt.program.completion import Completion
             from srt.server.service import Service
-            from srt.tokenizer import Tokenizer, TokenizerError
+            from srt.tokenizer import Tokenizer
         except ImportError as error:
             raise Unsupported(f"Engine needs: pip install 'sglang[srt]' ({error})") from error
         config = Config.of(**settings)
@@ -58,7 +58,7 @@ class Engine(NativeBackend):
                 config.server.chat_template,
             )
             self._engine = LocalEngine(config, self.tokenizer.token_bytes)
-        except (TokenizerError, OSError, MemoryError) as error:
+        except (ValueError, OSError, MemoryError, RuntimeError) as error:
             raise BackendError(f"the model cannot be loaded: {error}") from error
         self.load_seconds: float = self._engine.load_seconds
         self._loop = asyncio.new_event_loop()

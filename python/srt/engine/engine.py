@@ -97,8 +97,10 @@ class Engine:
                 if isinstance(verb, Advance):
                     self.stats.rejected += 1
                     events.append(self._refusal(verb.request, error))
-                else:
+                elif isinstance(error, (ValueError, KeyError, OverflowError)):
                     self.stats.bad_verbs += 1
+                else:
+                    raise
         return events
 
     @staticmethod

@@ -24,6 +24,7 @@ class _QueueChannel:
         self.verbs: queue.SimpleQueue[Sequence[Verb] | None] = queue.SimpleQueue()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.client: Client | None = None
+        self.lost: EngineLost | None = None
 
     def receive(self, seconds: float) -> list[Verb] | None:
         out: list[Verb] = []
@@ -43,6 +44,7 @@ class _QueueChannel:
             self._call(self.client.deliver, events)
 
     def fail(self, error: EngineLost) -> None:
+        self.lost = error
         if self.client is not None:
             self._call(self.client.fail, error)
 
@@ -91,6 +93,8 @@ class LocalEngine:
             raise RuntimeError("this engine has a client already")
         client = Client(self.info, self._channel.verbs.put)
         self._channel.loop, self._channel.client = loop, client
+        if self._channel.lost is not None:  # it ended before anybody could be told
+            client.fail(self._channel.lost)
         return client
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ class Channel(Protocol):
 
 def serve(engine: Engine, channel: Channel) -> None:
     """Until the client is gone."""
-    audited = time.monotonic()
+    audited, passes = time.monotonic(), 0
     while True:
         verbs = channel.receive(0.0 if engine.busy else IDLE_SECONDS)
         if verbs is None:
@@ -35,8 +35,8 @@ def serve(engine: Engine, channel: Channel) -> None:
         events = engine.handle(verbs) if verbs else []
         if engine.busy:
             events += engine.step()
-        elif not verbs and time.monotonic() - audited > AUDIT_SECONDS:
-            audited = time.monotonic()
+        elif passes != engine.stats.passes and time.monotonic() - audited > AUDIT_SECONDS:
+            audited, passes = time.monotonic(), engine.stats.passes
             audit(engine)
         if events:
             channel.emit(events)

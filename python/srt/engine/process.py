@@ -103,7 +103,9 @@ class EngineProcess:
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._watch())]
 
     def _transmit(self, verbs: Sequence[object]) -> None:
-        self._sender.send(encode(list(verbs)))
+        # By the asyncio socket, which looks for input after it has sent: sending consumes the
+        # edge-triggered notification of what has arrived meanwhile, and ``_read`` would sleep on.
+        self._socket.send(encode(list(verbs)))
 
     async def _read(self) -> None:
         while True:

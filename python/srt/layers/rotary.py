@@ -9,9 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
+
+Angles: TypeAlias = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -138,11 +141,12 @@ class Rotary:
         self.table = table.unsqueeze(2).to(dtype)
         self.half = head_dim // 2
 
-    def at(self, positions: Tensor) -> Tensor:
-        """Positions [T] -> angles [T, 2, 1, head_dim] for ``rotate``."""
-        return self.table.index_select(0, positions)
+    def at(self, positions: Tensor) -> Angles:
+        """Cosines and signed sines of positions [T], each [T, 1, head_dim]."""
+        cos, sin = self.table.index_select(0, positions).unbind(1)
+        return cos, sin
 
-    def rotate(self, x: Tensor, angles: Tensor) -> Tensor:
+    def rotate(self, x: Tensor, angles: Angles) -> Tensor:
         """Rotate every head of x [T, heads, head_dim]; a new tensor."""
-        cos, sin = angles.unbind(1)
+        cos, sin = angles
         return (x * cos).addcmul_(x.roll(self.half, -1), sin)

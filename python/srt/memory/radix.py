@@ -144,9 +144,7 @@ class RadixTree:
 
     # -- growing and shrinking -------------------------------------------------------------------
 
-    def publish(
-        self, node: Node, tokens: Ints, start: int, pages: Ints
-    ) -> tuple[Node, Ints, Ints]:
+    def publish(self, node: Node, tokens: Ints, start: int, pages: Ints) -> tuple[Node, Ints, Ints]:
         """Hang ``pages``, the KV of as many tokens from ``start`` on, below ``node``.
 
         ``node`` must be locked by the caller, end at ``start``; the lock moves to the new end. What

@@ -16,7 +16,7 @@ from srt.layers.embedding import Embedding
 from srt.layers.linear import ColumnLinear, RowLinear
 from srt.layers.mlp import GatedMLP
 from srt.layers.norm import RMSNorm
-from srt.layers.rotary import Rotary
+from srt.layers.rotary import Angles, Rotary
 from srt.layers.weight import Place, Slots
 from srt.models.config import Fields, ModelSpec, decoder_spec
 
@@ -43,16 +43,16 @@ class SelfAttention:
         self.k_norm = RMSNorm(d, spec.eps, place) if spec.qk_norm else None
         self.split = (self.heads.num_heads, self.heads.num_kv_heads)
 
-    def __call__(self, x: Tensor, angles: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
+    def __call__(self, x: Tensor, angles: Angles, rotary: Rotary, attention: Attention) -> Tensor:
         queries, kv = self.split
         qkv = self.qkv(x).view(x.shape[0], queries + 2 * kv, -1)
         if self.q_norm is not None and self.k_norm is not None:
-            q, k, v = qkv.split((queries, kv, kv), dim=1)
+            q, k, v = qkv.split_with_sizes((queries, kv, kv), 1)
             q = rotary.rotate(self.q_norm(q), angles)
             k = rotary.rotate(self.k_norm(k), angles)
         else:
-            qk, v = qkv.split((queries + kv, kv), dim=1)
-            q, k = rotary.rotate(qk, angles).split((queries, kv), dim=1)
+            qk, v = qkv.split_with_sizes((queries + kv, kv), 1)
+            q, k = rotary.rotate(qk, angles).split_with_sizes((queries, kv), 1)
         return self.out(attention.attend(self.heads, q, k, v))
 
     def slots(self, prefix: str) -> Slots:
@@ -72,7 +72,7 @@ class Layer:
         self.attention_norm = RMSNorm(spec.hidden_size, spec.eps, place)
         self.mlp_norm = RMSNorm(spec.hidden_size, spec.eps, place)
 
-    def __call__(self, x: Tensor, angles: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
+    def __call__(self, x: Tensor, angles: Angles, rotary: Rotary, attention: Attention) -> Tensor:
         x = x + self.attention(self.attention_norm(x), angles, rotary, attention)
         return x + self.mlp(self.mlp_norm(x))
 

@@ -264,5 +264,5 @@ def randomise(slots: Slots, seed: int, show: bool = True) -> None:
 def _progress(total: int, title: str, show: bool, unit: str = "B") -> Any:
     return tqdm(
         total=total, desc=title, unit=unit, unit_scale=unit == "B", file=sys.stderr,
-        disable=not show, leave=False,
+        disable=None if show else True, leave=False,  # None: shown on terminals only
     )  # fmt: skip

@@ -64,6 +64,8 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         format="%(asctime)s %(levelname)s %(message)s",
         stream=sys.stderr,
     )
+    if config.server.log_level != "debug":
+        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     try:
         with _bind(config) as listener:
             return asyncio.run(_serve(config, listener))

@@ -53,7 +53,6 @@ class Asked(msgspec.Struct):
     asks: list[Ask]
     single: bool  # one prompt, not in a list, one completion
     with_text: bool
-    names: list[list[str]]  # meta_info.id by ask and completion
 
 
 async def generate(service: Service, request: Request) -> Response:
@@ -112,16 +111,15 @@ async def _asks(service: Service, body: GenerateBody) -> Asked:
     tops = _each(body.top_logprobs_num, count, "top_logprobs_num", 0)
     probes = _probes(body.token_ids_logprob, count)
     field = "text" if body.text is not None else "input_ids"
-    asks, names = [], []
+    asks = []
     for i, prompt in enumerate(prompts):
         rid = rids[i] or uuid.uuid4().hex
         sampling = sampling_from(settings[i])
         logprobs = Logprobs(top=tops[i], start=starts[i], probe=probes[i]) if wanted[i] else None
         ids = await service.prompt(prompt, field)
         asks.append(Ask(ids, sampling, logprobs, rid, body.priority or 0, body.cache_salt or ""))
-        names.append([rid] if sampling.n == 1 else [f"{rid}-{k}" for k in range(sampling.n)])
     single = not listed and asks[0].sampling.n == 1
-    return Asked(asks, single, bool(body.return_text_in_logprobs), names)
+    return Asked(asks, single, bool(body.return_text_in_logprobs))
 
 
 def _prompts(body: GenerateBody) -> tuple[list[Any], bool]:
@@ -161,7 +159,7 @@ def _probes(value: list[Any] | None, count: int) -> list[tuple[int, ...]]:
 def _show(service: Service, asked: Asked, index: int, output: Output) -> dict[str, Any]:
     ask = asked.asks[index]
     meta: dict[str, Any] = {
-        "id": asked.names[index][output.index],
+        "id": ask.rid if ask.sampling.n == 1 else f"{ask.rid}-{output.index}",
         "finish_reason": finish_reason(output),
         "prompt_tokens": output.prompt_tokens,
         "completion_tokens": output.completion_tokens,

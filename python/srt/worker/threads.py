@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 # Multiply-adds that one thread does in the time it takes to wake the others at every operation.
-LIGHT = 1 << 28
+LIGHT = 1 << 27
 
 
 class Threads:

@@ -1,0 +1,83 @@
+"""Every example on the embedded model, in process and over HTTP, with its answer."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sglang as sgl
+
+pytest.importorskip("torch")
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def on_the_way(path: list[str]) -> None:
+    """The steps are free to choose; they must lead there."""
+    value = 12
+    for step in path:
+        sign, number = step.split()
+        value += int(number) if sign == "+" else -int(number)
+    assert value == 46
+
+
+def mostly_right(counts: tuple[int, int]) -> None:
+    right, total = counts
+    assert total == 55
+    assert right >= 50
+
+
+ANSWERS: dict[str, Any] = {
+    "chat": ["Nice to meet you, Nora.", "Your name is Nora.", "You live in Lisbon."],
+    "few_shot": ["rope blue", "bell new", "coat warm"],
+    "json_sheet": {"name": "Clara Stone", "age": 34, "role": "painter", "city": "Madrid"},
+    "judge": ({"clarity": "good", "style": "bad", "evidence": "good", "humor": "good"}, 8),
+    "classify_batch": ["positive", "negative"] * 4,
+    "tool_loop": [str(417 * 23), str(128 * 45)],
+    "streaming": ["1. lamp", "2. cup", "3. rope", "4. bell"],
+    "tree_search": on_the_way,
+    "demo": mostly_right,
+}
+
+
+@pytest.fixture(scope="module", params=["engine", "http"])
+def backend(request: pytest.FixtureRequest) -> Iterator[None]:
+    settings = {"max_total_tokens": 32768, "log_level": "warning", "device": "cpu"}
+    started: Any = sgl.Engine(**settings) if request.param == "engine" else sgl.Runtime(**settings)
+    sys.path.insert(0, str(EXAMPLES))
+    sgl.set_default_backend(started)
+    yield
+    sgl.set_default_backend(None)
+    sys.path.remove(str(EXAMPLES))
+    started.shutdown()
+
+
+def test_every_example_is_tested() -> None:
+    programs = {path.stem for path in EXAMPLES.glob("*.py")} - {"connect"}
+    assert programs == set(ANSWERS)
+    lengths = {p.name: len(p.read_text().splitlines()) for p in EXAMPLES.glob("*.py")}
+    assert {n for n, lines in lengths.items() if lines >= 60} <= {"demo.py"}
+
+
+@pytest.mark.parametrize("name", sorted(ANSWERS))
+@pytest.mark.usefixtures("backend")
+def test_the_answer_is_right(name: str) -> None:
+    answer = importlib.import_module(name).main()
+    expected = ANSWERS[name]
+    if callable(expected):
+        expected(answer)
+    else:
+        assert answer == expected
+
+
+def test_the_demo_as_a_user_starts_it() -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "demo.py")], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for word in ("parameters on", "tokens/s", "came from the cache", "Falcon", "answers right"):
+        assert word in done.stdout

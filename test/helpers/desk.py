@@ -1,0 +1,124 @@
+"""A client's view of an engine without asyncio: verbs in, events sorted by request."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from helpers.fake_worker import TOKEN_BYTES, FakeWorker, fake_info
+from srt.config import ScheduleConfig
+from srt.core.ints import ints
+from srt.core.messages import (
+    Advance,
+    Close,
+    Done,
+    Event,
+    Failed,
+    Generate,
+    Goal,
+    Open,
+    Prompt,
+    Reply,
+    Tokens,
+    Verb,
+)
+from srt.core.sampling import SamplingParams
+from srt.engine.engine import Engine
+
+
+def generate(most: int = 8, **changes: Any) -> Generate:
+    """A greedy generation of ``most`` tokens that no end token stops."""
+    own = {k: changes.pop(k) for k in ("top", "score_from", "probe") if k in changes}
+    settings = {"temperature": 0.0, "ignore_eos": True, **changes}
+    return Generate(SamplingParams(max_new_tokens=most, **settings), **own)
+
+
+class Desk:
+    """An engine over a fake worker, with every event that came out of it."""
+
+    def __init__(self, capacity: int = 4096, page_size: int = 1, *, share: bool = True,
+                 worker: FakeWorker | None = None, **schedule: Any) -> None:  # fmt: skip
+        settings = ScheduleConfig(**schedule)
+        self.worker = worker or FakeWorker(page_size)
+        info = fake_info(capacity, page_size, settings.max_running_requests)
+        self.engine = Engine(self.worker, info, settings, TOKEN_BYTES, share=share)
+        self.events: dict[int, list[Event]] = {}
+        self.replies: list[Reply] = []
+        self._ids = itertools.count(1)
+
+    def send(self, *verbs: Verb) -> None:
+        self._sort(self.engine.handle(list(verbs)))
+
+    def step(self) -> None:
+        self._sort(self.engine.step())
+
+    def run(self, most: int = 10_000) -> None:
+        """Until the engine is idle. The books are audited after every step."""
+        for _ in range(most):
+            if not self.engine.busy:
+                return
+            self.step()
+            self.engine.store.check()
+        raise AssertionError(f"busy after {most} steps")
+
+    def open(self, tokens: list[int], namespace: str = "") -> int:
+        context = next(self._ids)
+        self.send(Open(context, ints(tokens).tobytes(), namespace))
+        return context
+
+    def advance(self, context: int, goal: Goal | None = None, **more: Any) -> int:
+        request = next(self._ids)
+        self.send(Advance(context, request, goal or generate(), **more))
+        return request
+
+    def ask(self, tokens: list[int], goal: Goal | None = None, **more: Any) -> int:
+        """A request on a context of its own, which goes with it."""
+        return self.advance(self.open(tokens), goal, **{"close": True, **more})
+
+    # -- what came of a request ------------------------------------------------------------------
+
+    def end(self, request: int) -> Done | Failed:
+        """The one terminal event."""
+        events = self.events[request]
+        ends = [event for event in events if isinstance(event, (Done, Failed))]
+        assert len(ends) == 1, f"{len(ends)} terminal events"
+        assert events[-1] is ends[0], "an event after the terminal one"
+        return ends[0]
+
+    def done(self, request: int) -> Done:
+        end = self.end(request)
+        assert isinstance(end, Done), end
+        return end
+
+    def failed(self, request: int) -> Failed:
+        end = self.end(request)
+        assert isinstance(end, Failed), end
+        return end
+
+    def news(self, request: int) -> list[Tokens]:
+        return [e for e in self.events.get(request, []) if isinstance(e, Tokens)]
+
+    def tokens(self, request: int) -> list[int]:
+        return [token for event in self.news(request) for token in event.tokens]
+
+    def prompt(self, request: int) -> Prompt:
+        (event,) = [e for e in self.events[request] if isinstance(e, Prompt)]
+        return event
+
+    def finish(self) -> None:
+        """Close everything; nothing may be left."""
+        self.send(*[Close(number) for number in list(self.engine.store.contexts)])
+        store, stats = self.engine.store, self.engine.stats
+        store.check()
+        store.flush()
+        assert store.pool.free == store.pool.size, "pages lost"
+        assert stats.received == stats.finished + stats.aborted + stats.failed
+        for request in self.events:
+            self.end(request)
+
+    def _sort(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Reply):
+                self.replies.append(event)
+            else:
+                self.events.setdefault(event.request, []).append(event)

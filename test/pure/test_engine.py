@@ -1,0 +1,233 @@
+"""The engine over a fake worker: contexts, goals and stops."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.desk import Desk, generate
+from helpers.fake_worker import EOS, TOKEN_BYTES, VOCAB, logprob, next_token
+from helpers.simulation import expected
+from srt.core.ints import ints
+from srt.core.messages import (
+    Append,
+    Distribution,
+    Fill,
+    Fork,
+    Score,
+    Truncate,
+)
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+def alone(prompt: list[int], goal: object) -> list[int]:
+    return expected(prompt, goal.sampling).tokens  # type: ignore[attr-defined]
+
+
+# -- contexts ------------------------------------------------------------------------------------
+
+
+def test_a_generation_and_its_events() -> None:
+    desk = Desk()
+    context = desk.open(PROMPT)
+    request = desk.advance(context)
+    desk.run()
+    assert desk.tokens(request) == alone(PROMPT, generate())
+    done = desk.done(request)
+    assert (done.reason, done.prompt, done.cached, done.completion) == ("length", 8, 0, 8)
+    assert done.passes == 8, "the prompt and the first token are one pass"
+    assert list(desk.engine.store.contexts[context].tokens) == PROMPT + desk.tokens(request)
+    desk.finish()
+
+
+def test_a_context_goes_on_where_it_was() -> None:
+    desk = Desk()
+    context = desk.open(PROMPT)
+    first = desk.advance(context, generate(4))
+    desk.run()
+    desk.send(Append(context, ints([7, 7]).tobytes()))
+    second = desk.advance(context, generate(4))
+    desk.run()
+    so_far = [*PROMPT, *desk.tokens(first), 7, 7]
+    assert desk.tokens(second) == alone(so_far, generate(4))
+    assert desk.done(second).cached == len(so_far) - 3, "all but the last drawn and the appended"
+    desk.finish()
+
+
+def test_truncate_then_another_way() -> None:
+    desk = Desk()
+    context = desk.open(PROMPT)
+    desk.advance(context, generate(6))
+    desk.run()
+    desk.send(Truncate(context, 5))
+    request = desk.advance(context, generate(6))
+    desk.run()
+    assert desk.tokens(request) == alone(PROMPT[:5], generate(6))
+    assert desk.done(request).cached == 4
+    desk.finish()
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_a_fork_meets_its_parents_kv(page_size: int) -> None:
+    desk = Desk(page_size=page_size)
+    context = desk.open(PROMPT * 2)
+    desk.advance(context, Fill())
+    desk.run()
+    desk.send(Fork(context, 100), Fork(context, 101, 9))
+    desk.send(Append(100, ints([50]).tobytes()), Append(101, ints([51]).tobytes()))
+    one, two = desk.advance(100), desk.advance(101)
+    desk.run()
+    assert desk.tokens(one) == alone([*PROMPT * 2, 50], generate())
+    assert desk.tokens(two) == alone([*(PROMPT * 2)[:9], 51], generate())
+    assert desk.done(one).cached == 16
+    assert desk.done(two).cached == 9 // page_size * page_size
+    desk.finish()
+
+
+def test_a_fork_of_a_running_context() -> None:
+    desk = Desk()
+    context = desk.open(PROMPT)
+    request = desk.advance(context, generate(10))
+    for _ in range(4):
+        desk.step()
+    desk.send(Fork(context, 100))
+    so_far = PROMPT + desk.tokens(request)
+    other = desk.advance(100, generate(3, seed=1, temperature=1.0))
+    desk.run()
+    assert desk.tokens(request) == alone(PROMPT, generate(10))
+    assert desk.tokens(other) == alone(so_far, generate(3, seed=1, temperature=1.0))
+    assert desk.done(other).cached == len(so_far) - 1
+    desk.finish()
+
+
+def test_namespaces_share_nothing() -> None:
+    desk = Desk()
+    for space, cached in (("a", 0), ("b", 0), ("a", len(PROMPT) - 1)):
+        request = desk.advance(desk.open(PROMPT, space), generate(1))
+        desk.run()
+        assert desk.done(request).cached == cached
+    desk.finish()
+
+
+# -- goals ---------------------------------------------------------------------------------------
+
+
+def test_fill_then_everything_is_cached() -> None:
+    desk = Desk()
+    first = desk.ask(PROMPT, Fill())
+    desk.run()
+    assert (desk.done(first).reason, desk.done(first).cached) == ("done", 0)
+    before = desk.worker.passes
+    second = desk.ask(PROMPT, Fill())
+    desk.run()
+    assert desk.worker.passes == before, "no pass is needed"
+    assert (desk.done(second).cached, desk.done(second).passes) == (len(PROMPT), 0)
+    desk.finish()
+
+
+def test_two_equal_fills_at_once_compute_once() -> None:
+    desk = Desk()
+    one, two = desk.ask(PROMPT, Fill()), desk.ask(PROMPT, Fill())
+    desk.run()
+    assert desk.worker.tokens == len(PROMPT)
+    assert desk.done(one).reason == desk.done(two).reason == "done"
+    desk.finish()
+
+
+@pytest.mark.parametrize("chunk", [1, 3, -1])
+@pytest.mark.parametrize("start", [0, 1, 3, 7, 8])
+def test_scores_are_computed_where_the_cache_has_the_kv(start: int, chunk: int) -> None:
+    desk = Desk(chunked_prefill_size=chunk)
+    desk.ask(PROMPT, Fill())
+    desk.run()
+    request = desk.ask(PROMPT, Score(start, top=1, probe=(5, 6)))
+    desk.run()
+    want = [logprob(PROMPT[:i], PROMPT[i]) if i else None for i in range(start, len(PROMPT))]
+    prompt = desk.prompt(request)
+    assert (prompt.start, prompt.logprobs) == (start, want)
+    assert len(prompt.tops) == len(prompt.probes) == len(want)
+    assert desk.done(request).cached == max(min(start, 8) - 1, 0), "the hit ends before the first"
+    desk.finish()
+
+
+def test_a_prompt_of_one_token_has_one_unknown_score() -> None:
+    desk = Desk()
+    request = desk.ask([5], generate(2, score_from=0))
+    desk.run()
+    assert desk.prompt(request).logprobs == [None]
+    desk.finish()
+
+
+def test_generation_with_log_probabilities() -> None:
+    desk = Desk()
+    request = desk.ask(PROMPT, generate(3, top=1, score_from=4))
+    plain = desk.ask(PROMPT, generate(3))
+    desk.run()
+    kinds = [type(event).__name__ for event in desk.events[request]]
+    assert kinds == ["Prompt", "Tokens", "Tokens", "Tokens", "Done"]
+    assert [len(event.logprobs) for event in desk.news(request)] == [1, 1, 1]
+    assert all(not event.logprobs for event in desk.news(plain))
+    assert desk.prompt(request).logprobs == [logprob(PROMPT[:i], PROMPT[i]) for i in range(4, 8)]
+    desk.finish()
+
+
+def test_a_distribution_draws_nothing() -> None:
+    desk = Desk()
+    context = desk.open(PROMPT)
+    request = desk.advance(context, Distribution(top=1))
+    desk.run()
+    assert desk.done(request).top == [(next_token(PROMPT), -0.5)]
+    assert not desk.tokens(request)
+    assert len(desk.engine.store.contexts[context].tokens) == len(PROMPT)
+    desk.finish()
+
+
+# -- stops ---------------------------------------------------------------------------------------
+
+LONG = alone(PROMPT, generate(40))
+TEXT = b"".join(TOKEN_BYTES[token] for token in LONG)
+
+
+def test_a_stop_token() -> None:
+    desk = Desk()
+    request = desk.ask(PROMPT, generate(40, stop_token_ids=(LONG[5],)))
+    desk.run()
+    at = LONG.index(LONG[5])
+    done = desk.done(request)
+    assert (done.reason, done.matched, done.cut) == ("stop", LONG[5], at)
+    assert desk.tokens(request) == LONG[: at + 1]
+    desk.finish()
+
+
+def test_an_end_token_ends_unless_ignored_or_too_early() -> None:
+    prompt = next(p for n in range(5000) if next_token(p := [n % VOCAB, n // VOCAB]) == EOS)
+    desk = Desk()
+    ends = desk.ask(prompt, generate(4, ignore_eos=False))
+    ignores = desk.ask(prompt, generate(4))
+    later = desk.ask(prompt, generate(4, ignore_eos=False, min_new_tokens=4))
+    desk.run()
+    assert (desk.tokens(ends), desk.done(ends).matched) == ([EOS], EOS)
+    assert desk.done(ends).cut == 0
+    assert desk.tokens(ignores)[0] == EOS
+    assert desk.done(ignores).reason == "length"
+    assert EOS not in desk.tokens(later)
+    assert len(desk.tokens(later)) == 4
+    desk.finish()
+
+
+@pytest.mark.parametrize("kind", ["stop", "stop_regex"])
+def test_stop_texts_across_tokens(kind: str) -> None:
+    import re
+
+    word = TEXT[10:13].decode()
+    desk = Desk()
+    pattern = word if kind == "stop" else re.escape(word)
+    request = desk.ask(PROMPT, generate(40, **{kind: (pattern,)}))
+    desk.run()
+    done = desk.done(request)
+    at = TEXT.index(word.encode())
+    assert (done.reason, done.matched, done.cut) == ("stop", word, at)
+    assert desk.tokens(request) == LONG[: at + 3]
+    held = [event.held for event in desk.news(request)]
+    assert all(event <= n + 1 for n, event in enumerate(held))
+    assert held[at + 1] >= 2, "the beginning of a stop is held back"
+    desk.finish()

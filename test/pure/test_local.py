@@ -1,0 +1,174 @@
+"""LocalEngine and Client on asyncio, over a fake worker."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from helpers.desk import generate
+from helpers.fake_worker import TOKEN_BYTES, FakeWorker, fake_info
+from helpers.simulation import expected
+from srt.config import Config
+from srt.core.batch import Batch, StepResult
+from srt.core.ints import ints
+from srt.core.messages import Advance, Close, Done, Failed, Goal, Open, Tokens, Verb
+from srt.engine.client import Client, EngineLost
+from srt.engine.local import LocalEngine
+
+PROMPT = [3, 1, 4, 1, 5]
+
+
+class Gated(FakeWorker):
+    """Waits for ``gate`` before each pass; ``bomb`` makes the engine itself die."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.bomb = False
+
+    def run(self, batch: Batch) -> StepResult:
+        self.gate.wait(20)
+        if self.bomb:
+            return StepResult(batch.id, [None])  # type: ignore[list-item]
+        return super().run(batch)
+
+
+def verbs(client: Client, prompt: list[int], goal: Goal) -> tuple[int, int, list[Verb]]:
+    context, request = client.new_id(), client.new_id()
+    opened = Open(context, ints(prompt).tobytes())
+    return context, request, [opened, Advance(context, request, goal, close=True)]
+
+
+async def text(client: Client, prompt: list[int], goal: Goal) -> list[int]:
+    _, request, messages = verbs(client, prompt, goal)
+    out: list[int] = []
+    async for event in client.submit(request, messages):
+        assert not isinstance(event, Failed), event
+        if isinstance(event, Tokens):
+            out += event.tokens
+    return out
+
+
+Story = Callable[[LocalEngine, Client, Gated], Coroutine[Any, Any, None]]
+
+
+def tell(story: Story) -> None:
+    """Run a story on a fresh engine and loop, then stop the engine."""
+
+    async def main() -> None:
+        worker = Gated()
+        engine = LocalEngine(Config(), TOKEN_BYTES, (worker, fake_info(4096, 1)))
+        try:
+            client = engine.client_on(asyncio.get_running_loop())
+            await asyncio.wait_for(story(engine, client, worker), 60)
+        finally:
+            worker.gate.set()
+            engine.close()
+        assert not engine._thread.is_alive()
+
+    asyncio.run(main())
+
+
+def test_many_requests_at_once() -> None:
+    async def story(engine: LocalEngine, client: Client, worker: Gated) -> None:
+        goal = generate(9)
+        prompts = [[*PROMPT, n] for n in range(40)]
+        texts = await asyncio.gather(*(text(client, prompt, goal) for prompt in prompts))
+        assert texts == [expected(prompt, goal.sampling).tokens for prompt in prompts]
+        assert client.pending == 0
+
+    tell(story)
+
+
+def test_there_is_one_client() -> None:
+    async def story(engine: LocalEngine, client: Client, worker: Gated) -> None:
+        with pytest.raises(RuntimeError, match="has a client already"):
+            engine.client_on(asyncio.get_running_loop())
+
+    tell(story)
+
+
+def test_closing_ends_what_is_pending() -> None:
+    async def story(engine: LocalEngine, client: Client, worker: Gated) -> None:
+        worker.gate.clear()
+        waiting = [asyncio.ensure_future(text(client, PROMPT, generate(9))) for _ in range(3)]
+        control = asyncio.ensure_future(client.control("ping"))
+        await asyncio.sleep(0.05)
+        closing = asyncio.get_running_loop().run_in_executor(None, engine.close)
+        worker.gate.set()
+        results = await asyncio.gather(*waiting, control, return_exceptions=True)
+        await closing
+        assert all(isinstance(r, EngineLost) for r in results[:3])
+        with pytest.raises(EngineLost, match="was shut down"):
+            client.send(Close(1))
+        with pytest.raises(EngineLost):
+            client.submit(99, [])
+        assert client.pending == 0
+
+    tell(story)
+
+
+def test_a_client_of_an_engine_that_has_ended_is_told() -> None:
+    async def main() -> None:
+        engine = LocalEngine(Config(), TOKEN_BYTES, (Gated(), fake_info(64, 1)))
+        engine.close()
+        client = engine.client_on(asyncio.get_running_loop())
+        with pytest.raises(EngineLost):
+            await client.control("ping")
+
+    asyncio.run(main())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_the_engine_dying_ends_what_is_pending() -> None:
+    async def story(engine: LocalEngine, client: Client, worker: Gated) -> None:
+        worker.bomb = True
+        with pytest.raises(EngineLost, match="the engine died: AttributeError"):
+            await text(client, PROMPT, generate(9))
+
+    tell(story)
+
+
+def test_a_cancelled_reader_leaves_the_others_alone() -> None:
+    async def story(engine: LocalEngine, client: Client, worker: Gated) -> None:
+        worker.gate.clear()
+        context, request, messages = verbs(client, PROMPT, generate(200))
+        inbox = client.submit(request, messages)
+
+        async def read() -> None:
+            try:
+                async for _ in inbox:
+                    pass
+            except asyncio.CancelledError:
+                inbox.close()
+                client.send(Close(context))
+                raise
+
+        reader = asyncio.ensure_future(read())
+        other = asyncio.ensure_future(text(client, [*PROMPT, 9], generate(9)))
+        await asyncio.sleep(0.01)
+        reader.cancel()
+        worker.gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await reader
+        assert await other == expected([*PROMPT, 9], generate(9).sampling).tokens
+        stats = (await client.control("stats")).data
+        assert (stats["aborted"], stats["finished"], stats["contexts"]) == (1, 1, 0)
+        assert client.pending == 0
+
+    tell(story)
+
+
+def test_an_inbox_ends_with_its_terminal_event() -> None:
+    async def story(engine: LocalEngine, client: Client, worker: Gated) -> None:
+        _, request, messages = verbs(client, PROMPT, generate(2))
+        inbox = client.submit(request, messages)
+        events = [event async for event in inbox]
+        assert [type(event) for event in events] == [Tokens, Tokens, Done]
+        assert [event async for event in inbox] == []
+
+    tell(story)
