@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=0)
     add("--target", type=float, default=6.4, help="least speedup; default: %(default)s")
     add("--server", action="store_true", help="two servers over HTTP, not two engines in process")
-    add("--transformers", action="store_true", help="measure transformers beside")  # fmt: skip
+    add("--peer", action=argparse.BooleanOptionalAction, default=find_spec("transformers") is not
+        None, help="measure transformers generate beside; default: if installed")  # fmt: skip
     return out
 
 
@@ -80,7 +82,7 @@ def _model(options: argparse.Namespace, folder: Path) -> str:
 def _targets(options: argparse.Namespace, path: str) -> Iterator[list[Target]]:
     """Cache on, cache off, and the peer; servers are stopped at the end."""
     peer: list[Target] = []
-    if options.transformers:
+    if options.peer:
         peer = [Static(path, batch_size=options.num_requests, dtype=options.dtype)]
     longest = options.prefix_len + options.question_len + options.output_len
     settings = {

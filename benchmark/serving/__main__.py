@@ -53,6 +53,8 @@ def _verdict(columns: Sequence[Column]) -> bool:
     """Print ratios, comparisons and problems; False where an answer was wrong."""
     good = True
     for column in columns[1:]:
+        if columns[0].problems or column.problems:
+            continue  # a run that failed in part was not the same work
         ratio = speedup(columns[0], column)
         print(f"{columns[0].target.name} is {ratio:.2f}x as fast as {column.target.name}")
     for names, comparison in comparisons(columns):

@@ -24,11 +24,14 @@ from benchmark.serving.workload import (
 
 BACKENDS = (*PROTOCOLS, "engine", "engine-nocache", "transformers")
 WORKLOADS = ("shared-prefix", "multi-turn", "random", "azure")
+LOCAL = "http://127.0.0.1:30000"
 _USAGE = """\
 examples:
-  python -m benchmark.serving --backend sglang --base-url http://127.0.0.1:30000
-  python -m benchmark.serving --backend openai --workload random --request-rate 4
-  python -m benchmark.serving --backend engine --compare engine-nocache --compare transformers \\
+  python -m benchmark.serving                                   the engine, embedded model
+  python -m benchmark.serving --backend sglang                  a server on port 30000
+  python -m benchmark.serving --backend openai --base-url http://10.0.0.7:8000 \\
+      --workload random --request-rate 4 --num-requests 200
+  python -m benchmark.serving --compare engine-nocache --compare transformers \\
       --rounds 5 --flush-cache
 """
 
@@ -48,8 +51,13 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_targets(group: Any) -> None:
     add = group.add_argument
-    add("--backend", default="sglang", choices=BACKENDS, help="default: %(default)s")
-    add("--base-url", default="http://127.0.0.1:30000", help="default: %(default)s")
+    add(
+        "--backend",
+        default="",
+        choices=BACKENDS,
+        help="default: sglang where --base-url is given, else the engine in this process",
+    )
+    add("--base-url", default="", help=f"of a server; default: {LOCAL}")
     add(
         "--compare",
         action="append",
@@ -165,19 +173,22 @@ def arrivals(options: argparse.Namespace, count: int) -> list[float]:
 
 def targets(options: argparse.Namespace) -> list[Target]:
     """``--backend`` first, then each ``--compare``. Raises ValueError for what cannot be."""
-    specs = [f"{options.backend}@{options.base_url}", *options.compare]
-    return [_target(options, spec) for spec in specs]
+    backend = options.backend or ("sglang" if options.base_url else "engine")
+    specs = [backend, *options.compare]
+    # Later turns hold the answers, which OpenAI's protocol tells as text only.
+    talks = options.workload == "multi-turn" and any(spec.startswith("openai") for spec in specs)
+    return [_target(options, spec, options.text or talks) for spec in specs]
 
 
-def _target(options: argparse.Namespace, spec: str) -> Target:
+def _target(options: argparse.Namespace, spec: str, as_text: bool) -> Target:
     backend, _, url = spec.partition("@")
     if backend not in BACKENDS:
         raise ValueError(f"{backend!r} is not a backend; use one of {BACKENDS}")
     if backend in PROTOCOLS:
-        asking = Asking(options.model, options.text, not options.stop_at_eos, options.extra_body)
-        return Endpoint(backend, url or options.base_url, asking, options.api_key)
-    if options.text or options.extra_body:
-        raise ValueError(f"--text and --extra-body are for servers; {backend} takes ids")
+        asking = Asking(options.model, as_text, not options.stop_at_eos, options.extra_body)
+        return Endpoint(backend, url or options.base_url or LOCAL, asking, options.api_key)
+    if as_text or options.extra_body:
+        raise ValueError(f"text prompts and --extra-body are for servers; {backend} takes ids")
     if backend == "transformers":
         path = options.model_path or str(EMBEDDED)
         return Static(path, batch_size=options.batch_size, dtype=options.dtype)

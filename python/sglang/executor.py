@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 from sglang.backend.base import Backend
 from sglang.errors import Location, ProgramError, SglangError, UnknownVariable
@@ -53,6 +54,19 @@ class Failure:
         return raised
 
 
+class Run:
+    """What the executors of one run share.
+
+    ``members`` holds nobody alive: who has work is held by its queue or its worker, and a fork that
+    the program has dropped is forgotten when it is done. Its failure is kept in ``failures``.
+    """
+
+    def __init__(self) -> None:
+        self.usage = Usage()
+        self.members: WeakSet[StreamExecutor] = WeakSet()
+        self.failures: list[Failure] = []
+
+
 class StreamExecutor:
     """Executes one state.
 
@@ -67,19 +81,19 @@ class StreamExecutor:
         backend: Backend,
         defaults: GenParams,
         *,
-        usage: Usage | None = None,
+        run: Run | None = None,
         streaming: bool = False,
         use_thread: bool = True,
         open: bool = False,
         held: bool = False,
         inherited: frozenset[str] = frozenset(),
     ) -> None:
-        self.usage = usage or Usage()
+        self.run = run or Run()
+        self.run.members.add(self)
         self.interpreter = Interpreter(
-            backend, Stream(), defaults, self.usage, streaming=streaming, changed=self._notify
+            backend, Stream(), defaults, self.run.usage, streaming=streaming, changed=self._notify
         )
         self.use_thread = use_thread
-        self.children: list[StreamExecutor] = []
         self.failure: Failure | None = None
         self.inherited = inherited
         self._held = held
@@ -142,16 +156,23 @@ class StreamExecutor:
 
     def fail(self, error: BaseException, location: Location | None) -> None:
         """End with ``error``, and so do forks that have not started. The first call counts."""
+        failure = Failure(error, location)
+        ending = [self]
+        while ending:
+            ending += ending.pop()._end(failure)
+
+    def _end(self, failure: Failure) -> list[StreamExecutor]:
+        """The forks that now never start."""
         with self._changed:
             if self.failure is not None:
-                return
-            self.failure = Failure(error, location)
+                return []
+            self.failure = failure
             self._held = False
+            dropped = [node for node, _ in self._queue if isinstance(node, Fork)]
             self._queue.clear()
             self._notify_locked()
-        for child in self.children:
-            if child._held:
-                child.fail(error, location)
+        self.run.failures.append(failure)
+        return [child for node in dropped for child in node.children]
 
     # Forking
 
@@ -163,7 +184,7 @@ class StreamExecutor:
             StreamExecutor(
                 self.interpreter.backend,
                 self.interpreter.defaults,
-                usage=self.usage,
+                run=self.run,
                 streaming=self.interpreter.streaming,
                 use_thread=self.use_thread,
                 held=True,
@@ -171,13 +192,12 @@ class StreamExecutor:
             )
             for _ in range(size)
         ]
-        self.children.extend(children)
         if size > 1:
             self.submit(Commit(), location)
         self.submit(Fork(tuple(children)), location)
         if self.failure is not None:
             for child in children:
-                child.fail(self.failure.error, self.failure.location)
+                child._end(self.failure)
         return children
 
     def start(self, stream: Stream) -> None:
@@ -323,34 +343,19 @@ class StreamExecutor:
         """The calling thread is the one the program runs in."""
         self._owner = threading.get_ident()
 
-    def descendants(self) -> Iterator[StreamExecutor]:
-        """Every executor forked from this one, directly or not."""
-        for child in self.children:
-            yield child
-            yield from child.descendants()
-
     def finish(self) -> None:
         """Wait for this executor and its forks; raise what has failed.
 
         A fork's failure that the program has already seen is the program's business.
         """
-        self.wait()
-        for child in self.descendants():
-            child.wait()
+        for member in list(self.run.members):
+            member.wait()
         self.check()
-        for child in self.descendants():
-            if child.failure is not None and not child.failure.seen:
-                child.check()
+        for failure in self.run.failures:
+            if not failure.seen:
+                raise failure.exception()
 
     def cancel(self, error: BaseException) -> None:
         """Drop what has not begun, here and in the forks: the program has raised ``error``."""
-        for executor in (self, *self.descendants()):
-            executor.fail(error, None)
-
-    def release(self, children: Sequence[StreamExecutor]) -> None:
-        """Forget forks that have been joined, keeping watch over their own forks."""
-        gone = set(map(id, children))
-        self.children = [c for c in self.children if id(c) not in gone]
-        for child in children:
-            self.children.extend(child.children)
-            child.children = []
+        for member in list(self.run.members):
+            member.fail(error, None)

@@ -142,7 +142,7 @@ class ProgramState:
     @property
     def usage(self) -> Usage:
         """Calls and tokens of the program so far, forks included."""
-        return self._executor.usage
+        return self._executor.run.usage
 
     # Roles
 
@@ -255,7 +255,6 @@ class ForkGroup:
         executors = [state._executor for state in self.states]
         for executor in executors:
             executor.wait()
-        self._parent._executor.release(executors)
         errors: list[BaseException] = [e for s in self.states if (e := s.error()) is not None]
         if errors:
             raise errors[0]

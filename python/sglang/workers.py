@@ -59,6 +59,7 @@ class Workers:
                         return
                 job = self._jobs.popleft()
             job()
+            del job  # an idle thread keeps no executor alive
 
 
 WORKERS = Workers()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -209,6 +211,26 @@ def test_the_worker_describes_itself(tmp_path: Path) -> None:
         Worker(Config.of(**settings, context_length=513))
     with pytest.raises(ValueError, match="'tpu' cannot be used"):
         Worker(Config.of(**{**settings, "device": "tpu"}))
+
+
+def test_starting_and_running_import_no_compiler(tmp_path: Path) -> None:
+    """The compiler takes seconds to import, and an operation on a meta tensor may bring it in."""
+    code = """
+import sys
+from srt.config import Config
+from srt.core.batch import Batch, Row, Sample
+from srt.core.ints import ints
+from srt.core.sampling import SamplingParams
+from srt.worker.worker import Worker
+
+worker = Worker(Config.of(model_path=sys.argv[1], load_format="dummy", device="cpu"))
+row = Row(0, 0, ints([1, 2]), ints([0, 1]), sample=Sample(SamplingParams(top_p=0.5), top=2))
+assert not worker.run(Batch(0, [row])).rows[0].error
+print([name for name in ("torch._dynamo", "transformers") if name in sys.modules])
+"""
+    path = write_config(tmp_path)
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
 
 
 def test_the_pool_is_sized_by_tokens_or_by_memory() -> None:

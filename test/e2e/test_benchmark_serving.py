@@ -62,6 +62,9 @@ def test_turns_follow_one_another_and_bring_their_history(tmp_path: Path) -> Non
         roles = [[part["role"] for part in body["messages"]] for body in server.bodies[6:]]
         assert sorted(map(len, roles)) == [1, 1, 3, 3, 5, 5]
         assert max(roles, key=len) == ["user", "assistant", "user", "assistant", "user"]
+        # Compared with a protocol that answers in text, everything is sent as text.
+        assert main([*arguments, "--compare", "openai"]) == 0
+        assert all("text" in body or isinstance(body["prompt"], str) for body in server.bodies[12:])
     # The second and third turn find all that was said before.
     assert lines(out)[0]["cached_tokens"] >= 2 * (16 + 22)  # type: ignore[operator]
 

@@ -197,8 +197,8 @@ def test_values_out_of_range_are_named(served: Served, http: httpx.Client) -> No
 
 ODD: list[Any] = [
     None, True, False, 0, 1, -1, 2, 0.5, 1e300, 2**31, 2**63, -(2**63), 2**200, "", "a", "\x00",
-    "🙂", "0", [], [[]], [None], [0], [-1], ["a"], [""], [[1, 2]], [{}], {}, {"a": 1}, {"type": "x"},
-    {"1": 1}, {"-1": 0.5}, [1, "a"], ["a"] * 200, [2**40], [[2**40]], {"n": 2},
+    "🙂", "0", [], [[]], [None], [0], [-1], ["a"], [""], [[1, 2]], [{}], {}, {"a": 1},
+    {"type": "x"}, {"1": 1}, {"-1": 0.5}, [1, "a"], ["a"] * 200, [2**40], [[2**40]], {"n": 2},
 ]  # fmt: skip
 BASES: dict[str, tuple[type, dict[str, Any]]] = {
     "/generate": (GenerateBody, {"text": "a", "sampling_params": {"max_new_tokens": 2}}),
@@ -215,7 +215,7 @@ BASES: dict[str, tuple[type, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("path", BASES)
 def test_odd_values_never_break_the_server(http: httpx.Client, path: str) -> None:
-    """Every field with every odd value, alone and (seeded) in pairs: a reply or a 4xx."""
+    """Fields with odd values, alone and in pairs (a seeded sample): a reply or a 4xx."""
     kind, base = BASES[path]
     names = list(kind.__struct_fields__)  # type: ignore[attr-defined]
     bodies = [{**base, name: value} for name in names for value in ODD if name != "max_tokens"]
@@ -231,7 +231,7 @@ def test_odd_values_never_break_the_server(http: httpx.Client, path: str) -> Non
     for _ in range(50):
         first, second = draw.choice(names), draw.choice(names)
         bodies.append({**base, first: draw.choice(ODD), second: draw.choice(ODD), "max_tokens": 2})
-    for body in bodies:
+    for body in draw.sample(bodies, 120):
         reply = http.post(path, json=body)
         if reply.status_code != 200:
             assert reply.status_code in (400, 403, 429), (body, reply.text)

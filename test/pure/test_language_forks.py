@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 
@@ -186,25 +187,41 @@ def test_a_chain_of_forks_that_all_wait_for_the_first() -> None:
     def program(s):
         s += sgl.gen("a")
         tip = s
-        for _ in range(600):
+        for _ in range(1500):
             tip = tip.fork(1)[0]
             tip += "."
         return tip.text()
 
-    text = program.run(backend=sgl.Mock(["x"], delay=0.05)).ret_value
-    assert text == "x" + "." * 600
+    text = program.run(backend=sgl.Mock(["x"], delay=0.2)).ret_value
+    assert text == "x" + "." * 1500
+    with pytest.raises(sgl.ProgramError, match="no"):
+        program.run(backend=sgl.Mock([ValueError("no")], delay=0.2))
 
 
-def test_joined_forks_are_forgotten() -> None:
+def test_forks_that_are_dropped_are_forgotten() -> None:
     @sgl.function
     def program(s):
         for _ in range(50):
             forks = s.fork(20)
-            forks += "x"
+            forks += sgl.gen("x")
             forks.join()
-        return len(s._executor.children)
+            with s.copy() as other:
+                other += "x"
+        del forks, other
+        gc.collect()
+        return len(s._executor.run.members)
 
-    assert program.run(backend=sgl.Mock()).ret_value == 0
+    assert program.run(backend=sgl.Mock(lambda prompt, params: "x")).ret_value == 1
+
+
+def test_the_failure_of_a_dropped_fork_is_not_forgotten() -> None:
+    @sgl.function
+    def program(s):
+        s.fork(1)[0].__iadd__(sgl.gen("x"))
+        gc.collect()
+
+    with pytest.raises(sgl.ProgramError, match="lost"):
+        program.run(backend=sgl.Mock([ValueError("lost")], delay=0.02))
 
 
 def test_usage_counts_forks() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from srt.tokenizer import Detokenizer, Tokenizer, TokenizerError
 from srt.tokenizer.chat import ChatTemplate, ChatTemplateError
 from srt.tokenizer.pieces import byte_alphabet
+from srt.tokenizer.tokenizer import EMBEDDED
 
 TEXTS = ["", " ", "hello world", "Grüße 日本語 🙂\n\ttabs", "a\x00b", *CORPUS[:3]]
 
@@ -209,3 +210,16 @@ def test_what_is_held_back() -> None:
     assert text.push([3], held=4) == ""
     assert text.finish(cut=5) == ""
     assert text.released == 2
+
+
+def test_the_embedded_tokenizer() -> None:
+    if not (EMBEDDED / "tokenizer.json").is_file():
+        pytest.skip("the embedded model is not built in this tree")
+    tokenizer = Tokenizer.load()
+    for text in [*TEXTS, "{'a': [1, 2]}\r\n\x7f\u200b"]:
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    prompt = tokenizer.apply_chat_template(TALK)
+    ids = tokenizer.encode(prompt, add_special_tokens=False)
+    assert tokenizer.decode(ids) == prompt
+    assert len(tokenizer.special_ids & set(ids)) == 2
+    assert tokenizer.eos_ids[0] in tokenizer.special_ids

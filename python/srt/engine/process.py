@@ -194,4 +194,7 @@ def main(directory: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    code = main(sys.argv[1])
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(code)  # tearing down torch takes seconds, and there is nothing left to save

@@ -49,21 +49,21 @@ class Rope:
         return self.max_length
 
 
-def _exponents(dim: int, device: torch.device) -> Tensor:
-    return torch.arange(0, dim, 2, dtype=torch.float32, device=device) / dim
+def _exponents(dim: int) -> Tensor:
+    return torch.arange(0, dim, 2, dtype=torch.float32) / dim
 
 
-def default(rope: Rope, dim: int, length: int, device: torch.device) -> tuple[Tensor, float]:
-    return 1.0 / rope.theta ** _exponents(dim, device), 1.0
+def default(rope: Rope, dim: int, length: int) -> tuple[Tensor, float]:
+    return 1.0 / rope.theta ** _exponents(dim), 1.0
 
 
-def linear(rope: Rope, dim: int, length: int, device: torch.device) -> tuple[Tensor, float]:
+def linear(rope: Rope, dim: int, length: int) -> tuple[Tensor, float]:
     """Position interpolation (Chen et al. 2023): positions divided by the factor."""
-    inverse, scale = default(rope, dim, length, device)
+    inverse, scale = default(rope, dim, length)
     return inverse / rope.factor, scale
 
 
-def dynamic(rope: Rope, dim: int, length: int, device: torch.device) -> tuple[Tensor, float]:
+def dynamic(rope: Rope, dim: int, length: int) -> tuple[Tensor, float]:
     """NTK-aware base that grows with the sequence.
 
     A token at position ``p`` is rotated with the base of a sequence that ends at ``p``: what a
@@ -71,14 +71,14 @@ def dynamic(rope: Rope, dim: int, length: int, device: torch.device) -> tuple[Te
     ``max_length`` would use its last token's base for all of them, which makes a prefix's keys
     depend on what follows, so that no two requests could share them.
     """
-    reach = torch.arange(1, length + 1, dtype=torch.float32, device=device)
+    reach = torch.arange(1, length + 1, dtype=torch.float32)
     reach = reach.clamp_(min=rope.max_length).unsqueeze(1)
     stretch = rope.factor * reach / rope.max_length - (rope.factor - 1)
     base = rope.theta * stretch ** (dim / (dim - 2))
-    return 1.0 / base ** _exponents(dim, device), 1.0
+    return 1.0 / base ** _exponents(dim), 1.0
 
 
-def yarn(rope: Rope, dim: int, length: int, device: torch.device) -> tuple[Tensor, float]:
+def yarn(rope: Rope, dim: int, length: int) -> tuple[Tensor, float]:
     """YaRN (Peng et al. 2023, section 3): slow dimensions are interpolated, fast ones kept."""
 
     def dimension(rotations: float) -> float:
@@ -95,9 +95,9 @@ def yarn(rope: Rope, dim: int, length: int, device: torch.device) -> tuple[Tenso
     low, high = max(low, 0), min(high, dim - 1)
     if low == high:
         high += 0.001
-    index = torch.arange(dim // 2, dtype=torch.float32, device=device)
+    index = torch.arange(dim // 2, dtype=torch.float32)
     interpolate = ((index - low) / (high - low)).clamp_(0, 1)
-    inverse, _ = default(rope, dim, length, device)
+    inverse, _ = default(rope, dim, length)
     inverse = inverse / rope.factor * interpolate + inverse * (1 - interpolate)
     if rope.attention_factor is not None:
         return inverse, rope.attention_factor
@@ -106,16 +106,16 @@ def yarn(rope: Rope, dim: int, length: int, device: torch.device) -> tuple[Tenso
     return inverse, magnitude(1.0)
 
 
-def llama3(rope: Rope, dim: int, length: int, device: torch.device) -> tuple[Tensor, float]:
+def llama3(rope: Rope, dim: int, length: int) -> tuple[Tensor, float]:
     """Llama 3.1: long wavelengths are divided by the factor, medium ones blended."""
-    inverse, scale = default(rope, dim, length, device)
+    inverse, scale = default(rope, dim, length)
     turns = rope.original_length * inverse / (2 * math.pi)
     span = rope.high_freq_factor - rope.low_freq_factor
     keep = ((turns - rope.low_freq_factor) / span).clamp_(0, 1)
     return inverse / rope.factor * (1 - keep) + inverse * keep, scale
 
 
-VARIANTS: dict[str, Callable[[Rope, int, int, torch.device], tuple[Tensor, float]]] = {
+VARIANTS: dict[str, Callable[[Rope, int, int], tuple[Tensor, float]]] = {
     "default": default,
     "linear": linear,
     "dynamic": dynamic,
@@ -127,18 +127,19 @@ VARIANTS: dict[str, Callable[[Rope, int, int, torch.device], tuple[Tensor, float
 class Rotary:
     """Cosines and sines of all positions up to ``length``, and the rotation itself.
 
+    Computed on the CPU whatever the device, so that every rank has the same ones.
     Dimension ``i`` turns with dimension ``i + head_dim / 2`` (the layout of HF checkpoints).
     """
 
     def __init__(
         self, rope: Rope, head_dim: int, length: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        inverse, scale = VARIANTS[rope.type](rope, head_dim, length, device)
-        angles = torch.arange(length, dtype=torch.float32, device=device).unsqueeze(1) * inverse
+        inverse, scale = VARIANTS[rope.type](rope, head_dim, length)
+        angles = torch.arange(length, dtype=torch.float32).unsqueeze(1) * inverse
         cos, sin = angles.cos().mul_(scale), angles.sin().mul_(scale)
         # One table [length, 2, 1, head_dim]; the sign of the rotation is folded into the sine.
         table = torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], dim=1)
-        self.table = table.unsqueeze(2).to(dtype)
+        self.table = table.unsqueeze(2).to(device, dtype)
         self.half = head_dim // 2
 
     def at(self, positions: Tensor) -> Angles:

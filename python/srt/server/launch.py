@@ -25,6 +25,7 @@ from srt.config import Config, add_arguments, from_arguments
 from srt.engine.client import EngineLost
 from srt.engine.process import EngineProcess, spawn
 from srt.program.completion import Completion
+from srt.server.accept import calm
 from srt.server.admin import probe
 from srt.server.app import make_app
 from srt.server.service import Service
@@ -95,6 +96,7 @@ def _bind(config: Config) -> socket.socket:
 
 
 async def _serve(config: Config, listener: socket.socket) -> int:
+    calm(asyncio.get_running_loop())
     signals = _Signals()
     with signals.installed():
         tokenizer = Tokenizer.load(

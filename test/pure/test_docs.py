@@ -1,0 +1,68 @@
+"""The pages say what is there: every path, test, flag and link in them exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from srt.config import Config
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FOREIGN = {"help", "editable", "constraint"}  # flags of other programs
+
+
+def named(pattern: str) -> list[tuple[str, str]]:
+    return [
+        (page.name, found)
+        for page in PAGES
+        for found in re.findall(pattern, page.read_text(encoding="utf-8"))
+    ]
+
+
+def test_links_lead_somewhere() -> None:
+    links = [
+        (page, target)
+        for page in PAGES
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
+        if not target.startswith("http")
+    ]
+    assert links
+    assert [str(target) for page, target in links if not (page.parent / target).exists()] == []
+
+
+def test_named_files_exist() -> None:
+    paths = named(r"`((?:python|srt|test|docs|tools|examples|benchmark)/[\w/.-]*\w)[`:]")
+    assert len(paths) > 40
+    missing = [
+        (page, path)
+        for page, path in paths
+        if not any((base / path).exists() for base in (ROOT, ROOT / "python"))
+        and not (ROOT / "python" / f"{path}.py").exists()
+    ]
+    assert missing == []
+
+
+def test_named_tests_exist() -> None:
+    tests = named(r"`(test/[\w/]+\.py::test_\w+)`")
+    assert len(tests) > 30
+    missing = []
+    for _, name in tests:
+        path, _, function = name.partition("::")
+        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+        defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        if function not in defined:
+            missing.append(name)
+    assert missing == []
+
+
+def test_named_flags_exist() -> None:
+    known = {name.replace("_", "-") for name in Config().settings()} | FOREIGN
+    assert [(page, flag) for page, flag in named(r"--([a-z][a-z-]+)") if flag not in known] == []
+
+
+def test_named_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    assert {target for _, target in named(r"\bmake ([a-z-]+)\b")} <= targets
