@@ -88,8 +88,9 @@ class EngineProcess:
         first = asyncio.ensure_future(self._socket.recv())
         try:
             while not first.done():
+                dead = self._child.poll() is not None
                 await asyncio.wait([first], timeout=WATCH_SECONDS)
-                if not first.done() and self._child.poll() is not None:
+                if not first.done() and dead:  # its last words would be here by now
                     code = self._child.returncode
                     raise EngineLost(f"the engine exited with code {code} while starting")
         finally:

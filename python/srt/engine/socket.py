@@ -59,4 +59,6 @@ class SocketChannel:
         self._socket.send(encode(list(events)))
 
     def close(self) -> None:
+        """Waits, as long as the linger lasts, for what was emitted to be out."""
         self._socket.close()
+        zmq.Context.instance().term()
