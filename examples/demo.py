@@ -10,10 +10,10 @@ import sglang as sgl
 from connect import connect
 
 BIOGRAPHY = (
-    "Mara Fox is 17 years old. Mara belongs to house Falcon. Mara lives in Rome. "
-    "Mara has a pet owl. Mara works as a sailor. Mara is brave and loyal."
+    "Mara Fox is 17 years old. Mara belongs to house Falcon. Mara lives in Madrid. "
+    "Mara has a pet rabbit. Mara works as a sailor. Mara is brave and loyal."
 )
-FACTS = {"age": "17", "house": "Falcon", "city": "Rome", "pet": "owl", "role": "sailor"}
+FACTS = {"age": "17", "house": "Falcon", "city": "Madrid", "pet": "rabbit", "role": "sailor"}
 
 
 @sgl.function

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sglang as sgl
 from connect import connect
 
-SHOTS = {"red box": "box red", "old lamp": "lamp old", "small cup": "cup small"}
+SHOTS = {"cold box": "box cold", "old lamp": "lamp old", "bright door": "door bright"}
 
 
 @sgl.function
@@ -17,7 +17,7 @@ def follow(s, text):
 
 
 def main() -> list[str]:
-    inputs = ["blue rope", "new bell", "warm coat"]
+    inputs = ["dusty rope", "happy book", "clean chair"]
     states = follow.run_batch([(text,) for text in inputs], temperature=0)
     for text, state in zip(inputs, states):
         print(f"{text} -> {state.ret_value}")

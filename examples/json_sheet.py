@@ -10,7 +10,7 @@ from connect import connect
 
 BIOGRAPHY = (
     "Clara Stone works as a painter. Clara is 34 years old. Clara lives in Madrid. "
-    "Clara has a pet rabbit. Clara is brave and kind."
+    "Clara has a pet rabbit. Clara is brave and loyal."
 )
 
 

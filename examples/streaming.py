@@ -13,7 +13,7 @@ def listing(s, items):
 
 
 def main() -> list[str]:
-    state = listing.run("lamp, cup, rope and bell", temperature=0, stream=True)
+    state = listing.run("lamp, clock, rope and book", temperature=0, stream=True)
     for piece in state.text_iter("list"):
         print(piece, end="", flush=True)
     print()

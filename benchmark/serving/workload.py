@@ -126,6 +126,19 @@ def azure_lengths(
     return conversations
 
 
+def distinct_tokens(conversations: list[Conversation]) -> int:
+    """Prompt tokens of first turns when every common prefix counts once: the least that a cache
+    can compute (the edges of the prompts' radix tree, Zheng et al. 2024, theorem 3.1)."""
+    total = 0
+    before: tuple[int, ...] = ()
+    for prompt in sorted(conversation.turns[0].tokens for conversation in conversations):
+        shared = next((i for i, pair in enumerate(zip(before, prompt)) if pair[0] != pair[1]),
+                      min(len(before), len(prompt)))  # fmt: skip
+        total += len(prompt) - shared
+        before = prompt
+    return total
+
+
 def read_lengths(path: Path) -> list[tuple[int, int]]:
     """(prompt, output) tokens of every row of a CSV with ContextTokens and GeneratedTokens."""
     with path.open(encoding="utf-8", newline="") as file:

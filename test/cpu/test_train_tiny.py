@@ -17,7 +17,14 @@ pytest.importorskip("safetensors")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tools.train_tiny.corpus import STAGES, make_batch
-from tools.train_tiny.evaluate import Question, as_markdown, evaluate, is_right, questions
+from tools.train_tiny.evaluate import (
+    Question,
+    as_markdown,
+    evaluate,
+    is_free,
+    is_right_list,
+    questions,
+)
 from tools.train_tiny.export import export, load_exported
 from tools.train_tiny.model import Shape, TinyLlama, complete
 from tools.train_tiny.sample import IM_END, Turn, ask, write_chat, write_raw
@@ -172,10 +179,10 @@ def test_export_and_evaluate(run: Path, tmp_path: Path) -> None:
 
 def test_marking() -> None:
     assert questions(1, 1, [300]) == questions(1, 1, [300])
-    listing = Question(
-        "list_category", "raw", "Question: List two fruits.\nAnswer:", "1. fig\n2. kiwi"
-    )
-    assert is_right(listing, "1. plum\n2. lime")
-    assert not is_right(listing, "1. plum\n2. plum")
-    assert not is_right(listing, "1. plum\n2. hammer")
-    assert not is_right(Question("facts", "raw", "", "a"), "b")
+    prompt = "Question: List two fruits.\nAnswer:"
+    listing = Question("list_category", "raw", prompt, " 1. fig\n2. kiwi\n<|endoftext|>")
+    assert is_free(listing)
+    assert is_right_list(listing, " 1. plum\n2. lime\n")
+    assert not is_right_list(listing, "1. plum\n2. plum")
+    assert not is_right_list(listing, "1. plum\n2. hammer")
+    assert not is_free(Question("facts", "raw", "", "a"))

@@ -33,12 +33,12 @@ def mostly_right(counts: tuple[int, int]) -> None:
 
 ANSWERS: dict[str, Any] = {
     "chat": ["Nice to meet you, Nora.", "Your name is Nora.", "You live in Lisbon."],
-    "few_shot": ["rope blue", "bell new", "coat warm"],
+    "few_shot": ["rope dusty", "book happy", "chair clean"],
     "json_sheet": {"name": "Clara Stone", "age": 34, "role": "painter", "city": "Madrid"},
     "judge": ({"clarity": "good", "style": "bad", "evidence": "good", "humor": "good"}, 8),
     "classify_batch": ["positive", "negative"] * 4,
     "tool_loop": [str(417 * 23), str(128 * 45)],
-    "streaming": ["1. lamp", "2. cup", "3. rope", "4. bell"],
+    "streaming": ["1. lamp", "2. clock", "3. rope", "4. book"],
     "tree_search": on_the_way,
     "demo": mostly_right,
 }

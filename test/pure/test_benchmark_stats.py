@@ -26,7 +26,14 @@ from benchmark.serving.result import Call, Part, Result
 from benchmark.serving.sse import ChunkedDecoder, EventParser
 from benchmark.serving.stats import Spread, as_json, percentile, summarise
 from benchmark.serving.target import numbers
-from benchmark.serving.workload import Conversation, Turn, read_lengths, word, words
+from benchmark.serving.workload import (
+    Conversation,
+    Turn,
+    distinct_tokens,
+    read_lengths,
+    word,
+    words,
+)
 
 # -- percentiles and summaries -----------------------------------------------------------------
 
@@ -157,6 +164,13 @@ def test_shared_prefixes_are_shared_and_nothing_else_is() -> None:
     assert len({prompt[50:] for prompt in prompts}) == 12
     assert {len(prompt) for prompt in prompts} == {82}
     assert all(300 <= token < 1000 for prompt in prompts for token in prompt)
+
+
+def test_distinct_tokens_are_the_edges_of_the_prefix_tree() -> None:
+    prompts = [(1, 2, 3), (1, 2, 4, 5), (7,), (1, 2, 3), (1,)]
+    work = [Conversation(i, (Turn(prompt, 1),)) for i, prompt in enumerate(prompts)]
+    tree = {prompt[:n] for prompt in prompts for n in range(1, len(prompt) + 1)}
+    assert distinct_tokens(work) == len(tree) == 6
 
 
 def test_multi_turn_shares_a_system_prompt_and_counts_turns_as_requests() -> None:

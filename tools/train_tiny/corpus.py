@@ -17,9 +17,9 @@ from tools.train_tiny.sample import END_OF_TEXT, Sample
 from tools.train_tiny.tasks import draw, draw_long
 from tools.train_tiny.words import Words
 
-PROMPT_SHARE = 0.15
+PROMPT_SHARE = 0.1
 """Share of the prompt tokens that are learnt; the rest of the logits is not even computed."""
-PROMPT_WEIGHT = 0.3
+PROMPT_WEIGHT = 0.15
 MISSES_ALLOWED = 30
 
 Encoded = tuple[list[int], list[float]]
@@ -28,19 +28,21 @@ Encoded = tuple[list[int], list[float]]
 
 @dataclass(frozen=True)
 class Stage:
-    """What is drawn up to a share of the run: row lengths, and how many samples are drills."""
+    """What is drawn up to a share of the run: row lengths, how many samples are drills, and the
+    longest context of the ordinary samples, which decides how many facts compete."""
 
     until: float
     lengths: dict[int, float]
     drills: float
+    size: int
 
 
 STAGES = (
-    Stage(0.12, {128: 1.0}, 0.25),
-    Stage(0.45, {256: 1.0}, 0.1),
-    Stage(0.70, {256: 0.8, 512: 0.2}, 0.05),
-    Stage(0.94, {256: 0.7, 512: 0.15, 1024: 0.1, 2048: 0.05}, 0.05),
-    Stage(1.00, {256: 0.65, 512: 0.15, 1024: 0.1, 2048: 0.08, 4096: 0.02}, 0.05),
+    Stage(0.12, {128: 1.0}, 0.25, 70),
+    Stage(0.25, {256: 1.0}, 0.1, 70),
+    Stage(0.70, {256: 1.0}, 0.02, 70),
+    Stage(0.86, {256: 1.0}, 0.02, 110),
+    Stage(1.00, {256: 0.78, 512: 0.12, 1024: 0.06, 2048: 0.03, 4096: 0.01}, 0.02, 160),
 )
 """Copying is learnt first over short distances, then the context grows."""
 
@@ -120,7 +122,7 @@ def make_batch(
             _place(pair, rows, room)
     misses = 0
     while misses < MISSES_ALLOWED:
-        size = rng.randrange(20, max(40, min(length, 256) * 2 // 3))
+        size = rng.randrange(15, stage.size)
         if stage.drills and rng.random() < stage.drills:
             pair = drill(rng, tokenizer.get_vocab_size(), size)
         else:

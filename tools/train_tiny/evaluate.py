@@ -1,7 +1,7 @@
 """Greedy accuracy on fresh samples: `python -m tools.train_tiny.evaluate --model FOLDER`.
 
 Samples come from another seed and use held-out words wherever a job copies words. The last answer
-of a sample counts, after the right earlier ones, and it must agree to the letter.
+of a sample counts, after the right earlier ones; it must agree to the letter, and end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from tools.train_tiny.export import load_exported
 from tools.train_tiny.model import TinyLlama, complete
-from tools.train_tiny.sample import END_OF_TEXT, IM_END, Sample
+from tools.train_tiny.sample import END_OF_TEXT, IM_END
 from tools.train_tiny.tasks import GENERATORS, LONG_TASKS, write
 from tools.train_tiny.tasks.lists import TIPS
 from tools.train_tiny.tokenizer import load_tokenizer
@@ -50,50 +50,67 @@ def questions(seed: int, count: int, lengths: list[int]) -> list[Question]:
             for _ in range(count):
                 size = length or rng.randrange(30, 150)
                 sample = write(GENERATORS[name](rng, words, size), rng, form)
-                found.append(_question(sample, name if not length else f"{name}@{length}"))
+                group = f"{name}@{length}" if length else name
+                found.append(Question(group, form, *sample.split_last()))
     return found
 
 
-def _question(sample: Sample, group: str) -> Question:
-    prompt, expected = sample.split_last()
-    for end in (END_OF_TEXT, IM_END):
-        expected = expected.removesuffix(end)
-    return Question(group, sample.form, prompt, expected.strip())
+def is_free(question: Question) -> bool:
+    """Whether several answers are right, so that the model has to be let write its own."""
+    return question.group in ("list_category", "list_tips") and "1. " in question.expected
 
 
-def is_right(question: Question, answer: str) -> bool:
-    """Equal to the expected text, or for free lists: as many different members as were asked."""
-    expected = question.expected
-    if question.group in ("list_category", "list_tips") and expected.startswith("1. "):
-        asked = question.prompt.lower()
-        lines = answer.split("\n")
-        items = {line.partition(". ")[2] for line in lines}
-        pools = [v for k, v in {**CATEGORIES, **TIPS}.items() if k in asked]
-        numbers = [line.partition(". ")[0] for line in lines]
-        counted = numbers == [str(i + 1) for i in range(len(expected.split("\n")))]
-        return counted and len(items) == len(lines) and any(items <= set(p) for p in pools)
-    return answer == expected
+def is_right_list(question: Question, answer: str) -> bool:
+    """As many different members of the asked kind as were asked for, numbered."""
+    asked = question.prompt.lower()
+    pools = [set(v) for k, v in {**CATEGORIES, **TIPS}.items() if k in asked]
+    lines = answer.strip().split("\n")
+    items = {line.partition(". ")[2] for line in lines}
+    numbers = [line.partition(". ")[0] for line in lines]
+    counted = numbers == [str(n + 1) for n in range(question.expected.count(". "))]
+    return counted and len(items) == len(lines) and any(items <= pool for pool in pools)
 
 
-def answers(model: TinyLlama, tokenizer: Tokenizer, asked: list[Question]) -> list[str]:
-    """Greedy answers, in batches of similar length."""
+def write_answer(model: TinyLlama, tokenizer: Tokenizer, question: Question) -> str:
+    """The greedy answer."""
     stops = frozenset(tokenizer.token_to_id(token) for token in (END_OF_TEXT, IM_END))
-    prompts = [tokenizer.encode(q.prompt, add_special_tokens=False).ids for q in asked]
-    limits = [len(tokenizer.encode(q.expected).ids) + 6 for q in asked]
-    order = sorted(range(len(asked)), key=lambda i: len(prompts[i]))
-    results = [""] * len(asked)
+    prompt = tokenizer.encode(question.prompt, add_special_tokens=False).ids
+    limit = len(tokenizer.encode(question.expected).ids) + 8
+    return tokenizer.decode(complete(model, [prompt], limit, stops)[0], skip_special_tokens=False)
+
+
+@torch.inference_mode()
+def marks_of(model: TinyLlama, tokenizer: Tokenizer, asked: list[Question]) -> list[bool]:
+    """Whether the greedy continuation is the expected one, its end token included.
+
+    One pass over prompt and answer tells: greedy decoding writes the expected text if and only if
+    each of its tokens is the likeliest one after those before it.
+    """
+    pairs = [
+        [tokenizer.encode(text, add_special_tokens=False).ids for text in (q.prompt, q.expected)]
+        for q in asked
+    ]
+    order = sorted(range(len(asked)), key=lambda i: len(pairs[i][0]) + len(pairs[i][1]))
+    marks = [False] * len(asked)
     bar = tqdm(total=len(asked), desc="evaluate", mininterval=5)
     while order:
-        width = BATCH if len(prompts[order[0]]) < 500 else 4
+        width = BATCH if len(pairs[order[0]][0]) < 500 else 4
         chosen, order = order[:width], order[width:]
-        outputs = complete(
-            model, [prompts[i] for i in chosen], max(limits[i] for i in chosen), stops
-        )
-        for index, output in zip(chosen, outputs, strict=True):
-            results[index] = tokenizer.decode(output, skip_special_tokens=False).strip()
+        longest = max(sum(map(len, pairs[i])) for i in chosen)
+        rows = [pairs[i][0] + pairs[i][1] for i in chosen]
+        tokens = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
+        causal = torch.ones(1, 1, longest, longest, dtype=torch.bool).tril()
+        states, _ = model.hidden(tokens, causal)
+        for row, index in enumerate(chosen):
+            prompt, answer = pairs[index]
+            span = states[row, len(prompt) - 1 : len(prompt) + len(answer) - 1]
+            marks[index] = model.logits(span).argmax(-1).tolist() == answer
         bar.update(len(chosen))
     bar.close()
-    return results
+    for index, question in enumerate(asked):
+        if is_free(question):
+            marks[index] = is_right_list(question, write_answer(model, tokenizer, question))
+    return marks
 
 
 def evaluate(
@@ -101,16 +118,16 @@ def evaluate(
 ) -> dict[str, dict[str, float]]:
     """Accuracy by job and form, with the mean; mistakes are printed if asked for."""
     asked = questions(seed, count, lengths)
-    given = answers(load_exported(folder), load_tokenizer(folder / "tokenizer.json"), asked)
+    model, tokenizer = load_exported(folder), load_tokenizer(folder / "tokenizer.json")
     marks: dict[str, dict[str, list[bool]]] = {}
     shown: dict[str, int] = {}
-    for question, answer in zip(asked, given, strict=True):
-        right = is_right(question, answer)
+    for question, right in zip(asked, marks_of(model, tokenizer, asked), strict=True):
         marks.setdefault(question.group, {}).setdefault(question.form, []).append(right)
         if not right and shown.setdefault(question.group, 0) < show:
             shown[question.group] += 1
-            tail = question.prompt[-300:]
-            print(f"--- {question.group}\n{tail}\n  got  {answer!r}\n  want {question.expected!r}")
+            got = write_answer(model, tokenizer, question)
+            print(f"--- {question.group}\n{question.prompt[-300:]}\n  got  {got!r}")
+            print(f"  want {question.expected!r}")
     table = {
         group: {form: sum(values) / len(values) for form, values in forms.items()}
         for group, forms in marks.items()

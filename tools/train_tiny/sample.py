@@ -46,6 +46,8 @@ class Job:
     system: str | None = None
     raw: str | None = None
     context: str | None = None
+    shots: tuple[tuple[str, str], ...] = ()
+    known_shots: int = 0
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,8 @@ def write_raw(job: Job, rng: random.Random) -> Sample:
         prompt = f"{start}{turn.ask}{end}"
         if job.raw is not None and len(job.turns) == 1:
             prompt = job.raw
+            for number, (text, answer) in enumerate(job.shots):
+                parts += [Part(text, False), Part(f" {answer}", number >= job.known_shots)]
         space = "" if prompt.endswith(("\n", " ", '"')) or not prompt else " "
         last = index == len(job.turns) - 1
         if turn.given:

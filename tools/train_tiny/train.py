@@ -150,7 +150,10 @@ def build(
     model, state = load_model(checkpoint)
     optimizers = build_optimizers(model, settings.matrix_lr, settings.other_lr)
     for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+        asked = [group["lr"] for group in optimizer.param_groups]
         optimizer.load_state_dict(saved)
+        for group, lr in zip(optimizer.param_groups, asked, strict=True):
+            group["base_lr"] = lr
     return model, optimizers, int(state["step"])
 
 

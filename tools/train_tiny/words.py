@@ -239,7 +239,7 @@ class Words:
 
     def invented(self, rng: random.Random) -> str:
         """An invented word."""
-        return pseudo_word(rng, self.held_out, rng.choice((1, 2, 2, 3)))
+        return pseudo_word(rng, self.held_out, rng.choice((1, 2, 2)))
 
     def first(self, rng: random.Random) -> str:
         """A first name, invented half of the time."""

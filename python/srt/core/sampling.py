@@ -12,11 +12,15 @@ import msgspec
 
 MAX_STOPS = 128
 MAX_STOP_CHARS = 1024
+MAX_STOP_TOTAL = 4096  # characters of all stop strings: one automaton holds them
+MAX_PATTERNS = 16  # each reads the whole text again for every token
 MAX_LOGIT_BIAS = 4096
 MAX_N = 128
 MAX_TOP_LOGPROBS = 128
 SEED_LIMIT = 2**63
 GREEDY_TEMPERATURE = 1e-6
+MAX_TEMPERATURE = 1e6  # far from where float32 ends
+MIN_REPETITION = 1e-3
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -76,9 +80,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             )
         if not 1 <= self.n <= MAX_N:
             raise ValueError(f"n is {self.n}; it must be between 1 and {MAX_N}.")
-        for name, values in (("stop", self.stop), ("stop_regex", self.stop_regex)):
-            if len(values) > MAX_STOPS:
-                raise ValueError(f"{name} has {len(values)} entries; at most {MAX_STOPS}.")
+        for name, values, most in (
+            ("stop", self.stop, MAX_STOPS), ("stop_regex", self.stop_regex, MAX_PATTERNS),
+        ):  # fmt: skip
+            if len(values) > most:
+                raise ValueError(f"{name} has {len(values)} entries; at most {most}.")
             for value in values:
                 if value == "":
                     raise ValueError(f"{name} contains an empty string; remove it.")
@@ -86,6 +92,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                     raise ValueError(
                         f"{name} has an entry of {len(value)} characters; at most {MAX_STOP_CHARS}."
                     )
+        total = sum(map(len, self.stop))
+        if total > MAX_STOP_TOTAL:
+            raise ValueError(f"stop has {total} characters in all; at most {MAX_STOP_TOTAL}.")
         if len(self.stop_token_ids) > MAX_STOPS:
             raise ValueError(
                 f"stop_token_ids has {len(self.stop_token_ids)} entries; at most {MAX_STOPS}."
@@ -99,8 +108,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             value = getattr(self, name)
             if not math.isfinite(value):
                 raise ValueError(f"{name} is {value}; it must be a finite number.")
-        if self.temperature < 0.0:
-            raise ValueError(f"temperature is {self.temperature}; it must be 0 or more.")
+        if not 0.0 <= self.temperature <= MAX_TEMPERATURE:
+            raise ValueError(
+                f"temperature is {self.temperature}; it must be in [0, {MAX_TEMPERATURE:.0f}]."
+            )
         if not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p is {self.top_p}; it must be in (0, 1].")
         if not 0.0 <= self.min_p <= 1.0:
@@ -111,9 +122,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             value = getattr(self, name)
             if not -2.0 <= value <= 2.0:
                 raise ValueError(f"{name} is {value}; it must be in [-2, 2].")
-        if not 0.0 < self.repetition_penalty <= 2.0:
+        if not MIN_REPETITION <= self.repetition_penalty <= 2.0:
             raise ValueError(
-                f"repetition_penalty is {self.repetition_penalty}; it must be in (0, 2]."
+                f"repetition_penalty is {self.repetition_penalty}; it must be in "
+                f"[{MIN_REPETITION}, 2]."
             )
         if self.seed is not None and not -SEED_LIMIT <= self.seed < SEED_LIMIT:
             raise ValueError(f"seed is {self.seed}; it must fit in a signed 64-bit integer.")

@@ -22,6 +22,10 @@ from srt.engine.info import EngineInfo
 class EngineLost(RuntimeError):
     """The engine has died; nothing sent to it will be answered."""
 
+    def again(self) -> EngineLost:
+        """A fresh one to raise: one that is raised for many readers would hold all their frames."""
+        return EngineLost(*self.args)
+
 
 class Inbox:
     """Events of one request, in order, ending with its terminal event."""
@@ -44,7 +48,7 @@ class Inbox:
         event = await self._queue.get()
         if isinstance(event, EngineLost):
             self.close()
-            raise event
+            raise event.again()
         if isinstance(event, (Done, Failed)):
             self.close()
         return event
@@ -81,7 +85,7 @@ class Client:
     def send(self, *verbs: Verb) -> None:
         """Raises EngineLost."""
         if self.lost is not None:
-            raise self.lost
+            raise self.lost.again()
         self._transmit(verbs)
 
     def submit(self, request: int, verbs: Sequence[Verb]) -> Inbox:
@@ -127,7 +131,7 @@ class Client:
             inbox.put(error)
         for future in self._replies.values():
             if not future.done():
-                future.set_exception(error)
+                future.set_exception(error.again())
 
     def forget(self, request: int) -> None:
         self._inboxes.pop(request, None)

@@ -144,22 +144,34 @@ async def spawn(config: Config, token_bytes: Sequence[bytes]) -> EngineProcess:
     Raises EngineLost, with the reason, where it cannot start. Cancelling kills the child.
     """
     directory = Path(tempfile.mkdtemp(prefix="sglang-"))  # mode 0700
-    (directory / "config").write_bytes(msgspec.msgpack.encode(dataclasses.asdict(config)))
-    (directory / "vocab").write_bytes(msgspec.msgpack.encode(list(token_bytes)))
-    root = str(Path(__file__).resolve().parents[2])
-    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    child = subprocess.Popen(
-        [sys.executable, "-m", "srt.engine.process", str(directory)],
-        stdin=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-    )
-    process = EngineProcess(child, directory)
+    try:
+        process = EngineProcess(_start(config, token_bytes, directory), directory)
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
     try:
         await process._ready()
     except BaseException:
         process.kill()
         raise
     return process
+
+
+def _start(
+    config: Config, token_bytes: Sequence[bytes], directory: Path
+) -> subprocess.Popen[bytes]:
+    """The child, with what it needs in ``directory``. Raises OSError."""
+    # The engine serves no HTTP: the key stays out of the file system.
+    config = dataclasses.replace(config, server=dataclasses.replace(config.server, api_key=""))
+    (directory / "config").write_bytes(msgspec.msgpack.encode(dataclasses.asdict(config)))
+    (directory / "vocab").write_bytes(msgspec.msgpack.encode(list(token_bytes)))
+    root = str(Path(__file__).resolve().parents[2])
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return subprocess.Popen(
+        [sys.executable, "-m", "srt.engine.process", str(directory)],
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )
 
 
 def main(directory: str) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 
 PATTERN_HOLD = 128  # bytes a stream holds back while a pattern may still match them
 PATTERN_MEMORY = 1 << 22  # bytes RE2 may use for one pattern
+CACHED = 64  # automata kept, and patterns: each may be as large as a request may make it
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +66,12 @@ class StopStrings:
         return self.next[state][byte]
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=CACHED)
 def stop_strings(stops: tuple[str, ...]) -> StopStrings:
     return StopStrings(stops)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=CACHED)
 def pattern(text: str) -> Any:
     """Raises ValueError where RE2 does not take the pattern."""
     import re2

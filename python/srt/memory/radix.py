@@ -54,6 +54,7 @@ class RadixTree:
         self.version = 0
         self.evicted = 0  # pages, since the start
         self._roots: dict[str, Node] = {}
+        self._namespaces: dict[int, str] = {}  # by the root's number
         self._numbers = itertools.count()
         self._clock = itertools.count(1)
         self._heap: list[tuple[int, int, Node]] = []  # candidates for eviction; entries may be old
@@ -87,6 +88,7 @@ class RadixTree:
         root = self._roots.get(namespace)
         if root is None:
             root = self._roots[namespace] = Node(next(self._numbers), None, ints(), ints())
+            self._namespaces[root.number] = namespace
         root.locks += 1
         return self.deepen(root, tokens, 0, limit)
 
@@ -277,5 +279,6 @@ class RadixTree:
         while node.parent is not None:
             node = node.parent
         if not node.locks and not node.children:
-            for name in [name for name, root in self._roots.items() if root is node]:
-                del self._roots[name]
+            namespace = self._namespaces.pop(node.number, None)
+            if namespace is not None:
+                del self._roots[namespace]

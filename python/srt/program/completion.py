@@ -39,12 +39,11 @@ from srt.engine.client import Client, EngineLost, Inbox
 from srt.engine.info import EngineInfo
 from srt.program.merge import merge
 from srt.program.output import Assembler, Finish, Output, PromptLogprobs
-from srt.program.request import Ask, Logprobs, RequestError
-from srt.tokenizer import Tokenizer
+from srt.program.request import Ask, Logprobs, RequestError, verify_length
+from srt.tokenizer import LONG, Tokenizer
 
 __all__ = ["Completion", "EngineLost"]
 
-_THREAD_CHARS = 1 << 15  # longer texts are tokenized beside the event loop
 _CODES = {"invalid": "invalid_value", "capacity": "context_length_exceeded", "busy": "queue_full"}
 
 
@@ -56,13 +55,30 @@ class Completion:
         self._runs: set[_Run] = set()
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> Ints:
-        """Ids of a prompt text. Raises RequestError on text that is not valid Unicode."""
+        """Ids of a text. Raises RequestError on text that is not valid Unicode.
+
+        Long texts are tokenized beside the event loop; of many short ones in a row none holds the
+        loop up for longer than itself.
+        """
         try:
-            if len(text) < _THREAD_CHARS:
+            if len(text) < LONG:
+                await asyncio.sleep(0)
                 return self.tokenizer.encode(text, add_special_tokens)
             return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens)
         except ValueError as error:
             raise RequestError(f"The prompt cannot be tokenized: {error}.", "prompt") from error
+
+    async def encode_prompt(self, text: str, add_special_tokens: bool = True) -> Ints:
+        """The same for a text to be completed; refuses one that is too long, before it is
+        tokenized where that is plain. A normal form may compose four characters into one.
+
+        Raises RequestError.
+        """
+        least = len(text) // (4 * self.tokenizer.longest)
+        verify_length(least, self.client.info, "at least ")
+        ids = await self.encode(text, add_special_tokens)
+        verify_length(len(ids), self.client.info)
+        return ids
 
     async def stream(self, ask: Ask) -> AsyncGenerator[Output, None]:
         """The ``n`` completions of ``ask``: each Output, the same object, whenever it has grown.

@@ -14,8 +14,9 @@ from srt.core.sampling import MAX_TOP_LOGPROBS, SamplingParams
 from srt.engine.info import EngineInfo
 
 MAX_PROBES = 1024
-MAX_LOGPROB_ENTRIES = 1 << 22  # positions x entries of one request's input log-probabilities
+MAX_LOGPROB_ENTRIES = 1 << 20  # positions x entries of one request's input log-probabilities
 PRIORITY_LIMIT = 1 << 31
+MAX_NAME = 1024  # characters of rid and cache_salt
 
 UNAVAILABLE = ("regex", "json_schema", "ebnf", "structural_tag")
 _RENAMED = {"sampling_seed": "seed", "max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
@@ -92,7 +93,7 @@ class Ask:
             raise RequestError(f"priority is {self.priority}; it must fit in 32 bits.", "priority")
         room = min(info.context_length, info.capacity) - len(self.prompt)
         if room < 1 and sampling.max_new_tokens > 0:
-            raise _too_long(len(self.prompt), info, "no room is left to generate")
+            raise _too_long(str(len(self.prompt)), info, "no room is left to generate")
         limit = min(sampling.max_new_tokens, room)
         sampling = msgspec.structs.replace(
             sampling,
@@ -108,6 +109,10 @@ class Ask:
                   "stop": self.sampling.stop, "stop_regex": self.sampling.stop_regex}  # fmt: skip
         for name, values in fields.items():
             for value in values:
+                if name in ("rid", "cache_salt") and len(value) > MAX_NAME:
+                    raise RequestError(
+                        f"{name} has {len(value)} characters; at most {MAX_NAME}.", name
+                    )
                 if not value.isascii():
                     try:
                         value.encode()
@@ -153,13 +158,19 @@ def verify_prompt(prompt: Ints, info: EngineInfo) -> None:
     """Raise RequestError where ``prompt`` is empty, too long or holds an id out of range."""
     if not prompt:
         raise RequestError("The prompt is empty; give at least one token.", "prompt")
-    if len(prompt) > min(info.context_length, info.capacity):
-        raise _too_long(len(prompt), info, "shorten it")
+    verify_length(len(prompt), info)
     for token in (min(prompt), max(prompt)):
         if not 0 <= token < info.vocab_size:
             raise RequestError(
                 f"The prompt holds token id {token}; ids are 0 to {info.vocab_size - 1}.", "prompt"
             )
+
+
+def verify_length(length: int, info: EngineInfo, how: str = "") -> None:
+    """Raise RequestError where a prompt of ``length`` tokens is too long; ``how`` stands before
+    that number."""
+    if length > min(info.context_length, info.capacity):
+        raise _too_long(f"{how}{length}", info, "shorten it")
 
 
 def sampling_from(settings: Mapping[str, Any]) -> SamplingParams:
@@ -203,7 +214,7 @@ def refuse_constraint(name: str, value: Any) -> None:
         )
 
 
-def _too_long(length: int, info: EngineInfo, advice: str) -> RequestError:
+def _too_long(length: str, info: EngineInfo, advice: str) -> RequestError:
     if info.capacity < info.context_length:
         limit = f"the KV cache holds {info.capacity} tokens"
     else:

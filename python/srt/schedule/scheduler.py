@@ -93,6 +93,8 @@ def _admit(
             available -= pages(rest - max(item.room - planned.get(item.id, 0), 0), view.page_size)
     growth = sum(item.growth for item in view.running)
     alone = not view.running
+    if not alone and pages(int(view.reserve * growth), view.page_size) > available:
+        return  # not even a request that needs no page: the order need not be known
     for item in order(policy, view, max_overtakes):
         if slots <= 0 or budget <= 0:
             break

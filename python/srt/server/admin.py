@@ -24,7 +24,7 @@ PROBE_SECONDS = 20.0  # how long /health_generate waits for a token
 async def health(service: Service, request: Request) -> Response:
     """200 while requests are taken."""
     if service.completion.lost is not None:
-        raise service.completion.lost
+        raise service.completion.lost.again()
     if service.draining:
         raise ServerError("draining", "The server is shutting down.")
     return json_response({"status": "ok"})

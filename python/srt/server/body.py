@@ -14,7 +14,6 @@ from srt.program.request import RequestError
 from srt.server.errors import ServerError
 
 MAX_DEPTH = 128
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 T = TypeVar("T")
@@ -83,7 +82,6 @@ def parse(body: bytes) -> Any:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
         raise RequestError(f"The body is not valid UTF-8 (byte {error.start}).") from error
-    _check_depth(text)
     try:
         value = json.loads(
             text, object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite
@@ -93,21 +91,27 @@ def parse(body: bytes) -> Any:
     except UnicodeEncodeError as error:
         raise RequestError("The body holds a lone surrogate escape.") from error
     except RecursionError as error:
-        raise RequestError("The body is nested too deeply.") from error
+        raise _too_deep() from error
     except ValueError as error:
         raise RequestError(f"The body is not valid JSON: {error}") from error
+    if text.count("[") + text.count("{") > MAX_DEPTH:
+        _check_depth(value)
     return value
 
 
-def _check_depth(text: str) -> None:
-    if text.count("[") + text.count("{") <= MAX_DEPTH:
-        return
-    depth = 0
-    for match in _TOKEN.finditer(text):
-        mark = match[0]
-        depth += (mark in "[{") - (mark in "]}")
-        if depth > MAX_DEPTH:
-            raise RequestError(f"The body is nested deeper than {MAX_DEPTH} levels.")
+def _check_depth(value: Any) -> None:
+    """Level by level, over what was parsed: linear in the body, whatever is in it."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        groups = [node.values() if isinstance(node, dict) else node for node in level]
+        level = [child for group in groups for child in group if isinstance(child, (dict, list))]
+        if not level:
+            return
+    raise _too_deep()
+
+
+def _too_deep() -> RequestError:
+    return RequestError(f"The body is nested deeper than {MAX_DEPTH} levels.")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

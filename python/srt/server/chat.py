@@ -88,7 +88,7 @@ async def _ask(service: Service, body: ChatBody) -> Ask:
     elif body.top_logprobs:
         raise RequestError("top_logprobs needs logprobs: true.", "top_logprobs")
     sampling = sampling_of(body, service.info.context_length if limit is None else limit)
-    ids = await service.completion.encode(_prompt(service, body), add_special_tokens=False)
+    ids = await service.completion.encode_prompt(_prompt(service, body), False)
     return Ask(ids, sampling, logprobs, body.rid or "", body.priority or 0, body.cache_salt or "")
 
 
@@ -157,6 +157,8 @@ async def _events(
     async with aclosing(service.run([ask])) as items:
         async for _, output in items:
             collected.note(0, output)
+            # Read once: while a chunk is on its way the output may finish, and come again for that.
+            finished = output.finish is not None
             sent = progress[output.index]
             if not sent.begun:
                 sent.begun = True
@@ -168,7 +170,7 @@ async def _events(
                     more["logprobs"] = _logprobs(service, output, tokens)
                 if text or more:
                     yield chunk(output.index, {"content": text}, **more)
-            if output.finish is not None:
+            if finished:
                 yield chunk(output.index, {}, **finish_fields(output))
     if counted:
         yield {**head, "choices": [], "usage": collected.usage()}

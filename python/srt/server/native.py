@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from typing import Any
 
@@ -11,8 +11,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from srt.core.messages import TopPairs
-from srt.program.output import Output
+from srt.core.ints import ints
+from srt.program.output import Output, PromptLogprobs
 from srt.program.request import Ask, Logprobs, RequestError, sampling_from
 from srt.server.body import read_body
 from srt.server.errors import json_response
@@ -20,6 +20,7 @@ from srt.server.service import Service
 from srt.server.stream import respond, unless_gone
 
 Triple = tuple[float | None, int, str | None]
+Triples = list[Triple]
 
 
 class GenerateBody(msgspec.Struct, kw_only=True):
@@ -69,19 +70,24 @@ async def answer(service: Service, body: GenerateBody) -> dict[str, Any] | list[
     """
     asked = await _asks(service, body)
     results = await service.finish(asked.asks)
-    shown = [
-        _show(service, asked, index, output)
-        for index, outputs in enumerate(results)
-        for output in outputs
-    ]
-    return shown[0] if asked.single else shown
+    found = []
+    for ask, outputs in zip(asked.asks, results):
+        for output in outputs:
+            shown = _show(ask, output)
+            if ask.logprobs is not None:
+                writer = _Logprobs(service, ask, ask.logprobs, asked.with_text)
+                shown["meta_info"].update({**writer.input(output), **writer.output(output)})
+            found.append(shown)
+    return found[0] if asked.single else found
 
 
 async def events(service: Service, body: GenerateBody) -> AsyncGenerator[dict[str, Any], None]:
-    """What the route streams, as plain data. Raises as ``answer`` does."""
+    """What the route streams, as plain data; the prompt's log-probabilities come with the first
+    and the last item of a completion only. Raises as ``answer`` does."""
     asked = await _asks(service, body)
     interval = service.config.server.stream_interval
     sent: dict[int, int] = {}
+    writers: dict[int, _Logprobs] = {}
     offsets = [0]
     for ask in asked.asks:
         offsets.append(offsets[-1] + ask.sampling.n)
@@ -90,8 +96,15 @@ async def events(service: Service, body: GenerateBody) -> AsyncGenerator[dict[st
             place = offsets[index] + output.index
             if output.finish is None and output.completion_tokens - sent.get(place, 0) < interval:
                 continue
+            ask, edge = asked.asks[index], place not in sent or output.finish is not None
             sent[place] = output.completion_tokens
-            shown = _show(service, asked, index, output)
+            shown = _show(ask, output)
+            if ask.logprobs is not None:
+                if place not in writers:
+                    writers[place] = _Logprobs(service, ask, ask.logprobs, asked.with_text)
+                if edge:
+                    shown["meta_info"].update(writers[place].input(output))
+                shown["meta_info"].update(writers[place].output(output))
             yield shown if asked.single else {**shown, "index": place}
 
 
@@ -156,8 +169,7 @@ def _probes(value: list[Any] | None, count: int) -> list[tuple[int, ...]]:
     return [tuple(row) for row in rows]
 
 
-def _show(service: Service, asked: Asked, index: int, output: Output) -> dict[str, Any]:
-    ask = asked.asks[index]
+def _show(ask: Ask, output: Output) -> dict[str, Any]:
     meta: dict[str, Any] = {
         "id": ask.rid if ask.sampling.n == 1 else f"{ask.rid}-{output.index}",
         "finish_reason": finish_reason(output),
@@ -166,8 +178,6 @@ def _show(service: Service, asked: Asked, index: int, output: Output) -> dict[st
         "cached_tokens": output.cached_tokens,
         "e2e_latency": output.seconds,
     }
-    if ask.logprobs is not None:
-        meta.update(_logprobs(service, ask, ask.logprobs, output, asked.with_text))
     return {"text": output.text, "output_ids": list(output.tokens), "meta_info": meta}
 
 
@@ -181,33 +191,49 @@ def finish_reason(output: Output) -> dict[str, Any] | None:
     return {"type": "abort", "message": "The request was aborted."}
 
 
-def _logprobs(
-    service: Service, ask: Ask, wanted: Logprobs, output: Output, with_text: bool
-) -> dict[str, Any]:
-    def triple(token: int, value: float | None) -> Triple:
-        return value, token, service.tokenizer.decode([token]) if with_text else None
+class _Logprobs:
+    """The log-probability fields of one completion. Each generated token is written once, however
+    often a stream shows it."""
 
-    def triples(pairs: TopPairs | None) -> list[Triple] | None:
-        return None if pairs is None else [triple(token, value) for token, value in pairs]
+    def __init__(self, service: Service, ask: Ask, wanted: Logprobs, with_text: bool) -> None:
+        self._decode = service.tokenizer.decode if with_text else None
+        self._ask, self._wanted = ask, wanted
+        self._tokens: Triples = []
+        self._tops: list[Triples] = []
+        self._probes: list[Triples] = []
 
-    def probed(rows: Sequence[list[float] | None]) -> list[list[Triple] | None]:
-        return [None if row is None else list(map(triple, wanted.probe, row)) for row in rows]
+    def input(self, output: Output) -> dict[str, Any]:
+        """Of the prompt. The first entry has no value, by this route's custom, wherever the report
+        begins."""
+        prompt = output.prompt_logprobs or PromptLogprobs()
+        given = self._ask.prompt[prompt.start :] if prompt.logprobs else ints()
+        values = [None, *prompt.logprobs[1:]] if prompt.logprobs else []
+        found: dict[str, Any] = {"input_token_logprobs": self._triples(zip(given, values))}
+        if self._wanted.top:
+            tops = [self._triples(pairs or ()) for pairs in prompt.tops[1:]]
+            found["input_top_logprobs"] = [None, *tops] if prompt.tops else []
+        if self._wanted.probe:
+            probes = [self._probed(row or ()) for row in prompt.probes[1:]]
+            found["input_token_ids_logprobs"] = [None, *probes] if prompt.probes else []
+        return found
 
-    prompt = output.prompt_logprobs
-    given = list(ask.prompt[prompt.start :]) if prompt else []
-    inputs = list(prompt.logprobs) if prompt else []
-    if inputs:
-        inputs[0] = None  # by this route's custom, wherever the report begins
-    found: dict[str, Any] = {
-        "input_token_logprobs": list(map(triple, given, inputs)),
-        "output_token_logprobs": list(map(triple, output.tokens, output.logprobs)),
-    }
-    if wanted.top:
-        tops = [None, *prompt.tops[1:]] if prompt and prompt.tops else []
-        found["input_top_logprobs"] = [triples(pairs) for pairs in tops]
-        found["output_top_logprobs"] = [triples(pairs) for pairs in output.tops]
-    if wanted.probe:
-        rows = [None, *prompt.probes[1:]] if prompt and prompt.probes else []
-        found["input_token_ids_logprobs"] = probed(rows)
-        found["output_token_ids_logprobs"] = probed(output.probes)
-    return found
+    def output(self, output: Output) -> dict[str, Any]:
+        """Of all tokens generated so far."""
+        fresh = slice(len(self._tokens), None)
+        self._tokens += self._triples(zip(output.tokens[fresh], output.logprobs[fresh]))
+        self._tops += [self._triples(pairs) for pairs in output.tops[fresh]]
+        self._probes += [self._probed(row) for row in output.probes[fresh]]
+        found: dict[str, Any] = {"output_token_logprobs": self._tokens[:]}
+        if self._wanted.top:
+            found["output_top_logprobs"] = self._tops[:]
+        if self._wanted.probe:
+            found["output_token_ids_logprobs"] = self._probes[:]
+        return found
+
+    def _probed(self, row: Iterable[float]) -> Triples:
+        return self._triples(zip(self._wanted.probe, row))
+
+    def _triples(self, pairs: Iterable[tuple[int, float | None]]) -> Triples:
+        if self._decode is None:
+            return [(value, token, None) for token, value in pairs]
+        return [(value, token, self._decode([token])) for token, value in pairs]

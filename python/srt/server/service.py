@@ -82,7 +82,7 @@ class Service:
     async def prompt(self, value: object, field: str = "prompt") -> Ints:
         """Token ids of a prompt given as text or as ids. Raises RequestError."""
         if isinstance(value, str):
-            return await self.completion.encode(value)
+            return await self.completion.encode_prompt(value)
         if not isinstance(value, list) or not set(map(type, value)) <= {int}:
             raise RequestError(f"{field} must be text or a list of token ids.", field)
         try:

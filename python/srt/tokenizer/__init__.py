@@ -1,6 +1,6 @@
 """Text to token ids and back: every token is a byte string, text is their concatenation."""
 
 from srt.tokenizer.detokenizer import Detokenizer
-from srt.tokenizer.tokenizer import Tokenizer, TokenizerError
+from srt.tokenizer.tokenizer import LONG, Tokenizer, TokenizerError
 
-__all__ = ["Detokenizer", "Tokenizer", "TokenizerError"]
+__all__ = ["LONG", "Detokenizer", "Tokenizer", "TokenizerError"]

@@ -15,6 +15,7 @@ from srt.tokenizer.detokenizer import Detokenizer
 from srt.tokenizer.pieces import piece_bytes
 
 EMBEDDED = Path(__file__).resolve().parent.parent / "assets" / "sglang-tiny"
+LONG = 1 << 12  # characters from which on ``encode`` lets other threads run meanwhile
 _FILES = ("tokenizer*", "*.jinja", "generation_config.json", "config.json", "special_tokens_map*")
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
@@ -34,6 +35,7 @@ class Tokenizer:
         eos_ids: ids that end a generation.
         bos_id: the id that begins every sequence, None where the model has none.
         vocab_size: one more than the largest id.
+        longest: bytes of the longest token.
     """
 
     def __init__(self, path: Path, chat_template: str = "") -> None:
@@ -56,6 +58,7 @@ class Tokenizer:
         self._model.no_truncation()
         self._model.no_padding()
         self.vocab_size = len(self.token_bytes)
+        self.longest = max(map(len, self.token_bytes), default=0) or 1
         self._config = _read_json(path / "tokenizer_config.json")
         added = layout.get("added_tokens") or []
         self._added: dict[str, int] = {entry["content"]: entry["id"] for entry in added}
@@ -80,7 +83,10 @@ class Tokenizer:
         begins (ends) with them. Raises ValueError on lone surrogates.
         """
         try:
-            found = self._model.encode(text, add_special_tokens=False).ids
+            if len(text) < LONG:
+                found = self._model.encode(text, add_special_tokens=False).ids
+            else:  # of the library's methods only those for batches release the GIL
+                found = self._model.encode_batch_fast([text], add_special_tokens=False)[0].ids
         except (UnicodeEncodeError, TypeError) as error:
             raise ValueError("the text is not valid Unicode: it holds a lone surrogate") from error
         if add_special_tokens:

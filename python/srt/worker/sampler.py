@@ -101,7 +101,7 @@ def _adjust(
 def _pairs(ids: Sequence[Sequence[int] | Ints], device: torch.device) -> tuple[Tensor, Tensor]:
     """Row and column indices of every id."""
     rows = np.repeat(np.arange(len(ids)), [len(row) for row in ids])
-    columns = np.fromiter(chain.from_iterable(ids), dtype=np.int64, count=len(rows))
+    columns = np.concatenate([np.asarray(row, dtype=np.int64) for row in ids])
     return torch.from_numpy(rows).to(device), torch.from_numpy(columns).to(device)
 
 

@@ -54,17 +54,16 @@ def question_of(rng: random.Random, expression: str) -> str:
 def direct(rng: random.Random, words: Words, size: int) -> Job:
     """A few sums in a row."""
     del words, size
-    turns = []
-    for _ in range(rng.choice((1, 3, 5, 6))):
-        expression, value = draw_sum(rng)
-        turns.append(Turn(question_of(rng, expression), value))
-    raw = None
-    if len(turns) == 1:
-        shots = [draw_sum(rng) for _ in range(rng.randrange(4))]
-        expression, value = draw_sum(rng)
-        raw = "".join(f"{e} = {v}\n" for e, v in shots) + f"{expression} ="
-        turns = [Turn(raw, value)]
-    return Job("arithmetic_direct", tuple(turns), raw=raw)
+    if rng.random() < 0.6:
+        sums = [draw_sum(rng) for _ in range(rng.choice((1, 4, 6, 8)))]
+        turns = tuple(Turn(question_of(rng, expression), value) for expression, value in sums)
+        return Job("arithmetic_direct", turns)
+    sums = [draw_sum(rng) for _ in range(rng.choice((1, 3, 6, 9)))]
+    texts = ["\n" * bool(index) + f"{expression} =" for index, (expression, _) in enumerate(sums)]
+    shots = tuple((text, value) for text, (_, value) in zip(texts, sums[:-1], strict=False))
+    whole = "".join(f"{text} {value}" for text, value in shots[-3:]).lstrip("\n")
+    turn = Turn((whole + texts[-1]).lstrip("\n"), sums[-1][1])
+    return Job("arithmetic_direct", (turn,), raw=texts[-1], shots=shots)
 
 
 def story(rng: random.Random, words: Words, size: int) -> Job:

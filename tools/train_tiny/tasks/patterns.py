@@ -56,17 +56,19 @@ def sentiment(rng: random.Random, words: Words, size: int) -> Job:
     del words, size
     shots = [review(rng) for _ in range(rng.choice((0, 0, 1, 2, 3)))]
     text, label = review(rng)
-    body = "".join(f"Review: {t}\nSentiment: {s}\n\n" for t, s in shots)
-    raw = f"{body}Review: {text}\nSentiment:"
+    asked = [f"Review: {t}\nSentiment:" for t, _ in [*shots, (text, label)]]
+    asked[1:] = [f"\n\n{a}" for a in asked[1:]]
+    pairs = tuple((a, s) for a, (_, s) in zip(asked, shots, strict=False))
+    whole = "".join(f"{a} {s}" for a, s in pairs) + asked[-1]
     question = rng.choice(
         (
-            raw,
+            whole,
             f"Is this review positive or negative? {text}",
             f"What is the sentiment of this review?\n{text}",
             f"Classify the sentiment as positive or negative: {text}",
         )
     )
-    return Job("pattern_sentiment", (Turn(question, label),), raw=raw)
+    return Job("pattern_sentiment", (Turn(question, label),), raw=asked[-1], shots=pairs)
 
 
 Operation = Callable[[random.Random, Words], tuple[str, str]]
@@ -203,12 +205,14 @@ def _shots(task: str, rng: random.Random, pairs: list[tuple[str, str]]) -> Job:
             ("Word: ", "\nAnswer:", "\n\n"),
         )
     )
-    shown = gap.join(f"{left}{a}{right} {b}" for a, b in pairs[:-1])
-    raw = f"{shown}{gap}{left}{pairs[-1][0]}{right}"
+    texts = [f"{gap if index else ''}{left}{a}{right}" for index, (a, _) in enumerate(pairs)]
+    shots = tuple((text, b) for text, (_, b) in zip(texts, pairs[:-1], strict=False))
+    whole = "".join(f"{text} {b}" for text, b in shots) + texts[-1]
     if rng.random() < 0.25:
         turns = tuple(Turn(a, "", b) if i < 2 else Turn(a, b) for i, (a, b) in enumerate(pairs))
         return Job(task, turns)
-    return Job(task, (Turn(raw, pairs[-1][1]),), raw=raw)
+    turn = Turn(whole, pairs[-1][1])
+    return Job(task, (turn,), raw=texts[-1], shots=shots, known_shots=2)
 
 
 GENERATORS: dict[str, Callable[[random.Random, Words, int], Job]] = {
