@@ -16,7 +16,10 @@ DIM = 8
 
 
 def random_layout(r: random.Random, page_size: int, longest: int = 20) -> tuple[Layout, int]:
-    """A layout of decode rows, chunks and whole prompts on scattered pages, and the pool's size."""
+    """A layout of decode rows, chunks and whole prompts on scattered pages, and the pool's size.
+
+    Some rows begin with the pages of another one, as far as both have computed.
+    """
     rows = []
     for _ in range(r.randint(1, 7)):
         kind = r.choice(["decode", "decode", "chunk", "prompt"])
@@ -29,6 +32,11 @@ def random_layout(r: random.Random, page_size: int, longest: int = 20) -> tuple[
     tables = np.cumsum([0, *needed]).astype(np.int32)
     positions = np.concatenate([np.arange(s, s + c, dtype=np.int32) for s, c in rows])
     table = np.array(pages[: sum(needed)], dtype=np.int32)
+    for row in range(1, len(rows)):
+        other = r.randrange(row)
+        common = min(starts[row], starts[other]) // page_size
+        if r.random() < 0.6:
+            table[tables[row] : tables[row] + common] = table[tables[other] :][:common]
     return Layout(starts, counts, tables, table, positions), len(pages)
 
 
@@ -63,6 +71,33 @@ def test_equals_the_definition(seed: int) -> None:
     compare(seed)
 
 
+@pytest.mark.parametrize("seed", range(100, 140))
+def test_equals_the_definition_where_prefixes_are_shared(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit so low that few common keys are read once for all rows."""
+    monkeypatch.setattr(native, "COMMON", 2)
+    compare(seed)
+
+
+def test_a_shared_prefix_is_read_once() -> None:
+    """64 rows over one prefix of 1000 tokens: one block, and each row's own keys beside it."""
+    starts = np.full(64, 1000, dtype=np.int32)
+    own = np.arange(64, dtype=np.int32)[:, None] + 1000
+    pages = np.concatenate([np.broadcast_to(np.arange(1000), (64, 1000)), own], axis=1)
+    tables = np.arange(65, dtype=np.int32) * 1001
+    layout = Layout(
+        starts, np.ones(64, dtype=np.int32), tables, pages.astype(np.int32).ravel(), starts
+    )
+    pool = torch.zeros(1065, 1, DIM)
+    attention = NativeAttention([pool], [pool.clone()], 1)
+    attention.plan(layout)
+    (block,) = attention.blocks[0]
+    assert block.shared is not None
+    assert block.shared.tolist() == list(range(1000))
+    assert block.slots.tolist() == list(range(1000, 1064))
+
+
 @pytest.mark.parametrize("seed", range(40, 50))
 def test_equals_the_definition_however_rows_are_grouped(
     seed: int, monkeypatch: pytest.MonkeyPatch
@@ -78,7 +113,7 @@ def test_blocks_do_not_grow_with_decode_rows() -> None:
     lengths = np.array([1 + (i * 4095) // 63 for i in range(64)], dtype=np.int32)
     ones = np.ones(64, dtype=np.int32)
     tables = np.cumsum([0, *lengths]).astype(np.int32)
-    layout = Layout(lengths - 1, ones, tables, np.zeros(tables[-1], dtype=np.int32), lengths - 1)
+    layout = Layout(lengths - 1, ones, tables, np.arange(tables[-1], dtype=np.int32), lengths - 1)
     pool = torch.zeros(2, 1, DIM)
     attention = NativeAttention([pool], [pool.clone()], 1)
     attention.plan(layout)

@@ -25,6 +25,8 @@ Rows = np.ndarray[Any, np.dtype[np.int64]]
 ALONE = 1 << 16
 # Query-key pairs of one block: bounds the mask and the gathered keys.
 PAIRS = 1 << 22
+# Keys that rows must have in common for reading them once to be worth a second softmax.
+COMMON = 128
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class Block:
         slots: pool slots of the keys [B * L].
         mask: [B, 1, N, L], added to the scores; None: every query sees every key.
         causal: query ``i`` of a lone row sees keys ``0 .. i``.
+        shared: slots of the keys that all rows have in common and all their queries see; the other
+            fields are about the keys after them. None where there are none.
     """
 
     rows: int
@@ -50,6 +54,7 @@ class Block:
     slots: Tensor
     mask: Tensor | None
     causal: bool
+    shared: Tensor | None
 
 
 class NativeAttention:
@@ -73,6 +78,7 @@ class NativeAttention:
         self.padding = key_pools[0].shape[0] - 1
         self.written: Tensor
         self.blocks: dict[int, list[Block]] = {}
+        self._buffers: dict[int, Tensor] = {}
 
     def plan(self, layout: Layout) -> None:
         """Replaces ``written`` (slots of the new tokens) and ``blocks`` (per window)."""
@@ -88,7 +94,10 @@ class NativeAttention:
             tensors["positions"],
         ).long()  # fmt: skip
         self.blocks = {
-            window: [self._block(layout, tensors, rows, window) for rows in _group(layout)]
+            window: [
+                self._block(layout, tensors, rows, window)
+                for rows in _group(layout, self.page_size)
+            ]
             for window in self.windows
         }
 
@@ -121,8 +130,11 @@ class NativeAttention:
             q = q[block.first : block.first + b * n]
         else:
             q = q.index_select(0, block.queries)
-        keys = key_pool.index_select(0, block.slots).view(b, -1, kv_heads, d).transpose(1, 2)
-        values = value_pool.index_select(0, block.slots).view(b, -1, kv_heads, d).transpose(1, 2)
+        keys = self._gather(0, key_pool, block.slots).view(b, -1, kv_heads, d).transpose(1, 2)
+        values = self._gather(1, value_pool, block.slots).view(b, -1, kv_heads, d).transpose(1, 2)
+        if block.shared is not None:
+            y = self._compute_shared(block, heads, q, keys, values, key_pool, value_pool)
+            return y if block.kept is None else y.index_select(0, block.kept)
         if n == 1:
             # The query heads of one key head stand in for queries: nothing is repeated.
             q = q.reshape(b, kv_heads, group, d)
@@ -138,10 +150,53 @@ class NativeAttention:
         y = y.reshape(b * n, heads.num_heads * d)
         return y if block.kept is None else y.index_select(0, block.kept)
 
+    def _compute_shared(
+        self, block: Block, heads: Heads, q: Tensor, keys: Tensor, values: Tensor,
+        key_pool: Tensor, value_pool: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """The shared keys are read once, by the queries of all rows; two softmaxes over parts of
+        the keys are joined by their log-sum-exp (Juravsky et al. 2024, Hydragen, section 3.1)."""
+        b, n, d, kv_heads = block.rows, block.width, heads.head_dim, heads.num_kv_heads
+        group = heads.num_heads // kv_heads
+        assert block.shared is not None
+        q = q.reshape(b, n, kv_heads, group, d)
+        common = self._gather(2, key_pool, block.shared).transpose(0, 1)  # [K, S, D]
+        common_values = self._gather(3, value_pool, block.shared).transpose(0, 1)
+        y, weight = _attend(
+            q.permute(2, 0, 1, 3, 4).reshape(kv_heads, b * n * group, d),
+            common, common_values, None, heads.scale,
+        )  # fmt: skip
+        y = y.view(kv_heads, b, n, group, d).permute(1, 2, 0, 3, 4)
+        weight = weight.view(kv_heads, b, n, group, 1).permute(1, 2, 0, 3, 4)
+        # Own keys: [B, K, N * G, D], a query's mask holds for the heads of its group.
+        mask = block.mask
+        if mask is not None:
+            mask = mask.repeat_interleave(group, dim=2)
+        own, own_weight = _attend(
+            q.permute(0, 2, 1, 3, 4).reshape(b, kv_heads, n * group, d),
+            keys, values, mask, heads.scale,
+        )  # fmt: skip
+        own = own.view(b, kv_heads, n, group, d).transpose(1, 2)
+        own_weight = own_weight.view(b, kv_heads, n, group, 1).transpose(1, 2)
+        share = torch.sigmoid(own_weight - weight).to(y.dtype)
+        return torch.lerp(y, own, share).reshape(b * n, heads.num_heads * d)
+
+    def _gather(self, which: int, pool: Tensor, slots: Tensor) -> Tensor:
+        """Rows of a pool, in a buffer that the next gather of the same number overwrites: fresh
+        memory of this size costs more in page faults than the copy itself."""
+        buffer = self._buffers.get(which)
+        if buffer is None or buffer.shape[0] < len(slots):
+            buffer = self._buffers[which] = pool.new_empty(len(slots), *pool.shape[1:])
+        return torch.index_select(pool, 0, slots, out=buffer[: len(slots)])
+
     def _block(self, layout: Layout, tensors: dict[str, Tensor], rows: Rows, window: int) -> Block:
         counts, starts = layout.counts[rows], layout.starts[rows]
         b, n = len(rows), int(counts.max())
-        lows = np.maximum(starts - window + 1, 0) if window else np.zeros_like(starts)
+        common = 0 if window else _common(layout, rows) * self.page_size
+        common = min(common, int(starts.min()))
+        if common < COMMON:
+            common = 0
+        lows = np.maximum(starts - window + 1, 0) if window else np.full_like(starts, common)
         keys = int((starts + counts - lows).max())
         queries, first, kept, targets = self._queries(layout, tensors, rows, n)
         row = _index(rows, self.device)
@@ -150,6 +205,8 @@ class NativeAttention:
         key = torch.arange(keys, dtype=torch.int32, device=self.device).unsqueeze(0)
         if window:
             key = key + (start - (window - 1)).clamp_(min=0)
+        elif common:
+            key = key + common
         exists = key < end  # [B, L]
         table = tensors["tables"].index_select(0, row).unsqueeze(1)
         slots = self._slots(tensors["pages"], table, key.where(exists, 0))
@@ -163,7 +220,11 @@ class NativeAttention:
                 seen &= key.unsqueeze(1) > query.unsqueeze(2) - window
             mask = torch.zeros(seen.shape, dtype=self.dtype, device=self.device)
             mask = mask.masked_fill_(~seen, float("-inf")).unsqueeze(1)
-        return Block(b, n, first, queries, kept, targets, slots, mask, causal)
+        shared = None
+        if common:
+            place = torch.arange(common, dtype=torch.int32, device=self.device)
+            shared = self._slots(tensors["pages"], tensors["tables"][int(rows[0])], place)
+        return Block(b, n, first, queries, kept, targets, slots, mask, causal, shared)
 
     def _queries(
         self, layout: Layout, tensors: dict[str, Tensor], rows: Rows, n: int
@@ -190,11 +251,47 @@ class NativeAttention:
         return page * self.page_size + positions % self.page_size
 
 
-def _group(layout: Layout) -> Iterator[Rows]:
+def _attend(
+    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Attention [.., N, D], and the log-sum-exp of its scores [.., N, 1] in float32."""
+    scores = torch.matmul(q, keys.transpose(-1, -2)).float() * scale
+    if mask is not None:
+        scores = scores + mask
+    weight = torch.logsumexp(scores, -1, keepdim=True)
+    return torch.matmul((scores - weight).exp_().to(values.dtype), values), weight
+
+
+def _kin(layout: Layout, page_size: int) -> Rows:
+    """A number for each row: equal for rows that have their first ``COMMON`` keys in common, 0 for
+    rows that share them with no other. [R]"""
+    place = -(-COMMON // page_size) - 1
+    long = layout.starts >= COMMON
+    page = np.where(long, layout.pages[np.where(long, layout.tables[:-1] + place, 0)], -1)
+    _, family, size = np.unique(page, return_inverse=True, return_counts=True)
+    return np.where(long & (size[family] > 1), family + 1, 0)
+
+
+def _common(layout: Layout, rows: Rows) -> int:
+    """Leading pages that all ``rows`` have in common."""
+    if len(rows) == 1:
+        return 0
+    tables = [layout.pages[layout.tables[r] : layout.tables[r + 1]] for r in rows]
+    length = min(map(len, tables))
+    first = tables[0][:length]
+    for table in tables[1:]:
+        differs = first[:length] != table[:length]
+        if differs.any():
+            length = int(differs.argmax())
+    return length
+
+
+def _group(layout: Layout, page_size: int) -> Iterator[Rows]:
     """Sets of rows for one block each.
 
     Rows share a block where their numbers of queries agree within a factor of 2 and their numbers
     of keys within a factor of 4 (short ones always), unless a row is large enough to be alone.
+    Rows with many keys in common are kept apart from others.
     """
     counts, lengths = layout.counts, layout.starts + layout.counts
     if len(counts) == 1:
@@ -204,6 +301,7 @@ def _group(layout: Layout) -> Iterator[Rows]:
     keys = np.ceil(np.log2(np.maximum(lengths, 256)) / 2).astype(np.int64)
     alone = (counts > 1) & (counts.astype(np.int64) * lengths > ALONE)
     label = queries * 64 + keys
+    label = label * (len(counts) + 1) + _kin(layout, page_size)
     label[alone] = -1 - np.flatnonzero(alone)
     for value in np.unique(label):
         rows = np.flatnonzero(label == value)
