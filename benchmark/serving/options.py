@@ -79,7 +79,11 @@ def _add_targets(group: Any) -> None:
         metavar="NAME=VALUE",
         help="a setting of the in-process engine; may be given again",
     )
-    add("--dtype", default="auto", help="of engine and transformers; default: the checkpoint's")
+    add(
+        "--dtype",
+        default="float32",
+        help="of engine and transformers; default: float32, in which answers compare exactly",
+    )
     add("--batch-size", type=int, default=64, help="of transformers; default: %(default)s")
     add("--text", action="store_true", help="send words instead of token ids")
     add("--stop-at-eos", action="store_true", help="let answers end early; else ignore_eos is sent")

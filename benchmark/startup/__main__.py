@@ -55,23 +55,25 @@ def first_token(arguments: Sequence[str], timeout: float) -> float:
     with tempfile.TemporaryFile() as log:
         began = time.perf_counter()
         server = subprocess.Popen(command, stdout=log, stderr=log)
+        trouble = "not asked"
         try:
             while time.perf_counter() - began < timeout:
                 if server.poll() is not None:
                     log.seek(0)
                     end = log.read().decode("utf-8", "replace")[-500:]
                     raise RuntimeError(f"the server ended with {server.returncode}: {end}")
-                if _ask(port):
+                trouble = _ask(port)
+                if not trouble:
                     return time.perf_counter() - began
                 time.sleep(_POLL)
-            raise RuntimeError(f"no token within {timeout:g} s")
+            raise RuntimeError(f"no token within {timeout:g} s: {trouble}")
         finally:
             server.terminate()
             server.wait(30)
 
 
-def _ask(port: int) -> bool:
-    """Whether one token could be drawn."""
+def _ask(port: int) -> str:
+    """Ask for one token; "" where it came, else what came instead."""
     body = {"text": "Hello", "sampling_params": {"max_new_tokens": 1, "ignore_eos": True}}
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
@@ -79,10 +81,12 @@ def _ask(port: int) -> bool:
             "POST", "/generate", json.dumps(body), {"Content-Type": "application/json"}
         )
         answer = connection.getresponse()
-        data = json.loads(answer.read())
-        return answer.status == 200 and data["meta_info"]["completion_tokens"] == 1
-    except (OSError, ValueError, http.client.HTTPException):
-        return False
+        text = answer.read().decode("utf-8", "replace")
+        if answer.status == 200 and json.loads(text)["meta_info"]["completion_tokens"] == 1:
+            return ""
+        return f"{answer.status}: {text[:300]}"
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        return f"{type(error).__name__}: {error}"
     finally:
         connection.close()
 

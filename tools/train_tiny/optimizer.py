@@ -30,7 +30,7 @@ class Muon(torch.optim.Optimizer):
     """Momentum whose update is orthogonalised; matrices of one shape are handled as one stack."""
 
     def __init__(
-        self, params: list[nn.Parameter], lr: float, momentum: float = 0.95, decay: float = 0.01
+        self, params: list[nn.Parameter], lr: float, momentum: float = 0.95, decay: float = 0.1
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "decay": decay})
 

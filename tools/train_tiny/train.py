@@ -21,6 +21,7 @@ from tools.train_tiny.circuit import write_induction_circuit
 from tools.train_tiny.corpus import Batch, make_batch
 from tools.train_tiny.model import Shape, TinyLlama
 from tools.train_tiny.optimizer import build_optimizers
+from tools.train_tiny.replicas import Replica, run
 from tools.train_tiny.tokenizer import load_tokenizer, train_tokenizer
 
 SMOKE = {
@@ -58,6 +59,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--save-every", type=int, default=50)
     parser.add_argument("--workers", type=int, default=1, help="processes that write batches")
     parser.add_argument("--threads", type=int, default=0, help="0 leaves the choice to torch")
+    parser.add_argument("--replicas", type=int, default=1, help="processes that share each batch")
     parser.add_argument("--smoke", action="store_true", help="toy sizes, to see that it runs")
     settings = parser.parse_args(arguments)
     if settings.smoke:
@@ -158,45 +160,54 @@ def build(
 
 
 def step_once(
-    model: TinyLlama, optimizers: list[torch.optim.Optimizer], batch: Batch, factor: float
+    replica: Replica,
+    model: TinyLlama,
+    optimizers: list[torch.optim.Optimizer],
+    batch: Batch,
+    factor: float,
 ) -> float:
     """One update; returns the loss."""
-    arrays = (batch.tokens, batch.documents, batch.weights)
-    loss = model.loss(*map(torch.from_numpy, arrays))
-    loss.backward()
+    loss = replica.backward(model, batch)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group.setdefault("base_lr", group["lr"]) * factor
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    return float(loss.detach())
+    return loss
 
 
 def train(settings: argparse.Namespace) -> Path:
     """Run the schedule, from the last checkpoint if there is one."""
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    tokenizer_path = prepare_tokenizer(settings)
+    prepare_tokenizer(settings)
+    run(settings.replicas, train_replica, settings)
+    checkpoint: Path = settings.out / "checkpoint.pt"
+    return checkpoint
+
+
+def train_replica(replica: Replica, settings: argparse.Namespace) -> None:
+    """The schedule as one replica sees it; the first one logs and saves."""
+    tokenizer_path = settings.out / "tokenizer.json"
     vocab_size = load_tokenizer(tokenizer_path).get_vocab_size()
     model, optimizers, start = build(settings, vocab_size)
     checkpoint: Path = settings.out / "checkpoint.pt"
     end = min(settings.steps, settings.stop_at or settings.steps)
     began, seen = time.perf_counter(), 0
-    bar = tqdm(total=settings.steps, initial=start, desc="train", mininterval=10, smoothing=0.05)
-    with (settings.out / "log.jsonl").open("a", buffering=1) as log:
+    bar = tqdm(total=settings.steps, initial=start, desc="train", mininterval=10, smoothing=0.05,
+               disable=not replica.first)  # fmt: skip
+    with (settings.out / "log.jsonl" if replica.first else Path(os.devnull)).open("a", 1) as log:
         for step, batch in enumerate(batches(settings, tokenizer_path, start, end), start=start):
-            loss = step_once(model, optimizers, batch, rate(step, settings))
+            loss = step_once(replica, model, optimizers, batch, rate(step, settings))
             seen += batch.tokens.size
             speed = seen / (time.perf_counter() - began)
             row = {"step": step, "loss": round(loss, 4), "length": batch.tokens.shape[1]}
             log.write(json.dumps({**row, "tokens_per_second": round(speed)}) + "\n")
             bar.set_postfix(loss=f"{loss:.3f}", speed=f"{speed:.0f}", refresh=False)
             bar.update()
-            if (step + 1) % settings.save_every == 0 or step + 1 == end:
-                log.flush()
+            if replica.first and ((step + 1) % settings.save_every == 0 or step + 1 == end):
                 save(checkpoint, model, optimizers, step + 1)
     bar.close()
-    return checkpoint
 
 
 if __name__ == "__main__":
