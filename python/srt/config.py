@@ -87,7 +87,7 @@ class ServerConfig:
     log_requests: bool = flag(False, "log one line a request")
     skip_server_warmup: bool = flag(False, "report ready without a first forward pass")
     enable_metrics: bool = flag(True, "accepted for compatibility: /metrics is always served")
-    max_body_bytes: int = flag(64 << 20, "largest request body", type=int)
+    max_body_bytes: int = flag(16 << 20, "largest request body", type=int)
 
 
 @dataclass(frozen=True)

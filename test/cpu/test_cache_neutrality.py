@@ -56,7 +56,7 @@ class Plan:
             self.prompts.append(prompt)
             warm = r.random() < 0.4
             sampling = SamplingParams(
-                max_new_tokens=r.randint(1, 9), temperature=0.9 if warm else 0.0,
+                max_new_tokens=r.randint(1, 16), temperature=0.9 if warm else 0.0,
                 top_p=r.choice([1.0, 0.8]), seed=r.randrange(1000), ignore_eos=True,
                 frequency_penalty=r.choice([0.0, 0.0, 0.5]),
             )  # fmt: skip

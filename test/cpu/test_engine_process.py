@@ -99,9 +99,7 @@ def test_malformed_frames_are_dropped_and_counted(config: Config) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["kill", "stop"])
-def test_a_dead_engine_fails_what_is_pending(
-    config: Config, how: signal.Signals
-) -> None:
+def test_a_dead_engine_fails_what_is_pending(config: Config, how: signal.Signals) -> None:
     async def test() -> None:
         async with engine(config) as process:
             await generate(process)

@@ -25,9 +25,10 @@ from tools.train_tiny.evaluate import (
     is_right_list,
     questions,
 )
-from tools.train_tiny.export import export, load_exported
+from tools.train_tiny.export import averaged, export, load_exported
 from tools.train_tiny.model import Shape, TinyLlama, complete
 from tools.train_tiny.sample import IM_END, Turn, ask, write_chat, write_raw
+from tools.train_tiny.soften import soften
 from tools.train_tiny.tasks import GENERATORS, LONG_TASKS, MIXTURE, draw, draw_long
 from tools.train_tiny.tokenizer import load_tokenizer
 from tools.train_tiny.train import load_model, parse, train
@@ -175,6 +176,27 @@ def test_export_and_evaluate(run: Path, tmp_path: Path) -> None:
     table = evaluate(tmp_path, seed=1, count=1, lengths=[])
     assert set(table) == {*GENERATORS, "mean"}
     assert "| mean |" in as_markdown(table)
+
+
+def test_average_of_equal_checkpoints_is_the_checkpoint(run: Path) -> None:
+    checkpoint = run / "checkpoint.pt"
+    trained, _ = load_model(checkpoint)
+    mean = averaged([checkpoint, checkpoint])
+    for left, right in zip(trained.parameters(), mean.parameters(), strict=True):
+        assert torch.allclose(left, right)
+
+
+def test_softening_keeps_the_circuit(run: Path, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint.pt"
+    checkpoint.write_bytes((run / "checkpoint.pt").read_bytes())
+    before, _ = load_model(checkpoint)
+    soften(checkpoint, 0.5)
+    after, state = load_model(checkpoint)
+    assert state["step"] == 12
+    size = before.shape.head_dim
+    old, new = (m.model.layers[0].self_attn.q_proj.weight for m in (before, after))
+    assert torch.equal(old[:size], new[:size])
+    assert torch.equal(old[size:] * 0.5, new[size:])
 
 
 def test_marking() -> None:

@@ -158,11 +158,22 @@ def test_verbs_on_nothing() -> None:
     assert (desk.failed(request).code, desk.failed(request).message) == ("invalid", "no context 77")
     context = desk.open(PROMPT)
     desk.send(
-        Close(77), Fork(77, 78), Append(77, b""), Truncate(77, 1), Truncate(context, -1),
+        Fork(77, 78), Append(77, b""), Truncate(77, 1), Truncate(context, -1),
         Open(context, b""), Open(79, b"abc"), Fork(context, context),
     )  # fmt: skip
-    assert desk.engine.stats.bad_verbs == 8
+    assert desk.engine.stats.bad_verbs == 7
     assert set(desk.engine.store.contexts) == {context}
+    desk.finish()
+
+
+def test_an_abort_that_crosses_the_end_is_no_fault() -> None:
+    desk = Desk()
+    context = desk.open(PROMPT)
+    request = desk.advance(context, close=True)
+    desk.run()
+    desk.send(Close(context))  # sent before the client had read Done
+    assert desk.done(request).reason == "length"
+    assert desk.engine.stats.bad_verbs == 0
     desk.finish()
 
 

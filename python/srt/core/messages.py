@@ -9,8 +9,8 @@ a list of messages a frame. Contexts and requests are numbered by the client.
     Append     tokens at the end
     Truncate   cut to ``length``
     Advance    a request: compute the context's work and then what the goal says
-    Close      the context is gone; a request on it ends as aborted
-    Control    flush the cache, ask for statistics, drain
+    Close      the context is gone; a request on it ends as aborted; again: no effect
+    Control    flush the cache, ask for statistics, ping
 
     event      meaning
     Tokens     newly drawn tokens of a request, log-probabilities with them
@@ -170,7 +170,7 @@ class Done(msgspec.Struct, tag="done", omit_defaults=True):
 
 
 class Failed(msgspec.Struct, tag="failed", omit_defaults=True):
-    """The request has ended badly. ``code`` is "invalid", "capacity", "busy" or "internal"."""
+    """The request has ended badly. ``code`` is "invalid", "busy" or "internal"."""
 
     request: int
     code: str

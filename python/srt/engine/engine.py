@@ -117,7 +117,9 @@ class Engine:
         elif isinstance(verb, Advance):
             self._accept(verb, events)
         elif isinstance(verb, Close):
-            context = self.store.contexts[verb.context]
+            context = self.store.contexts.get(verb.context)
+            if context is None:
+                return  # its request has closed it; the event that says so was still on its way
             request = self._requests.get(verb.context)
             if request is not None:
                 events.append(self._end(request, "abort"))

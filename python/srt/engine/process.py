@@ -168,13 +168,13 @@ def _start(
     root = str(Path(__file__).resolve().parents[2])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.Popen(
-        [sys.executable, "-m", "srt.engine.process", str(directory)],
+        [sys.executable, "-m", "srt.engine.process", str(directory), str(os.getpid())],
         stdin=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
     )
 
 
-def main(directory: str) -> int:
+def main(directory: str, parent: int) -> int:
     """The child. Exits with 0 when told to, with 1 where it cannot start."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -187,7 +187,7 @@ def main(directory: str) -> int:
     config = msgspec.msgpack.decode((root / "config").read_bytes(), type=Config)
     vocab = msgspec.msgpack.decode((root / "vocab").read_bytes(), type=list[bytes])
     logging.basicConfig(level=config.server.log_level.upper(), format="%(levelname)s %(message)s")
-    channel = SocketChannel(f"ipc://{root}/wire")
+    channel = SocketChannel(f"ipc://{root}/wire", parent)
     try:
         executor, info = local_executor(config)
     except (ValueError, OSError, MemoryError, RuntimeError) as error:
@@ -207,7 +207,7 @@ def main(directory: str) -> int:
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1])
+    code = main(sys.argv[1], int(sys.argv[2]))
     logging.shutdown()
     sys.stderr.flush()
     os._exit(code)  # tearing down torch takes seconds, and there is nothing left to save

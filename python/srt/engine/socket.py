@@ -28,12 +28,12 @@ def configure(socket: Any) -> Any:
 
 
 class SocketChannel:
-    """Ends when asked to, or when the parent process is no longer the one that started it."""
+    """Ends when asked to, or when the parent process is no longer ``parent``, who started it."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, parent: int) -> None:
         self._socket = configure(zmq.Context.instance().socket(zmq.PAIR))
         self._socket.bind(address)
-        self._parent = os.getppid()
+        self._parent = parent
         self.stats = Stats()  # replaced by the engine's once there is one
 
     def receive(self, seconds: float) -> list[Verb] | None:

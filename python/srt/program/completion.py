@@ -44,7 +44,7 @@ from srt.tokenizer import LONG, Tokenizer
 
 __all__ = ["Completion", "EngineLost"]
 
-_CODES = {"invalid": "invalid_value", "capacity": "context_length_exceeded", "busy": "queue_full"}
+_CODES = {"invalid": "invalid_value", "busy": "queue_full"}
 
 
 class Completion:

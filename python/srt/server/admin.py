@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
+from srt.core.messages import Reply
 from srt.core.sampling import SamplingParams
 from srt.program.completion import EngineLost
 from srt.program.request import Ask, RequestError
@@ -17,6 +19,8 @@ from srt.server.body import read_body, read_optional_body
 from srt.server.errors import ServerError, json_response
 from srt.server.service import Service
 from srt.server.stream import unless_gone
+
+log = logging.getLogger("sglang.server")
 
 PROBE_SECONDS = 20.0  # how long /health_generate waits for a token
 
@@ -79,20 +83,28 @@ async def server_info(service: Service, request: Request) -> Response:
 
 
 async def statistics(service: Service) -> dict[str, Any]:
-    """The engine's counters and gauges. Raises EngineLost."""
+    """The engine's counters and gauges. Raises as ``_control`` does."""
+    return (await _control(service, "stats")).data
+
+
+async def _control(service: Service, op: str) -> Reply:
+    """Raises EngineLost, and ServerError where the engine lives but is silent: it answers between
+    two passes only."""
     try:
-        reply = await service.completion.control("stats")
+        return await service.completion.control(op)
     except asyncio.TimeoutError as error:
-        raise EngineLost("it does not answer") from error
-    return reply.data
+        message = "The engine is busy and has not answered in time; try again later."
+        raise ServerError("engine_lost", message) from error
 
 
 async def metrics(service: Service, request: Request) -> Response:
-    """Counters are served even when the engine is gone."""
+    """Counters are served even when the engine is gone; gauges stay while it is silent."""
     try:
         service.metrics.set_gauges(await statistics(service))
     except EngineLost:
         service.metrics.set_gauges({})
+    except ServerError as error:
+        log.warning("metrics: %s", error.message)
     return Response(service.metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
@@ -123,10 +135,7 @@ def _card(service: Service) -> dict[str, Any]:
 
 
 async def flush_cache(service: Service, request: Request) -> Response:
-    try:
-        reply = await service.completion.control("flush")
-    except asyncio.TimeoutError as error:
-        raise EngineLost("it does not answer") from error
+    reply = await _control(service, "flush")
     if not reply.ok:
         raise ServerError("busy", f"The cache was not flushed: {reply.message}.")
     return json_response({"success": True, "message": "The cache is empty.", **reply.data})

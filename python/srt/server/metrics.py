@@ -66,7 +66,7 @@ class Metrics:
         self._hits.set(stats.get("cached_tokens", 0) / prompt if prompt else 0.0)
         now, (then, before) = time.monotonic(), self._last
         if now - then >= 1.0:
-            generated = stats.get("generated_tokens", 0)
+            generated = stats.get("generated_tokens", before)
             self._rate.set((generated - before) / (now - then))
             self._last = (now, generated)
 

@@ -80,6 +80,7 @@ class _EventStream(Response):
 
     async def _chunk(self, send: Send, data: bytes) -> None:
         await send({"type": "http.response.body", "body": data, "more_body": True})
+        await asyncio.sleep(0)  # let a disconnect be seen: with chunks at hand nothing here waits
 
 
 async def _race(work: Coroutine[Any, Any, T], receive: Receive) -> T:
