@@ -20,6 +20,9 @@ from srt.schedule.order import order
 from srt.schedule.preemption import victims
 from srt.schedule.view import Decision, View
 
+# What a request may draw counts up to here: few that ask for a whole long context use it.
+EXPECTED = 4096
+
 
 @dataclass(slots=True)
 class Reserve:
@@ -91,7 +94,7 @@ def _admit(
         rest = item.work - planned.get(item.id, 0)
         if rest > 1:
             available -= pages(rest - max(item.room - planned.get(item.id, 0), 0), view.page_size)
-    growth = sum(item.growth for item in view.running)
+    growth = sum(min(item.growth, EXPECTED) for item in view.running)
     alone = not view.running
     if not alone and pages(int(view.reserve * growth), view.page_size) > available:
         return  # not even a request that needs no page: the order need not be known
@@ -101,7 +104,7 @@ def _admit(
         found = view.match(item.id)
         work = item.work - found.tokens
         need = found.pins + pages(work, view.page_size)
-        growth += item.growth
+        growth += min(item.growth, EXPECTED)
         spare = 0 if alone else pages(int(view.reserve * growth), view.page_size)
         if need + spare > available:
             break
