@@ -8,11 +8,13 @@ import time
 
 import sglang as sgl
 from connect import connect
+from tool_loop import ask
 
 BIOGRAPHY = (
     "Mara Fox is 17 years old. Mara belongs to house Falcon. Mara lives in Madrid. "
     "Mara has a pet rabbit. Mara works as a sailor. Mara is brave and loyal."
 )
+REVIEWS = {"The food was superb.": "positive", "The screen is dull and weak.": "negative"}
 FACTS = {"age": "17", "house": "Falcon", "city": "Madrid", "pet": "rabbit", "role": "sailor"}
 
 
@@ -27,13 +29,8 @@ def portrait(s, text):
 
 
 @sgl.function
-def compare(s, a, b):
-    s += sgl.user(f"Is {a} bigger than {b}?") + sgl.assistant(sgl.select("answer", ["yes", "no"]))
-
-
-@sgl.function
-def add(s, a, b):
-    s += sgl.user(f"What is {a} + {b}?") + sgl.assistant(sgl.gen("answer", max_tokens=8))
+def sentiment(s, review):
+    s += f"Review: {review}\nSentiment:" + sgl.select("answer", [" positive", " negative"])
 
 
 def show(question: str, answer: str, right: str) -> bool:
@@ -48,19 +45,19 @@ def main() -> tuple[int, int]:
     state = portrait.run(BIOGRAPHY, temperature=0)
     usage.append(state.usage)
     marks += [show(f, a, FACTS[f]) for f, a in zip(FACTS, state["answer"])]
-    print("\nselect: the more likely of two answers")
-    for a, b in ((37, 52), (91, 19)):
-        state = compare.run(a, b)
+    print("\nselect: the likelier of two answers")
+    for review, right in REVIEWS.items():
+        state = sentiment.run(review)
         usage.append(state.usage)
-        marks.append(show(f"Is {a} bigger than {b}?", state["answer"], "yes" if a > b else "no"))
-    sums = [(random.Random(i).randint(10, 60), 3 + i % 30) for i in range(48)]
-    print(f"\nrun_batch: {len(sums)} sums at once, of which")
-    states = add.run_batch([{"a": a, "b": b} for a, b in sums], temperature=0)
+        marks.append(show(review, state["answer"].strip(), right))
+    draw = random.Random(0)
+    pairs = [(draw.randint(100, 999), draw.randint(11, 99)) for _ in range(48)]
+    print(f"\nrun_batch: {len(pairs)} products at once, by calls of a calculator, of which")
+    states = ask.run_batch([(f"What is {a} * {b}?",) for a, b in pairs], temperature=0)
     usage += [state.usage for state in states]
-    right = [state["answer"] == str(a + b) for state, (a, b) in zip(states, sums)]
-    for (a, b), state in list(zip(sums, states))[:3]:
-        show(f"What is {a} + {b}?", state["answer"], str(a + b))
-    marks += right
+    for (a, b), state in list(zip(pairs, states))[:3]:
+        show(f"What is {a} * {b}?", state.ret_value, str(a * b))
+    marks += [state.ret_value == str(a * b) for (a, b), state in zip(pairs, states)]
     seconds = time.perf_counter() - began
     prompt, cached = (sum(getattr(u, n) for u in usage) for n in ("prompt_tokens", "cached_tokens"))
     written = sum(u.completion_tokens for u in usage)

@@ -1,14 +1,12 @@
-"""Judge an essay in parallel: fork, ask each branch about one dimension, join, give a score."""
+"""Judge an essay in parallel: every branch looks one grade up and scores it; join, and add up."""
 
 from __future__ import annotations
 
 import sglang as sgl
 from connect import connect
 
-NOTES = (
-    "Notes on an essay about the garden: The clarity is strong. The style is weak. "
-    "The evidence is great. The humor is excellent."
-)
+NOTES = "The clarity is good. The style is poor. The evidence is good. The humor is fair."
+SCALE = "Scale: good = 8, fair = 5, poor = 2."
 DIMENSIONS = ["clarity", "style", "evidence", "humor"]
 
 
@@ -17,27 +15,25 @@ def judge(s, notes):
     s += sgl.user_begin() + notes + "\n"
     forks = s.fork(len(DIMENSIONS))
     for fork, dimension in zip(forks, DIMENSIONS):
-        fork += f"Is the {dimension} good or bad?" + sgl.user_end()
-        fork += sgl.assistant(sgl.select("verdict", ["good", "bad"]))
+        fork += f"What is the value of {dimension}?" + sgl.user_end()
+        fork += sgl.assistant(sgl.gen("grade", max_tokens=8))
     forks.join()
-    good = s["verdict"].count("good")
-    overall = "good" if 2 * good > len(DIMENSIONS) else "poor"
-    return overall
+    marks = score.run_batch([(grade,) for grade in s["grade"]], temperature=0)
+    return dict(zip(DIMENSIONS, (mark.ret_value for mark in marks)))
 
 
 @sgl.function
-def score(s, overall):
-    s += sgl.user(f"Scale: good = 8, poor = 2.\nThe essay is {overall}.\nWhat is the score?")
+def score(s, grade):
+    s += sgl.user(f"{SCALE}\nThe essay is {grade}.\nWhat is the score?")
     s += sgl.assistant(sgl.gen("score", max_tokens=8))
     return int(s["score"])
 
 
-def main() -> tuple[dict[str, str], int]:
-    state = judge.run(NOTES, temperature=0)
-    verdicts = dict(zip(DIMENSIONS, state["verdict"]))
-    points = score.run(state.ret_value, temperature=0).ret_value
-    print(f"{verdicts}\nscore: {points}")
-    return verdicts, points
+def main() -> tuple[dict[str, int], int]:
+    scores = judge.run(NOTES, temperature=0).ret_value
+    total = sum(scores.values())
+    print(f"{scores}\ntotal: {total} of {8 * len(DIMENSIONS)}")
+    return scores, total
 
 
 if __name__ == "__main__":

@@ -270,6 +270,8 @@ def test_eos_comes_from_the_generation_config_first(tmp_path: Path) -> None:
 
 def test_where_models_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert locate(str(tmp_path)) == tmp_path
+    assert locate("").name == "sglang-tiny"
+    assert locate("sglang-tiny") == locate("")
     with pytest.raises(ValueError, match="no hub id"):
         locate("/nowhere/at/all")
     (tmp_path / "f").write_text("")

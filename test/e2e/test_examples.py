@@ -21,8 +21,9 @@ def on_the_way(path: list[str]) -> None:
     value = 12
     for step in path:
         sign, number = step.split()
-        value += int(number) if sign == "+" else -int(number)
-    assert value == 46
+        assert sign == "*"
+        value *= int(number)
+    assert value == 2652
 
 
 def mostly_right(counts: tuple[int, int]) -> None:
@@ -35,7 +36,7 @@ ANSWERS: dict[str, Any] = {
     "chat": ["Nice to meet you, Nora.", "Your name is Nora.", "You live in Lisbon."],
     "few_shot": ["rope dusty", "book happy", "chair clean"],
     "json_sheet": {"name": "Clara Stone", "age": 34, "role": "painter", "city": "Madrid"},
-    "judge": ({"clarity": "good", "style": "bad", "evidence": "good", "humor": "good"}, 8),
+    "judge": ({"clarity": 8, "style": 2, "evidence": 8, "humor": 5}, 23),
     "classify_batch": ["positive", "negative"] * 4,
     "tool_loop": [str(417 * 23), str(128 * 45)],
     "streaming": ["1. lamp", "2. clock", "3. rope", "4. book"],

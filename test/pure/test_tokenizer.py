@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from srt.tokenizer import Detokenizer, Tokenizer, TokenizerError
 from srt.tokenizer.chat import ChatTemplate, ChatTemplateError
 from srt.tokenizer.pieces import byte_alphabet
-from srt.tokenizer.tokenizer import EMBEDDED
+from srt.tokenizer.tokenizer import EMBEDDED, locate
 
 TEXTS = ["", " ", "hello world", "Grüße 日本語 🙂\n\ttabs", "a\x00b", *CORPUS[:3]]
 
@@ -223,3 +223,12 @@ def test_the_embedded_tokenizer() -> None:
     assert tokenizer.decode(ids) == prompt
     assert len(tokenizer.special_ids & set(ids)) == 2
     assert tokenizer.eos_ids[0] in tokenizer.special_ids
+
+
+def test_the_embedded_tokenizer_is_found_by_no_name_and_by_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert locate("") == locate("sglang-tiny") == EMBEDDED
+    (tmp_path / "sglang-tiny").mkdir()
+    assert locate("sglang-tiny") == Path("sglang-tiny")

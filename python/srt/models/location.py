@@ -11,16 +11,16 @@ PATTERNS = ["*.json", "*.safetensors"]
 
 
 def locate(model_path: str, revision: str = "") -> Path:
-    """A directory with ``config.json``: the embedded model's for "", a local one, or a hub
-    repository's, downloaded if needed.
+    """A directory with ``config.json``: a local one, the embedded model's for "" or its name, or a
+    hub repository's, downloaded if needed.
 
     Raises ValueError, with the way out, where there is none.
     """
-    if not model_path:
+    local = Path(model_path).expanduser()
+    if not model_path or (model_path == EMBEDDED.name and not local.exists()):
         if not (EMBEDDED / "config.json").is_file():
             raise ValueError(f"the embedded model is missing from {EMBEDDED}; give a model path.")
         return EMBEDDED
-    local = Path(model_path).expanduser()
     if local.is_dir():
         return local
     if local.exists():

@@ -189,6 +189,8 @@ def locate(path: str, revision: str = "") -> Path:
         return EMBEDDED
     if Path(path).is_dir():
         return Path(path)
+    if path == EMBEDDED.name:
+        return EMBEDDED
     if path.startswith((".", "/", "~")) or path.count("/") > 1:
         raise TokenizerError(f"no directory {path!r}")
     try:

@@ -1,0 +1,32 @@
+"""The README's program prints what the README says."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_program_prints_what_is_printed_below_it(tmp_path: Path) -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    program, shown = re.findall(r"```(?:python|text)\n(.*?)```", page, re.DOTALL)
+    file = tmp_path / "program.py"  # a file, as the user has: errors name its lines
+    file.write_text(program, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, file], capture_output=True, text=True, timeout=120, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "python")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answers, usage = shown.split(" Usage")
+    printed, counted = done.stdout.split(" Usage")
+    assert printed == answers
+    # Counts of tokens are the tokenizer's business; there must be the same ones, and some cached.
+    assert re.sub(r"\d+", "0", counted) == re.sub(r"\d+", "0", usage)
+    assert int(re.findall(r"cached_tokens=(\d+)", counted)[0]) > 0
