@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sglang.backend.base import Backend
@@ -15,6 +16,7 @@ from sglang.progress import Progress
 from sglang.settings import global_config
 from sglang.state import ProgramState
 from sglang.tracer import constant_prefix
+from sglang.workers import Workers
 
 if TYPE_CHECKING:
     from sglang.program import SglFunction
@@ -58,23 +60,43 @@ def run_batch(
             progress.advance(state.usage)
         return state
 
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="sglang-batch")
+    # Daemon threads: an interrupted batch must not hold the interpreter back.
+    pool = Workers(limit=threads)
     waiting: deque[Future[ProgramState]] = deque()
-    rest = iter(items)
     try:
-        for arguments in rest:
-            waiting.append(pool.submit(one, arguments))
+        for arguments in items:
+            waiting.append(_submit(pool, partial(one, arguments)))
             if len(waiting) >= 2 * threads:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
-    finally:
-        # On an error, or when the caller stops early: begin nothing more, let what runs end.
+    except KeyboardInterrupt:
         for future in waiting:
             future.cancel()
-        pool.shutdown(wait=True)
+        waiting.clear()
+        raise
+    finally:
+        # On an error, or when the caller stops early: begin nothing more, let what runs end.
+        wait([future for future in waiting if not future.cancel()])
         if progress:
             progress.close()
+
+
+def _submit(pool: Workers, call: Callable[[], ProgramState]) -> Future[ProgramState]:
+    future: Future[ProgramState] = Future()
+
+    def job() -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            result = call()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    pool.submit(job)
+    return future
 
 
 def _threads(asked: int | str, items: int) -> int:

@@ -66,6 +66,7 @@ DEFAULTS = GenParams(
 )
 
 NAMES = tuple(f.name for f in dataclasses.fields(GenParams))
+ALIASES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}  # as ``gen`` calls them
 WIRE_NAMES = {"seed": "sampling_seed"}
 REQUEST_FIELDS = (
     "return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs",

@@ -10,7 +10,7 @@ from typing import Any
 
 from sglang.backend.base import Backend
 from sglang.executor import StreamExecutor
-from sglang.params import DEFAULTS, NAMES, GenParams, signature_parameters, split
+from sglang.params import ALIASES, DEFAULTS, NAMES, GenParams, signature_parameters, split
 from sglang.settings import global_config
 from sglang.state import ProgramState
 
@@ -74,6 +74,9 @@ class SglFunction:
                     f"{name!r} is an argument of {self.func.__name__} and a generation parameter; "
                     f"give the argument by position, by bind({name}=...), or rename it"
                 )
+        for alias, name in ALIASES.items():
+            if alias in kwargs and alias not in self.arg_names:
+                kwargs.setdefault(name, kwargs.pop(alias))
         params, arguments = split(kwargs)
         return self.start(
             resolve_backend(backend),

@@ -18,8 +18,10 @@ IDLE_SECONDS = 0.25
 class Workers:
     """Starts a thread where none is idle; an idle one ends after ``idle`` seconds."""
 
-    def __init__(self, idle: float = IDLE_SECONDS) -> None:
+    def __init__(self, idle: float = IDLE_SECONDS, limit: int | None = None) -> None:
+        """``limit``: most threads; None: ``global_config.max_threads``."""
         self._idle_seconds = idle
+        self._limit = limit
         self._changed = threading.Condition()
         self._jobs: deque[Callable[[], None]] = deque()
         self._idle = 0
@@ -32,7 +34,7 @@ class Workers:
             if self._idle >= len(self._jobs):
                 self._changed.notify()
                 return
-            if self.count >= global_config.max_threads:
+            if self.count >= (self._limit or global_config.max_threads):
                 return
             self.count += 1
         try:

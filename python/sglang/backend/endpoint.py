@@ -48,6 +48,8 @@ class RuntimeEndpoint(NativeBackend):
     ) -> None:
         import httpx
 
+        if "://" not in base_url:
+            raise ValueError(f"{base_url!r} is no URL; give http://{base_url}")
         self.base_url = base_url.rstrip("/")
         self._closed = False
         self._http = httpx.Client(
