@@ -255,11 +255,12 @@ def _attend(
     q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Attention [.., N, D], and the log-sum-exp of its scores [.., N, 1] in float32."""
-    scores = torch.matmul(q, keys.transpose(-1, -2)).float() * scale
+    # In place: the scores are large, and fresh memory costs more than the arithmetic.
+    scores = torch.matmul(q, keys.transpose(-1, -2)).float().mul_(scale)
     if mask is not None:
-        scores = scores + mask
+        scores.add_(mask)
     weight = torch.logsumexp(scores, -1, keepdim=True)
-    return torch.matmul((scores - weight).exp_().to(values.dtype), values), weight
+    return torch.matmul(scores.sub_(weight).exp_().to(values.dtype), values), weight
 
 
 def _kin(layout: Layout, page_size: int) -> Rows:
