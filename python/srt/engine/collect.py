@@ -59,20 +59,14 @@ class Collector:
 
     def _scored(self, request: Request, row: Row, out: RowOutput) -> None:
         assert row.score is not None
-        if not request.scores and request.score_from == 0:
-            request.scores.append(None)
-            request.tops.append(None)
-            request.probes.append(None)
+        _open_report(request)
         request.scores.extend(out.scores)
         request.tops.extend(out.score_tops)
         request.probes.extend(out.score_probes)
         request.unscored += len(row.score.targets)
 
     def _prompt(self, request: Request) -> Prompt:
-        if not request.scores and request.score_from == 0:  # a prompt of one token
-            request.scores.append(None)
-            request.tops.append(None)
-            request.probes.append(None)
+        _open_report(request)  # a prompt of one token was never scored
         return Prompt(
             request.id,
             request.score_from,
@@ -114,3 +108,11 @@ class Collector:
         if request.drawn >= sampling.max_new_tokens:
             return [news, self.done(request, "length")]
         return [news]
+
+
+def _open_report(request: Request) -> None:
+    """Nothing precedes token 0: a report that begins there begins with None."""
+    if not request.scores and request.score_from == 0:
+        request.scores.append(None)
+        request.tops.append(None)
+        request.probes.append(None)
