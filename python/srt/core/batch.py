@@ -1,9 +1,10 @@
 """Batch: what one forward pass computes, as plain data; StepResult: what came out of it.
 
 A row is a run of new tokens of one context. Prefill chunks, decode steps and a user program's own
-forward are the same row. The rows' keys and values are written before any row attends, layer by
-layer, so a row may read pages that another row of the same batch writes: requests that share an
-uncached prefix compute it once.
+forward are the same row. A context with segments (``core/segments``) has a row for each segment it
+computes, every one with a page table of its own. The rows' keys and values are written before any
+row attends, layer by layer, so a row may read pages that another row of the same batch writes:
+requests that share an uncached prefix compute it once.
 """
 
 from __future__ import annotations

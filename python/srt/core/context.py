@@ -22,6 +22,8 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from srt.core.segments import Segments, key
+
 if TYPE_CHECKING:
     from srt.core.ints import Ints
 
@@ -38,6 +40,7 @@ class Context:
         id: chosen by the program that opened it, unique among open contexts.
         tokens: token ids, int32.
         namespace: contexts share KV only within one namespace (cache salt, adapter).
+        segments: texts encoded side by side (``core/segments``), () in a plain context.
         ready: tokens whose KV is on the device.
         saved: tokens whose KV is on the device or in a lower tier.
         pages: page table; page ``i`` holds positions ``[i * page_size, (i + 1) * page_size)``.
@@ -48,11 +51,22 @@ class Context:
     id: int
     tokens: Ints
     namespace: str = ""
+    segments: Segments = ()
     ready: int = 0
     saved: int = 0
     pages: Ints = field(default_factory=_empty)
     shared: int = 0
     lock: object | None = None
+
+    @property
+    def key(self) -> Ints:
+        """What its KV is found by in the cache, as long as the tokens."""
+        return key(self.tokens, self.segments)
+
+    @property
+    def tail(self) -> int:
+        """Index of the first token of the last segment: from there on, tokens see all before."""
+        return self.segments[-1].start if self.segments else 0
 
     @property
     def work(self) -> int:

@@ -4,7 +4,7 @@ In process they are handed over as they are; between processes they travel as ms
 a list of messages a frame. Contexts and requests are numbered by the client.
 
     verb       effect
-    Open       a new context with these tokens
+    Open       a new context with these tokens, some of them encoded side by side
     Fork       a new context with the first ``length`` tokens of another
     Append     tokens at the end
     Truncate   cut to ``length``
@@ -28,6 +28,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from srt.core.sampling import SamplingParams
+from srt.core.segments import Segments
 
 TopPairs: TypeAlias = list[tuple[int, float]]
 
@@ -74,6 +75,7 @@ class Open(msgspec.Struct, frozen=True, tag="open", omit_defaults=True):
     context: int
     tokens: bytes  # int32, native order
     namespace: str = ""
+    segments: Segments = ()
 
 
 class Fork(msgspec.Struct, frozen=True, tag="fork", omit_defaults=True):
@@ -134,7 +136,7 @@ class Tokens(msgspec.Struct, tag="tokens", omit_defaults=True):
 class Prompt(msgspec.Struct, tag="prompt", omit_defaults=True):
     """Log-probabilities of the context's own tokens from ``start`` on, sent before Done.
 
-    The first entry is None where ``start`` is 0: nothing precedes token 0.
+    The first entry is None where ``start`` is the context's ``tail``: nothing precedes token 0.
     """
 
     request: int

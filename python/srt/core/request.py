@@ -29,6 +29,13 @@ class Watch(Protocol):
     def feed(self, data: bytes) -> Hit | None: ...
 
 
+def score_from(goal: Goal) -> int:
+    """Index of the first context token that ``goal`` wants scored, -1 where it wants none."""
+    if isinstance(goal, Score):
+        return goal.start
+    return goal.score_from if isinstance(goal, Generate) else -1
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """State of a request inside the engine.
@@ -71,14 +78,12 @@ class Request:
         self.prompt = len(self.context.tokens)
         start = self.score_from
         if start >= 0:
-            self.unscored = max(start, 1)
+            self.unscored = max(start, self.context.tail + 1)
 
     @property
     def score_from(self) -> int:
         """Index of the first context token to score, -1 where none is wanted."""
-        if isinstance(self.goal, Score):
-            return self.goal.start
-        return self.goal.score_from if isinstance(self.goal, Generate) else -1
+        return score_from(self.goal)
 
     @property
     def growth(self) -> int:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from srt.core.ints import Ints
+from srt.core.context import Context
 from srt.core.messages import Fill, Generate, Goal
+from srt.core.request import score_from
+from srt.core.segments import verify_score
 from srt.engine.info import EngineInfo
 
 
-def verify(goal: Goal, tokens: Ints, info: EngineInfo) -> None:
-    """Raise ValueError, naming value, limit and fix, where the goal cannot be met on ``tokens``."""
+def verify(goal: Goal, context: Context, info: EngineInfo) -> None:
+    """Raise ValueError, naming value, limit and fix, where the goal cannot be met."""
+    tokens = context.tokens
     if not tokens:
         raise ValueError("the context is empty; give it at least one token")
     growth = 0
@@ -23,6 +26,7 @@ def verify(goal: Goal, tokens: Ints, info: EngineInfo) -> None:
             f"{len(tokens)} tokens and {growth} new ones exceed the limit of {limit} tokens; "
             "shorten the prompt or lower max_new_tokens"
         )
+    verify_score(context.segments, score_from(goal))
     probe = () if isinstance(goal, Fill) else goal.probe
     for token in (min(tokens), max(tokens), *probe):
         if not 0 <= token < info.vocab_size:

@@ -111,8 +111,9 @@ class Collector:
 
 
 def _open_report(request: Request) -> None:
-    """Nothing precedes token 0: a report that begins there begins with None."""
-    if not request.scores and request.score_from == 0:
+    """No token that sees as much precedes the tail's first one, token 0 in a plain context: a
+    report that begins there begins with None."""
+    if not request.scores and request.score_from == request.context.tail < request.prompt:
         request.scores.append(None)
         request.tops.append(None)
         request.probes.append(None)

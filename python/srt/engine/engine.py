@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import chain, islice
 
 from srt.config import ScheduleConfig
 from srt.core.batch import Batch, Row, RowOutput
@@ -39,7 +39,7 @@ from srt.engine.admission import seed_of, verify
 from srt.engine.collect import Collector
 from srt.engine.executor import Executor
 from srt.engine.info import EngineInfo
-from srt.engine.rows import row as make_row
+from srt.engine.rows import make_rows
 from srt.engine.stats import Stats
 from srt.grammar.watch import Watch
 from srt.memory.store import Match, Store
@@ -113,7 +113,8 @@ class Engine:
 
     def _obey(self, verb: Verb, events: list[Event]) -> None:
         if isinstance(verb, Open):
-            self.store.open(verb.context, from_bytes(verb.tokens), verb.namespace)
+            tokens = from_bytes(verb.tokens)
+            self.store.open(verb.context, tokens, verb.namespace, verb.segments)
         elif isinstance(verb, Advance):
             self._accept(verb, events)
         elif isinstance(verb, Close):
@@ -165,7 +166,7 @@ class Engine:
         self._requests[context.id] = self.waiting[request.id] = request
 
     def _request(self, verb: Advance, context: Context) -> Request:
-        verify(verb.goal, context.tokens, self.info)
+        verify(verb.goal, context, self.info)
         request = Request(
             verb.request,
             context,
@@ -222,7 +223,7 @@ class Engine:
         self.step_number += 1
         budget = self.schedule.chunked_prefill_size
         budget = budget if budget > 0 else 1 << 30
-        rows: dict[int, Row] = {}
+        rows: dict[int, list[Row]] = {}
         retracted = False
         for _ in range(ROUNDS):
             # Who has just given way is not let in again at once.
@@ -238,9 +239,9 @@ class Engine:
             if len(rows) == before or not (decision.retract or saved):
                 break
         self.reserve.passed()
-        return Batch(self.step_number, list(rows.values()))
+        return Batch(self.step_number, list(chain.from_iterable(rows.values())))
 
-    def _view(self, rows: dict[int, Row], budget: int, slots: int) -> View:
+    def _view(self, rows: dict[int, list[Row]], budget: int, slots: int) -> View:
         running = [
             Item(r.id, r.arrival, r.context.work, r.growth, self.store.room(r.context),
                  fixed=r.id in rows)
@@ -269,7 +270,7 @@ class Engine:
             self._matches[number] = self.store.match(request.context, request.match_limit)
         return self._matches[number]
 
-    def _apply(self, planned: list[tuple[int, int]], rows: dict[int, Row]) -> tuple[int, int]:
+    def _apply(self, planned: list[tuple[int, int]], rows: dict[int, list[Row]]) -> tuple[int, int]:
         """Rows for the plan. Returns prompt tokens used, and how many the plan did not need since
         another row of this very pass computes them."""
         used = saved = 0
@@ -290,7 +291,7 @@ class Engine:
                 self.stats.plan_misses += 1
                 continue
             prompt = context.saved < request.prompt
-            rows[number] = make_row(request, count, self.info.eos)
+            rows[number] = make_rows(request, count, self.info.eos)
             self.store.advance(context, count, publish=prompt)
             request.passes += 1
             if count > 1 or prompt:
@@ -325,8 +326,11 @@ class Engine:
         events: list[Event] = []
         self.stats.passes += 1
         self.stats.computed_tokens += batch.num_tokens
-        for row, out in zip(batch.rows, outputs):
-            request = self._requests[row.context]
+        last = {row.context: i for i, row in enumerate(batch.rows)}
+        for i, (row, out) in enumerate(zip(batch.rows, outputs)):
+            request = self._requests.get(row.context)
+            if request is None or (i < last[row.context] and not out.error):
+                continue  # ended by an earlier row, or more rows of it follow
             news = self._collector.collect(request, row, out)
             events += news
             if news and isinstance(news[-1], Done | Failed):

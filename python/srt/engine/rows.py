@@ -5,6 +5,7 @@ from __future__ import annotations
 from srt.core.batch import Row, Sample, Score
 from srt.core.messages import Distribution, Generate
 from srt.core.request import Request
+from srt.core.segments import Segment, split
 
 _MASK = (1 << 64) - 1
 
@@ -24,21 +25,35 @@ def uniform(seed: int, index: int) -> float:
     return (z >> 11) / (1 << 53)
 
 
-def row(request: Request, count: int, eos: tuple[int, ...]) -> Row:
-    """The row of the next ``count`` tokens of work. To be made before the store advances."""
+def make_rows(request: Request, count: int, eos: tuple[int, ...]) -> list[Row]:
+    """The rows of the next ``count`` tokens of work, one a segment. Only the last may draw.
+
+    To be made before the store advances.
+    """
     context = request.context
-    start = context.saved
-    end = start + count
-    out = Row(context.id, start, context.tokens[start:end], context.pages[:])
-    out.score = _score(request, start, end)
+    end = context.saved + count
+    rows = [_row(request, *run) for run in split(context.segments, context.saved, end)]
     if end == len(context.tokens):
+        tip = rows[-1]
         if isinstance(request.goal, Generate):
-            out.sample = _sample(request, request.goal, eos)
-            out.probe = request.goal.probe
+            tip.sample = _sample(request, request.goal, eos)
+            tip.probe = request.goal.probe
         elif isinstance(request.goal, Distribution):
-            out.tip_top = max(request.goal.top, 1)
-            out.probe = request.goal.probe
-    return out
+            tip.tip_top = max(request.goal.top, 1)
+            tip.probe = request.goal.probe
+    return rows
+
+
+def _row(request: Request, start: int, end: int, segment: Segment) -> Row:
+    """Tokens ``[start, end)`` of one segment. Its view is its page table: a page is one token where
+    there are segments."""
+    context = request.context
+    view = context.pages[:end]
+    del view[segment.sees : segment.start]
+    place = segment.sees + start - segment.start
+    row = Row(context.id, place, context.tokens[start:end], view)
+    row.score = _score(request, start, end)
+    return row
 
 
 def _score(request: Request, start: int, end: int) -> Score | None:

@@ -14,6 +14,7 @@ from typing import NamedTuple, cast
 
 from srt.core.context import Context
 from srt.core.ints import Ints, ints
+from srt.core.segments import Segments, cut, verify
 from srt.memory.pages import PagePool
 from srt.memory.radix import Node, RadixTree
 
@@ -47,17 +48,21 @@ class Store:
 
     # -- contexts --------------------------------------------------------------------------------
 
-    def open(self, number: int, tokens: Ints, namespace: str = "") -> Context:
-        """Raises ValueError where the number is taken."""
+    def open(
+        self, number: int, tokens: Ints, namespace: str = "", segments: Segments = ()
+    ) -> Context:
+        """Raises ValueError where the number is taken or the segments are impossible."""
         if number in self.contexts:
             raise ValueError(f"context {number} is open already")
-        context = self.contexts[number] = Context(number, tokens, namespace)
+        verify(segments, len(tokens), self.page_size)
+        context = self.contexts[number] = Context(number, tokens, namespace, segments)
         return context
 
     def fork(self, context: Context, child: int, length: int) -> Context:
         """A new context with the first ``length`` tokens; it meets their KV in the tree."""
         self._publish(context)
-        return self.open(child, context.tokens[:length], context.namespace)
+        tokens = context.tokens[:length]
+        return self.open(child, tokens, context.namespace, cut(context.segments, len(tokens)))
 
     def append(self, context: Context, tokens: Ints) -> None:
         context.tokens.extend(tokens)
@@ -69,6 +74,7 @@ class Store:
         if context.active and length < context.shared * self.page_size:
             self.release(context)
         del context.tokens[length:]
+        context.segments = cut(context.segments, length)
         context.saved = min(context.saved, length)
         context.ready = min(context.ready, length)
         keep = max(context.shared, self._pages(length))
@@ -92,18 +98,18 @@ class Store:
         """What ``acquire(context, limit)`` would find, changing nothing."""
         if not self.share:
             return Match(0, 0, ())
-        return Match(*self.tree.match(context.tokens, limit, context.namespace))
+        return Match(*self.tree.match(context.key, limit, context.namespace))
 
     def acquire(self, context: Context, limit: int) -> int:
         """Lock the longest cached prefix of at most ``limit`` tokens, for an idle context, or move
         an active one's lock further where the cache now holds more. Returns the tokens gained."""
         if not context.active:
             limit = limit if self.share else 0
-            node, pages = self.tree.lock(context.tokens, limit, context.namespace)
+            node, pages = self.tree.lock(context.key, limit, context.namespace)
             self._active[context.id] = context
         elif self.share and len(context.pages) == context.shared:
             start = context.shared * self.page_size
-            node, pages = self.tree.deepen(self._node(context), context.tokens, start, limit)
+            node, pages = self.tree.deepen(self._node(context), context.key, start, limit)
         else:
             return 0
         context.lock = node
@@ -216,11 +222,11 @@ class Store:
         full = context.saved // self.page_size
         if not self.share or not context.active or full <= context.shared:
             return
-        start = context.shared * self.page_size
-        if planned and self.tree.continues(self._node(context), context.tokens, start):
+        start, key = context.shared * self.page_size, context.key
+        if planned and self.tree.continues(self._node(context), key, start):
             return
         node, pages, spare = self.tree.publish(
-            self._node(context), context.tokens, start, context.pages[context.shared : full]
+            self._node(context), key, start, context.pages[context.shared : full]
         )
         self.pool.give(spare)
         context.pages[context.shared : full] = pages

@@ -70,15 +70,20 @@ class Completion:
 
     async def encode_prompt(self, text: str, add_special_tokens: bool = True) -> Ints:
         """The same for a text to be completed; refuses one that is too long, before it is
-        tokenized where that is plain. A normal form may compose four characters into one.
+        tokenized where that is plain.
 
         Raises RequestError.
         """
-        least = len(text) // (4 * self.tokenizer.longest)
-        verify_length(least, self.client.info, "at least ")
+        self.verify_chars(len(text))
         ids = await self.encode(text, add_special_tokens)
         verify_length(len(ids), self.client.info)
         return ids
+
+    def verify_chars(self, count: int) -> None:
+        """Raise RequestError where a text of so many characters is too long, whatever they are. A
+        normal form may compose four characters into one."""
+        least = count // (4 * self.tokenizer.longest)
+        verify_length(least, self.client.info, "at least ")
 
     async def stream(self, ask: Ask) -> AsyncGenerator[Output, None]:
         """The ``n`` completions of ``ask``: each Output, the same object, whenever it has grown.
@@ -153,7 +158,8 @@ class _Run:
     async def outputs(self) -> AsyncGenerator[Output, None]:
         sampling = self.ask.sampling
         context = self._client.new_id()
-        opening = Open(context, self.ask.prompt.tobytes(), self.ask.namespace)
+        ask = self.ask
+        opening = Open(context, ask.prompt.tobytes(), ask.namespace, ask.segments)
         self._open.add(context)
         if sampling.n == 1 and sampling.max_new_tokens > 0:
             streams = [self._generate(0, context, [opening], self._score_from)]

@@ -11,6 +11,7 @@ import msgspec
 
 from srt.core.ints import Ints
 from srt.core.sampling import MAX_TOP_LOGPROBS, SamplingParams
+from srt.core.segments import Segments, verify, verify_score
 from srt.engine.info import EngineInfo
 
 MAX_PROBES = 1024
@@ -66,6 +67,7 @@ class Ask:
         logprobs: None for none.
         rid: a name to abort by; need not be unique.
         namespace: requests share cached KV only within one.
+        segments: texts of the prompt that are encoded side by side.
     """
 
     prompt: Ints
@@ -74,6 +76,7 @@ class Ask:
     rid: str = ""
     priority: int = 0
     namespace: str = ""
+    segments: Segments = ()
 
     def verified(self, info: EngineInfo) -> Ask:
         """The same ask with every number within the engine's bounds.
@@ -82,6 +85,7 @@ class Ask:
         length); a ``top_k`` past the vocabulary keeps all. Raises RequestError.
         """
         verify_prompt(self.prompt, info)
+        self._verify_segments(info.page_size)
         sampling = self.sampling
         try:
             sampling.verify(info.vocab_size)
@@ -102,6 +106,12 @@ class Ask:
             top_k=sampling.top_k if sampling.top_k < info.vocab_size else -1,
         )
         return replace(self, sampling=sampling)
+
+    def _verify_segments(self, page_size: int) -> None:
+        try:
+            verify(self.segments, len(self.prompt), page_size)
+        except ValueError as error:
+            raise RequestError(f"parts: {error}.", "parts") from error
 
     def _verify_text(self) -> None:
         """Everything that travels as text must be valid Unicode."""
@@ -134,6 +144,10 @@ class Ask:
                 f"prompt of {len(self.prompt)} tokens.",
                 "logprob_start_len",
             )
+        try:
+            verify_score(self.segments, start)
+        except ValueError as error:
+            raise RequestError(f"logprob_start_len: {error}.", "logprob_start_len") from error
         if len(probe) > MAX_PROBES:
             raise RequestError(
                 f"token_ids_logprob has {len(probe)} entries; at most {MAX_PROBES}.",

@@ -11,8 +11,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from srt.core.ints import ints
+from srt.core.ints import Ints, ints
+from srt.core.segments import Segments
 from srt.program.output import Output, PromptLogprobs
+from srt.program.parts import read_parts
 from srt.program.request import Ask, Logprobs, RequestError, sampling_from
 from srt.server.body import read_body
 from srt.server.errors import json_response
@@ -24,10 +26,12 @@ Triples = list[Triple]
 
 
 class GenerateBody(msgspec.Struct, kw_only=True):
-    """One prompt or a list of them; a list field has one entry a prompt."""
+    """One prompt or a list of them; a list field has one entry a prompt. ``parts`` is one prompt:
+    texts that follow each other, and lists of texts that are encoded side by side."""
 
     text: str | list[str] | None = None
     input_ids: list[Any] | None = None
+    parts: list[str | list[str]] | None = None
     sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None
     rid: str | list[str] | None = None
     return_logprob: bool | list[bool] | None = None
@@ -45,6 +49,7 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     input_embeds: Any = None
 
 
+_PROMPTS = ("text", "input_ids", "parts")
 _UNSUPPORTED = ("image_data", "video_data", "audio_data", "lora_path", "input_embeds")
 
 
@@ -123,22 +128,25 @@ async def _asks(service: Service, body: GenerateBody) -> Asked:
     starts = _each(body.logprob_start_len, count, "logprob_start_len", -1)
     tops = _each(body.top_logprobs_num, count, "top_logprobs_num", 0)
     probes = _probes(body.token_ids_logprob, count)
-    field = "text" if body.text is not None else "input_ids"
     asks = []
     for i, prompt in enumerate(prompts):
         rid = rids[i] or uuid.uuid4().hex
         sampling = sampling_from(settings[i])
         logprobs = Logprobs(top=tops[i], start=starts[i], probe=probes[i]) if wanted[i] else None
-        ids = await service.prompt(prompt, field)
-        asks.append(Ask(ids, sampling, logprobs, rid, body.priority or 0, body.cache_salt or ""))
+        ids, segments = await _read(service, body, prompt)
+        salt = body.cache_salt or ""
+        asks.append(Ask(ids, sampling, logprobs, rid, body.priority or 0, salt, segments))
     single = not listed and asks[0].sampling.n == 1
     return Asked(asks, single, bool(body.return_text_in_logprobs))
 
 
 def _prompts(body: GenerateBody) -> tuple[list[Any], bool]:
     """The prompts and whether they came as a list."""
-    if (body.text is None) == (body.input_ids is None):
-        raise RequestError("Give one of text and input_ids.", "text")
+    given = [name for name in _PROMPTS if getattr(body, name) is not None]
+    if len(given) != 1:
+        raise RequestError("Give one of text, input_ids and parts.", "text")
+    if body.parts is not None:
+        return [body.parts], False
     if body.text is not None:
         listed = isinstance(body.text, list)
         prompts: list[Any] = body.text if isinstance(body.text, list) else [body.text]
@@ -149,6 +157,13 @@ def _prompts(body: GenerateBody) -> tuple[list[Any], bool]:
     if not prompts:
         raise RequestError("The list of prompts is empty.", "text")
     return prompts, listed
+
+
+async def _read(service: Service, body: GenerateBody, prompt: Any) -> tuple[Ints, Segments]:
+    """Token ids and segments of one prompt. Raises RequestError."""
+    if body.parts is not None:
+        return await read_parts(service.completion, prompt)
+    return await service.prompt(prompt, "text" if body.text is not None else "input_ids"), ()
 
 
 def _each(value: Any, count: int, name: str, default: Any) -> list[Any]:

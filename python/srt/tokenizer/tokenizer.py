@@ -34,6 +34,7 @@ class Tokenizer:
         special_ids: control tokens, hidden by ``skip_special``.
         eos_ids: ids that end a generation.
         bos_id: the id that begins every sequence, None where the model has none.
+        before: ids that ``encode`` puts before a text.
         vocab_size: one more than the largest id.
         longest: bytes of the longest token.
     """
@@ -64,8 +65,8 @@ class Tokenizer:
         self._added: dict[str, int] = {entry["content"]: entry["id"] for entry in added}
         self.special_ids = frozenset(entry["id"] for entry in added if entry.get("special"))
         self.specials = self._special_names()
-        self._before, self._after = self._surroundings()
-        self.bos_id = self._before[0] if self._before else self.id_of(self.specials["bos_token"])
+        self.before, self._after = self._surroundings()
+        self.bos_id = self.before[0] if self.before else self.id_of(self.specials["bos_token"])
         self.eos_ids = self._ends()
         self._template = self._find_template(chat_template)
 
@@ -90,7 +91,7 @@ class Tokenizer:
         except (UnicodeEncodeError, TypeError) as error:
             raise ValueError("the text is not valid Unicode: it holds a lone surrogate") from error
         if add_special_tokens:
-            before, after = self._before, self._after
+            before, after = self.before, self._after
             if before and found[: len(before)] != before:
                 found = before + found
             if after and found[-len(after) :] != after:

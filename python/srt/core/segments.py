@@ -1,0 +1,112 @@
+"""Segments: texts of a context that are encoded side by side (parallel encoding).
+
+In a plain context, which has no segments, every token sees all tokens before it. A segment changes
+that from its start on: its tokens see the first ``sees`` tokens of the context, then each other,
+and lie at the positions that follow from it.
+
+    tokens      P P P  a a  b b b  T T
+    index       0 1 2  3 4  5 6 7  8 9
+    segments           (3, 3)              a: everything before it
+                            (5, 3)         b: as if a were not there
+                                   (8, 8)  T: everything
+    position    0 1 2  3 4  3 4 5  8 9
+
+What a token sees, in order, is its *view*; its position is its place in the view. A segment either
+opens, seeing everything before it, or is a sibling, seeing what the last one that opened saw. So
+the KV of token ``i`` is a function of ``key(tokens, segments)[: i + 1]`` and nothing else.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from operator import attrgetter
+from typing import NamedTuple
+
+from srt.core.ints import Ints
+
+# Bits of a key, above every token id.
+OPENS = 1 << 29
+SIBLING = 1 << 30
+# Entries in the views of all segments of one context: they may all be in one pass.
+MAX_SEEN = 1 << 24
+
+
+class Segment(NamedTuple):
+    """Tokens from ``start`` to the next segment see ``[0, sees)`` and those from ``start`` on."""
+
+    start: int
+    sees: int
+
+
+Segments = tuple[Segment, ...]
+_BEGINNING = Segment(0, 0)
+_start = attrgetter("start")
+
+
+def key(tokens: Ints, segments: Segments) -> Ints:
+    """What cached KV is found by: the tokens, the first of each segment marked.
+
+    Without segments ``tokens`` itself. A prefix before the first segment is shared with plain
+    contexts.
+    """
+    if not segments:
+        return tokens
+    marked = tokens[:]
+    for segment in segments:
+        if segment.start < len(marked):
+            marked[segment.start] |= OPENS if segment.sees == segment.start else SIBLING
+    return marked
+
+
+def split(segments: Segments, start: int, end: int) -> Iterator[tuple[int, int, Segment]]:
+    """``[start, end)`` as runs of tokens of one segment each, in order."""
+    after = bisect_right(segments, start, key=_start)
+    while start < end:
+        segment = segments[after - 1] if after else _BEGINNING
+        stop = min(end, segments[after].start) if after < len(segments) else end
+        yield start, stop, segment
+        start = stop
+        after += 1
+
+
+def cut(segments: Segments, length: int) -> Segments:
+    """Those of the first ``length`` tokens, with what would begin right behind them."""
+    return segments[: bisect_right(segments, length, key=_start)]
+
+
+def verify(segments: Segments, length: int, page_size: int) -> None:
+    """Raise ValueError where a context of ``length`` tokens cannot have these segments."""
+    if not segments:
+        return
+    if page_size != 1:
+        raise ValueError(
+            f"texts side by side need pages of 1 token and the page size is {page_size}; start the "
+            "server with --page-size 1"
+        )
+    opened, previous, seen = 0, 0, 0
+    for start, sees in segments:
+        if not previous < start <= length:
+            raise ValueError(f"a segment at {start} after {previous} in {length} tokens")
+        if sees == start:
+            opened = start
+        elif sees != opened:
+            raise ValueError(f"a segment sees {sees} tokens; {start} or {opened} would be possible")
+        previous = start
+        seen += sees
+    if seen > MAX_SEEN:
+        raise ValueError(
+            f"{len(segments)} texts side by side see {seen} tokens before them, each counted for "
+            f"itself; at most {MAX_SEEN}: give fewer texts or a shorter beginning"
+        )
+
+
+def verify_score(segments: Segments, start: int) -> None:
+    """Raise ValueError where log-probabilities from token ``start`` on would need a token that does
+    not see all before it."""
+    last = segments[-1].start if segments else 0
+    if 0 <= start < last:
+        raise ValueError(
+            f"log-probabilities of the prompt from token {start} on would reach into texts that "
+            f"are encoded side by side; begin at {last} or later"
+        )
