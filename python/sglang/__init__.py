@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         get_server_info,
         image,
         select,
+        separate_reasoning,
         set_default_backend,
         system,
         system_begin,
@@ -33,40 +34,57 @@ if TYPE_CHECKING:
         user_end,
         video,
     )
-    from sglang.backend.endpoint import Runtime, RuntimeEndpoint
+    from sglang.backend.anthropic import Anthropic
+    from sglang.backend.endpoint import RuntimeEndpoint
     from sglang.backend.engine import Engine
+    from sglang.backend.litellm import LiteLLM
     from sglang.backend.mock import Mock
+    from sglang.backend.openai import OpenAI
+    from sglang.backend.runtime import Runtime
     from sglang.choices import (
         greedy_token_selection,
         token_length_normalized,
         unconditional_likelihood_normalized,
     )
-    from sglang.errors import BackendError, ProgramError, SglangError, Unsupported
+    from sglang.errors import (
+        BackendError,
+        InvalidOutput,
+        ProgramError,
+        SglangError,
+        TraceError,
+        Unsupported,
+    )
     from sglang.program import SglFunction
     from sglang.settings import global_config
     from sglang.state import ForkGroup, ProgramState
 
 _HOMES = {
     "sglang.api": (
-        "function", "gen", "gen_int", "gen_string", "select", "image", "video",
+        "function", "gen", "gen_int", "gen_string", "select", "image", "video", "separate_reasoning",
         "system", "system_begin", "system_end", "user", "user_begin", "user_end",
         "assistant", "assistant_begin", "assistant_end",
         "set_default_backend", "flush_cache", "get_server_info",
     ),
-    "sglang.backend.endpoint": ("Runtime", "RuntimeEndpoint"),
+    "sglang.backend.anthropic": ("Anthropic",),
+    "sglang.backend.endpoint": ("RuntimeEndpoint",),
     "sglang.backend.engine": ("Engine",),
+    "sglang.backend.litellm": ("LiteLLM",),
     "sglang.backend.mock": ("Mock",),
+    "sglang.backend.openai": ("OpenAI",),
+    "sglang.backend.runtime": ("Runtime",),
     "sglang.choices": (
         "token_length_normalized", "greedy_token_selection",
         "unconditional_likelihood_normalized",
     ),
-    "sglang.errors": ("BackendError", "ProgramError", "SglangError", "Unsupported"),
+    "sglang.errors": (
+        "BackendError", "InvalidOutput", "ProgramError", "SglangError", "TraceError",
+        "Unsupported",
+    ),
     "sglang.program": ("SglFunction",),
     "sglang.settings": ("global_config",),
     "sglang.state": ("ForkGroup", "ProgramState"),
 }  # fmt: skip
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
-_LATER = ("OpenAI", "Anthropic", "LiteLLM", "separate_reasoning")
 
 __all__ = [*_HOME, "__version__"]
 
@@ -76,24 +94,7 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(_HOME[name]), name)
         globals()[name] = value
         return value
-    if name in _LATER:
-        return _later(name)
     raise AttributeError(f"module 'sglang' has no attribute {name!r}")
-
-
-def _later(name: str) -> Any:
-    """Can be imported, so that a program which names it loads; calling it is refused."""
-
-    def refuse(*_: object, **__: object) -> Any:
-        from sglang.errors import Unsupported
-
-        raise Unsupported(
-            f"sglang {__version__} has no {name}; serve the model by sglang.Engine, "
-            "sglang.Runtime or sglang.RuntimeEndpoint"
-        )
-
-    refuse.__name__ = name
-    return refuse
 
 
 def __dir__() -> list[str]:

@@ -5,13 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
+from sglang import reasoning
 from sglang.choices import ChoicesMethod, token_length_normalized
-from sglang.errors import Unsupported
-from sglang.ir import Chain, Gen, Node, RoleBegin, RoleEnd, Select, node_of
+from sglang.ir import (
+    Chain,
+    Gen,
+    Image,
+    Node,
+    RoleBegin,
+    RoleEnd,
+    Select,
+    SeparateReasoning,
+    node_of,
+)
+from sglang.media import medium
 from sglang.params import GenParams, Stop
 from sglang.program import SglFunction, resolve_backend
 from sglang.settings import global_config
-from sglang.version import __version__
 
 
 @overload
@@ -56,12 +66,18 @@ def gen(
     choices: Sequence[str] | None = None,
     choices_method: ChoicesMethod | str = token_length_normalized,
     regex: str | None = None,
-    json_schema: str | Mapping[str, Any] | None = None,
+    json_schema: Any = None,
+    schema: Any = None,
+    max_retries: int | None = None,
 ) -> Gen | Select:
     """Text drawn by the model, kept in variable ``name``; None inherits from ``run``.
 
     With ``n`` > 1 the variable is a list and the first text goes on. ``choices`` makes it a select.
-    ``dtype`` (int, float, str, bool), ``regex`` and ``json_schema`` constrain the text.
+
+    One of ``dtype`` (int, float, str, bool), ``regex`` and ``schema`` (a pydantic model, dataclass,
+    TypedDict, Enum, Literal, union, or a JSON schema as dict or text; ``json_schema`` is the same)
+    constrains the text; ``s.value(name)`` is the typed object. A backend that cannot enforce it is
+    asked again with what was wrong, at most ``max_retries`` times.
     """
     if choices is not None:
         return select(name, choices, temperature or 0.0, choices_method)
@@ -73,7 +89,7 @@ def gen(
         logit_bias=logit_bias, seed=seed, ignore_eos=ignore_eos, return_logprob=return_logprob,
         logprob_start_len=logprob_start_len, top_logprobs_num=top_logprobs_num,
         return_text_in_logprobs=return_text_in_logprobs, dtype=dtype, regex=regex,
-        json_schema=json_schema,
+        json_schema=json_schema, schema=schema, max_retries=max_retries,
     )  # fmt: skip
     return Gen(name, params)
 
@@ -115,13 +131,29 @@ def _method(method: ChoicesMethod | str) -> ChoicesMethod:
 
 
 def image(path: Any) -> Node:
-    """Images are not supported by this version: raises Unsupported."""
-    raise Unsupported(f"sglang {__version__} has no image input; describe the image in text")
+    """An image: a path, bytes, a PIL image, a ``data:`` URL or an http(s) URL.
+
+    Read at once. Raises OSError where there is no such file, TypeError or ValueError where it is no
+    image that can be sent.
+    """
+    return Image(path if isinstance(path, Node) else medium("image", path))
 
 
 def video(path: Any, num_frames: int = 8) -> Node:
-    """Videos are not supported by this version: raises Unsupported."""
-    raise Unsupported(f"sglang {__version__} has no video input; describe the video in text")
+    """A video, of which the model is shown ``num_frames`` frames. Raises as ``image`` does."""
+    if num_frames < 1:
+        raise ValueError(f"num_frames is {num_frames}; it must be at least 1")
+    return Image(path if isinstance(path, Node) else medium("video", path, num_frames))
+
+
+def separate_reasoning(expr: object, model_type: str) -> SeparateReasoning:
+    """``expr``, whose gens write their reasoning first, as models of ``model_type`` do.
+
+    The variable of a gen is its answer alone, and so is what stays in the text; its reasoning is
+    the variable ``NAME_reasoning_content``. Raises ValueError for an unknown type.
+    """
+    reasoning.split("", model_type)
+    return SeparateReasoning(tuple(node_of(expr).flat()), model_type)
 
 
 def _turn(role: str, expr: object) -> Chain:

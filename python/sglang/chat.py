@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,12 @@ class ChatTemplate:
     stop: tuple[str, ...] = ()
     default_system: str | None = None
     fold_system: bool = False
+    image_token: str = "<image>"
+    video_token: str = "<video>"
+
+    def marker(self, kind: str) -> str:
+        """What stands in the text for a medium."""
+        return self.video_token if kind == "video" else self.image_token
 
     def around(self, role: str, messages: Sequence[Message]) -> tuple[str, str]:
         """Prefix and suffix of ``role`` after ``messages``. Raises ValueError for an unknown role.

@@ -20,11 +20,87 @@ class SglangError(Exception):
 
 
 class BackendError(SglangError):
-    """The backend refused or lost a request. ``status`` is the HTTP status where there was one."""
+    """The backend refused or lost a request.
 
-    def __init__(self, message: str, status: int | None = None) -> None:
-        super().__init__(message)
+    Attributes:
+        status: HTTP status, where there was one.
+        request_id: the service's id of the request, where it gave one.
+        prompt_tail: the end of the prompt that was sent, where known.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        status: int | None = None,
+        *,
+        request_id: str | None = None,
+        prompt_tail: str | None = None,
+    ) -> None:
+        known = [message]
+        known += [f"request id {request_id}"] if request_id else []
+        known += [f"the prompt ends with {prompt_tail!r}"] if prompt_tail else []
+        super().__init__("; ".join(known))
         self.status = status
+        self.request_id = request_id
+        self.prompt_tail = prompt_tail
+
+
+class ConnectionFailed(BackendError):
+    """No answer: the service cannot be reached, or the connection was lost."""
+
+
+class TimedOut(ConnectionFailed):
+    """No answer in time."""
+
+
+class BadRequest(BackendError):
+    """400, 413 or 422: the request itself is at fault."""
+
+
+class AuthenticationFailed(BackendError):
+    """401: the API key is missing or wrong."""
+
+
+class PermissionDenied(BackendError):
+    """403: the key may not do this."""
+
+
+class NotFound(BackendError):
+    """404: no such model or route."""
+
+
+class RateLimited(BackendError):
+    """429, still, after the retries."""
+
+
+class ServerFailed(BackendError):
+    """500 and above, still, after the retries."""
+
+
+_BY_STATUS: dict[int, type[BackendError]] = {
+    400: BadRequest,
+    401: AuthenticationFailed,
+    403: PermissionDenied,
+    404: NotFound,
+    413: BadRequest,
+    422: BadRequest,
+    429: RateLimited,
+}
+
+
+def refusal(status: int | None) -> type[BackendError]:
+    """The class of error that stands for an HTTP status."""
+    if status is None:
+        return BackendError
+    return _BY_STATUS.get(status, ServerFailed if status >= 500 else BackendError)
+
+
+class InvalidOutput(SglangError, ValueError):
+    """What the model wrote does not satisfy its constraint. ``text`` is what it wrote."""
+
+    def __init__(self, message: str, text: str = "") -> None:
+        super().__init__(message)
+        self.text = text
 
 
 class ProgramError(SglangError):
@@ -45,6 +121,10 @@ class UnknownVariable(ProgramError, KeyError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class TraceError(SglangError, TypeError):
+    """The program cannot be traced: its flow needs a value that is only known when it runs."""
 
 
 class Unsupported(SglangError, NotImplementedError):

@@ -1,78 +1,40 @@
-"""StreamExecutor: one state's queue of nodes, visited in order, and the waiting for their results.
+"""StreamExecutor: one state's queue of nodes, visited in order.
 
     submit ->  queue  ->  drain (in a worker, or here if nothing can block)  ->  Interpreter
                                                                                      |
     reader  <----------------------  condition, listeners  <-------------------------+
 
-At most one thread drains at a time (``_busy``), and only it touches the stream; readers see whole
-values because a variable is stored before its pending count falls. A forked executor is ``_held``
-until its parent reaches the Fork node. The first failure ends the executor: what was complete stays
-readable, everything else raises it.
+At most one thread or task drains at a time (``_busy``), and only it touches the stream; readers see
+whole values because a variable is stored before its pending count falls. A forked executor is
+``_held`` until its parent reaches the Fork node; one whose next node is a ``Later`` rests until the
+sources are settled. The first failure ends the executor: what was complete stays readable,
+everything else raises it.
+
+With a ``loop`` in its run, draining is a task of that event loop and no thread is used.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any
-from weakref import WeakSet
-
 from sglang.backend.base import Backend
-from sglang.errors import Location, ProgramError, SglangError, UnknownVariable
-from sglang.interpreter import Interpreter, Stream
-from sglang.ir import Commit, Fork, Node
+from sglang.drive import adrive, drive
+from sglang.errors import Location
+from sglang.interpreter import Interpreter
+from sglang.ir import Commit, Flush, Fork, Later, Node
 from sglang.params import GenParams
-from sglang.usage import Usage
+from sglang.results import Results
+from sglang.run import Failure, Run
+from sglang.stream import Origin, Stream
 from sglang.workers import WORKERS
 
-# An owner that is no thread: the program's thread has not begun yet.
-NOBODY = -1
+NOWHERE = Location("", 0)
 
 
-class Failure:
-    """Why an executor has ended, and whether somebody has been told."""
-
-    def __init__(self, error: BaseException, location: Location | None) -> None:
-        self.error, self.location, self.seen = error, location, False
-
-    def exception(self) -> BaseException:
-        """A fresh exception each time, so that readers in several threads share no traceback.
-
-        An error raised by the program itself (no location) is given back as it is.
-        """
-        self.seen = True
-        if self.location is None or isinstance(self.error, ProgramError):
-            return self.error
-        kind = type(self.error).__name__
-        message = str(self.error) or kind
-        if not isinstance(self.error, SglangError):
-            message = f"{kind}: {message}"
-        raised = ProgramError(message, self.location)
-        raised.__cause__ = self.error
-        return raised
-
-
-class Run:
-    """What the executors of one run share.
-
-    ``members`` holds nobody alive: who has work is held by its queue or its worker, and a fork that
-    the program has dropped is forgotten when it is done. Its failure is kept in ``failures``.
-    """
-
-    def __init__(self) -> None:
-        self.usage = Usage()
-        self.members: WeakSet[StreamExecutor] = WeakSet()
-        self.failures: list[Failure] = []
-
-
-class StreamExecutor:
+class StreamExecutor(Results):
     """Executes one state.
 
     Args:
         use_thread: False visits every node where it is appended.
-        open: the program is still running in another thread and may append more.
+        open: the program is still running in another thread or task and may append more.
         held: wait for ``start`` before visiting anything.
     """
 
@@ -88,25 +50,25 @@ class StreamExecutor:
         held: bool = False,
         inherited: frozenset[str] = frozenset(),
     ) -> None:
-        self.run = run or Run()
-        self.run.members.add(self)
-        self.interpreter = Interpreter(
-            backend, Stream(), defaults, self.run.usage, streaming=streaming, changed=self._notify
+        run = run or Run()
+        interpreter = Interpreter(
+            backend,
+            Stream(),
+            defaults,
+            run.usage,
+            speculation=run.speculation,
+            spec_tokens=run.spec_tokens,
+            streaming=streaming,
+            changed=self._notify,
         )
+        super().__init__(run, interpreter, inherited)
+        run.members.add(self)
         self.use_thread = use_thread
-        self.failure: Failure | None = None
-        self.inherited = inherited
-        self._held = held
-        self._busy = False
-        self._owner = NOBODY if open else None
-        self._queue: deque[tuple[Node, Location]] = deque()
-        self._pending: Counter[str] = Counter()
-        self._changed = threading.Condition()
-        self._listeners: list[Callable[[], None]] = []
-
-    @property
-    def stream(self) -> Stream:
-        return self.interpreter.stream
+        self._held, self._open = held, open
+        self._parked = False
+        self._put_off: list[str] = []
+        self._location = NOWHERE
+        self.origin = Origin()
 
     # Appending
 
@@ -117,62 +79,122 @@ class StreamExecutor:
                 self._pending.update(atom.names())
                 if self.failure is None:
                     self._queue.append((atom, location))
-            idle = not (self._busy or self._held) and bool(self._queue)
-            self._busy = self._busy or idle
-        if idle:
+            begin = bool(self._queue) and self._take()
+        if begin:
             self._drain(inline=True)
 
+    def _take(self) -> bool:
+        """Become the one who drains, where nobody does and nothing hinders. Under the lock."""
+        if self._busy or self._held or self._parked:
+            return False
+        self._busy = True
+        return True
+
+    def _ask_deferred(self) -> None:
+        if self.stream.deferred and not self._queue and self._take():
+            self._continue()
+
+    def _next(self, inline: bool) -> tuple[Node, Location] | None:
+        """The node to visit now, or None where this drain ends: there is none, it is not to be
+        waited for here, or its sources are not settled."""
+        with self._changed:
+            if not self._queue and self._readers and self.stream.deferred and not self.failure:
+                self._queue.append((Flush(), self._location))
+            if self.failure is not None or not self._queue:
+                self._busy = False
+                self._notify()
+                return None
+            node, self._location = self._queue[0]
+            if isinstance(node, Later) and not self._sources_settled(node):
+                self._busy, self._parked = False, True
+                return None
+            if not (inline and self._elsewhere(node)):
+                return self._queue.popleft()
+        self._continue()
+        return None
+
+    def _elsewhere(self, node: Node) -> bool:
+        """Whether visiting may wait, and so must not be done by the thread that appends."""
+        waits = isinstance(node, Later) or self.interpreter.blocks(node)
+        return waits and (self.use_thread or self.run.loop is not None)
+
+    def _continue(self) -> None:
+        """Go on draining where waiting hinders nobody; this executor is marked busy."""
+        if self.run.loop is not None:
+            self.run.spawn(self._adrain)
+        elif self.use_thread:
+            WORKERS.submit(self._drain)
+        else:
+            self._drain()
+
     def _drain(self, inline: bool = False) -> None:
-        """Visit until the queue is empty; handed to a worker where the thread must not block."""
-        while True:
-            with self._changed:
-                if self.failure is not None or not self._queue:
-                    self._busy = False
-                    self._notify_locked()
-                    return
-                node, location = self._queue[0]
-                if inline and self.use_thread and node.blocking:
-                    break
-                self._queue.popleft()
+        while (item := self._next(inline)) is not None:
+            node, location = item
             try:
-                self.interpreter.visit(node)
+                step = node.then() if isinstance(node, Later) else node
+                if (steps := self.interpreter.visit(step)) is not None:
+                    drive(steps, self.interpreter.backend, self.run.cancellation)
             except Exception as error:
                 self.fail(error, location)
             except BaseException as error:
-                self.fail(error, location)
-                self._busy = False
+                self._stop(error, location)
                 raise
             else:
                 self._settle(node)
-        WORKERS.submit(self._drain)
+
+    async def _adrain(self) -> None:
+        while (item := self._next(inline=False)) is not None:
+            node, location = item
+            try:
+                step = node.then() if isinstance(node, Later) else node
+                if (steps := self.interpreter.visit(step)) is not None:
+                    await adrive(steps, self.interpreter.backend, self.run.cancellation)
+            except Exception as error:
+                self.fail(error, location)
+            except BaseException as error:
+                self._stop(error, location)
+                raise
+            else:
+                self._settle(node)
+
+    def _stop(self, error: BaseException, location: Location) -> None:
+        """An interrupt or a cancellation: nobody drains any more."""
+        self.fail(error, location)
+        with self._changed:
+            self._busy = False
+            self._notify()
 
     def _settle(self, node: Node) -> None:
-        names = node.names()
+        """The variables of ``node`` are made, unless its gens have been put off."""
+        names = [*self._put_off, *node.names()]
+        if self.stream.deferred:
+            self._put_off = names
+            return
         if names:
+            self._put_off = []
             with self._changed:
                 self._pending.subtract(names)
         if names or self._listeners or self.interpreter.streaming:
             self._notify()
 
-    def fail(self, error: BaseException, location: Location | None) -> None:
-        """End with ``error``, and so do forks that have not started. The first call counts."""
-        failure = Failure(error, location)
-        ending = [self]
-        while ending:
-            ending += ending.pop()._end(failure)
+    # Resting until other executors have made something
 
-    def _end(self, failure: Failure) -> list[StreamExecutor]:
-        """The forks that now never start."""
+    def _sources_settled(self, node: Later) -> bool:
+        return all(source.call_when_settled(name, self._resume) for source, name in node.sources)
+
+    def _resume(self) -> None:
+        """Called under a source's lock: what follows is done elsewhere."""
+        if self.run.loop is not None:
+            self.run.loop.call_soon_threadsafe(self._wake)
+        else:
+            WORKERS.submit(self._wake)
+
+    def _wake(self) -> None:
         with self._changed:
-            if self.failure is not None:
-                return []
-            self.failure = failure
-            self._held = False
-            dropped = [node for node, _ in self._queue if isinstance(node, Fork)]
-            self._queue.clear()
-            self._notify_locked()
-        self.run.failures.append(failure)
-        return [child for node in dropped for child in node.children]
+            self._parked = False
+            begin = self._take()
+        if begin:
+            self._continue()
 
     # Forking
 
@@ -206,142 +228,40 @@ class StreamExecutor:
             if self.failure is not None:
                 return
             self.interpreter.stream = stream
+            self.origin = stream.here()
             self._held = False
-            begin = bool(self._queue) and not self._busy
-            self._busy = self._busy or begin
-            self._notify_locked()
+            begin = bool(self._queue) and self._take()
+            self._notify()
         if begin:
-            if self.use_thread:
-                WORKERS.submit(self._drain)
-            else:
-                self._drain()
-
-    # Reading
-
-    def _idle(self) -> bool:
-        return not (self._queue or self._busy or self._held)
-
-    def wait(self) -> None:
-        """Until everything appended is done, or the executor has failed and stands still."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: (
-                    (self._idle() and not self._others_append())
-                    or (self.failure is not None and not self._busy)
-                )
-            )
-
-    def _others_append(self) -> bool:
-        return self._owner is not None and self._owner != threading.get_ident()
-
-    def check(self) -> None:
-        """Raise the failure, if there is one."""
-        if self.failure is not None:
-            raise self.failure.exception()
-
-    def declared(self, name: str) -> bool:
-        """Whether the variable exists or will."""
-        with self._changed:
-            return (
-                name in self.stream.variables
-                or self._pending[name] > 0
-                or (self._held and name in self.inherited)
-            )
-
-    def value(self, name: str) -> Any:
-        """Raises ProgramError, or UnknownVariable where the program makes no such variable."""
-        return self._lookup(name, self._stored)
-
-    def meta(self, name: str) -> Any:
-        """meta_info of a variable, {} where it has none; raises as ``value`` does."""
-        return self._lookup(name, lambda name: self.stream.meta.get(name, {}))
-
-    def _stored(self, name: str) -> Any:
-        return self.stream.variables[name]
-
-    def _lookup(self, name: str, get: Callable[[str], Any]) -> Any:
-        with self._changed:
-            self._changed.wait_for(lambda: self._settled(name))
-            if name in self.stream.variables and self._pending[name] == 0:
-                return get(name)
-            known = sorted({*self.stream.variables, *+self._pending})
-        self.check()
-        raise UnknownVariable(f"no variable {name!r} in this state; it has {known}")
-
-    def _settled(self, name: str) -> bool:
-        if self.failure is not None:
-            return True
-        if self._pending[name] > 0 or self._held:
-            return False
-        return name in self.stream.variables or not self._others_append()
-
-    def watch(self, name: str | None) -> Iterator[tuple[str, bool]]:
-        """Text so far of a variable, or of the whole state, whenever it has grown; and whether
-        that is all. Raises as ``value`` does.
-        """
-        last: str | None = None
-        while True:
-            with self._changed:
-                self._changed.wait_for(partial(self._seen, name, last))
-            text, done = self.snapshot(name)
-            if text != last or done:
-                yield text, done
-            if done:
-                return
-            last = text
-
-    def _seen(self, name: str | None, last: str | None) -> bool:
-        if self.failure is not None:
-            return True
-        text, done = self._look(name)
-        return done or text != (last or "")
-
-    def snapshot(self, name: str | None) -> tuple[str, bool]:
-        """Text so far and whether it is complete. Raises as ``value`` does."""
-        with self._changed:
-            text, done = self._look(name)
-            failed = self.failure is not None and not done
-        if failed:
-            self.check()
-        if done and name is not None and name not in self.stream.variables:
-            raise UnknownVariable(f"the program made no variable {name!r}")
-        return text, done
-
-    def _look(self, name: str | None) -> tuple[str, bool]:
-        finished = self._idle() and not self._others_append() and self.failure is None
-        if name is None:
-            return self.stream.text, finished
-        if self._pending[name] == 0 and name in self.stream.variables:
-            value = self.stream.variables[name]
-            return (value if isinstance(value, str) else str(value)), True
-        return self.stream.partial.get(name, ""), finished and not self._pending[name]
-
-    def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Have ``listener`` called, in any thread, on every change; the result undoes it."""
-        with self._changed:
-            self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener)
-
-    def _notify(self) -> None:
-        with self._changed:
-            self._notify_locked()
-
-    def _notify_locked(self) -> None:
-        self._changed.notify_all()
-        for listener in tuple(self._listeners):
-            listener()
+            self._continue()
 
     # Ending
 
-    def close(self) -> None:
-        """The program will append no more (where it runs in a thread of its own)."""
-        with self._changed:
-            self._owner = None
-            self._notify_locked()
+    def fail(self, error: BaseException, location: Location | None) -> None:
+        """End with ``error``, and so do forks that have not started. The first call counts."""
+        failure = Failure(error, location)
+        ending = [self]
+        while ending:
+            ending += ending.pop()._end(failure)
 
-    def adopt(self) -> None:
-        """The calling thread is the one the program runs in."""
-        self._owner = threading.get_ident()
+    def _end(self, failure: Failure) -> list[StreamExecutor]:
+        """The forks that now never start."""
+        with self._changed:
+            if self.failure is not None:
+                return []
+            self.failure = failure
+            self._held = False
+            dropped = [node for node, _ in self._queue if isinstance(node, Fork)]
+            self._queue.clear()
+            self._notify()
+        self.run.failures.append(failure)
+        return [child for node in dropped for child in node.children]
+
+    def close(self) -> None:
+        """The program will append no more (where it runs in a thread or task of its own)."""
+        with self._changed:
+            self._open = False
+            self._notify()
 
     def finish(self) -> None:
         """Wait for this executor and its forks; raise what has failed.
@@ -350,12 +270,23 @@ class StreamExecutor:
         """
         for member in list(self.run.members):
             member.wait()
+        self._raise_unseen()
+
+    async def afinish(self) -> None:
+        """``finish`` for an event loop."""
+        for member in list(self.run.members):
+            await member.await_end()
+        self._raise_unseen()
+
+    def _raise_unseen(self) -> None:
         self.check()
         for failure in self.run.failures:
             if not failure.seen:
                 raise failure.exception()
 
     def cancel(self, error: BaseException) -> None:
-        """Drop what has not begun, here and in the forks: the program has raised ``error``."""
+        """Drop what has not begun, here and in the forks, and abort what has: the program has
+        raised ``error``."""
         for member in list(self.run.members):
             member.fail(error, None)
+        self.run.cancel()

@@ -1,70 +1,49 @@
 """Interpreter: what each node does to a stream, the one visitor of the nodes.
 
-It is sequential and knows no threads: ``executor`` decides when and where a node is visited.
+It is sequential and knows neither threads nor event loops: a handler that needs the backend is a
+generator of calls and is sent their answers, and ``executor`` decides where a call waits.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from typing import Any, ClassVar, TypeAlias
 
-from sglang.backend.base import Backend, Completion, Prompt
+from sglang import reasoning, speculation
+from sglang.backend import base
+from sglang.backend.base import Backend, Call, Choose, Complete, Completion
 from sglang.choices import METHODS, ChoicesMethod
-from sglang.errors import SglangError
+from sglang.constraint import Constraint, constraint_of, feedback
+from sglang.errors import InvalidOutput, SglangError
 from sglang.ir import (
+    REASONING,
+    Chain,
     Commit,
     ConstantText,
+    Flush,
     Fork,
     Gen,
+    Image,
     Node,
+    Parallel,
     RoleBegin,
     RoleEnd,
     ScopeBegin,
     ScopeEnd,
     Select,
+    SeparateReasoning,
     SetVariable,
 )
+from sglang.media import medium
 from sglang.params import GenParams, strings
+from sglang.speculation import Pending, Speculation
+from sglang.stream import Segment, Stream
 from sglang.usage import Usage
 
-
-@dataclass
-class Stream:
-    """What one state has written.
-
-    Attributes:
-        text: everything the model is shown, template included.
-        messages: finished turns, where roles are used.
-        role: the open role, its text begins at ``role_start``.
-        scopes: where the open variable scopes begin.
-        partial: text so far of variables that are being streamed.
-        committed: length of the text that the backend was last told to cache.
-    """
-
-    text: str = ""
-    messages: list[dict[str, str]] = field(default_factory=list)
-    role: str | None = None
-    role_start: int = 0
-    variables: dict[str, Any] = field(default_factory=dict)
-    meta: dict[str, Any] = field(default_factory=dict)
-    scopes: dict[str, int] = field(default_factory=dict)
-    partial: dict[str, str] = field(default_factory=dict)
-    committed: int = 0
-
-    def copy(self) -> Stream:
-        return Stream(
-            self.text,
-            list(self.messages),
-            self.role,
-            self.role_start,
-            dict(self.variables),
-            dict(self.meta),
-            dict(self.scopes),
-            {},
-            self.committed,
-        )
+Steps: TypeAlias = Generator[Call, Any, None]
+NO_COST = {"prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0}
 
 
 class Interpreter:
@@ -72,6 +51,7 @@ class Interpreter:
 
     Args:
         defaults: parameters that a ``gen`` inherits, complete.
+        spec_tokens: how far a call of an API model may run on; 0: no speculation.
         streaming: show generated text as it grows.
         changed: called when streamed text has grown.
     """
@@ -83,6 +63,8 @@ class Interpreter:
         defaults: GenParams,
         usage: Usage,
         *,
+        speculation: Speculation | None = None,
+        spec_tokens: int = 0,
         streaming: bool = False,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
@@ -90,66 +72,243 @@ class Interpreter:
         self.stream = stream
         self.defaults = defaults
         self.usage = usage
+        self.speculation = speculation or Speculation()
+        self.spec_tokens = spec_tokens
         self.streaming = streaming
         self._changed = changed
 
-    def visit(self, node: Node) -> None:
-        """Raises what the backend raises, and SglangError for a node out of place."""
+    def visit(self, node: Node) -> Steps | None:
+        """The node's calls, or None where it needs none and is done.
+
+        Raises what the backend raises, and SglangError for a node out of place.
+        """
         handler = self.handlers.get(type(node))
         if handler is None:
             raise SglangError(f"the interpreter cannot execute {type(node).__name__}")
-        handler(self, node)
+        if self.stream.deferred and not isinstance(node, (ConstantText, Gen, Flush)):
+            return self._settled(handler, node)
+        return handler(self, node)
 
-    def prompt(self) -> Prompt:
-        """The stream as the backend sees it; the open role is its last message."""
-        stream = self.stream
-        messages: list[Any] = stream.messages
-        if stream.role is not None and stream.role_start < len(stream.text):
-            content = stream.text[stream.role_start :]
-            messages = [*messages, {"role": stream.role, "content": content}]
-        return Prompt(stream.text, tuple(messages))
+    def blocks(self, node: Node) -> bool:
+        """Whether visiting the node may call the backend."""
+        return node.blocking or bool(self.stream.deferred)
+
+    def _settled(self, handler: Callable[..., Steps | None], node: Node) -> Steps:
+        """The deferred gens first, then the node."""
+        yield from self._flush(Flush())
+        yield from handler(self, node) or ()
+
+    # Text and media
 
     def _text(self, node: ConstantText) -> None:
-        self.stream.text += node.text
+        stream = self.stream
+        if stream.deferred:
+            stream.deferred.append(node.text)
+            return
+        stream.text += node.text
+        if stream.leftover is not None:
+            stream.leftover = stream.leftover.after(node.text)
+            self.speculation.add(mismatches=stream.leftover is None)
 
-    def _gen(self, node: Gen) -> None:
+    def _image(self, node: Image) -> None:
+        stream, found = self.stream, medium("image", node.source)
+        stream.leftover = None
+        start = len(stream.text)
+        stream.text += self.backend.chat_template.marker(found.kind)
+        stream.media.append((start, len(stream.text), found))
+        stream.segments.append(Segment("media", start, len(stream.text), None, {"media": found}))
+
+    def _parallel(self, node: Parallel) -> None:
+        stream, ranges = self.stream, []
+        stream.leftover = None
+        for text in filter(None, node.texts):
+            ranges.append((len(stream.text), len(stream.text) + len(text)))
+            stream.text += text
+        if ranges:
+            stream.parallel.append(tuple(ranges))
+        stream.messages += node.messages
+
+    # Generation
+
+    def _gen(self, node: Gen, model_type: str = "") -> Steps | None:
         params = node.params.over(self.defaults)
-        stops = dict.fromkeys((*strings(params.stop), *self.backend.chat_template.stop))
-        if stops:
-            params = dataclasses.replace(params, stop=tuple(stops))
-        if self.streaming and (params.n or 1) == 1:
-            completions = [self._streamed(node, params)]
+        constraint = constraint_of(params)
+        if constraint is not None:
+            enforced = constraint.kind in self.backend.constraints
+            params = constraint.resolve(params) if enforced else constraint.free(params)
+        able = self.spec_tokens and not model_type and constraint is None
+        if able and speculation.possible(params):
+            if self.backend.speculates == "chat" and self.stream.role == "assistant":
+                self.stream.deferred.append(Pending(node.name, params))
+                return None
+            if self.backend.speculates == "text" and strings(params.stop):
+                return self._speculated(node.name, params)
+        if self.stream.deferred:
+            return self._settled(lambda _, gen: self._asked(gen, params, constraint), node)
+        return self._asked(node, params, constraint, model_type)
+
+    def _asked(
+        self,
+        node: Gen,
+        params: GenParams,
+        constraint: Constraint | None,
+        model_type: str = "",
+    ) -> Steps:
+        """The gen by calls of its own."""
+        stream, start = self.stream, len(self.stream.text)
+        stream.leftover = None
+        params = self._with_template_stops(params)
+        if constraint is not None and constraint.kind not in self.backend.constraints:
+            completions = yield from self._validated(params, constraint, model_type)
+        elif self.streaming and (params.n or 1) == 1:
+            show = partial(self._show, node.name, stream.text, model_type)
+            completions = yield base.Stream(stream.prompt(), params, show)
         else:
-            completions = self.backend.complete(self.prompt(), params)
-            self.stream.text += completions[0].text
+            completions = yield Complete(stream.prompt(), params)
+        if constraint is not None and node.name is not None:
+            stream.constraints[node.name] = constraint
+        self._account(completions)
+        completions = [_answer(completion, model_type) for completion in completions]
+        self._write(node.name, completions, start, several=(params.n or 1) > 1)
+
+    def _with_template_stops(self, params: GenParams) -> GenParams:
+        stops = dict.fromkeys((*strings(params.stop), *self.backend.chat_template.stop))
+        return dataclasses.replace(params, stop=tuple(stops)) if stops else params
+
+    def _show(self, name: str | None, before: str, model_type: str, so_far: Completion) -> None:
+        text = reasoning.split(so_far.text, model_type)[1] if model_type else so_far.text
+        self.stream.text = before + text
+        if name is not None:
+            self.stream.meta[name] = so_far.meta
+            self.stream.partial[name] = text
+        self._changed()
+
+    def _account(self, completions: Sequence[Completion]) -> None:
         for completion in completions:
             self.usage.add(completion.meta)
-        if node.name is not None:
-            several = (params.n or 1) > 1
-            texts, metas = [c.text for c in completions], [c.meta for c in completions]
-            self.stream.meta[node.name] = metas if several else metas[0]
-            self.stream.variables[node.name] = texts if several else texts[0]
-            self.stream.partial.pop(node.name, None)
 
-    def _streamed(self, node: Gen, params: GenParams) -> Completion:
-        stream, before = self.stream, self.stream.text
-        completion = Completion("")
-        for completion in self.backend.stream(self.prompt(), params):
-            stream.text = before + completion.text
-            if node.name is not None:
-                stream.meta[node.name] = completion.meta
-                stream.partial[node.name] = completion.text
-            self._changed()
-        return completion
+    def _write(
+        self, name: str | None, completions: Sequence[Completion], start: int, several: bool = False
+    ) -> None:
+        """The first text goes on from ``start``; the variable is the text, or a list of several."""
+        stream = self.stream
+        texts, metas = [c.text for c in completions], [c.meta for c in completions]
+        stream.text = stream.text[:start] + texts[0]
+        stream.segments.append(Segment("gen", start, len(stream.text), name, metas[0]))
+        if name is not None:
+            thoughts = [meta.get("reasoning_content") for meta in metas]
+            if thoughts[0] is not None:
+                stream.variables[name + REASONING] = thoughts if several else thoughts[0]
+            stream.meta[name] = metas if several else metas[0]
+            stream.variables[name] = texts if several else texts[0]
+            stream.partial.pop(name, None)
 
-    def _select(self, node: Select) -> None:
+    def _validated(
+        self, params: GenParams, constraint: Constraint, model_type: str
+    ) -> Generator[Call, Any, list[Completion]]:
+        """Completions that satisfy a constraint which the backend does not enforce: asked for
+        again, with the error, up to ``max_retries`` times each. Raises InvalidOutput."""
+        prompt, valid = self.stream.prompt(), []
+        for completion in (yield Complete(prompt, params)):
+            left = params.max_retries or 0
+            while True:
+                reply = _answer(completion, model_type)
+                text = constraint.extract(reply.text)
+                try:
+                    constraint.check(text)
+                    break
+                except InvalidOutput as error:
+                    if left <= 0:
+                        raise
+                    template = self.backend.chat_template
+                    asked = feedback(prompt, template, reply.text, error, constraint)
+                self._account([completion])
+                left -= 1
+                (completion,) = yield Complete(asked, dataclasses.replace(params, n=1))
+            valid.append(dataclasses.replace(reply, text=text))
+        return valid
+
+    def _reasoned(self, node: SeparateReasoning) -> Steps:
+        for part in node.parts:
+            made = self._gen(part, node.model_type) if isinstance(part, Gen) else self.visit(part)
+            yield from made or ()
+
+    # Speculation
+
+    def _speculated(self, name: str | None, params: GenParams) -> Steps:
+        """From what an earlier call has written; else by one that may run on."""
+        stream, template = self.stream, self.backend.chat_template
+        if stream.leftover is not None and (taken := stream.leftover.take(params)) is not None:
+            meta = {"finish_reason": taken[1], **NO_COST, "speculated": True}
+            rest = stream.leftover.rest(taken[2])
+            self._write(name, [Completion(taken[0], meta)], len(stream.text))
+            self.speculation.add(saved=1, tokens=rest.prompt_tokens)
+            stream.leftover = rest
+            return
+        asked = speculation.running_on(params, self.spec_tokens, template.stop)
+        (completion,) = yield Complete(stream.prompt(), asked)
+        self._account([completion])
+        self.speculation.add(calls=1)
+        left = speculation.leftover(completion.text, completion.meta, asked)
+        taken = left.take(params)
+        if taken is None:
+            self.speculation.add(mismatches=1)
+            yield from self._asked(Gen(name), params, None)
+            return
+        meta = {**completion.meta, "finish_reason": taken[1]}
+        self._write(name, [Completion(taken[0], meta)], len(stream.text))
+        stream.leftover = left.rest(taken[2])
+
+    def _flush(self, _: Flush) -> Steps:
+        """One reply for the turn's deferred gens; those that it does not give are asked for."""
+        stream = self.stream
+        turn, stream.deferred = stream.deferred, []
+        if not turn:
+            return
+        gens = [item for item in turn if isinstance(item, Pending)]
+        opening = stream.text[stream.role_start :]
+        found: list[Completion] = []
+        if len(gens) > 1 or opening:
+            found = yield from self._one_reply(gens[0].params, [opening, *turn])
+            self.speculation.add(mismatches=len(found) < len(gens))
+        for item in turn:
+            if isinstance(item, str):
+                stream.text += item
+            elif found:
+                self._write(item.name, [found.pop(0)], len(stream.text))
+            else:
+                yield from self._asked(Gen(item.name), item.params, None)
+
+    def _one_reply(
+        self, params: GenParams, pattern: list[Pending | str]
+    ) -> Generator[Call, Any, list[Completion]]:
+        """What one reply to the turns before gives of the pattern's gens, in order."""
+        asked = speculation.running_on(params, self.spec_tokens, ())
+        (reply,) = yield Complete(self.stream.prompt(turn=False), asked)
+        self._account([reply])
+        left = speculation.leftover(reply.text, reply.meta, asked)
+        found = speculation.match(pattern, left)
+        saved = max(len(found) - 1, 0)
+        self.speculation.add(calls=1, saved=saved, tokens=saved * left.prompt_tokens)
+        metas = [reply.meta] + [{**NO_COST, "speculated": True}] * saved
+        return [
+            Completion(text, {**meta, "finish_reason": reason})
+            for (text, reason), meta in zip(found, metas)
+        ]
+
+    def _select(self, node: Select) -> Steps:
+        stream, start = self.stream, len(self.stream.text)
+        stream.leftover = None
         method = node.method if isinstance(node.method, ChoicesMethod) else METHODS[node.method]
-        decision = self.backend.choose(self.prompt(), node.choices, method)
-        self.stream.text += decision.text
+        decision = yield Choose(stream.prompt(), node.choices, method)
+        stream.text += decision.text
+        stream.segments.append(Segment("select", start, len(stream.text), node.name, decision.meta))
         self.usage.add(decision.meta.get("usage", {}))
         if node.name is not None:
-            self.stream.meta[node.name] = decision.meta
-            self.stream.variables[node.name] = decision.text
+            stream.meta[node.name] = decision.meta
+            stream.variables[node.name] = decision.text
+
+    # Roles
 
     def _role_begin(self, node: RoleBegin) -> None:
         stream, template = self.stream, self.backend.chat_template
@@ -163,6 +322,7 @@ class Interpreter:
             self._role_end(RoleEnd("system"))
         prefix, _ = template.around(node.role, stream.messages)
         stream.text += prefix
+        stream.leftover = None
         stream.role, stream.role_start = node.role, len(stream.text)
 
     def _role_end(self, node: RoleEnd) -> None:
@@ -170,10 +330,13 @@ class Interpreter:
         if stream.role != node.role:
             raise SglangError(f"role {node.role!r} ends, but the open role is {stream.role!r}")
         _, suffix = self.backend.chat_template.around(node.role, stream.messages)
-        content = stream.text[stream.role_start :]
+        content = stream.content(stream.role_start)
         stream.text += suffix
+        stream.leftover = None
         stream.messages.append({"role": node.role, "content": content})
         stream.role = None
+
+    # Variables, forks, hints
 
     def _scope_begin(self, node: ScopeBegin) -> None:
         self.stream.scopes[node.name] = len(self.stream.text)
@@ -187,21 +350,31 @@ class Interpreter:
     def _set(self, node: SetVariable) -> None:
         self.stream.variables[node.name] = node.value
         self.stream.meta.pop(node.name, None)
+        self.stream.constraints.pop(node.name, None)
 
-    def _commit(self, _: Commit) -> None:
+    def _commit(self, _: Commit) -> Steps:
         """Told only where there is new text: it is a hint and costs a call."""
         stream = self.stream
         if len(stream.text) > stream.committed:
-            self.usage.add(self.backend.commit(self.prompt()))
+            self.usage.add((yield base.Commit(stream.prompt())))
             stream.committed = len(stream.text)
 
     def _fork(self, node: Fork) -> None:
         for child in node.children:
             child.start(self.stream.copy())
 
-    handlers: ClassVar[dict[type[Node], Callable[[Interpreter, Any], None]]] = {
+    def _chain(self, node: Chain) -> Steps:
+        for part in node.flat():
+            yield from self.visit(part) or ()
+
+    handlers: ClassVar[dict[type[Node], Callable[[Interpreter, Any], Steps | None]]] = {
+        Chain: _chain,
         ConstantText: _text,
+        Image: _image,
+        Parallel: _parallel,
         Gen: _gen,
+        SeparateReasoning: _reasoned,
+        Flush: _flush,
         Select: _select,
         RoleBegin: _role_begin,
         RoleEnd: _role_end,
@@ -211,3 +384,11 @@ class Interpreter:
         Commit: _commit,
         Fork: _fork,
     }
+
+
+def _answer(completion: Completion, model_type: str) -> Completion:
+    """The completion without its reasoning, which goes into its meta_info."""
+    if not model_type or "reasoning_content" in completion.meta:
+        return completion
+    thought, answer = reasoning.split(completion.text, model_type)
+    return Completion(answer, {**completion.meta, "reasoning_content": thought})

@@ -7,11 +7,17 @@ here. Nodes join with ``+`` into a Sequence; a ``str`` becomes a ConstantText.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from sglang.params import GenParams
+
+if TYPE_CHECKING:
+    from sglang.executor import StreamExecutor
+
+
+REASONING = "_reasoning_content"
 
 
 class Node:
@@ -95,6 +101,30 @@ class Select(Node):
 
 
 @dataclass(frozen=True)
+class Image(Node):
+    """An image or a video: a Media, or an Argument while tracing."""
+
+    source: Any
+
+
+@dataclass(frozen=True)
+class SeparateReasoning(Node):
+    """The gens among ``parts`` write reasoning first, as models of ``model_type`` do.
+
+    The variable of each is its answer, ``NAME_reasoning_content`` its reasoning; the text goes on
+    with the answer alone.
+    """
+
+    blocking = True
+    parts: tuple[Node, ...]
+    model_type: str
+
+    def names(self) -> Sequence[str]:
+        made = [name for part in self.parts for name in part.names()]
+        return [*made, *(name + REASONING for name in made)]
+
+
+@dataclass(frozen=True)
 class RoleBegin(Node):
     role: str
 
@@ -133,6 +163,38 @@ class Commit(Node):
     """Have the backend compute and cache the text so far."""
 
     blocking = True
+
+
+@dataclass(frozen=True)
+class Flush(Node):
+    """Ask for the gens of an open assistant turn that speculation has put off."""
+
+    blocking = True
+
+
+@dataclass(frozen=True)
+class Parallel(Node):
+    """Append ``texts``, each encoded as if the others were not there, and the turns in them."""
+
+    texts: tuple[str, ...]
+    messages: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Later(Node):
+    """Stands for the node that ``then()`` gives once every source is settled.
+
+    A source is an executor and the name of a variable, or None for all that was appended to it.
+    Waiting holds no thread. What ``then`` raises ends the stream. ``defines``: variables that the
+    node will make.
+    """
+
+    sources: tuple[tuple[StreamExecutor, str | None], ...]
+    then: Callable[[], Node]
+    defines: tuple[str, ...] = ()
+
+    def names(self) -> Sequence[str]:
+        return self.defines
 
 
 @dataclass(frozen=True)

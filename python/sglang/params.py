@@ -17,7 +17,12 @@ Stop = str | Sequence[str] | None
 
 @dataclass(frozen=True)
 class GenParams:
-    """Sampling, stops, log-probabilities and constraints of one generation."""
+    """Sampling, stops, log-probabilities and constraints of one generation.
+
+    ``schema`` is ``json_schema`` by another name: both take a JSON schema (dict or text) or a type
+    that ``types`` can turn into one. ``max_retries`` is how often to ask again where the backend
+    does not enforce a constraint and the text does not satisfy it.
+    """
 
     max_new_tokens: int | None = None
     min_new_tokens: int | None = None
@@ -41,7 +46,9 @@ class GenParams:
     return_text_in_logprobs: bool | None = None
     dtype: type | str | None = None
     regex: str | None = None
-    json_schema: str | Mapping[str, Any] | None = None
+    json_schema: Any = None
+    schema: Any = None
+    max_retries: int | None = None
 
     def over(self, base: GenParams) -> GenParams:
         """``base``, with whatever is given here instead."""
@@ -63,6 +70,7 @@ DEFAULTS = GenParams(
     frequency_penalty=0.0,
     presence_penalty=0.0,
     ignore_eos=False,
+    max_retries=2,
 )
 
 NAMES = tuple(f.name for f in dataclasses.fields(GenParams))
@@ -71,14 +79,6 @@ WIRE_NAMES = {"seed": "sampling_seed"}
 REQUEST_FIELDS = (
     "return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs",
 )  # fmt: skip
-
-# A number ends where something follows that is not part of one, so int and float also stop there.
-DTYPES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "int": (r"[-+]?[0-9]{1,20}", (" ", "\n")),
-    "float": (r"[-+]?([0-9]{1,20}(\.[0-9]{0,20})?|\.[0-9]{1,20})", (" ", "\n")),
-    "str": (r'"[^"\\\n]*"', ()),
-    "bool": (r"(True|False)", ()),
-}
 
 
 def split(arguments: Mapping[str, Any]) -> tuple[GenParams, dict[str, Any]]:
@@ -108,27 +108,13 @@ def strings(value: Stop) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
-def resolve_dtype(params: GenParams) -> GenParams:
-    """Replace ``dtype`` by the regex and stops it stands for. Raises ValueError if unknown."""
-    if params.dtype is None:
-        return params
-    name = params.dtype if isinstance(params.dtype, str) else params.dtype.__name__
-    if name not in DTYPES:
-        raise ValueError(f"dtype is {params.dtype!r}; use int, float, str or bool")
-    if params.regex is not None or params.json_schema is not None:
-        raise ValueError("dtype, regex and json_schema exclude one another; give one of them")
-    pattern, stops = DTYPES[name]
-    return dataclasses.replace(
-        params, dtype=None, regex=pattern, stop=(*strings(params.stop), *stops)
-    )
-
-
 def to_wire(params: GenParams) -> dict[str, Any]:
     """Fields of a native ``/generate`` request: ``sampling_params`` and the log-probability ones.
 
-    Raises ValueError as ``resolve_dtype`` does.
+    Constraints must have been resolved to ``regex`` or ``json_schema``.
     """
-    values = given(resolve_dtype(params))
+    values = given(params)
+    values.pop("max_retries", None)
     body = {name: values.pop(name) for name in REQUEST_FIELDS if name in values}
     for name in ("stop", "stop_regex"):
         if name in values:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import threading
@@ -11,15 +12,21 @@ from typing import Any
 from sglang.backend.base import Backend
 from sglang.executor import StreamExecutor
 from sglang.params import ALIASES, DEFAULTS, NAMES, GenParams, signature_parameters, split
+from sglang.run import Run
 from sglang.settings import global_config
 from sglang.state import ProgramState
+from sglang.workers import Workers
+
+# Threads for the bodies of plain programs in event loops. They wait for the loop alone, so that a
+# bounded number of them always comes to an end.
+BODIES = Workers()
 
 
 class SglFunction:
     """What ``@sglang.function`` makes.
 
-    ``bound`` holds arguments given by ``bind``; ``num_api_spec_tokens`` is kept for backends that
-    can over-generate.
+    ``bound`` holds arguments given by ``bind``; ``num_api_spec_tokens`` is how far one call of an
+    API model may run on to answer the gens that follow (see ``speculation``).
     """
 
     def __init__(
@@ -38,6 +45,7 @@ class SglFunction:
                 f"the first parameter of {func.__name__!r} must be s, the state; it has {names}"
             )
         self.arg_names = names[1:]
+        self.is_async = inspect.iscoroutinefunction(func)
 
     def bind(self, **arguments: Any) -> SglFunction:
         """The same function with some arguments given. Raises TypeError for an unknown name."""
@@ -68,6 +76,66 @@ class SglFunction:
             ProgramError: a primitive failed; what the function itself raises comes as it is.
             TypeError: a keyword names both an argument and a generation parameter.
         """
+        params, arguments = self._sorted(kwargs)
+        state = self._state(resolve_backend(backend), params, stream=stream, use_thread=use_thread)
+        everything = {**self.bound, **arguments}
+        if not stream:
+            self._call(state, args, everything)
+            return state
+        threading.Thread(
+            target=self._detached,
+            args=(state, args, everything),
+            name="sglang-program",
+            daemon=True,
+        ).start()
+        return state
+
+    async def arun(
+        self, *args: Any, stream: bool = False, backend: Any = None, **kwargs: Any
+    ) -> ProgramState:
+        """``run`` for an event loop; programs written as ``async def`` can only be run so.
+
+        Calls of the model are tasks of the loop, however many forks there are. The body of a plain
+        ``def``, which waits where it reads, has a thread of its own. Cancelling aborts the calls in
+        flight. With ``stream=True`` the state comes at once: read it by ``text_async_iter`` or
+        ``value_async_iter``.
+        """
+        params, arguments = self._sorted(kwargs)
+        return await self.astart(resolve_backend(backend), args, arguments, params, stream=stream)
+
+    def start(
+        self,
+        backend: Backend,
+        args: Sequence[Any],
+        arguments: Mapping[str, Any],
+        defaults: GenParams,
+    ) -> ProgramState:
+        """``run`` with everything resolved."""
+        state = self._state(backend, defaults)
+        self._call(state, args, {**self.bound, **arguments})
+        return state
+
+    async def astart(
+        self,
+        backend: Backend,
+        args: Sequence[Any],
+        arguments: Mapping[str, Any],
+        defaults: GenParams,
+        *,
+        stream: bool = False,
+    ) -> ProgramState:
+        """``arun`` with everything resolved."""
+        loop = asyncio.get_running_loop()
+        state = self._state(backend, defaults, stream=stream, loop=loop)
+        everything = {**self.bound, **arguments}
+        if stream:
+            state._executor.run.program = loop.create_task(self._adetached(state, args, everything))
+        else:
+            await self._acall(state, args, everything)
+        return state
+
+    def _sorted(self, kwargs: dict[str, Any]) -> tuple[GenParams, dict[str, Any]]:
+        """Generation parameters, complete, and the function's own arguments."""
         for name in self.arg_names:
             if name in kwargs and name in NAMES:
                 raise TypeError(
@@ -78,55 +146,81 @@ class SglFunction:
             if alias in kwargs and alias not in self.arg_names:
                 kwargs.setdefault(name, kwargs.pop(alias))
         params, arguments = split(kwargs)
-        return self.start(
-            resolve_backend(backend),
-            args,
-            arguments,
-            params.over(DEFAULTS),
-            stream=stream,
-            use_thread=use_thread,
-        )
+        return params.over(DEFAULTS), arguments
 
-    def start(
+    def _state(
         self,
         backend: Backend,
-        args: Sequence[Any],
-        arguments: Mapping[str, Any],
         defaults: GenParams,
         *,
         stream: bool = False,
         use_thread: bool = True,
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> ProgramState:
-        """``run`` with everything resolved."""
-        executor = StreamExecutor(
-            backend, defaults, streaming=stream, use_thread=use_thread, open=stream
+        run = Run(loop, self.num_api_spec_tokens or 0)
+        return ProgramState(
+            StreamExecutor(
+                backend, defaults, run=run, streaming=stream, use_thread=use_thread, open=stream
+            )
         )
-        state = ProgramState(executor)
-        everything = {**self.bound, **arguments}
-        if not stream:
-            self._call(state, args, everything)
-            return state
-
-        def detached() -> None:
-            executor.adopt()
-            try:
-                self._call(state, args, everything)
-            except BaseException as error:
-                executor.fail(error, None)
-            finally:
-                executor.close()
-
-        threading.Thread(target=detached, name="sglang-program", daemon=True).start()
-        return state
 
     def _call(self, state: ProgramState, args: Sequence[Any], arguments: Mapping[str, Any]) -> None:
         executor = state._executor
+        if self.is_async:
+            raise TypeError(f"{self.func.__name__} is async: await {self.func.__name__}.arun(...)")
         try:
             state.ret_value = self.func(state, *args, **arguments)
         except BaseException as error:
             executor.cancel(error)
             raise
         executor.finish()
+
+    def _detached(
+        self, state: ProgramState, args: Sequence[Any], arguments: Mapping[str, Any]
+    ) -> None:
+        """``_call`` in a thread of its own: its failure is kept for who reads the state."""
+        executor = state._executor
+        with executor.run.inside():
+            try:
+                self._call(state, args, arguments)
+            except BaseException as error:
+                executor.fail(error, None)
+            finally:
+                executor.close()
+
+    async def _acall(
+        self, state: ProgramState, args: Sequence[Any], arguments: Mapping[str, Any]
+    ) -> None:
+        executor = state._executor
+        try:
+            if self.is_async:
+                state.ret_value = await self.func(state, *args, **arguments)
+            else:
+                body = BODIES.call(self._body, state, args, arguments)
+                state.ret_value = await asyncio.wrap_future(body)
+            await executor.afinish()
+        except BaseException as error:
+            executor.cancel(error)
+            await asyncio.gather(*executor.run.tasks, return_exceptions=True)
+            raise
+
+    def _body(self, state: ProgramState, args: Sequence[Any], arguments: Mapping[str, Any]) -> Any:
+        with state._executor.run.inside():
+            return self.func(state, *args, **arguments)
+
+    async def _adetached(
+        self, state: ProgramState, args: Sequence[Any], arguments: Mapping[str, Any]
+    ) -> None:
+        executor = state._executor
+        with executor.run.inside():
+            try:
+                await self._acall(state, args, arguments)
+            except BaseException as error:
+                executor.fail(error, None)
+                if not isinstance(error, Exception):
+                    raise
+            finally:
+                executor.close()
 
     def run_batch(
         self,

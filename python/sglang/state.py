@@ -6,15 +6,26 @@ import contextlib
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sglang.errors import Location, Unsupported
-from sglang.ir import Node, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, SetVariable, node_of
+from sglang.errors import Location, SglangError, Unsupported
+from sglang.ir import (
+    Later,
+    Node,
+    Parallel,
+    RoleBegin,
+    RoleEnd,
+    ScopeBegin,
+    ScopeEnd,
+    SetVariable,
+    node_of,
+)
+from sglang.media import Media
+from sglang.speculation import Speculation
 from sglang.usage import Usage
 
 if TYPE_CHECKING:
-    import asyncio
-
     from sglang.executor import StreamExecutor
 
 
@@ -33,7 +44,8 @@ class ProgramState:
     """What a program appends to and reads from.
 
     Appending (``s += ...``) never waits for the model; reading a variable or the text does, and
-    raises ProgramError, with the line of the ``s += ...``, where it failed.
+    raises ProgramError, with the line of the ``s += ...``, where it failed. Methods whose names
+    begin with ``a`` are to be awaited and hold no thread.
     """
 
     ret_value: Any = None
@@ -65,9 +77,38 @@ class ProgramState:
         """``s[name] = value``."""
         self[name] = value
 
+    async def aget(self, name: str) -> Any:
+        """``s[name]``, awaited."""
+        return await self._executor.avalue(name)
+
+    def value(self, name: str) -> Any:
+        """The variable as the type it was generated for (``schema``, ``json_schema``, ``dtype``):
+        a model instance, an Enum member, an int, ...; a list of them where n > 1. Any other
+        variable as it is. Raises InvalidOutput where the text is not one.
+        """
+        return self._typed(name, self._executor.value(name))
+
+    async def avalue(self, name: str) -> Any:
+        """``value``, awaited."""
+        return self._typed(name, await self._executor.avalue(name))
+
+    def _typed(self, name: str, text: Any) -> Any:
+        constraint = self._executor.stream.constraints.get(name)
+        if constraint is None:
+            return text
+        return (
+            [constraint.parse(one) for one in text]
+            if isinstance(text, list)
+            else (constraint.parse(text))
+        )
+
     def get_meta_info(self, name: str) -> Any:
         """meta_info of the variable's generation or selection (a list of them where n > 1)."""
         return self._executor.meta(name)
+
+    async def aget_meta_info(self, name: str) -> Any:
+        """``get_meta_info``, awaited."""
+        return await self._executor.ameta(name)
 
     @contextmanager
     def var_scope(self, name: str) -> Iterator[ProgramState]:
@@ -86,11 +127,20 @@ class ProgramState:
         self._executor.check()
         return self._executor.stream.text
 
-    def messages(self) -> list[dict[str, str]]:
-        """Finished turns as ``{"role", "content"}``. Waits; raises."""
+    async def atext(self) -> str:
+        """``text``, awaited."""
+        await self._executor.await_end()
+        self._executor.check()
+        return self._executor.stream.text
+
+    def messages(self) -> list[dict[str, Any]]:
+        """Finished turns as ``{"role", "content"}``, OpenAI's form. Waits; raises."""
         self._executor.wait()
         self._executor.check()
-        return list(self._executor.stream.messages)
+        return [
+            {**message, "content": _shown(message["content"])}
+            for message in self._executor.stream.messages
+        ]
 
     def text_iter(self, var: str | None = None) -> Iterator[str]:
         """Pieces of the text, or of one variable, as they come (with ``run(stream=True)``)."""
@@ -103,29 +153,45 @@ class ProgramState:
     async def text_async_iter(
         self, var: str | None = None, return_meta_data: bool = False
     ) -> AsyncIterator[Any]:
-        """``text_iter`` for a running event loop, using no thread.
+        """``text_iter`` for a running event loop, holding no thread.
 
-        With ``return_meta_data`` (which needs ``var``) the items are ``(piece, meta_info)``.
+        With ``return_meta_data`` (which needs ``var``) the items are ``(piece, meta_info)``; the
+        last has the final meta_info, its piece may be empty.
         """
         if return_meta_data and var is None:
             raise ValueError("return_meta_data needs var, the variable whose meta_info is meant")
-        import asyncio
+        shown = 0
+        async for text, done in self._executor.awatch(var):
+            piece, shown = text[shown:], max(shown, len(text))
+            if return_meta_data and (piece or done):
+                yield piece, self._executor.stream.meta.get(var or "", {})
+            elif piece:
+                yield piece
 
-        loop, changed, shown = asyncio.get_running_loop(), asyncio.Event(), 0
-        stop = self._executor.listen(lambda: _wake(loop, changed))
-        try:
-            while True:
-                changed.clear()
-                text, done = self._executor.snapshot(var)
-                if len(text) > shown:
-                    piece, shown = text[shown:], len(text)
-                    meta = self._executor.stream.meta.get(var or "", {})
-                    yield (piece, meta) if return_meta_data else piece
-                if done:
-                    return
-                await changed.wait()
-        finally:
-            stop()
+    def value_iter(self, var: str) -> Iterator[Any]:
+        """The typed object of a variable as it grows (with ``run(stream=True)``): what is not
+        written yet is None or absent; the last one is complete and validated."""
+        last: Any = None
+        for text, done in self._executor.watch(var):
+            found = self._partial(var, text, done)
+            if found is not None and (done or found != last):
+                yield found
+                last = found
+
+    async def value_async_iter(self, var: str) -> AsyncIterator[Any]:
+        """``value_iter`` for a running event loop, holding no thread."""
+        last: Any = None
+        async for text, done in self._executor.awatch(var):
+            found = self._partial(var, text, done)
+            if found is not None and (done or found != last):
+                yield found
+                last = found
+
+    def _partial(self, name: str, text: str, done: bool) -> Any:
+        if done:
+            return self._typed(name, self._executor.stream.variables[name])
+        constraint = self._executor.stream.constraints.get(name)
+        return text if constraint is None else constraint.parse_partial(text)
 
     # Waiting
 
@@ -133,9 +199,21 @@ class ProgramState:
         """Wait until everything appended so far is done, or has failed."""
         self._executor.wait()
 
+    async def adone(self) -> None:
+        """``sync``, awaited."""
+        await self._executor.await_end()
+
     def error(self) -> BaseException | None:
         """Wait, and give what reading would raise, or None."""
         self._executor.wait()
+        return self._error()
+
+    async def aerror(self) -> BaseException | None:
+        """``error``, awaited."""
+        await self._executor.await_end()
+        return self._error()
+
+    def _error(self) -> BaseException | None:
         failure = self._executor.failure
         return failure.exception() if failure else None
 
@@ -143,6 +221,11 @@ class ProgramState:
     def usage(self) -> Usage:
         """Calls and tokens of the program so far, forks included."""
         return self._executor.run.usage
+
+    @property
+    def speculation(self) -> Speculation:
+        """Calls and tokens that ``num_api_spec_tokens`` has saved so far, forks included."""
+        return self._executor.run.speculation
 
     # Roles
 
@@ -196,9 +279,18 @@ class ProgramState:
         return f"ProgramState({self._executor.stream.text[-60:]!r})"
 
 
-def _wake(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(event.set)
+def _shown(content: Any) -> Any:
+    """A turn's content as the OpenAI API takes it."""
+    if isinstance(content, str):
+        return content
+    parts: list[dict[str, Any]] = []
+    for part in content:
+        if isinstance(part, Media):
+            kind = f"{part.kind}_url"
+            parts.append({"type": kind, kind: {"url": part.address}})
+        else:
+            parts.append({"type": "text", "text": part})
+    return parts
 
 
 class ForkGroup:
@@ -241,21 +333,44 @@ class ForkGroup:
         return self
 
     def join(self, mode: str = "gather_variable") -> None:
-        """Wait for all; each variable they made becomes a list, by fork, in the parent.
+        """Bring the forks together in their parent.
 
-        A fork that did not make the variable gives None. Raises the first fork's ProgramError.
+        "gather_variable" waits for all; each variable they made becomes a list, by fork, in the
+        parent (None for a fork that did not make it). Raises the first fork's ProgramError.
+
+        "concate_and_append" does not wait: the parent goes on with what each fork has appended, one
+        after the other, each encoded as if the others were not there. Backends other than the
+        runtime read the texts in sequence.
         """
+        if self._concatenated(mode):
+            return
+        for state in self.states:
+            state._executor.wait()
+        self._gather()
+
+    async def ajoin(self, mode: str = "gather_variable") -> None:
+        """``join``, awaited."""
+        if self._concatenated(mode):
+            return
+        for state in self.states:
+            await state._executor.await_end()
+        self._gather()
+
+    def _concatenated(self, mode: str) -> bool:
         if mode == "concate_and_append":
-            raise Unsupported(
-                "join('concate_and_append') needs a backend that can concatenate computed states, "
-                "and none can yet; use join() and append the texts: s += s['x'][0] + s['x'][1]"
-            )
+            executors = [state._executor for state in self.states]
+            sources = tuple((executor, None) for executor in executors)
+            then = partial(concatenation, executors)
+            self._parent._executor.submit(Later(sources, then), caller())
+            return True
         if mode != "gather_variable":
-            raise ValueError(f"join mode is {mode!r}; use 'gather_variable'")
+            known = "'gather_variable' or 'concate_and_append'"
+            raise ValueError(f"join mode is {mode!r}; use {known}")
+        return False
+
+    def _gather(self) -> None:
         executors = [state._executor for state in self.states]
-        for executor in executors:
-            executor.wait()
-        errors: list[BaseException] = [e for s in self.states if (e := s.error()) is not None]
+        errors = [e for state in self.states if (e := state._error()) is not None]
         if errors:
             raise errors[0]
         names = dict.fromkeys(
@@ -270,3 +385,27 @@ class ForkGroup:
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
             self.join()
+
+
+def concatenation(forks: Sequence[StreamExecutor]) -> Node:
+    """The node that appends what each fork has written since it began.
+
+    Raises the first fork's failure, and SglangError for what cannot be put side by side.
+    """
+    texts, messages = [], []
+    for number, fork in enumerate(forks):
+        fork.check()
+        stream, origin = fork.stream, fork.origin
+        added = stream.messages[origin.messages :]
+        if stream.role != origin.role or (added and stream.role is not None):
+            raise SglangError(
+                f"fork {number} ends in another turn than it began in; close the turn"
+            )
+        if len(stream.parallel) > origin.parallel or len(stream.media) > origin.media:
+            raise SglangError(
+                f"fork {number} holds an image or a join of its own, which cannot be joined by "
+                "'concate_and_append'; append it before the fork or use join()"
+            )
+        texts.append(stream.text[origin.text :])
+        messages += added
+    return Parallel(tuple(texts), tuple(messages))

@@ -6,11 +6,18 @@ the program's own thread), so a bounded number of threads cannot deadlock, howev
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, TypeVar
 
 from sglang.settings import global_config
+
+T = TypeVar("T")
+_END = object()
 
 IDLE_SECONDS = 0.25
 
@@ -63,5 +70,54 @@ class Workers:
             job()
             del job  # an idle thread keeps no executor alive
 
+    def call(self, function: Callable[..., T], *args: Any) -> Future[T]:
+        """``function(*args)`` in a worker."""
+        future: Future[T] = Future()
+
+        def job() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = function(*args)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        self.submit(job)
+        return future
+
 
 WORKERS = Workers()
+
+
+async def in_worker(function: Callable[..., T], *args: Any) -> T:
+    """``function(*args)`` in a worker, for an event loop."""
+    return await asyncio.wrap_future(WORKERS.call(function, *args))
+
+
+async def pumped(iterate: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
+    """The items of ``iterate()``, drawn in a worker; drawing ends when the reader is gone."""
+    loop, gone = asyncio.get_running_loop(), threading.Event()
+    items: asyncio.Queue[Any] = asyncio.Queue()
+
+    def put(item: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody reads
+            loop.call_soon_threadsafe(items.put_nowait, item)
+
+    def draw() -> None:
+        try:
+            for item in iterate():
+                if gone.is_set():
+                    return
+                put(item)
+        finally:
+            put(_END)
+
+    future = WORKERS.call(draw)
+    try:
+        while (item := await items.get()) is not _END:
+            yield item
+        await asyncio.wrap_future(future)
+    finally:
+        gone.set()

@@ -113,6 +113,7 @@ def test_a_program_over_http(fake: Fake) -> None:
     assert body["sampling_params"]["sampling_seed"] == 3
     assert body["sampling_params"]["stop"] == ["<|im_end|>"]
     assert "regex" not in body["sampling_params"]
+    assert body["rid"]  # so that it can be aborted
     assert state.usage.cached_tokens == 3
     assert sgl.get_server_info(endpoint) == {"path": "/get_server_info"}
     endpoint.cache_prefix("prefix")

@@ -214,7 +214,6 @@ def test_forks_of_a_failed_state_fail_with_its_error() -> None:
         (lambda s: s.__iadd__(5), "cannot append int 5"),
         (lambda s: s.fork(0), "at least 1"),
         (lambda s: s.fork(2, [1, 2]), "position_ids_offset"),
-        (lambda s: s.fork(2).join("concate_and_append"), "concatenate"),
         (lambda s: s.fork(2).join("both"), "gather_variable"),
         (lambda s: s.fork(2).__iadd__(["a"]), "list of 1 was appended to 2"),
         (lambda s: s.fork(2).__setitem__(0, s), "cannot be replaced"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 PYTHON = str(Path(__file__).resolve().parents[2] / "python")
-HEAVY = ["torch", "numpy", "transformers", "httpx", "asyncio", "tqdm", "srt", "msgspec", "openai"]
+HEAVY = ["torch", "numpy", "transformers", "httpx", "tqdm", "srt", "msgspec", "openai", "pydantic"]
 
 
 @pytest.mark.parametrize(

@@ -1,26 +1,49 @@
-"""Backend: what an interpreter asks of a model, whoever serves it.
+"""Backend: what the interpreter asks of a model, text in and text out.
 
-A backend is shared by many threads and keeps no state of a program.
+Every call has an asynchronous twin (``acomplete`` for ``complete``), which by default runs the
+plain one in a worker thread. A backend overrides what it can honour; the rest raises Unsupported
+and names an alternative.
+
+    Complete -> complete     Stream -> stream     Choose -> choose     Commit -> commit
+
+The four call objects are plain data, so that a call can be described, recorded and made from a
+thread or from an event loop by the same interpreter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from sglang.chat import TEMPLATES, ChatTemplate, Message
 from sglang.choices import ChoicesMethod, Decision
 from sglang.errors import Unsupported
-from sglang.params import GenParams
+from sglang.media import Media
+from sglang.params import GenParams, to_wire
+from sglang.workers import in_worker, pumped
+
+Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a state has written: as one text, and as chat messages where roles were used."""
+    """What a state has written: as one text, and as chat messages where roles were used.
+
+    Attributes:
+        text: everything, chat template included; each medium stands in it as its marker
+            (``ChatTemplate.image_token``).
+        messages: ``{"role", "content"}``; the content is a text, or a list of texts and Media where
+            the turn has media. The open role is the last message.
+        media: images and videos, in the order of their markers in ``text``.
+        parallel: groups of ``(start, end)`` in ``text``: the texts of one group were joined by
+            ``join("concate_and_append")``, each encoded as if the others were not there.
+    """
 
     text: str
     messages: tuple[Message, ...] = ()
+    media: tuple[Media, ...] = ()
+    parallel: tuple[Ranges, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -32,26 +55,62 @@ class Completion:
 
 
 class Backend:
-    """The calls of the interpreter. A backend overrides those that it can honour."""
+    """The calls of the interpreter. A backend overrides those that it can honour.
+
+    Attributes:
+        constraints: of "regex" and "json_schema", those that the backend enforces while it
+            generates. For the others the frontend validates, and asks again (``max_retries``).
+        speculates: how ``num_api_spec_tokens`` is used: "text" (a completion model: over-generate
+            and reuse), "chat" (one reply for all gens of an assistant turn) or "" (ignored).
+    """
 
     name = "backend"
     chat_template: ChatTemplate = TEMPLATES["default"]
+    constraints: frozenset[str] = frozenset()
+    speculates: str = ""
 
     def complete(self, prompt: Prompt, params: GenParams) -> list[Completion]:
         """``params.n`` completions. Raises BackendError."""
-        raise self._lacks("gen")
+        raise self.lacks("gen")
+
+    async def acomplete(self, prompt: Prompt, params: GenParams) -> list[Completion]:
+        """``complete`` for an event loop."""
+        return await in_worker(self.complete, prompt, params)
 
     def stream(self, prompt: Prompt, params: GenParams) -> Iterator[Completion]:
         """One completion as it grows; the last item is the finished one. Raises BackendError."""
-        raise self._lacks("streaming gen", "run without stream=True")
+        raise self.lacks("streaming gen", "run without stream=True")
+
+    def astream(self, prompt: Prompt, params: GenParams) -> AsyncIterator[Completion]:
+        """``stream`` for an event loop."""
+        return pumped(lambda: self.stream(prompt, params))
 
     def choose(self, prompt: Prompt, options: Sequence[str], method: ChoicesMethod) -> Decision:
         """Score every option as the continuation of ``prompt``. Raises BackendError."""
-        raise self._lacks("select", "use gen and compare its text")
+        raise self.lacks("select", "use gen and compare its text")
+
+    async def achoose(
+        self, prompt: Prompt, options: Sequence[str], method: ChoicesMethod
+    ) -> Decision:
+        """``choose`` for an event loop."""
+        return await in_worker(self.choose, prompt, options, method)
 
     def commit(self, prompt: Prompt) -> dict[str, Any]:
         """Compute and cache ``prompt``, returning its meta_info: a hint, nothing need happen."""
         return {}
+
+    async def acommit(self, prompt: Prompt) -> dict[str, Any]:
+        """``commit`` for an event loop."""
+        return await in_worker(self.commit, prompt)
+
+    def request(self, call: Call) -> dict[str, Any]:
+        """The request that ``call`` would send, as plain data; nothing is sent."""
+        prompt = call.prompt
+        if isinstance(call, Choose):
+            return {"text": prompt.text, "choices": list(call.options)}
+        if isinstance(call, Commit):
+            return {"text": prompt.text, "sampling_params": {"max_new_tokens": 0}}
+        return {"text": prompt.text, **to_wire(call.params)}
 
     def cache_prefix(self, text: str) -> None:
         """Compute and cache the prefix ``text``."""
@@ -60,14 +119,81 @@ class Backend:
 
     def flush_cache(self) -> Any:
         """Empty the prefix cache."""
-        raise self._lacks("flush_cache")
+        raise self.lacks("flush_cache")
 
     def get_server_info(self) -> dict[str, Any]:
         """Settings and counters of the runtime."""
-        raise self._lacks("get_server_info")
+        raise self.lacks("get_server_info")
 
     def shutdown(self) -> None:
         """Release what the backend holds; calling it again does nothing."""
 
-    def _lacks(self, primitive: str, instead: str = "use Engine or RuntimeEndpoint") -> Unsupported:
+    def lacks(self, primitive: str, instead: str = "use Engine or RuntimeEndpoint") -> Unsupported:
+        """The error to raise for a primitive that this backend cannot honour."""
         return Unsupported(f"the {self.name} backend has no {primitive}; {instead}")
+
+
+@dataclass(frozen=True)
+class Complete:
+    """``params.n`` completions of a prompt."""
+
+    prompt: Prompt
+    params: GenParams
+
+    def do(self, backend: Backend) -> list[Completion]:
+        return backend.complete(self.prompt, self.params)
+
+    async def ado(self, backend: Backend) -> list[Completion]:
+        return await backend.acomplete(self.prompt, self.params)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One completion; ``show`` is given it whenever it has grown."""
+
+    prompt: Prompt
+    params: GenParams
+    show: Callable[[Completion], None]
+
+    def do(self, backend: Backend) -> list[Completion]:
+        last = Completion("")
+        for last in backend.stream(self.prompt, self.params):
+            self.show(last)
+        return [last]
+
+    async def ado(self, backend: Backend) -> list[Completion]:
+        last = Completion("")
+        async for last in backend.astream(self.prompt, self.params):
+            self.show(last)
+        return [last]
+
+
+@dataclass(frozen=True)
+class Choose:
+    """The best of ``options`` as the continuation of a prompt."""
+
+    prompt: Prompt
+    options: tuple[str, ...]
+    method: ChoicesMethod
+
+    def do(self, backend: Backend) -> Decision:
+        return backend.choose(self.prompt, self.options, self.method)
+
+    async def ado(self, backend: Backend) -> Decision:
+        return await backend.achoose(self.prompt, self.options, self.method)
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A hint to compute and cache a prompt."""
+
+    prompt: Prompt
+
+    def do(self, backend: Backend) -> dict[str, Any]:
+        return backend.commit(self.prompt)
+
+    async def ado(self, backend: Backend) -> dict[str, Any]:
+        return await backend.acommit(self.prompt)
+
+
+Call: TypeAlias = Complete | Stream | Choose | Commit

@@ -17,6 +17,7 @@ from contextlib import aclosing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from sglang.backend.native import NativeBackend
+from sglang.cancel import aborted_by
 from sglang.chat import template_for, template_named
 from sglang.errors import BackendError, Unsupported
 
@@ -114,25 +115,29 @@ class Engine(NativeBackend):
             top_logprobs_num, fields,
         )  # fmt: skip
         if stream:
-            return self._stream_into_loop({**body, "stream": True})
-        with _translated():
-            return await asyncio.wrap_future(self._submit(self._answer(body)))
+            return self.acall_stream({**body, "stream": True})
+        return await self.acall(body)
 
     def call(self, body: dict[str, Any]) -> Any:
         return self._wait(self._answer(body))
+
+    async def acall(self, body: dict[str, Any]) -> Any:
+        with _translated():
+            return await asyncio.wrap_future(self._submit(self._answer(body)))
 
     def call_stream(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         items: queue.SimpleQueue[Any] = queue.SimpleQueue()
         future = self._submit(self._pump(body, items.put))
         try:
-            while (item := items.get()) is not _END:
-                yield item
+            with aborted_by(future.cancel):
+                while (item := items.get()) is not _END:
+                    yield item
             with _translated():
                 future.result()
         finally:
             future.cancel()
 
-    async def _stream_into_loop(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def acall_stream(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         loop = asyncio.get_running_loop()
         items: asyncio.Queue[Any] = asyncio.Queue()
 
@@ -219,7 +224,7 @@ class Engine(NativeBackend):
     def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
         future = self._submit(work)
         try:
-            with _translated():
+            with _translated(), aborted_by(future.cancel):
                 return future.result()
         finally:
             future.cancel()  # does nothing to one that is done; aborts on KeyboardInterrupt

@@ -6,108 +6,193 @@ both answer with the same dicts, so everything else is shared.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Generator, Iterator, Sequence
+from typing import Any, TypeAlias, TypeVar
 
-from sglang.backend.base import Backend, Completion, Prompt
+from sglang.backend.base import Backend, Call, Choose, Commit, Completion, Prompt
 from sglang.choices import ChoicesMethod, Decision, Scores
-from sglang.errors import BackendError
+from sglang.errors import BackendError, Unsupported
 from sglang.params import GenParams, to_wire
 
 # Tokens before the boundary whose ids are compared first to see where tokenizations part.
 HEALING_TOKENS = 8
 
+T = TypeVar("T")
+# Requests, each answered before the next; what is returned is the result of them all.
+Requests: TypeAlias = Generator[dict[str, Any], Any, T]
+
 
 class NativeBackend(Backend):
-    """Needs only ``call`` and ``call_stream``."""
+    """Needs only ``call`` and ``call_stream``, and their asynchronous twins."""
+
+    constraints = frozenset({"regex", "json_schema"})
 
     def call(self, body: dict[str, Any]) -> Any:
         """Answer of a ``/generate`` request: a dict, or a list of them. Raises BackendError."""
+        raise NotImplementedError
+
+    async def acall(self, body: dict[str, Any]) -> Any:
+        """``call`` for an event loop."""
         raise NotImplementedError
 
     def call_stream(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Answers of a streamed request, text cumulative. Raises BackendError."""
         raise NotImplementedError
 
+    def acall_stream(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """``call_stream`` for an event loop."""
+        raise NotImplementedError
+
+    def _made(self, requests: Requests[T]) -> T:
+        answer = None
+        while True:
+            try:
+                answer = self.call(requests.send(answer))
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+
+    async def _amade(self, requests: Requests[T]) -> T:
+        answer = None
+        while True:
+            try:
+                answer = await self.acall(requests.send(answer))
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+
     def complete(self, prompt: Prompt, params: GenParams) -> list[Completion]:
-        answer = self.call({"text": prompt.text, **to_wire(params)})
-        answers = answer if isinstance(answer, list) else [answer]
-        return [_completion(item) for item in answers]
+        return _completions(self.call(_body(prompt, params)))
+
+    async def acomplete(self, prompt: Prompt, params: GenParams) -> list[Completion]:
+        return _completions(await self.acall(_body(prompt, params)))
 
     def stream(self, prompt: Prompt, params: GenParams) -> Iterator[Completion]:
-        for item in self.call_stream({"text": prompt.text, **to_wire(params), "stream": True}):
+        for item in self.call_stream({**_body(prompt, params), "stream": True}):
+            yield _completion(item)
+
+    async def astream(self, prompt: Prompt, params: GenParams) -> AsyncIterator[Completion]:
+        async for item in self.acall_stream({**_body(prompt, params), "stream": True}):
             yield _completion(item)
 
     def commit(self, prompt: Prompt) -> dict[str, Any]:
-        if not prompt.text:
-            return {}
-        return dict(self._fill(prompt.text)["meta_info"])
+        return self._made(_commit(prompt))
 
-    def _fill(self, text: str) -> dict[str, Any]:
-        answer: dict[str, Any] = self.call({"text": text, "sampling_params": {"max_new_tokens": 0}})
-        return answer
+    async def acommit(self, prompt: Prompt) -> dict[str, Any]:
+        return await self._amade(_commit(prompt))
 
     def choose(self, prompt: Prompt, options: Sequence[str], method: ChoicesMethod) -> Decision:
-        """One request computes the shared prefix, a second scores all options in one batch.
+        return self._made(_choice(prompt, options, method))
 
-        A tokenizer may join the end of the prompt with the beginning of an option, so each option
-        is tokenized together with the prompt, and all of them are scored from the first token at
-        which any leaves the prompt's own tokens. For that the prompt is itself in the batch.
-        """
-        length = 0
-        metas: list[dict[str, Any]] = []
-        if prompt.text:
-            metas.append(self._fill(prompt.text)["meta_info"])
-            length = int(metas[0]["prompt_tokens"])
-        window = HEALING_TOKENS
-        while True:
-            start = max(length - window, 0)
-            own, rows, outputs = self._score(prompt.text, options, start, metas)
-            parts = [_shared(own, row) for row in rows]
-            first = min(parts)
-            # The first entry may lack its log-probability, and a split there may lie further left.
-            if start == 0 or first > 0:
-                break
-            window *= 4
-        tokens = [row[first:] for row in rows]
-        alone = self._score_alone(tokens, metas) if method.unconditional else ()
-        decision = method(Scores(options, tokens, outputs, alone))
-        decision.meta["usage"] = _sum_usage(metas)
-        return decision
+    async def achoose(
+        self, prompt: Prompt, options: Sequence[str], method: ChoicesMethod
+    ) -> Decision:
+        return await self._amade(_choice(prompt, options, method))
 
-    def _score(
-        self, text: str, options: Sequence[str], start: int, metas: list[dict[str, Any]]
-    ) -> tuple[list[Any], list[list[Any]], list[Any]]:
-        """Entries from token ``start`` on of the prompt and of prompt + option; output entries."""
-        texts = [text + option for option in options]
-        answers = self.call(
-            {
-                "text": [text, *texts] if text else texts,
-                "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
-                "return_logprob": True,
-                "return_text_in_logprobs": True,
-                "logprob_start_len": start,
-            }
+    def request(self, call: Call) -> dict[str, Any]:
+        if isinstance(call, Choose):
+            return {**_input(call.prompt), "choices": list(call.options)}
+        if isinstance(call, Commit):
+            return {**_input(call.prompt), "sampling_params": {"max_new_tokens": 0}}
+        return _body(call.prompt, call.params)
+
+
+def _input(prompt: Prompt) -> dict[str, Any]:
+    """Fields of a request that hold the prompt."""
+    texts = {"parts": _parts(prompt)} if prompt.parallel else {"text": prompt.text}
+    return {**texts, **_media(prompt)}
+
+
+def _media(prompt: Prompt) -> dict[str, list[str]]:
+    """Images and videos, each as a URL, in the order of their markers."""
+    fields = {
+        f"{kind}_data": [medium.address for medium in prompt.media if medium.kind == kind]
+        for kind in ("image", "video")
+    }
+    return {name: media for name, media in fields.items() if media}
+
+
+def _parts(prompt: Prompt) -> list[str | list[str]]:
+    """Texts in sequence, and lists of texts that do not see one another."""
+    parts: list[str | list[str]] = []
+    end = 0
+    for group in prompt.parallel:
+        parts.append(prompt.text[end : group[0][0]])
+        parts.append([prompt.text[a:b] for a, b in group])
+        end = group[-1][1]
+    return [*parts, prompt.text[end:]]
+
+
+def _body(prompt: Prompt, params: GenParams) -> dict[str, Any]:
+    return {**_input(prompt), **to_wire(params)}
+
+
+def _commit(prompt: Prompt) -> Requests[dict[str, Any]]:
+    if not prompt.text:
+        return {}
+    answer = yield {**_input(prompt), "sampling_params": {"max_new_tokens": 0}}
+    return dict(answer["meta_info"])
+
+
+def _choice(prompt: Prompt, options: Sequence[str], method: ChoicesMethod) -> Requests[Decision]:
+    """One request computes the shared prefix, a second scores all options in one batch.
+
+    A tokenizer may join the end of the prompt with the beginning of an option, so each option
+    is tokenized together with the prompt, and all of them are scored from the first token at
+    which any leaves the prompt's own tokens. For that the prompt is itself in the batch.
+    """
+    if prompt.parallel:
+        raise Unsupported(
+            "select cannot score behind join('concate_and_append'); use gen and compare its text"
         )
-        infos = [answer["meta_info"] for answer in answers]
-        metas.extend(infos)
-        own = list(infos.pop(0)["input_token_logprobs"]) if text else []
-        rows = [list(info["input_token_logprobs"]) for info in infos]
-        return own, rows, [info.get("output_token_logprobs") for info in infos]
+    length = 0
+    metas: list[dict[str, Any]] = []
+    if prompt.text:
+        metas.append((yield from _commit(prompt)))
+        length = int(metas[0]["prompt_tokens"])
+    window = HEALING_TOKENS
+    while True:
+        start = max(length - window, 0)
+        own, rows, outputs = yield from _score(prompt, options, start, metas)
+        first = min(_shared(own, row) for row in rows)
+        # The first entry may lack its log-probability, and a split there may lie further left.
+        if start == 0 or first > 0:
+            break
+        window *= 4
+    tokens = [row[first:] for row in rows]
+    alone = (yield from _score_alone(tokens, metas)) if method.unconditional else ()
+    decision = method(Scores(options, tokens, outputs, alone))
+    decision.meta["usage"] = _sum_usage(metas)
+    return decision
 
-    def _score_alone(self, tokens: list[list[Any]], metas: list[dict[str, Any]]) -> list[list[Any]]:
-        answers = self.call(
-            {
-                "input_ids": [[entry[1] for entry in row] for row in tokens],
-                "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
-                "return_logprob": True,
-                "return_text_in_logprobs": True,
-                "logprob_start_len": 0,
-            }
-        )
-        infos = [answer["meta_info"] for answer in answers]
-        metas.extend(infos)
-        return [list(info["input_token_logprobs"]) for info in infos]
+
+def _score(
+    prompt: Prompt, options: Sequence[str], start: int, metas: list[dict[str, Any]]
+) -> Requests[tuple[list[Any], list[list[Any]], list[Any]]]:
+    """Entries from token ``start`` on of the prompt and of prompt + option; output entries."""
+    text = prompt.text
+    texts = [text, *(text + option for option in options)] if text else list(options)
+    media = {name: [found] * len(texts) for name, found in _media(prompt).items()}
+    answers = yield {"text": texts, **media, **_scoring(start)}
+    infos = [answer["meta_info"] for answer in answers]
+    metas.extend(infos)
+    own = list(infos.pop(0)["input_token_logprobs"]) if text else []
+    rows = [list(info["input_token_logprobs"]) for info in infos]
+    return own, rows, [info.get("output_token_logprobs") for info in infos]
+
+
+def _score_alone(tokens: list[list[Any]], metas: list[dict[str, Any]]) -> Requests[list[list[Any]]]:
+    answers = yield {"input_ids": [[entry[1] for entry in row] for row in tokens], **_scoring(0)}
+    infos = [answer["meta_info"] for answer in answers]
+    metas.extend(infos)
+    return [list(info["input_token_logprobs"]) for info in infos]
+
+
+def _scoring(start: int) -> dict[str, Any]:
+    return {
+        "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
+        "return_logprob": True,
+        "return_text_in_logprobs": True,
+        "logprob_start_len": start,
+    }
 
 
 def _shared(own: list[Any], row: list[Any]) -> int:
@@ -116,6 +201,10 @@ def _shared(own: list[Any], row: list[Any]) -> int:
         if a[1] != b[1]:
             return index
     return min(len(own), len(row))
+
+
+def _completions(answer: Any) -> list[Completion]:
+    return [_completion(item) for item in (answer if isinstance(answer, list) else [answer])]
 
 
 def _completion(answer: dict[str, Any]) -> Completion:

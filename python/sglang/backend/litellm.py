@@ -1,0 +1,90 @@
+"""LiteLLM: chat models of many services, through the ``litellm`` package."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import AsyncGenerator, Generator, Mapping
+from typing import Any
+
+from sglang.backend.api import MAX_CONCURRENCY, MAX_RETRIES, TIMEOUT_SECONDS
+from sglang.backend.openai import ExchangeBackend
+from sglang.backend.openai_exchange import Exchange, Service, is_reasoning
+from sglang.chat import ChatTemplate, template_named
+from sglang.errors import Unsupported
+
+
+class LiteLLM(ExchangeBackend):
+    """A chat model that ``litellm`` knows by its name ("groq/...", "bedrock/...", ...).
+
+    Args:
+        model_name: as ``litellm`` spells it.
+        chat_template: a template or its name, for the text of roles.
+        api_key: else the environment variable of the service.
+        max_retries, timeout, max_concurrency: as of OpenAI.
+        kwargs: further arguments of each ``litellm.completion``.
+
+    Raises:
+        Unsupported: the package is not installed.
+    """
+
+    name = "LiteLLM"
+    key_variable = "the service's key variable"
+    speculates = "chat"
+    constraints = frozenset({"json_schema"})
+
+    def __init__(
+        self,
+        model_name: str,
+        chat_template: str | ChatTemplate | None = None,
+        api_key: str | None = None,
+        *,
+        max_retries: int = MAX_RETRIES,
+        timeout: float = TIMEOUT_SECONDS,
+        max_concurrency: int = MAX_CONCURRENCY,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(max_retries=max_retries, timeout=timeout, max_concurrency=max_concurrency)
+        try:
+            self._litellm = importlib.import_module("litellm")
+        except ImportError as error:
+            raise Unsupported("LiteLLM needs: pip install litellm") from error
+        if isinstance(chat_template, str):
+            chat_template = template_named(chat_template)
+        self.chat_template = chat_template or self.chat_template
+        self.service = Service(
+            self.name,
+            model_name,
+            official=False,
+            reasoning=is_reasoning(model_name),
+            image_token=self.chat_template.image_token,
+        )
+        self._arguments = {**kwargs, "max_retries": max_retries, "timeout": timeout}
+        if api_key is not None:
+            self._arguments["api_key"] = api_key
+
+    def shared_client(self) -> Any:
+        """The package itself; it keeps its own connections."""
+        self.check_open()
+        return self._litellm
+
+    async def loop_client(self) -> Any:
+        return self.shared_client()
+
+    def send(
+        self, client: Any, path: str, body: dict[str, Any]
+    ) -> tuple[Mapping[str, Any], str | None]:
+        return client.completion(**body, **self._arguments).model_dump(), None
+
+    async def asend(
+        self, client: Any, path: str, body: dict[str, Any]
+    ) -> tuple[Mapping[str, Any], str | None]:
+        reply = await client.acompletion(**body, **self._arguments)
+        return reply.model_dump(), None
+
+    def events(self, client: Any, exchange: Exchange) -> Generator[Any, None, None]:
+        for chunk in client.completion(**exchange.body, **self._arguments):
+            yield chunk.model_dump()
+
+    async def aevents(self, client: Any, exchange: Exchange) -> AsyncGenerator[Any, None]:
+        async for chunk in await client.acompletion(**exchange.body, **self._arguments):
+            yield chunk.model_dump()

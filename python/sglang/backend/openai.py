@@ -1,0 +1,310 @@
+"""OpenAI: the models of OpenAI and Azure, and of every server that speaks like them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
+from contextlib import aclosing, closing, contextmanager
+from dataclasses import replace
+from typing import Any
+
+from sglang.backend.api import (
+    MAX_CONCURRENCY,
+    MAX_RETRIES,
+    TIMEOUT_SECONDS,
+    ApiBackend,
+    BadReply,
+)
+from sglang.backend.base import Call, Choose, Commit, Completion, Prompt
+from sglang.backend.base import Stream as StreamCall
+from sglang.backend.openai_apis import ChatExchange, ResponsesExchange, TextExchange
+from sglang.backend.openai_exchange import Exchange, Service, brief, is_reasoning
+from sglang.backend.openai_select import Steps, by_echo, by_schema, no_echo
+from sglang.chat import ChatTemplate, template_named
+from sglang.choices import ChoicesMethod, Decision
+from sglang.errors import AuthenticationFailed, BadRequest, Unsupported
+from sglang.params import GenParams
+
+APIS: dict[str, type[Exchange]] = {
+    "chat": ChatExchange,
+    "completions": TextExchange,
+    "responses": ResponsesExchange,
+}
+TEXT_MODELS = re.compile(r"(ft:)?(gpt-3\.5-turbo-instruct|davinci|babbage|text-)")
+RESPONSES_MODELS = re.compile(r"(ft:)?(o\d-pro|gpt-\d.*-(pro|codex)|codex-)")
+OFFICIAL_HOSTS = ("openai.com", ".azure.com")
+REQUEST_ID = "x-request-id"
+
+
+class ExchangeBackend(ApiBackend):
+    """The calls of the interpreter as exchanges; a subclass sends them.
+
+    Attributes:
+        api: the class of exchange.
+        service: whom it talks to.
+    """
+
+    api: type[Exchange] = ChatExchange
+    service: Service
+
+    def send(
+        self, client: Any, path: str, body: dict[str, Any]
+    ) -> tuple[Mapping[str, Any], str | None]:
+        """The reply and the service's id of the request."""
+        raise NotImplementedError
+
+    async def asend(
+        self, client: Any, path: str, body: dict[str, Any]
+    ) -> tuple[Mapping[str, Any], str | None]:
+        """``send`` for an event loop."""
+        raise NotImplementedError
+
+    def events(self, client: Any, exchange: Exchange) -> Generator[Any, None, None]:
+        """The events of a streamed reply."""
+        raise NotImplementedError
+
+    def aevents(self, client: Any, exchange: Exchange) -> AsyncGenerator[Any, None]:
+        """``events`` for an event loop."""
+        raise NotImplementedError
+
+    def complete(self, prompt: Prompt, params: GenParams) -> list[Completion]:
+        exchange = self.api(self.service, prompt, params)
+        with self.calling(prompt) as client:
+            return self._read(exchange, *self.send(client, exchange.path, exchange.body))
+
+    async def acomplete(self, prompt: Prompt, params: GenParams) -> list[Completion]:
+        exchange = self.api(self.service, prompt, params)
+        async with self.acalling(prompt) as client:
+            return self._read(exchange, *await self.asend(client, exchange.path, exchange.body))
+
+    def stream(self, prompt: Prompt, params: GenParams) -> Iterator[Completion]:
+        exchange = self.api(self.service, prompt, replace(params, n=1), stream=True)
+        with (
+            self.calling(prompt) as client,
+            closing(self.events(client, exchange)) as events,
+        ):
+            for event in events:
+                if (grown := exchange.take(event)) is not None:
+                    yield grown
+            last = self._end(exchange)
+        yield last
+
+    async def astream(self, prompt: Prompt, params: GenParams) -> AsyncGenerator[Completion, None]:
+        exchange = self.api(self.service, prompt, replace(params, n=1), stream=True)
+        async with (
+            self.acalling(prompt) as client,
+            aclosing(self.aevents(client, exchange)) as events,
+        ):
+            async for event in events:
+                if (grown := exchange.take(event)) is not None:
+                    yield grown
+            last = self._end(exchange)
+        yield last
+
+    def choose(self, prompt: Prompt, options: Sequence[str], method: ChoicesMethod) -> Decision:
+        steps, reply = self._deciding(prompt, options, method), None
+        with self._echo_refused(), self.calling(prompt) as client:
+            while True:
+                try:
+                    path, body = steps.send(reply)
+                except StopIteration as done:
+                    return self._decided(done.value)
+                reply, _ = self.send(client, path, body)
+
+    async def achoose(
+        self, prompt: Prompt, options: Sequence[str], method: ChoicesMethod
+    ) -> Decision:
+        steps, reply = self._deciding(prompt, options, method), None
+        with self._echo_refused():
+            async with self.acalling(prompt) as client:
+                while True:
+                    try:
+                        path, body = steps.send(reply)
+                    except StopIteration as done:
+                        return self._decided(done.value)
+                    reply, _ = await self.asend(client, path, body)
+
+    def request(self, call: Call) -> dict[str, Any]:
+        """The body; of a select, of its first request. A commit sends nothing."""
+        if isinstance(call, Commit):
+            return {}
+        if isinstance(call, Choose):
+            return next(self._deciding(call.prompt, call.options, call.method))[1]
+        stream = isinstance(call, StreamCall)
+        params = replace(call.params, n=1) if stream else call.params
+        return self.api(self.service, call.prompt, params, stream=stream).body
+
+    def _deciding(self, prompt: Prompt, options: Sequence[str], method: ChoicesMethod) -> Steps:
+        if self.api is TextExchange:
+            return by_echo(self.service, prompt, options, method)
+        return by_schema(self.api, self.service, prompt, options, method)
+
+    @contextmanager
+    def _echo_refused(self) -> Iterator[None]:
+        """A completion model whose server refuses to echo cannot select at all."""
+        try:
+            yield
+        except BadRequest as error:
+            if self.api is TextExchange and re.search("echo|logprobs", str(error)):
+                raise no_echo(self.service) from error
+            raise
+
+    def _read(
+        self, exchange: Exchange, reply: Mapping[str, Any], request_id: str | None
+    ) -> list[Completion]:
+        exchange.request_id = request_id
+        completions = exchange.completions(reply)
+        for completion in completions:
+            self.token_usage.add(completion.meta)
+        return completions
+
+    def _end(self, exchange: Exchange) -> Completion:
+        completion = exchange.end()
+        self.token_usage.add(completion.meta)
+        return completion
+
+    def _decided(self, decision: Decision) -> Decision:
+        self.token_usage.add(decision.meta["usage"])
+        return decision
+
+
+class OpenAI(ExchangeBackend):
+    """A model behind one of OpenAI's APIs, through the official ``openai`` client.
+
+    Args:
+        is_chat_model: False: /completions. None: by the model's name.
+        chat_template: a template or its name, for roles with a completion model.
+        is_azure: through Azure; ``azure_endpoint``, ``api_version`` and the like are client
+            arguments, or come from the environment.
+        api: "chat", "completions", "responses", or "auto": by the model's name.
+        base_url: of another server that speaks like OpenAI (llama-server, vLLM, Ollama, our own).
+        api_key: else ``OPENAI_API_KEY``; another server need not have one.
+        max_retries: after 408, 409, 429, 5xx and lost connections, with backoff, as Retry-After
+            says.
+        timeout: seconds without an answer, or without the next piece of a stream.
+        max_concurrency: calls at a time, of all threads and event loops.
+        continue_final_message: tell the server (vLLM, ours) to go on in the assistant's turn that
+            the program has begun. Without it, an answer that repeats the beginning loses it.
+        client_args: further arguments of the client.
+
+    Raises:
+        Unsupported: the package is not installed.
+        AuthenticationFailed: there is no key.
+    """
+
+    name = "OpenAI"
+    key_variable = "OPENAI_API_KEY"
+
+    def __init__(
+        self,
+        model_name: str,
+        is_chat_model: bool | None = None,
+        chat_template: str | ChatTemplate | None = None,
+        is_azure: bool = False,
+        *,
+        api: str = "auto",
+        base_url: str | None = None,
+        api_key: str | None = None,
+        max_retries: int = MAX_RETRIES,
+        timeout: float = TIMEOUT_SECONDS,
+        max_concurrency: int = MAX_CONCURRENCY,
+        continue_final_message: bool = False,
+        **client_args: Any,
+    ) -> None:
+        super().__init__(max_retries=max_retries, timeout=timeout, max_concurrency=max_concurrency)
+        try:
+            import openai
+        except ImportError as error:
+            raise Unsupported("OpenAI needs: pip install 'sglang[openai]'") from error
+        if is_azure:
+            self._classes = openai.AzureOpenAI, openai.AsyncAzureOpenAI
+            self.key_variable = "AZURE_OPENAI_API_KEY"
+        else:
+            self._classes = openai.OpenAI, openai.AsyncOpenAI
+            elsewhere = base_url or os.environ.get("OPENAI_BASE_URL")
+            if elsewhere and not api_key and not os.environ.get(self.key_variable):
+                api_key = "none"
+        given = {"base_url": base_url, "api_key": api_key}
+        self._arguments = {
+            **client_args,
+            **{name: value for name, value in given.items() if value is not None},
+            "max_retries": max_retries,
+            "timeout": timeout,
+        }
+        try:
+            url = self.shared_client().base_url
+        except openai.OpenAIError as error:
+            raise AuthenticationFailed(f"OpenAI: {error}") from error
+        self.address = str(url)
+        official = is_azure or str(url.host).endswith(OFFICIAL_HOSTS)
+        if isinstance(chat_template, str):
+            chat_template = template_named(chat_template)
+        self.chat_template = chat_template or self.chat_template
+        self.api = _api(model_name, api, is_chat_model, official)
+        self.speculates = "text" if self.api is TextExchange else "chat"
+        self.constraints = frozenset(() if self.api is TextExchange else ("json_schema",))
+        self.service = Service(
+            self.name,
+            model_name,
+            official,
+            explicit=not official and not is_reasoning(model_name),
+            reasoning=is_reasoning(model_name),
+            continues=continue_final_message,
+            image_token=self.chat_template.image_token,
+        )
+        self._reply = type("Reply", (openai.BaseModel,), {})
+        self._streams = openai.Stream[object], openai.AsyncStream[object]
+
+    def open_client(self) -> Any:
+        return self._classes[0](**self._arguments)
+
+    def open_async_client(self) -> Any:
+        return self._classes[1](**self._arguments)
+
+    def send(
+        self, client: Any, path: str, body: dict[str, Any]
+    ) -> tuple[Mapping[str, Any], str | None]:
+        return _plain(client.post(path, cast_to=self._reply, body=body))
+
+    async def asend(
+        self, client: Any, path: str, body: dict[str, Any]
+    ) -> tuple[Mapping[str, Any], str | None]:
+        return _plain(await client.post(path, cast_to=self._reply, body=body))
+
+    def events(self, client: Any, exchange: Exchange) -> Generator[Any, None, None]:
+        kinds = {"cast_to": object, "stream_cls": self._streams[0]}
+        with client.post(exchange.path, body=exchange.body, stream=True, **kinds) as stream:
+            exchange.request_id = stream.response.headers.get(REQUEST_ID)
+            yield from stream
+
+    async def aevents(self, client: Any, exchange: Exchange) -> AsyncGenerator[Any, None]:
+        kinds = {"cast_to": object, "stream_cls": self._streams[1]}
+        stream = await client.post(exchange.path, body=exchange.body, stream=True, **kinds)
+        async with stream:
+            exchange.request_id = stream.response.headers.get(REQUEST_ID)
+            async for event in stream:
+                yield event
+
+
+def _api(model: str, api: str, is_chat_model: bool | None, official: bool) -> type[Exchange]:
+    """Raises ValueError for an unknown name, or one that ``is_chat_model`` contradicts."""
+    if api == "auto":
+        api = "chat"
+        if is_chat_model is False or (is_chat_model is None and TEXT_MODELS.match(model)):
+            api = "completions"
+        elif official and RESPONSES_MODELS.match(model):
+            api = "responses"
+    elif api not in APIS:
+        raise ValueError(f"api is {api!r}; use one of {['auto', *APIS]}")
+    elif is_chat_model is not None and is_chat_model is (api == "completions"):
+        raise ValueError(f"api={api!r} and is_chat_model={is_chat_model} exclude one another")
+    return APIS[api]
+
+
+def _plain(reply: Any) -> tuple[Mapping[str, Any], str | None]:
+    """The reply as it was sent, and its id. Raises BadReply where it was no JSON object."""
+    fields = getattr(reply, "model_extra", None)
+    if fields is None:
+        raise BadReply(f"it is {brief(reply)}, not a JSON object")
+    return fields, getattr(reply, "_request_id", None)

@@ -1,0 +1,179 @@
+"""Runtime: a server that is started here and stopped at the end."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from sglang.backend.endpoint import RuntimeEndpoint
+from sglang.errors import BackendError, Unsupported
+from sglang.utils import terminate_process
+
+LOG_TAIL_LINES = 20
+
+
+class Runtime:
+    """Starts ``python -m sglang.launch_server`` and stops it again; ``.endpoint`` is the backend.
+
+    Keyword arguments are the server's settings (``model_path=``, ``max_total_tokens=``, ...).
+
+    Args:
+        port: a free one is taken where None.
+        launch_timeout: seconds until the server must be healthy.
+
+    Raises:
+        BackendError: the server ended or was not ready in time; the end of its log is in it.
+    """
+
+    def __init__(
+        self, *, port: int | None = None, launch_timeout: float = 600.0, **settings: Any
+    ) -> None:
+        self.port = port or _free_port()
+        host = settings.get("host", "127.0.0.1")
+        reach = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+        self.url = f"http://{reach}:{self.port}"
+        command = [sys.executable, "-m", "sglang.launch_server", "--port", str(self.port)]
+        with tempfile.NamedTemporaryFile(prefix="sglang-", suffix=".log", delete=False) as log:
+            self.log_path = log.name
+            self.process = subprocess.Popen(
+                command + _flags(settings),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=_environment(),
+                start_new_session=True,
+            )
+        atexit.register(self.shutdown)
+        try:
+            self._wait(launch_timeout, settings.get("api_key"))
+            self.endpoint = RuntimeEndpoint(self.url, api_key=settings.get("api_key"))
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def _wait(self, timeout: float, api_key: str | None) -> None:
+        import httpx
+
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        deadline = time.monotonic() + timeout
+        with httpx.Client(trust_env=False, timeout=5.0, headers=headers) as http:
+            while time.monotonic() < deadline:
+                if self.process.poll() is not None:
+                    code = self.process.returncode
+                    raise BackendError(f"the server ended with status {code}:\n{self.log_tail()}")
+                try:
+                    if http.get(self.url + "/health").status_code == 200:
+                        return
+                except httpx.TransportError:
+                    pass
+                time.sleep(0.05)
+        raise BackendError(f"the server was not ready in {timeout:.0f} s:\n{self.log_tail()}")
+
+    def log_tail(self) -> str:
+        """The last lines that the server has written."""
+        try:
+            with open(self.log_path, errors="replace") as log:
+                return "".join(log.readlines()[-LOG_TAIL_LINES:])
+        except OSError:
+            return ""
+
+    def generate(
+        self,
+        prompt: str | list[str] | None = None,
+        sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None,
+        **fields: Any,
+    ) -> Any:
+        """Answer of ``/generate``, decoded; ``fields`` are further ones of the request."""
+        return self.endpoint.call(_body(prompt, sampling_params, fields))
+
+    async def async_generate(
+        self,
+        prompt: str | list[str] | None = None,
+        sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None,
+        **fields: Any,
+    ) -> AsyncIterator[Any]:
+        """Pieces of the text as they come."""
+        shown = 0
+        body = _body(prompt, sampling_params, {**fields, "stream": True})
+        async for event in self.endpoint.acall_stream(body):
+            text = event["text"]
+            if len(text) > shown:
+                yield text[shown:]
+                shown = len(text)
+
+    def encode(self, text: str | Sequence[str]) -> Any:
+        """Embedding of ``text``. Raises BackendError where the runtime serves none."""
+        return self.endpoint.encode(text)
+
+    def cache_prefix(self, prefix: str) -> None:
+        """Have the server compute and cache ``prefix``."""
+        self.endpoint.cache_prefix(prefix)
+
+    def flush_cache(self) -> Any:
+        """Empty the server's prefix cache."""
+        return self.endpoint.flush_cache()
+
+    def get_server_info(self) -> dict[str, Any]:
+        """Settings and counters of the server."""
+        return self.endpoint.get_server_info()
+
+    def get_tokenizer(self) -> Any:
+        """The model's tokenizer, loaded in this process. Needs the extra ``srt``."""
+        try:
+            from srt.tokenizer import Tokenizer
+        except ImportError as error:
+            raise Unsupported("get_tokenizer needs: pip install 'sglang[srt]'") from error
+        info = self.endpoint.model_info
+        return Tokenizer.load(info.get("tokenizer_path") or info["model_path"])
+
+    def shutdown(self) -> None:
+        """Stop the server and remove its log; calling it again does nothing."""
+        atexit.unregister(self.shutdown)
+        if hasattr(self, "endpoint"):
+            self.endpoint.shutdown()
+        terminate_process(self.process)
+        if os.path.exists(self.log_path):
+            os.unlink(self.log_path)
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+
+def _body(prompt: Any, sampling_params: Any, fields: dict[str, Any]) -> dict[str, Any]:
+    body = {"text": prompt, "sampling_params": sampling_params, **fields}
+    return {name: value for name, value in body.items() if value is not None}
+
+
+def _flags(settings: dict[str, Any]) -> list[str]:
+    flags: list[str] = []
+    for name, value in settings.items():
+        flag = "--" + name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(flag if value else "--no-" + flag[2:])
+        elif value is not None:
+            flags += [flag, str(value)]
+    return flags
+
+
+def _environment() -> dict[str, str]:
+    """This process's, with this package first: it may not be installed."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,284 @@
+"""Constraint: what generated text must be, by ``dtype``, ``regex``, ``json_schema``, ``schema``.
+
+A backend that enforces it while generating is sent the regex or JSON schema. For the others the
+text is checked afterwards, and the model is asked again with what was wrong (``feedback``).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from sglang import types
+from sglang.backend.base import Prompt
+from sglang.chat import ChatTemplate
+from sglang.errors import InvalidOutput
+from sglang.params import GenParams, strings
+
+# A number ends where something follows that is not part of one, so int and float also stop there.
+DTYPES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "int": (r"[-+]?[0-9]{1,20}", (" ", "\n")),
+    "float": (r"[-+]?([0-9]{1,20}(\.[0-9]{0,20})?|\.[0-9]{1,20})", (" ", "\n")),
+    "str": (r'"[^"\\\n]*"', ()),
+    "bool": (r"(True|False)", ()),
+}
+MAX_TEXT_CHARS = 80
+PLAIN_WORDS = {
+    "int": "an integer in digits, such as 42",
+    "float": "a number in digits, such as 3.5",
+    "str": 'one line in double quotes, such as "text", without quotes or backslashes inside',
+    "bool": "True or False",
+}
+
+
+class Constraint:
+    """``kind`` is "regex" or "json_schema", as in ``Backend.constraints``."""
+
+    kind: ClassVar[str]
+
+    def resolve(self, params: GenParams) -> GenParams:
+        """``params`` with what a backend is sent in place of ``dtype`` and ``schema``."""
+        raise NotImplementedError
+
+    def free(self, params: GenParams) -> GenParams:
+        """``params`` for a backend that does not enforce the constraint.
+
+        The stops of a dtype are left out too: such a model may write a space before the value.
+        """
+        return replace(params, dtype=None, regex=None, json_schema=None, schema=None)
+
+    def parse(self, text: str) -> Any:
+        """The typed value of a finished text. Raises InvalidOutput."""
+        raise NotImplementedError
+
+    def parse_partial(self, text: str) -> Any:
+        """The typed value of a text that is still growing; None while nothing is known."""
+        with suppress(InvalidOutput):
+            return self.parse(text)
+        return None
+
+    def check(self, text: str) -> None:
+        """Raises InvalidOutput if ``text`` does not satisfy the constraint."""
+        self.parse(text)
+
+    def instruction(self) -> str:
+        """What to tell a model that is not held to the constraint."""
+        raise NotImplementedError
+
+    def extract(self, text: str) -> str:
+        """The one part of a reply that can be meant, without the words or code fence around it.
+
+        The reply itself if it is valid, or if no part or more than one could be meant.
+        """
+        if self._accepts(text):
+            return text
+        parts = list(dict.fromkeys(self._parts(text)))
+        plausible = [part for part in parts if self._accepts(part)] or parts
+        return plausible[0] if len(plausible) == 1 else text
+
+    def _accepts(self, text: str) -> bool:
+        try:
+            self.check(text)
+        except InvalidOutput:
+            return False
+        return True
+
+    def _parts(self, text: str) -> Iterator[str]:
+        """Parts of a reply that look like what was asked for."""
+        yield from ()
+
+
+@dataclass(frozen=True)
+class Regex(Constraint):
+    """Text that matches ``pattern`` as a whole."""
+
+    kind = "regex"
+    pattern: str
+
+    def resolve(self, params: GenParams) -> GenParams:
+        return params
+
+    def parse(self, text: str) -> Any:
+        """The text itself: what the pattern means is the program's business."""
+        return text
+
+    def check(self, text: str) -> None:
+        """Raises ValueError where Python cannot read the pattern."""
+        try:
+            matches = re.fullmatch(self.pattern, text)
+        except re.error as error:
+            raise ValueError(
+                f"regex is {self.pattern!r}, which Python cannot read ({error}) and this backend "
+                "does not enforce; write it in Python's syntax, or use Engine or RuntimeEndpoint"
+            ) from error
+        if not matches:
+            reason = f"{text!r:.{MAX_TEXT_CHARS}} does not match the regular expression"
+            raise InvalidOutput(f"{reason} {self.pattern}", text)
+
+    def instruction(self) -> str:
+        return (
+            "Answer with text that matches this regular expression as a whole, and with nothing "
+            f"else: {self.pattern}"
+        )
+
+
+@dataclass(frozen=True)
+class Dtype(Constraint):
+    """An int, float, str or bool in plain text; whitespace around it does not matter."""
+
+    kind = "regex"
+    name: str
+
+    def resolve(self, params: GenParams) -> GenParams:
+        pattern, stops = DTYPES[self.name]
+        return replace(params, dtype=None, regex=pattern, stop=(*strings(params.stop), *stops))
+
+    def parse(self, text: str) -> int | float | str | bool:
+        word = text.strip()
+        if not re.fullmatch(DTYPES[self.name][0], word):
+            reason = f"{word!r:.{MAX_TEXT_CHARS}} is not {PLAIN_WORDS[self.name]}"
+            raise InvalidOutput(reason, text)
+        if self.name == "str":
+            return word[1:-1]
+        if self.name == "bool":
+            return word == "True"
+        return int(word) if self.name == "int" else float(word)
+
+    def instruction(self) -> str:
+        return f"Answer with {PLAIN_WORDS[self.name]}, and with nothing else."
+
+    def _parts(self, text: str) -> Iterator[str]:
+        """What the text begins with; else matches not inside a longer word, number or date."""
+        pattern = f"({DTYPES[self.name][0]})"
+        if leading := re.match(rf"\s*{pattern}\s", text):
+            yield leading[1]
+            return
+        for found in re.finditer(rf"(?<![\w.,:/+-]){pattern}(?!\w|[.,:/+-]\d)", text):
+            yield found[1]
+
+
+@dataclass(frozen=True)
+class JsonSchema(Constraint):
+    """JSON text of ``source``, a type or a JSON schema (see ``types``).
+
+    Raises TypeError or ValueError, as ``types.json_schema_of`` does, when it is made.
+    """
+
+    kind = "json_schema"
+    source: Any
+    schema: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "schema", types.json_schema_of(self.source))
+
+    def resolve(self, params: GenParams) -> GenParams:
+        return replace(params, schema=None, json_schema=self.schema)
+
+    def parse(self, text: str) -> Any:
+        return types.parse(self.source, text)
+
+    def parse_partial(self, text: str) -> Any:
+        return types.parse_partial(self.source, text)
+
+    def instruction(self) -> str:
+        return (
+            "Answer with JSON that satisfies this JSON schema, and with nothing else: "
+            + json.dumps(self.schema, ensure_ascii=False)
+        )
+
+    def _parts(self, text: str) -> Iterator[str]:
+        """What a Markdown code fence holds, and outermost objects and arrays, where it is JSON."""
+        fences = (fence[1].strip() for fence in re.finditer(FENCE, text, re.DOTALL))
+        yield from filter(_is_json, (*fences, *_bracketed(text)))
+
+
+FENCE = r"```\w*\s(.*?)```"
+BRACKET_OR_STRING = re.compile(r'[{}\[\]]|"(?:[^"\\]|\\.)*"?', re.DOTALL)
+
+
+def _bracketed(text: str) -> Iterator[str]:
+    """From each outermost { or [ to its end. What is cut off has no end and hides what it holds."""
+    begin, depth, at = 0, 0, 0
+    while found := BRACKET_OR_STRING.search(text, at):
+        at = found.end()
+        if found[0] in "{[":
+            begin = begin if depth else found.start()
+            depth += 1
+        elif found[0] in "}]" and depth:
+            depth -= 1
+            if not depth:
+                yield text[begin:at]
+        elif not depth:
+            at = found.start() + 1  # a quotation mark among words begins no JSON string
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def constraint_of(params: GenParams) -> Constraint | None:
+    """The constraint of a generation, if it has one.
+
+    Raises:
+        ValueError: more than one is given, or a dtype or schema is unknown or invalid.
+        TypeError: no JSON schema can be made of the type.
+    """
+    names = ("dtype", "regex", "json_schema", "schema")
+    chosen = [name for name in names if getattr(params, name) is not None]
+    if not chosen:
+        return None
+    if len(chosen) > 1:
+        raise ValueError(f"{', '.join(names)} exclude one another; give one of {chosen}")
+    (name,) = chosen
+    value = getattr(params, name)
+    if name == "regex":
+        if not isinstance(value, str):
+            raise TypeError(f"regex is {value!r:.60}; give a str, such as r'[0-9]+'")
+        return Regex(value)
+    if name == "dtype":
+        return Dtype(_dtype_name(value))
+    return JsonSchema(value)
+
+
+def _dtype_name(dtype: Any) -> str:
+    name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", "")
+    if name not in DTYPES:
+        raise ValueError(f"dtype is {dtype!r}; use int, float, str or bool")
+    return name
+
+
+def feedback(
+    prompt: Prompt, template: ChatTemplate, text: str, error: InvalidOutput, constraint: Constraint
+) -> Prompt:
+    """The prompt that asks again, after ``text`` was the reply to ``prompt`` and was refused.
+
+    The reply becomes the assistant's turn, ``error`` and the instruction the user's; then the
+    assistant's turn is opened as it was, with what the program had already written in it. Without
+    roles the reply is followed by a plain note.
+    """
+    note = f"That is not valid: {error}. {constraint.instruction()}"
+    if not prompt.messages:
+        return replace(prompt, text=f"{prompt.text}{text}\n\n({note})\n\n")
+    turns, begun = list(prompt.messages), ""
+    if turns[-1]["role"] == "assistant":
+        begun = turns.pop()["content"]
+    _, closing = template.around("assistant", turns)
+    reply = begun + text if isinstance(begun, str) else [*begun, text]
+    turns.append({"role": "assistant", "content": reply})
+    before, after = template.around("user", turns)
+    turns.append({"role": "user", "content": note})
+    opening, _ = template.around("assistant", turns)
+    if not isinstance(begun, str):
+        begun = ""  # its media were shown once
+    if begun:
+        turns.append({"role": "assistant", "content": begun})
+    added = text + closing + before + note + after + opening + begun
+    return replace(prompt, text=prompt.text + added, messages=tuple(turns))

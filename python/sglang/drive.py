@@ -1,0 +1,40 @@
+"""Drive: makes the calls that the interpreter yields, in a thread or in an event loop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sglang.backend.base import Backend, Call
+from sglang.cancel import Cancellation
+from sglang.history import HISTORY
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+
+def drive(steps: Generator[Call, Any, None], backend: Backend, cancellation: Cancellation) -> None:
+    """Make each call and send its answer back, until the steps end. Raises what a call raises."""
+    answer: Any = None
+    with cancellation.active():
+        while True:
+            try:
+                call = steps.send(answer)
+            except StopIteration:
+                return
+            with HISTORY.call(backend.name, call) as entry:
+                answer = entry.answer = call.do(backend)
+
+
+async def adrive(
+    steps: Generator[Call, Any, None], backend: Backend, cancellation: Cancellation
+) -> None:
+    """``drive`` for an event loop."""
+    answer: Any = None
+    with cancellation.active():
+        while True:
+            try:
+                call = steps.send(answer)
+            except StopIteration:
+                return
+            with HISTORY.call(backend.name, call) as entry:
+                answer = entry.answer = await call.ado(backend)

@@ -1,0 +1,68 @@
+"""History: the last calls that programs of this process made to their backends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+KEPT = 100
+
+
+@dataclass
+class Entry:
+    """One call.
+
+    Attributes:
+        backend: its name.
+        call: a call object of ``backend/base``.
+        answer: what came back, None where it failed or has not yet.
+        error: why it failed.
+        began, ended: seconds of ``time.time()``; ``ended`` is 0 until then.
+    """
+
+    backend: str
+    call: Any
+    answer: Any = None
+    error: BaseException | None = None
+    began: float = 0.0
+    ended: float = 0.0
+
+
+class History:
+    """The last ``kept`` calls, oldest first. Thread-safe."""
+
+    def __init__(self, kept: int = KEPT) -> None:
+        self._entries: deque[Entry] = deque(maxlen=kept)
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def call(self, backend: str, call: Any) -> Iterator[Entry]:
+        """An entry for a call that is made inside; its maker sets ``answer``."""
+        entry = Entry(backend, call, began=time.time())
+        with self._lock:
+            self._entries.append(entry)
+        try:
+            yield entry
+        except BaseException as error:
+            entry.error = error
+            raise
+        finally:
+            entry.ended = time.time()
+
+    def last(self, count: int) -> list[Entry]:
+        """The last ``count`` entries, oldest first."""
+        with self._lock:
+            return list(self._entries)[-count:] if count > 0 else []
+
+    def clear(self) -> None:
+        """Forget all."""
+        with self._lock:
+            self._entries.clear()
+
+
+HISTORY = History()

@@ -1,0 +1,115 @@
+"""Run: what the states of one running program share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from sglang.cancel import Cancellation
+from sglang.errors import Location, ProgramError, SglangError
+from sglang.speculation import Speculation
+from sglang.usage import Usage
+
+if TYPE_CHECKING:
+    from sglang.executor import StreamExecutor
+
+# The run whose program the current thread or task belongs to.
+_INSIDE: ContextVar[Run | None] = ContextVar("inside", default=None)
+
+
+class Failure:
+    """Why an executor has ended, and whether somebody has been told."""
+
+    def __init__(self, error: BaseException, location: Location | None) -> None:
+        self.error, self.location, self.seen = error, location, False
+
+    def exception(self) -> BaseException:
+        """A fresh exception each time, so that readers in several threads share no traceback.
+
+        An error raised by the program itself (no location) is given back as it is.
+        """
+        self.seen = True
+        if self.location is None or isinstance(self.error, ProgramError):
+            return self.error
+        kind = type(self.error).__name__
+        message = str(self.error) or kind
+        if not isinstance(self.error, SglangError):
+            message = f"{kind}: {message}"
+        raised = ProgramError(message, self.location)
+        raised.__cause__ = self.error
+        return raised
+
+
+class Run:
+    """What the executors of one run share.
+
+    ``members`` holds nobody alive: who has work is held by its queue or its worker, and a fork that
+    the program has dropped is forgotten when it is done. Its failure is kept in ``failures``.
+
+    Args:
+        loop: where nodes are visited by tasks of an event loop, that loop.
+        spec_tokens: how far a call of an API model may run on.
+
+    ``tasks`` visit nodes; ``program`` is the body itself where it runs on its own.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None, spec_tokens: int = 0) -> None:
+        self.loop = loop
+        self.spec_tokens = spec_tokens
+        self.usage = Usage()
+        self.speculation = Speculation()
+        self.cancellation = Cancellation()
+        self.members: WeakSet[StreamExecutor] = WeakSet()
+        self.failures: list[Failure] = []
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.program: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """The calling thread or task is the program: nobody else will append."""
+        token = _INSIDE.set(self)
+        try:
+            yield
+        finally:
+            _INSIDE.reset(token)
+
+    def is_inside(self) -> bool:
+        """Whether the calling thread or task, or one it was started by, is the program."""
+        return _INSIDE.get() is self
+
+    def spawn(self, job: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run ``job`` as a task of the loop, from any thread."""
+        loop = self.loop
+        assert loop is not None
+
+        def start() -> None:
+            task = loop.create_task(job())
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
+
+        if in_loop(loop):
+            start()
+        else:
+            loop.call_soon_threadsafe(start)
+
+    def cancel(self) -> None:
+        """Abort the calls in flight."""
+        self.cancellation.cancel()
+        if self.loop is not None and not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self._cancel_tasks)
+
+    def _cancel_tasks(self) -> None:
+        for task in tuple(self.tasks):
+            task.cancel()
+
+
+def in_loop(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether the calling thread is running ``loop``."""
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False

@@ -1,0 +1,271 @@
+"""Constraints: what is sent, what is accepted, and how the model is asked again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sglang.backend.base import Prompt
+from sglang.chat import TEMPLATES, ChatTemplate, Message
+from sglang.constraint import Constraint, constraint_of, feedback
+from sglang.errors import InvalidOutput
+from sglang.media import medium
+from sglang.params import GenParams, to_wire
+
+
+@dataclass
+class Person:
+    name: str
+    age: int
+
+
+PERSON = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+
+
+def made(**params: Any) -> Constraint:
+    constraint = constraint_of(GenParams(**params))
+    assert constraint is not None
+    return constraint
+
+
+@pytest.mark.parametrize(
+    ("params", "kind", "sent"),
+    [
+        ({"dtype": int}, "regex", {"regex": r"[-+]?[0-9]{1,20}", "stop": ["!", " ", "\n"]}),
+        ({"dtype": "bool"}, "regex", {"regex": "(True|False)", "stop": ["!"]}),
+        ({"regex": "a+"}, "regex", {"regex": "a+", "stop": ["!"]}),
+        ({"json_schema": PERSON}, "json_schema", {"json_schema": PERSON, "stop": ["!"]}),
+        ({"schema": json.dumps(PERSON)}, "json_schema", {"json_schema": PERSON, "stop": ["!"]}),
+        ({"json_schema": bool}, "json_schema", {"json_schema": {"type": "boolean"}, "stop": ["!"]}),
+    ],
+)
+def test_what_the_backend_is_sent(params: Any, kind: str, sent: dict[str, Any]) -> None:
+    given = GenParams(max_new_tokens=9, stop="!", **params)
+    constraint = constraint_of(given)
+    assert constraint is not None
+    assert constraint.kind == kind
+    body = to_wire(constraint.resolve(given))["sampling_params"]
+    if "json_schema" in body:
+        body["json_schema"] = json.loads(body["json_schema"])
+    assert body == {"max_new_tokens": 9, **sent}
+    assert constraint.free(given) == GenParams(max_new_tokens=9, stop="!")
+
+
+def test_no_constraint() -> None:
+    assert constraint_of(GenParams(max_new_tokens=3, stop="\n")) is None
+
+
+EXCLUSIVE = {"dtype": int, "regex": "a", "json_schema": PERSON, "schema": Person}
+
+
+@pytest.mark.parametrize("first", EXCLUSIVE)
+@pytest.mark.parametrize("second", EXCLUSIVE)
+def test_constraints_exclude_one_another(first: str, second: str) -> None:
+    if first == second:
+        return
+    with pytest.raises(ValueError, match="exclude one another") as caught:
+        made(**{first: EXCLUSIVE[first], second: EXCLUSIVE[second]})
+    assert f"'{first}'" in str(caught.value)
+    assert f"'{second}'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("params", "error", "message"),
+    [
+        ({"dtype": complex}, ValueError, "<class 'complex'>; use int, float, str or bool"),
+        ({"dtype": 3}, ValueError, "dtype is 3; use int, float, str or bool"),
+        ({"regex": 3}, TypeError, "regex is 3; give a str"),
+        ({"schema": object()}, TypeError, "no JSON schema can be made of <object"),
+        ({"json_schema": "{"}, ValueError, "json_schema is '{', not JSON"),
+    ],
+)
+def test_a_wrong_constraint_is_refused_when_it_is_made(
+    params: Any, error: type, message: str
+) -> None:
+    with pytest.raises(error) as caught:
+        made(**params)
+    assert message in str(caught.value)
+
+
+VALID = [
+    ({"dtype": int}, " -42\n", -42),
+    ({"dtype": float}, "3.", 3.0),
+    ({"dtype": "float"}, ".5", 0.5),
+    ({"dtype": bool}, "False ", False),
+    ({"dtype": str}, ' "a, b"', "a, b"),
+    ({"regex": r"\d+|x"}, "12", "12"),
+    ({"schema": Person}, '{"name": "Bo", "age": 3}', Person("Bo", 3)),
+    ({"json_schema": PERSON}, '{"age": 3}', {"age": 3}),
+]
+
+
+@pytest.mark.parametrize(("params", "text", "value"), VALID)
+def test_a_valid_text_is_parsed(params: Any, text: str, value: Any) -> None:
+    constraint = made(**params)
+    constraint.check(text)
+    assert constraint.extract(text) == text
+    parsed = constraint.parse(text)
+    assert parsed == constraint.parse_partial(text) == value
+    assert type(parsed) is type(value)
+
+
+INVALID = [
+    ({"dtype": int}, "4.5", "'4.5' is not an integer in digits"),
+    ({"dtype": float}, "", "'' is not a number"),
+    ({"dtype": bool}, "true", "'true' is not True or False"),
+    ({"dtype": str}, '"cut off', "is not one line in double quotes"),
+    ({"regex": "a|b"}, "ab", "'ab' does not match the regular expression a|b"),
+    ({"schema": Person}, '{"name": "Bo"}', "age: Field required"),
+    ({"json_schema": PERSON}, '{"age": "3"}', "age: '3' is not of type 'integer'"),
+]
+
+
+@pytest.mark.parametrize(("params", "text", "message"), INVALID)
+def test_an_invalid_text_is_refused(params: Any, text: str, message: str) -> None:
+    with pytest.raises(InvalidOutput) as caught:
+        made(**params).check(text)
+    assert message in str(caught.value)
+    assert caught.value.text == text
+
+
+def test_a_pattern_that_python_cannot_read_is_refused_where_it_is_needed() -> None:
+    constraint = made(regex=r"\p{L}+")
+    assert constraint.resolve(GenParams(regex=r"\p{L}+")).regex == r"\p{L}+"
+    with pytest.raises(ValueError, match="which Python cannot read") as caught:
+        constraint.check("a")
+    assert not isinstance(caught.value, InvalidOutput)
+
+
+def test_the_value_grows() -> None:
+    assert made(dtype=int).parse_partial("-") is None
+    assert made(dtype=int).parse_partial("-4") == -4
+    assert made(schema=Person).parse_partial('{"name": "B').name == "B"
+    assert made(schema=Person).parse_partial("") is None
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"dtype": int}, "an integer"),
+        ({"regex": "a[bc]"}, "a[bc]"),
+        ({"schema": {"const": "ü"}}, '{"const": "ü"}'),
+        ({"schema": Person}, '"required": ["name", "age"]'),
+    ],
+)
+def test_the_instruction_names_what_is_wanted(params: Any, words: str) -> None:
+    instruction = made(**params).instruction()
+    assert words in instruction
+    assert "and with nothing else" in instruction
+
+
+AGE = '{"age": 3}'
+EXTRACTED = [
+    (PERSON, f"Here you are:\n```json\n{AGE}\n```\nAnything else?", AGE),
+    (PERSON, f'It\'s 5" long ]: {AGE} "', AGE),
+    (PERSON, f"[see {AGE}", None),
+    (PERSON, f"As [1] says of {{x}}: {AGE}.", AGE),
+    (PERSON, 'Like {"age": "?"} it is {"age": 4}', '{"age": 4}'),
+    (PERSON, 'It is {"age": "3"}!', '{"age": "3"}'),
+    (PERSON, f"{AGE} {AGE}", AGE),
+    ({"type": "string"}, '```\n"a ``b"\n```', '"a ``b"'),
+    (PERSON, '{"a": {"age": 3}, "b": "}', None),
+    (PERSON, '{"age": 3} or {"age": 4}', None),
+    (PERSON, "I do not know.", None),
+    (PERSON, "```\n```", None),
+    (PERSON, "[" * 10_000 + "]" * 10_000, None),
+    (int, "It is 42.", "42"),
+    (float, "about -2.5 (or so)", "-2.5"),
+    (int, " 3 or 4", "3"),
+    (int, "42\nName: Bo, 7", "42"),
+    (int, "either 3 or 4", None),
+    (int, "1/2", None),
+    (int, "on 2024-01-02, at 10:30, 1,000 or 3.5", None),
+    (bool, "The answer is True.", "True"),
+    (bool, "Falsehood", None),
+    (str, 'It is "blue".', '"blue"'),
+]
+
+
+@pytest.mark.parametrize(("wanted", "text", "part"), EXTRACTED)
+def test_the_one_part_that_can_be_meant(wanted: Any, text: str, part: str | None) -> None:
+    constraint = made(dtype=wanted) if isinstance(wanted, type) else made(schema=wanted)
+    assert constraint.extract(text) == (text if part is None else part)
+
+
+def test_a_pattern_takes_no_part_of_a_reply() -> None:
+    assert made(regex="[0-9]+").extract("It is 42.") == "It is 42."
+
+
+DOCUMENTS = st.recursive(
+    st.integers() | st.text('"\\{}[]`a\n'),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text('"{}[]`'), inner),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=50)
+@given(DOCUMENTS.filter(lambda d: isinstance(d, (list, dict))), st.text("ab \n'`"), st.booleans())
+def test_json_among_words_is_found(document: Any, words: str, indented: bool) -> None:
+    text = json.dumps(document, indent=2 if indented else None)
+    constraint = made(schema={"const": document})
+    assert constraint.extract(f"{words}{text} {words}").strip() == text
+
+
+# Asking again
+
+
+def written(template: ChatTemplate, messages: Sequence[Message], begun: str | None) -> Prompt:
+    """What a state has written after ``messages`` and, of an open assistant turn, ``begun``."""
+    text = ""
+    for i, message in enumerate(messages):
+        before, after = template.around(message["role"], messages[:i])
+        text += before + message["content"] + after
+    turns = list(messages)
+    if begun is not None:
+        text += template.around("assistant", messages)[0] + begun
+        turns += [{"role": "assistant", "content": begun}] if begun else []
+    return Prompt(text, tuple(turns))
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("begun", ["", "Age: "])
+@pytest.mark.parametrize("system", [True, False])
+def test_asking_again_is_a_turn_of_the_conversation(name: str, begun: str, system: bool) -> None:
+    template = TEMPLATES[name]
+    asked: list[Message] = [{"role": "system", "content": "Be brief."}] if system else []
+    asked += [{"role": "user", "content": "How old?"}]
+    picture = medium("image", b"\x89PNG\r\n\x1a\n")
+    prompt = replace(written(template, asked, begun), media=(picture,))
+    error = InvalidOutput("'old' is not an integer", "old")
+    again = feedback(prompt, template, "old", error, made(dtype=int))
+    note = "That is not valid: 'old' is not an integer. Answer with an integer in digits, such as"
+    assert again.messages[len(asked)] == {"role": "assistant", "content": begun + "old"}
+    assert again.messages[len(asked) + 1]["role"] == "user"
+    assert again.messages[len(asked) + 1]["content"].startswith(note)
+    assert again == replace(
+        written(template, again.messages[: len(asked) + 2], begun), media=(picture,)
+    )
+    assert again.text.startswith(prompt.text + "old")
+
+
+def test_asking_again_without_roles() -> None:
+    again = feedback(
+        Prompt("Age:"), TEMPLATES["default"], " old", InvalidOutput("bad"), made(dtype=int)
+    )
+    assert again.messages == ()
+    assert again.text.startswith("Age: old\n\n(That is not valid: bad. Answer with an integer")
+
+
+def test_media_of_the_assistant_s_turn_are_shown_once() -> None:
+    picture = medium("image", b"\x89PNG\r\n\x1a\n")
+    turn = {"role": "assistant", "content": ["See ", picture]}
+    prompt = Prompt("ASSISTANT:See <image>", (turn,), (picture,))
+    again = feedback(prompt, TEMPLATES["default"], "old", InvalidOutput("bad"), made(dtype=int))
+    assert again.messages[0] == {"role": "assistant", "content": ["See ", picture, "old"]}
+    assert [message["role"] for message in again.messages] == ["assistant", "user"]
+    assert again.text.count("<image>") == len(again.media) == 1
