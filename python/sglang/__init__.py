@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from sglang.backend.mock import Mock
     from sglang.backend.openai import OpenAI
     from sglang.backend.runtime import Runtime
+    from sglang.backend.server_args import ServerArgs
     from sglang.choices import (
         greedy_token_selection,
         token_length_normalized,
@@ -60,7 +61,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "sglang.api": (
-        "function", "gen", "gen_int", "gen_string", "select", "image", "video", "separate_reasoning",
+        "function", "gen", "gen_int", "gen_string", "select", "image", "video",
+        "separate_reasoning",
         "system", "system_begin", "system_end", "user", "user_begin", "user_end",
         "assistant", "assistant_begin", "assistant_end",
         "set_default_backend", "flush_cache", "get_server_info",
@@ -72,6 +74,7 @@ _HOMES = {
     "sglang.backend.mock": ("Mock",),
     "sglang.backend.openai": ("OpenAI",),
     "sglang.backend.runtime": ("Runtime",),
+    "sglang.backend.server_args": ("ServerArgs",),
     "sglang.choices": (
         "token_length_normalized", "greedy_token_selection",
         "unconditional_likelihood_normalized",

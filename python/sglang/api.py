@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
@@ -95,13 +96,37 @@ def gen(
 
 
 def gen_int(name: str | None = None, max_tokens: int | None = None, **params: Any) -> Node:
-    """``gen`` of a whole number; the variable is its text."""
-    return gen(name, max_tokens, dtype=int, **params)
+    """``gen`` of a whole number; the variable is its text, ``s.value(name)`` the int."""
+    return gen(name, max_tokens, dtype=int, **_free_of_constraints("gen_int", params))
 
 
 def gen_string(name: str | None = None, max_tokens: int | None = None, **params: Any) -> Node:
-    """``gen`` of a text in double quotes."""
-    return gen(name, max_tokens, dtype=str, **params)
+    """``gen`` of a text in double quotes; ``s.value(name)`` is what stands between them."""
+    return gen(name, max_tokens, dtype=str, **_free_of_constraints("gen_string", params))
+
+
+# ``gen_int`` and ``gen_string`` take what ``gen`` takes, except what says how the text is made.
+_FIXED = (
+    "min_tokens", "dtype", "choices", "choices_method", "regex", "json_schema", "schema",
+)  # fmt: skip
+
+
+def _free_of_constraints(function: str, params: dict[str, Any]) -> dict[str, Any]:
+    for name in params:
+        if name in _FIXED:
+            raise TypeError(f"{function} has no parameter {name!r}; use gen")
+    return params
+
+
+def _document(function: Any) -> None:
+    """Show the parameters of ``gen`` that the function passes on, in its signature."""
+    signature = inspect.signature(gen)
+    taken = [p for p in signature.parameters.values() if p.name not in _FIXED]
+    function.__signature__ = signature.replace(parameters=taken, return_annotation="Node")
+
+
+_document(gen_int)
+_document(gen_string)
 
 
 def select(

@@ -102,10 +102,11 @@ def _functions(graph: Graph) -> tuple[Callable[..., Any], Callable[..., Any]]:
     async def areplay(s: ProgramState, *args: Any, **kwargs: Any) -> Any:
         return await submitted(s, *args, **kwargs).aresult()
 
-    for function in (replay, areplay):
+    functions: tuple[Any, Any] = (replay, areplay)
+    for function in functions:
         function.__name__ = function.__qualname__ = graph.name
-        function.__signature__ = signature  # type: ignore[attr-defined]
-    return replay, areplay
+        function.__signature__ = signature
+    return functions
 
 
 def _declared(parameter: Parameter) -> inspect.Parameter:

@@ -12,11 +12,12 @@ from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
 from sglang import reasoning, speculation
+from sglang.asking import answer_of, valid_completions
 from sglang.backend import base
 from sglang.backend.base import Backend, Call, Choose, Complete, Completion
 from sglang.choices import METHODS, ChoicesMethod
-from sglang.constraint import Constraint, constraint_of, feedback
-from sglang.errors import InvalidOutput, SglangError
+from sglang.constraint import Constraint, constraint_of
+from sglang.errors import SglangError, Unsupported
 from sglang.ir import (
     REASONING,
     Chain,
@@ -105,6 +106,8 @@ class Interpreter:
         if stream.deferred:
             stream.deferred.append(node.text)
             return
+        if node.text.strip():
+            self._inside_a_turn(repr(node.text[:40]))
         stream.text += node.text
         if stream.leftover is not None:
             stream.leftover = stream.leftover.after(node.text)
@@ -112,6 +115,7 @@ class Interpreter:
 
     def _image(self, node: Image) -> None:
         stream, found = self.stream, medium("image", node.source)
+        self._inside_a_turn(found.kind)
         stream.leftover = None
         start = len(stream.text)
         stream.text += self.backend.chat_template.marker(found.kind)
@@ -127,6 +131,15 @@ class Interpreter:
         if ranges:
             stream.parallel.append(tuple(ranges))
         stream.messages += node.messages
+
+    def _inside_a_turn(self, what: str) -> None:
+        """Raises Unsupported where ``what`` would never reach the backend."""
+        stream = self.stream
+        if self.backend.messages_only and stream.messages and stream.role is None:
+            raise Unsupported(
+                f"{what} stands outside of the turns, and {self.backend.name} is sent the turns "
+                "alone; append it inside user(...), assistant(...) or system(...)"
+            )
 
     # Generation
 
@@ -155,11 +168,15 @@ class Interpreter:
         model_type: str = "",
     ) -> Steps:
         """The gen by calls of its own."""
+        self._inside_a_turn("gen")
         stream, start = self.stream, len(self.stream.text)
         stream.leftover = None
         params = self._with_template_stops(params)
         if constraint is not None and constraint.kind not in self.backend.constraints:
-            completions = yield from self._validated(params, constraint, model_type)
+            template, tell = self.backend.chat_template, self.usage.add
+            completions = yield from valid_completions(
+                stream.prompt(), params, constraint, model_type, template, tell
+            )
         elif self.streaming and (params.n or 1) == 1:
             show = partial(self._show, node.name, stream.text, model_type)
             completions = yield base.Stream(stream.prompt(), params, show)
@@ -168,7 +185,7 @@ class Interpreter:
         if constraint is not None and node.name is not None:
             stream.constraints[node.name] = constraint
         self._account(completions)
-        completions = [_answer(completion, model_type) for completion in completions]
+        completions = [answer_of(completion, model_type) for completion in completions]
         self._write(node.name, completions, start, several=(params.n or 1) > 1)
 
     def _with_template_stops(self, params: GenParams) -> GenParams:
@@ -202,31 +219,6 @@ class Interpreter:
             stream.meta[name] = metas if several else metas[0]
             stream.variables[name] = texts if several else texts[0]
             stream.partial.pop(name, None)
-
-    def _validated(
-        self, params: GenParams, constraint: Constraint, model_type: str
-    ) -> Generator[Call, Any, list[Completion]]:
-        """Completions that satisfy a constraint which the backend does not enforce: asked for
-        again, with the error, up to ``max_retries`` times each. Raises InvalidOutput."""
-        prompt, valid = self.stream.prompt(), []
-        for completion in (yield Complete(prompt, params)):
-            left = params.max_retries or 0
-            while True:
-                reply = _answer(completion, model_type)
-                text = constraint.extract(reply.text)
-                try:
-                    constraint.check(text)
-                    break
-                except InvalidOutput as error:
-                    if left <= 0:
-                        raise
-                    template = self.backend.chat_template
-                    asked = feedback(prompt, template, reply.text, error, constraint)
-                self._account([completion])
-                left -= 1
-                (completion,) = yield Complete(asked, dataclasses.replace(params, n=1))
-            valid.append(dataclasses.replace(reply, text=text))
-        return valid
 
     def _reasoned(self, node: SeparateReasoning) -> Steps:
         for part in node.parts:
@@ -297,6 +289,7 @@ class Interpreter:
         ]
 
     def _select(self, node: Select) -> Steps:
+        self._inside_a_turn("select")
         stream, start = self.stream, len(self.stream.text)
         stream.leftover = None
         method = node.method if isinstance(node.method, ChoicesMethod) else METHODS[node.method]
@@ -315,6 +308,11 @@ class Interpreter:
         if stream.role is not None:
             raise SglangError(
                 f"role {node.role!r} begins inside role {stream.role!r}; end that one first"
+            )
+        if self.backend.messages_only and not stream.messages and stream.text.strip():
+            raise Unsupported(
+                f"text stands before the first turn, and {self.backend.name} is sent the turns "
+                "alone; append it inside system(...) or user(...)"
             )
         if template.default_system and not stream.messages and node.role != "system":
             self._role_begin(RoleBegin("system"))
@@ -384,11 +382,3 @@ class Interpreter:
         Commit: _commit,
         Fork: _fork,
     }
-
-
-def _answer(completion: Completion, model_type: str) -> Completion:
-    """The completion without its reasoning, which goes into its meta_info."""
-    if not model_type or "reasoning_content" in completion.meta:
-        return completion
-    thought, answer = reasoning.split(completion.text, model_type)
-    return Completion(answer, {**completion.meta, "reasoning_content": thought})

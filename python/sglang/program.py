@@ -7,7 +7,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sglang.backend.base import Backend
 from sglang.executor import StreamExecutor
@@ -16,6 +16,10 @@ from sglang.run import Run
 from sglang.settings import global_config
 from sglang.state import ProgramState
 from sglang.workers import Workers
+
+if TYPE_CHECKING:
+    from sglang.compiler import CompiledProgram
+    from sglang.graph import Graph
 
 # Threads for the bodies of plain programs in event loops. They wait for the loop alone, so that a
 # bounded number of them always comes to an end.
@@ -275,6 +279,23 @@ class SglFunction:
         prefix = constant_prefix(self, chosen, {})
         chosen.cache_prefix(prefix)
         return prefix
+
+    def trace(self, *, backend: Any = None, **known: Any) -> Graph:
+        """The program as a graph, the arguments ``known`` being constants and the others open.
+
+        Raises TraceError, with the line, where the program's flow needs a value that only a run
+        knows. ``backend`` is not asked for anything.
+        """
+        from sglang.tracer import trace
+
+        return trace(self, known)
+
+    def compile(self, backend: Any = None, **known: Any) -> CompiledProgram:
+        """The program without its Python source, for every way of running; see ``compiler``.
+        Raises as ``trace`` does."""
+        from sglang.compiler import compile
+
+        return compile(self, backend, **known)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """``run``; or, given a state first, continue that state with this function's body and give

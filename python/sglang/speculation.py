@@ -71,8 +71,8 @@ class Leftover:
         if cut is None and not self.ended:
             return None
         end, reason = (len(self.text), None) if cut is None else cut
-        if self.tokens(end) > (params.max_new_tokens or 0):
-            return None
+        if self.tokens(end + len(reason or "")) > (params.max_new_tokens or 0):
+            return None  # the limit comes before the stop is complete
         return self.text[:end], {"type": "stop", "matched": reason}, self.text[end:]
 
     def tokens(self, characters: int) -> int:

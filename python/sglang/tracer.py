@@ -48,6 +48,7 @@ def trace(program: SglFunction, known: Mapping[str, Any]) -> Graph:
         TraceError: the program needs a value that only a run knows; the message has the line.
         TypeError: ``known`` names no argument.
     """
+    _refuse_async(program)
     known = {**program.bound, **known}
     signature = inspect.signature(program.func)
     signature.bind_partial(None, **known)
@@ -115,6 +116,7 @@ class Record:
                 f"{program.func.__name__}.run gives {option}, but a graph runs as a whole on one "
                 f"backend: leave it out; at {caller()}"
             )
+        _refuse_async(program)
         own = {name: v for name, v in given(params).items() if v != getattr(DEFAULTS, name)}
         recorder = self.stream({})
         recorder.submit(Call(program.func.__name__, GenParams(**own)), caller())
@@ -208,6 +210,13 @@ class TracedForkGroup(ForkGroup):
         recorders: Any = [state._executor for state in self.states]
         parent: Any = self._parent._executor
         parent.join(recorders, mode, caller())
+
+
+def _refuse_async(program: SglFunction) -> None:
+    if program.is_async:
+        raise TraceError(
+            f"{program.func.__name__} is asynchronous, and such a program is not traced"
+        )
 
 
 def _plain(value: Any) -> Any:

@@ -43,6 +43,7 @@ RULES = {
     "sglang.integrations.dspy": "sglang dspy",
     "sglang.backend.engine": "sglang srt",
     "sglang.backend.runtime": "sglang httpx srt",
+    "sglang.backend.server_args": "sglang srt",
     "sglang.launch_server": "sglang srt",
 }
 

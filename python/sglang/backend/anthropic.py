@@ -74,6 +74,7 @@ class Anthropic(ApiBackend):
     key_variable = "ANTHROPIC_API_KEY"
     constraints = frozenset({"json_schema"})
     speculates = "chat"
+    messages_only = True
 
     def __init__(
         self,

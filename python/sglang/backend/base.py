@@ -62,12 +62,14 @@ class Backend:
             generates. For the others the frontend validates, and asks again (``max_retries``).
         speculates: how ``num_api_spec_tokens`` is used: "text" (a completion model: over-generate
             and reuse), "chat" (one reply for all gens of an assistant turn) or "" (ignored).
+        messages_only: of a program with roles, the backend is sent the turns alone.
     """
 
     name = "backend"
     chat_template: ChatTemplate = TEMPLATES["default"]
     constraints: frozenset[str] = frozenset()
     speculates: str = ""
+    messages_only: bool = False
 
     def complete(self, prompt: Prompt, params: GenParams) -> list[Completion]:
         """``params.n`` completions. Raises BackendError."""

@@ -17,6 +17,7 @@ from contextlib import aclosing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from sglang.backend.native import NativeBackend
+from sglang.backend.server_args import ServerArgs, settings_of
 from sglang.cancel import aborted_by
 from sglang.chat import template_for, template_named
 from sglang.errors import BackendError, Unsupported
@@ -41,7 +42,13 @@ class Engine(NativeBackend):
 
     name = "Engine"
 
-    def __init__(self, *, chat_template_name: str | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        *,
+        server_args: ServerArgs | None = None,
+        chat_template_name: str | None = None,
+        **settings: Any,
+    ) -> None:
         try:
             from srt.config import Config
             from srt.engine.local import LocalEngine
@@ -50,7 +57,7 @@ class Engine(NativeBackend):
             from srt.tokenizer import Tokenizer
         except ImportError as error:
             raise Unsupported(f"Engine needs: pip install 'sglang[srt]' ({error})") from error
-        config = Config.of(**settings)
+        config = Config.of(**settings_of(server_args, settings))
         model = config.model
         try:
             self.tokenizer = Tokenizer.load(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import AsyncGenerator, Generator, Mapping
 from typing import Any
 
@@ -45,9 +44,10 @@ class LiteLLM(ExchangeBackend):
     ) -> None:
         super().__init__(max_retries=max_retries, timeout=timeout, max_concurrency=max_concurrency)
         try:
-            self._litellm = importlib.import_module("litellm")
+            import litellm
         except ImportError as error:
             raise Unsupported("LiteLLM needs: pip install litellm") from error
+        self._litellm = litellm
         if isinstance(chat_template, str):
             chat_template = template_named(chat_template)
         self.chat_template = chat_template or self.chat_template

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from sglang.backend.base import Backend, Completion, Prompt
 from sglang.chat import template_named
 from sglang.choices import ChoicesMethod, Decision, Scores
 from sglang.errors import BackendError
+from sglang.media import Media
 from sglang.params import GenParams, strings
 
 Reply = str | Sequence[str] | BaseException
@@ -30,6 +32,11 @@ class Call:
     params: GenParams | None = None
     options: tuple[str, ...] = ()
 
+    @property
+    def media(self) -> tuple[Media, ...]:
+        """Images and videos that the prompt shows."""
+        return self.prompt.media
+
 
 class Mock(Backend):
     """Answers by a script, or echoes; ``calls`` keeps what it was asked.
@@ -42,17 +49,27 @@ class Mock(Backend):
             and without a script the first option.
         delay: seconds before each answer.
         chat_template: name of the template used for roles.
+        constraints, speculates: what the backend that is stood in for can do, see ``Backend``. The
+            script's text is taken as it is: what it would have been held to is not checked.
 
-    A token, here, is a word with the space before it; stop strings are cut, and so is text past
+    In an event loop it answers without a thread, so a script must not wait there. A token, here, is a word with the space before it; stop strings are cut, and so is text past
     ``max_new_tokens``. The part of a prompt that an earlier prompt began with counts as cached.
     """
 
     name = "mock"
 
     def __init__(
-        self, script: Script | None = None, *, delay: float = 0.0, chat_template: str = "chatml"
+        self,
+        script: Script | None = None,
+        *,
+        delay: float = 0.0,
+        chat_template: str = "chatml",
+        constraints: Iterable[str] = (),
+        speculates: str = "",
     ) -> None:
         self.chat_template = template_named(chat_template)
+        self.constraints = frozenset(constraints)
+        self.speculates = speculates
         self.calls: list[Call] = []
         self.flushes = 0
         self._script = script
@@ -62,39 +79,40 @@ class Mock(Backend):
         self._lock = threading.Lock()
 
     def complete(self, prompt: Prompt, params: GenParams) -> list[Completion]:
-        reply = self._answer(Call("gen", prompt, params))
-        n = params.n or 1
-        texts = [reply] * n if isinstance(reply, str) else list(reply)
-        if len(texts) != n:
-            raise BackendError(f"the script gives {len(texts)} texts and n is {n}")
-        return [self._finish(prompt, text, params) for text in texts]
+        self._wait()
+        return self._completed(prompt, params)
+
+    async def acomplete(self, prompt: Prompt, params: GenParams) -> list[Completion]:
+        await asyncio.sleep(self._delay)
+        return self._completed(prompt, params)
 
     def stream(self, prompt: Prompt, params: GenParams) -> Iterator[Completion]:
-        (whole,) = self.complete(prompt, params)
-        words = _words(whole.text)
-        for end in range(1, len(words)):
-            yield Completion("".join(words[:end]), {**whole.meta, "finish_reason": None})
-        yield whole
+        self._wait()
+        yield from self._pieces(prompt, params)
+
+    async def astream(self, prompt: Prompt, params: GenParams) -> AsyncIterator[Completion]:
+        await asyncio.sleep(self._delay)
+        for piece in self._pieces(prompt, params):
+            yield piece
+            await asyncio.sleep(0)
 
     def choose(self, prompt: Prompt, options: Sequence[str], method: ChoicesMethod) -> Decision:
-        call = Call("select", prompt, options=tuple(options))
-        answer = self._answer(call)
-        if self._script is None:
-            answer = options[0]
-        if answer not in options:
-            raise BackendError(f"the script says {answer!r}, which is none of {list(options)}")
-        rows = [
-            [[CHOSEN if option == answer else REJECTED, hash(w) % 1000, w] for w in _words(option)]
-            for option in options
-        ]
-        alone = [[[-2.0, *entry[1:]] for entry in row] for row in rows]
-        decision = method(Scores(options, rows, [[] for _ in options], alone))
-        decision.meta["usage"] = self._usage(prompt, 0)
-        return decision
+        self._wait()
+        return self._chosen(prompt, options, method)
+
+    async def achoose(
+        self, prompt: Prompt, options: Sequence[str], method: ChoicesMethod
+    ) -> Decision:
+        await asyncio.sleep(self._delay)
+        return self._chosen(prompt, options, method)
 
     def commit(self, prompt: Prompt) -> dict[str, Any]:
-        self._note(Call("commit", prompt))
-        return self._usage(prompt, 0)
+        self._wait()
+        return self._committed(prompt)
+
+    async def acommit(self, prompt: Prompt) -> dict[str, Any]:
+        await asyncio.sleep(self._delay)
+        return self._committed(prompt)
 
     def flush_cache(self) -> None:
         with self._lock:
@@ -104,9 +122,40 @@ class Mock(Backend):
     def get_server_info(self) -> dict[str, Any]:
         return {"backend": "mock", "calls": len(self.calls)}
 
-    def _note(self, call: Call) -> None:
+    def _wait(self) -> None:
         if self._delay:
             time.sleep(self._delay)
+
+    def _completed(self, prompt: Prompt, params: GenParams) -> list[Completion]:
+        reply = self._answer(Call("gen", prompt, params))
+        n = params.n or 1
+        texts = [reply] * n if isinstance(reply, str) else list(reply)
+        if len(texts) != n:
+            raise BackendError(f"the script gives {len(texts)} texts and n is {n}")
+        return [self._finish(prompt, text, params) for text in texts]
+
+    def _pieces(self, prompt: Prompt, params: GenParams) -> Iterator[Completion]:
+        (whole,) = self._completed(prompt, params)
+        words = _words(whole.text)
+        for end in range(1, len(words)):
+            yield Completion("".join(words[:end]), {**whole.meta, "finish_reason": None})
+        yield whole
+
+    def _chosen(self, prompt: Prompt, options: Sequence[str], method: ChoicesMethod) -> Decision:
+        answer = self._answer(Call("select", prompt, options=tuple(options)))
+        if self._script is None:
+            answer = options[0]
+        if answer not in options:
+            raise BackendError(f"the script says {answer!r}, which is none of {list(options)}")
+        decision = decided(str(answer), options, method)
+        decision.meta["usage"] = self._usage(prompt, 0)
+        return decision
+
+    def _committed(self, prompt: Prompt) -> dict[str, Any]:
+        self._note(Call("commit", prompt))
+        return self._usage(prompt, 0)
+
+    def _note(self, call: Call) -> None:
         with self._lock:
             self.calls.append(call)
 
@@ -157,6 +206,16 @@ class Mock(Backend):
             "cached_tokens": len(_words(prompt.text[:shared])),
             "completion_tokens": completion_tokens,
         }
+
+
+def decided(answer: str, options: Sequence[str], method: ChoicesMethod) -> Decision:
+    """What ``method`` makes of scores by which ``answer`` is the likeliest of ``options``."""
+    rows = [
+        [[CHOSEN if option == answer else REJECTED, hash(w) % 1000, w] for w in _words(option)]
+        for option in options
+    ]
+    alone = [[[-2.0, *entry[1:]] for entry in row] for row in rows]
+    return method(Scores(options, rows, [[] for _ in options], alone))
 
 
 def _words(text: str) -> list[str]:

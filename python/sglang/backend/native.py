@@ -101,13 +101,14 @@ def _input(prompt: Prompt) -> dict[str, Any]:
     return {**texts, **_media(prompt)}
 
 
-def _media(prompt: Prompt) -> dict[str, list[str]]:
-    """Images and videos, each as a URL, in the order of their markers."""
-    fields = {
-        f"{kind}_data": [medium.address for medium in prompt.media if medium.kind == kind]
-        for kind in ("image", "video")
-    }
-    return {name: media for name, media in fields.items() if media}
+def _media(prompt: Prompt) -> dict[str, list[Any]]:
+    """Images as URLs, videos as URLs with the number of frames, in the order of their markers."""
+    fields: dict[str, list[Any]] = {}
+    for medium in prompt.media:
+        video = {"url": medium.address, "num_frames": medium.num_frames}
+        shown = video if medium.kind == "video" else medium.address
+        fields.setdefault(f"{medium.kind}_data", []).append(shown)
+    return fields
 
 
 def _parts(prompt: Prompt) -> list[str | list[str]]:

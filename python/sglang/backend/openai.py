@@ -218,7 +218,7 @@ class OpenAI(ExchangeBackend):
         except ImportError as error:
             raise Unsupported("OpenAI needs: pip install 'sglang[openai]'") from error
         if is_azure:
-            self._classes = openai.AzureOpenAI, openai.AsyncAzureOpenAI
+            self._classes: tuple[Any, Any] = openai.AzureOpenAI, openai.AsyncAzureOpenAI
             self.key_variable = "AZURE_OPENAI_API_KEY"
         else:
             self._classes = openai.OpenAI, openai.AsyncOpenAI

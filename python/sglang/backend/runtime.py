@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from sglang.backend.endpoint import RuntimeEndpoint
+from sglang.backend.server_args import ServerArgs, settings_of
 from sglang.errors import BackendError, Unsupported
 from sglang.utils import terminate_process
 
@@ -33,8 +34,15 @@ class Runtime:
     """
 
     def __init__(
-        self, *, port: int | None = None, launch_timeout: float = 600.0, **settings: Any
+        self,
+        *,
+        server_args: ServerArgs | None = None,
+        port: int | None = None,
+        launch_timeout: float = 600.0,
+        **settings: Any,
     ) -> None:
+        settings = settings_of(server_args, settings)
+        port = port or settings.pop("port", None)
         self.port = port or _free_port()
         host = settings.get("host", "127.0.0.1")
         reach = "127.0.0.1" if host in ("0.0.0.0", "::") else host
