@@ -23,7 +23,9 @@ class Letters(Backend):
 
     name = "letters"
 
-    def __init__(self, speculates: str, alphabet: str = "ab;", seed: int = 0, most: int = 40) -> None:
+    def __init__(
+        self, speculates: str, alphabet: str = "ab;", seed: int = 0, most: int = 40
+    ) -> None:
         self.speculates, self.alphabet, self.seed, self.most = speculates, alphabet, seed, most
         self.prompts: list[Prompt] = []
 
@@ -168,7 +170,9 @@ def test_a_gen_left_open_at_the_end_is_asked_for() -> None:
         s += sgl.user("Who?")
         s += sgl.assistant_begin() + "Name: " + sgl.gen("name", 8, stop="\n")
 
-    state = sgl.function(program, num_api_spec_tokens=9).run(backend=sgl.Mock("Name: Bo".split("|"), speculates="chat"))
+    state = sgl.function(program, num_api_spec_tokens=9).run(
+        backend=sgl.Mock("Name: Bo".split("|"), speculates="chat")
+    )
     assert state["name"] == "Bo"
     assert state.text().endswith("Name: Bo")
 
