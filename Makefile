@@ -9,6 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CLIENTS := .venv-clients
+OPENAI := $(foreach major,1 2 3,.venv-openai-$(major)/.installed)
 PIP := -m pip install -qq --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
@@ -26,8 +27,8 @@ demo: $(STAMP)  ## run a program with fork, select and gen on the embedded model
 test: $(STAMP)  ## the whole test suite, lint included
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
-test-clients: $(STAMP) $(CLIENTS)/.installed  ## DSPy against a real server (its own environment)
-	@$(BIN)/python -m pytest test/e2e/test_dspy.py $(ARGS)
+test-clients: $(STAMP) $(CLIENTS)/.installed $(OPENAI)  ## DSPy and openai 1, 2, 3 (own environments)
+	@$(BIN)/python -m pytest test/e2e/test_dspy.py test/e2e/test_openai_clients.py $(ARGS)
 
 lint: $(STAMP)  ## ruff check, ruff format --check, mypy (strict)
 	@$(BIN)/ruff check .
@@ -45,7 +46,7 @@ bench: $(STAMP)  ## every benchmark with its defaults: no GPU, no download
 	done; test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; }
 
 clean:  ## remove .venv, caches and build outputs
-	@rm -rf $(VENV) $(CLIENTS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) $(CLIENTS) .venv-openai-* build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@rm -rf python/*.egg-info
 	@find python test tools examples benchmark -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -65,4 +66,10 @@ $(CLIENTS)/.installed: test/e2e/requirements-clients.txt
 	@echo "Setting up $(CLIENTS) ..."
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
 	@$(CLIENTS)/bin/python $(PIP) --requirement $<
+	@touch $@
+
+.venv-openai-%/.installed: test/e2e/openai-%.txt
+	@echo "Setting up $(@D) ..."
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python $(PIP) --requirement $<
 	@touch $@

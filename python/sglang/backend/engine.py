@@ -53,6 +53,7 @@ class Engine(NativeBackend):
             from srt.config import Config
             from srt.engine.local import LocalEngine
             from srt.program.completion import Completion
+            from srt.program.request import CONSTRAINTS
             from srt.server.service import Service
             from srt.tokenizer import Tokenizer
         except ImportError as error:
@@ -74,6 +75,7 @@ class Engine(NativeBackend):
         self._thread.start()
         completion = Completion(self._engine.client_on(self._loop), self.tokenizer)
         self._service: Service | None = Service(config, completion)
+        self.constraints = frozenset(CONSTRAINTS)
         if chat_template_name is not None:
             self.chat_template = template_named(chat_template_name)
         else:

@@ -29,6 +29,7 @@ class LiteLLM(ExchangeBackend):
     name = "LiteLLM"
     key_variable = "the service's key variable"
     speculates = "chat"
+    messages_only = True
     constraints = frozenset({"json_schema"})
 
     def __init__(
@@ -46,7 +47,7 @@ class LiteLLM(ExchangeBackend):
         try:
             import litellm
         except ImportError as error:
-            raise Unsupported("LiteLLM needs: pip install litellm") from error
+            raise Unsupported("LiteLLM needs: pip install 'sglang[litellm]'") from error
         self._litellm = litellm
         if isinstance(chat_template, str):
             chat_template = template_named(chat_template)

@@ -25,8 +25,6 @@ Requests: TypeAlias = Generator[dict[str, Any], Any, T]
 class NativeBackend(Backend):
     """Needs only ``call`` and ``call_stream``, and their asynchronous twins."""
 
-    constraints = frozenset({"regex", "json_schema"})
-
     def call(self, body: dict[str, Any]) -> Any:
         """Answer of a ``/generate`` request: a dict, or a list of them. Raises BackendError."""
         raise NotImplementedError

@@ -243,6 +243,7 @@ class OpenAI(ExchangeBackend):
         self.chat_template = chat_template or self.chat_template
         self.api = _api(model_name, api, is_chat_model, official)
         self.speculates = "text" if self.api is TextExchange else "chat"
+        self.messages_only = self.api is not TextExchange
         self.constraints = frozenset(() if self.api is TextExchange else ("json_schema",))
         self.service = Service(
             self.name,

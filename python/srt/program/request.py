@@ -20,6 +20,7 @@ PRIORITY_LIMIT = 1 << 31
 MAX_NAME = 1024  # characters of rid and cache_salt
 
 UNAVAILABLE = ("regex", "json_schema", "ebnf", "structural_tag")
+CONSTRAINTS: tuple[str, ...] = ()  # of these, the ones that are enforced; clients are told
 _RENAMED = {"sampling_seed": "seed", "max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
 _WITHOUT_EFFECT = ("spaces_between_special_tokens", "custom_params", "stream_interval")
 

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from srt.core.messages import Reply
 from srt.core.sampling import SamplingParams
 from srt.program.completion import EngineLost
-from srt.program.request import Ask, RequestError
+from srt.program.request import CONSTRAINTS, Ask, RequestError
 from srt.server.body import read_body, read_optional_body
 from srt.server.errors import ServerError, json_response
 from srt.server.service import Service
@@ -59,6 +59,7 @@ async def model_info(service: Service, request: Request) -> Response:
             "tokenizer_path": model.tokenizer_path or info.model_path,
             "served_model_name": service.model_name,
             "is_generation": True,
+            "constraints": CONSTRAINTS,
             **msgspec.to_builtins(info),
         }
     )
