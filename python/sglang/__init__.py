@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         gen_string,
         get_server_info,
         image,
+        inspect_history,
         select,
         separate_reasoning,
         set_default_backend,
@@ -49,15 +50,18 @@ if TYPE_CHECKING:
     )
     from sglang.errors import (
         BackendError,
+        BatchError,
         InvalidOutput,
         ProgramError,
         SglangError,
         TraceError,
         Unsupported,
     )
+    from sglang.forks import ForkGroup
     from sglang.program import SglFunction
+    from sglang.record import Recorder, Replay
     from sglang.settings import global_config
-    from sglang.state import ForkGroup, ProgramState
+    from sglang.state import ProgramState
 
 _HOMES = {
     "sglang.api": (
@@ -65,7 +69,7 @@ _HOMES = {
         "separate_reasoning",
         "system", "system_begin", "system_end", "user", "user_begin", "user_end",
         "assistant", "assistant_begin", "assistant_end",
-        "set_default_backend", "flush_cache", "get_server_info",
+        "set_default_backend", "flush_cache", "get_server_info", "inspect_history",
     ),
     "sglang.backend.anthropic": ("Anthropic",),
     "sglang.backend.endpoint": ("RuntimeEndpoint",),
@@ -80,12 +84,14 @@ _HOMES = {
         "unconditional_likelihood_normalized",
     ),
     "sglang.errors": (
-        "BackendError", "InvalidOutput", "ProgramError", "SglangError", "TraceError",
+        "BackendError", "BatchError", "InvalidOutput", "ProgramError", "SglangError", "TraceError",
         "Unsupported",
     ),
     "sglang.program": ("SglFunction",),
+    "sglang.record": ("Recorder", "Replay"),
     "sglang.settings": ("global_config",),
-    "sglang.state": ("ForkGroup", "ProgramState"),
+    "sglang.forks": ("ForkGroup",),
+    "sglang.state": ("ProgramState",),
 }  # fmt: skip
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, overload
+from typing import Any, TextIO, overload
 
 from sglang import reasoning
 from sglang.choices import ChoicesMethod, token_length_normalized
@@ -168,7 +168,8 @@ def video(path: Any, num_frames: int = 8) -> Node:
     """A video, of which the model is shown ``num_frames`` frames. Raises as ``image`` does."""
     if num_frames < 1:
         raise ValueError(f"num_frames is {num_frames}; it must be at least 1")
-    return Image(path if isinstance(path, Node) else medium("video", path, num_frames))
+    source = path if isinstance(path, Node) else medium("video", path, num_frames)
+    return Image(source, "video", num_frames)
 
 
 def separate_reasoning(expr: object, model_type: str) -> SeparateReasoning:
@@ -239,6 +240,17 @@ def set_default_backend(backend: Any) -> None:
 def flush_cache(backend: Any = None) -> Any:
     """Empty the backend's prefix cache."""
     return resolve_backend(backend).flush_cache()
+
+
+def inspect_history(n: int = 1, file: TextIO | None = None) -> None:
+    """Print the last ``n`` calls of this process's programs to their backends: what was asked, the
+    parameters that were set, and the answer or error. The last hundred calls are kept."""
+    from sglang.display import print_history
+    from sglang.history import HISTORY
+
+    if n < 1:
+        raise ValueError(f"n is {n}; give how many calls to print, at least 1")
+    print_history(HISTORY.last(n), file)
 
 
 def get_server_info(backend: Any = None) -> dict[str, Any]:

@@ -1,18 +1,21 @@
-"""run_batch: one program over many items, with a bounded number in flight."""
+"""Batch: one program over many items, with a bounded number in flight."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from functools import partial
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from sglang.backend.base import Backend
-from sglang.executor import StreamExecutor
+from sglang.backend.base import Backend, Prompt
+from sglang.errors import BatchError, SglangError
 from sglang.params import GenParams
 from sglang.progress import Progress
+from sglang.results_file import ResultsFile
 from sglang.settings import global_config
 from sglang.state import ProgramState
 from sglang.tracer import constant_prefix
@@ -21,94 +24,207 @@ from sglang.workers import Workers
 if TYPE_CHECKING:
     from sglang.program import SglFunction
 
-AUTO_THREADS = 64
+AUTO = 64
 PLAIN = (str, int, float, bool, type(None))
+Started = tuple[ProgramState, "Future[ProgramState]"]
 
 
-def run_batch(
-    program: SglFunction,
-    items: Sequence[Mapping[str, Any]],
-    backend: Backend,
-    defaults: GenParams,
-    *,
-    num_threads: int | str,
-    progress_bar: bool,
-    return_errors: bool,
-) -> Iterator[ProgramState]:
-    """States in the order of ``items``; see ``SglFunction.run_batch``.
+class Batch:
+    """See ``SglFunction.run_batch`` and ``arun_batch``.
 
-    Only a window of items is started ahead of the one that is yielded, so memory is bounded by what
-    the caller keeps.
+    At most twice as many items as may run at once are begun ahead of the one that is yielded, so
+    memory is bounded by what the caller keeps. A batch that ends early, because an item fails or
+    the caller stops, begins nothing more and aborts what is in flight.
+
+    Args:
+        limit: items that run at once, or "auto".
+        return_errors: an item's failure is left in its state; else it ends the batch.
     """
-    if not items:
-        return
-    threads = _threads(num_threads, len(items))
-    if len(items) > 1 and global_config.enable_precache_with_tracing:
-        prefix = constant_prefix(program, backend, _shared(items))
-        if len(prefix) >= global_config.precache_min_chars:
-            backend.cache_prefix(prefix)
-    progress = Progress(len(items)) if progress_bar else None
 
-    def one(arguments: Mapping[str, Any]) -> ProgramState:
+    def __init__(
+        self,
+        program: SglFunction,
+        items: Sequence[Mapping[str, Any]],
+        backend: Backend,
+        defaults: GenParams,
+        *,
+        limit: int | str,
+        progress_bar: bool = False,
+        return_errors: bool = False,
+        results_file: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self._program, self._items = program, items
+        self._backend, self._defaults = backend, defaults
+        self._limit = _limit(limit)
+        self._return_errors = return_errors
+        self._file: ResultsFile | None = None
+        if results_file is not None:
+            self._file = ResultsFile(results_file, program, items, defaults)
+        self._progress: Progress | None = None
+        if progress_bar:
+            self._progress = Progress(len(items), restored=len(self._file or ()))
+
+    def run(self) -> Iterator[ProgramState]:
+        """States in the order of the items, by threads."""
+        if prefix := self._prefix():
+            with suppress(SglangError):  # a hint; the items will tell what is wrong
+                self._backend.cache_prefix(prefix)
+        # Daemon threads: an interrupted batch must not hold the interpreter back.
+        pool = Workers(limit=self._limit)
+        waiting: deque[Started] = deque()
         try:
-            state = program.start(backend, (), arguments, defaults)
+            for number in range(len(self._items)):
+                waiting.append(self._begin(pool, number))
+                if len(waiting) >= 2 * self._limit:
+                    yield _first(waiting)
+            while waiting:
+                yield _first(waiting)
+        except KeyboardInterrupt:
+            _abort(waiting)
+            waiting.clear()  # waited for by nobody
+            raise
+        finally:
+            wait(_abort(waiting))
+            self._close()
+
+    async def arun(self) -> AsyncIterator[ProgramState]:
+        """``run`` by tasks of the running event loop."""
+        if prefix := self._prefix():
+            with suppress(SglangError):
+                await self._backend.acommit(Prompt(prefix))
+        slots = asyncio.Semaphore(self._limit)
+        waiting: deque[asyncio.Task[ProgramState]] = deque()
+        try:
+            for number in range(len(self._items)):
+                waiting.append(asyncio.create_task(self._aone(number, slots)))
+                if len(waiting) >= 2 * self._limit:
+                    yield await _afirst(waiting)
+            while waiting:
+                yield await _afirst(waiting)
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            self._close()
+
+    def _begin(self, pool: Workers, number: int) -> Started:
+        state = self._program.new_state(self._backend, self._defaults)
+        if self._restored(number, state):
+            future: Future[ProgramState] = Future()
+            future.set_result(state)
+            return state, future
+        return state, pool.call(self._one, number, state)
+
+    def _one(self, number: int, state: ProgramState) -> ProgramState:
+        try:
+            self._program.start(state, (), self._items[number])
         except Exception as error:
-            if not return_errors:
-                raise
-            state = _failed(backend, defaults, error)
-        if progress:
-            progress.advance(state.usage)
+            return self._ended(number, state, error)
+        return self._ended(number, state, None)
+
+    async def _aone(self, number: int, slots: asyncio.Semaphore) -> ProgramState:
+        loop = asyncio.get_running_loop()
+        async with slots:
+            state = self._program.new_state(self._backend, self._defaults, loop=loop)
+            if self._restored(number, state):
+                return state
+            try:
+                await self._program.astart(state, (), self._items[number])
+            except Exception as error:
+                return self._ended(number, state, error)
+            return self._ended(number, state, None)
+
+    def _restored(self, number: int, state: ProgramState) -> bool:
+        """Whether ``state`` could be filled from the file."""
+        if self._file is None or number not in self._file:
+            return False
+        self._file.restore(number, state)
+        return True
+
+    def _ended(self, number: int, state: ProgramState, error: Exception | None) -> ProgramState:
+        if self._file is not None and error is None:
+            self._file.add(number, state)
+        if self._progress is not None:
+            self._progress.advance(state.usage, failed=error is not None)
+        if error is not None and not self._return_errors:
+            raise error
         return state
 
-    # Daemon threads: an interrupted batch must not hold the interpreter back.
-    pool = Workers(limit=threads)
-    waiting: deque[Future[ProgramState]] = deque()
-    try:
-        for arguments in items:
-            waiting.append(_submit(pool, partial(one, arguments)))
-            if len(waiting) >= 2 * threads:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    except KeyboardInterrupt:
-        for future in waiting:
-            future.cancel()
-        waiting.clear()
-        raise
-    finally:
-        # On an error, or when the caller stops early: begin nothing more, let what runs end.
-        wait([future for future in waiting if not future.cancel()])
-        if progress:
-            progress.close()
+    def _prefix(self) -> str:
+        """What all items that are to run begin with; "" where it does not pay to compute it first.
+
+        Arguments with the same plain value in every item count as constants.
+        """
+        items = [
+            item for n, item in enumerate(self._items) if not self._file or n not in self._file
+        ]
+        if len(items) < 2 or not global_config.enable_precache_with_tracing:
+            return ""
+        prefix = constant_prefix(self._program, self._backend, _shared(items))
+        return prefix if len(prefix) >= global_config.precache_min_chars else ""
+
+    def _close(self) -> None:
+        if self._progress is not None:
+            self._progress.close()
+        if self._file is not None:
+            self._file.close()
 
 
-def _submit(pool: Workers, call: Callable[[], ProgramState]) -> Future[ProgramState]:
-    future: Future[ProgramState] = Future()
-
-    def job() -> None:
-        if not future.set_running_or_notify_cancel():
-            return
-        try:
-            result = call()
-        except BaseException as error:
-            future.set_exception(error)
-        else:
-            future.set_result(result)
-
-    pool.submit(job)
-    return future
+def collected(states: Iterable[ProgramState]) -> list[ProgramState]:
+    """All states, once all have run. Raises BatchError if some have failed."""
+    kept = list(states)
+    errors = {n: error for n, state in enumerate(kept) if (error := state.error()) is not None}
+    if not errors:
+        return kept
+    number, first = next(iter(errors.items()))
+    what = f"{len(errors)} of {len(kept)} items failed"
+    raise BatchError(f"{what}; the first, item {number}: {_told(first)}", kept, errors) from first
 
 
-def _threads(asked: int | str, items: int) -> int:
+def _told(error: BaseException) -> str:
+    """The message of an item's error, with the line that raised it."""
+    if isinstance(error, SglangError):
+        return str(error)
+    lines = [
+        f" at {frame.f_code.co_filename}:{line}"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if not frame.f_globals.get("__name__", "").startswith("sglang.")
+    ]
+    return f"{type(error).__name__}: {error}{lines[-1] if lines else ''}"
+
+
+def _first(waiting: deque[Started]) -> ProgramState:
+    """The oldest, once it is done; until then it stays in ``waiting``."""
+    state = waiting[0][1].result()
+    waiting.popleft()
+    return state
+
+
+async def _afirst(waiting: deque[asyncio.Task[ProgramState]]) -> ProgramState:
+    await asyncio.wait([waiting[0]])
+    return waiting.popleft().result()
+
+
+def _abort(waiting: Iterable[Started]) -> list[Future[ProgramState]]:
+    """Begin none of these, end the programs that run; those that are still at it."""
+    running = [(state, future) for state, future in waiting if not future.cancel()]
+    for state, future in running:
+        if not future.done():
+            state._executor.cancel(SglangError("the batch has ended before this item"))
+    return [future for _, future in running]
+
+
+def _limit(asked: int | str) -> int:
     if asked == "auto":
-        asked = max(AUTO_THREADS, 4 * (os.cpu_count() or 1))
+        return max(AUTO, 4 * (os.cpu_count() or 1))
     if not isinstance(asked, int) or asked < 1:
-        raise ValueError(f"num_threads is {asked!r}; use 'auto' or a number of at least 1")
-    return min(asked, items)
+        raise ValueError(
+            f"num_threads or concurrency is {asked!r}; use 'auto' or a number of at least 1"
+        )
+    return asked
 
 
 def _shared(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Arguments that have the same plain value in every item: constants of this batch."""
     first = items[0]
     return {
         name: value
@@ -116,9 +232,3 @@ def _shared(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if isinstance(value, PLAIN)
         and all(isinstance(item.get(name), PLAIN) and item.get(name) == value for item in items[1:])
     }
-
-
-def _failed(backend: Backend, defaults: GenParams, error: Exception) -> ProgramState:
-    executor = StreamExecutor(backend, defaults)
-    executor.fail(error, None)
-    return ProgramState(executor)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from sglang.backend.base import Backend
 from sglang.graph import REQUIRED, Graph, Parameter
 from sglang.program import SglFunction
 from sglang.replay import Plan, Replay
@@ -51,28 +52,16 @@ class CompiledProgram(SglFunction):
         bound = super().bind(**arguments).bound
         return CompiledProgram(self.graph, self.backend, bound)
 
-    def run(self, *args: Any, backend: Any = None, **kwargs: Any) -> ProgramState:
-        """``SglFunction.run``."""
-        return super().run(*args, backend=self._backend(backend), **kwargs)
-
-    async def arun(self, *args: Any, backend: Any = None, **kwargs: Any) -> ProgramState:
-        """``SglFunction.arun``; holds no thread."""
-        return await super().arun(*args, backend=self._backend(backend), **kwargs)
-
-    async def astart(self, *args: Any, **kwargs: Any) -> ProgramState:
+    async def astart(self, *args: Any, **kwargs: Any) -> None:
         """``SglFunction.astart``."""
-        return await self._asynchronous.astart(*args, **kwargs)
-
-    def run_batch(self, batch_kwargs: Any, *, backend: Any = None, **kwargs: Any) -> Any:
-        """``SglFunction.run_batch``."""
-        return super().run_batch(batch_kwargs, backend=self._backend(backend), **kwargs)
+        await self._asynchronous.astart(*args, **kwargs)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the graph, for ``load``. Raises ValueError where it holds what JSON cannot."""
         Path(path).write_text(self.graph.to_json(), encoding="utf-8")
 
-    def _backend(self, backend: Any) -> Any:
-        return self.backend if backend is None else backend
+    def _resolved(self, backend: Any) -> Backend:
+        return super()._resolved(self.backend if backend is None else backend)
 
 
 def _functions(graph: Graph) -> tuple[Callable[..., Any], Callable[..., Any]]:

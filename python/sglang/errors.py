@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import contextlib
+import sys
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from sglang.state import ProgramState
 
 
 class Location(NamedTuple):
@@ -13,6 +18,17 @@ class Location(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.filename}:{self.line}"
+
+
+def caller() -> Location:
+    """The innermost line of the stack that is not part of this package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and (
+        frame.f_globals.get("__name__", "").startswith("sglang.")
+        or frame.f_code.co_filename == contextlib.__file__
+    ):
+        frame = frame.f_back
+    return Location(frame.f_code.co_filename, frame.f_lineno)
 
 
 class SglangError(Exception):
@@ -114,6 +130,20 @@ class ProgramError(SglangError):
         super().__init__(f"{message} at {location}" if location else message)
         self.filename = location.filename if location else None
         self.line = location.line if location else None
+
+
+class BatchError(SglangError):
+    """Items of a batch have failed; the others have run.
+
+    Attributes:
+        states: of all items, in order; reading a failed one raises its error.
+        errors: the errors by the number of their item.
+    """
+
+    def __init__(self, message: str, states: list[ProgramState], errors: dict[int, BaseException]):
+        super().__init__(message)
+        self.states = states
+        self.errors = errors
 
 
 class UnknownVariable(ProgramError, KeyError):

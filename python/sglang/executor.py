@@ -105,10 +105,13 @@ class StreamExecutor(Results):
                 self._notify()
                 return None
             node, self._location = self._queue[0]
-            if isinstance(node, Later) and not self._sources_settled(node):
-                self._busy, self._parked = False, True
-                return None
-            if not (inline and self._elsewhere(node)):
+            if isinstance(node, Later) and self.stream.deferred and self._awaits_itself(node):
+                node = Flush()
+                self._queue.appendleft((node, self._location))
+        if isinstance(node, Later) and not self._sources_settled(node):
+            return None
+        with self._changed:
+            if self.failure is None and not (inline and self._elsewhere(node)):
                 return self._queue.popleft()
         self._continue()
         return None
@@ -180,7 +183,20 @@ class StreamExecutor(Results):
     # Resting until other executors have made something
 
     def _sources_settled(self, node: Later) -> bool:
-        return all(source.call_when_settled(name, self._resume) for source, name in node.sources)
+        """Whether they are; else this executor is parked until they may be.
+
+        Asked without this executor's lock, as two may wait for variables of one another.
+        """
+        with self._changed:
+            self._busy, self._parked = False, True
+        if not all(source.call_when_settled(name, self._resume) for source, name in node.sources):
+            return False
+        with self._changed:
+            self._busy, self._parked = True, False
+        return True
+
+    def _awaits_itself(self, node: Later) -> bool:
+        return any(source is self for source, _ in node.sources)
 
     def _resume(self) -> None:
         """Called under a source's lock: what follows is done elsewhere."""

@@ -114,7 +114,7 @@ class Interpreter:
             self.speculation.add(mismatches=stream.leftover is None)
 
     def _image(self, node: Image) -> None:
-        stream, found = self.stream, medium("image", node.source)
+        stream, found = self.stream, medium(node.kind, node.source, node.num_frames)
         self._inside_a_turn(found.kind)
         stream.leftover = None
         start = len(stream.text)

@@ -102,9 +102,12 @@ class Select(Node):
 
 @dataclass(frozen=True)
 class Image(Node):
-    """An image or a video: a Media, or an Argument while tracing."""
+    """An image or a video: a Media, or what stands for one in a graph. ``kind`` and ``num_frames``
+    are those of a source that is not read yet."""
 
     source: Any
+    kind: str = "image"
+    num_frames: int = 0
 
 
 @dataclass(frozen=True)
@@ -202,29 +205,3 @@ class Fork(Node):
     """Start the executors of ``children`` from a copy of what has been written so far."""
 
     children: tuple[Any, ...]
-
-
-class Argument(Node):
-    """An argument of a program that is being traced, whose value is not known.
-
-    It may be appended; whatever would need its value raises TypeError.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def _needs_value(self, *_: object, **__: object) -> Any:
-        raise TypeError(
-            f"the value of argument {self.name!r} is not known while the program is traced: append "
-            "it (s += 'Q: ' + question) instead of formatting it, branching on it or iterating it"
-        )
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self._needs_value()
-
-    __str__ = __repr__ = __format__ = __bool__ = __iter__ = __len__ = __getitem__ = _needs_value
-    __eq__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = __int__ = __float__ = _needs_value
-    __index__ = __mod__ = __mul__ = __call__ = _needs_value
-    __hash__ = Node.__hash__

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sglang.backend.base import Backend
@@ -15,10 +16,13 @@ from sglang.params import ALIASES, DEFAULTS, NAMES, GenParams, signature_paramet
 from sglang.run import Run
 from sglang.settings import global_config
 from sglang.state import ProgramState
+from sglang.tracer import constant_prefix, tracing
 from sglang.workers import Workers
 
 if TYPE_CHECKING:
+    from sglang.batch import Batch
     from sglang.compiler import CompiledProgram
+    from sglang.explain import Explanation
     from sglang.graph import Graph
 
 # Threads for the bodies of plain programs in event loops. They wait for the loop alone, so that a
@@ -81,14 +85,16 @@ class SglFunction:
             TypeError: a keyword names both an argument and a generation parameter.
         """
         params, arguments = self._sorted(kwargs)
-        state = self._state(resolve_backend(backend), params, stream=stream, use_thread=use_thread)
-        everything = {**self.bound, **arguments}
+        if (record := tracing()) is not None:
+            return record.call(self, args, arguments, params, backend=backend, stream=stream)
+        chosen = self._resolved(backend)
+        state = self.new_state(chosen, params, stream=stream, use_thread=use_thread)
         if not stream:
-            self._call(state, args, everything)
+            self.start(state, args, arguments)
             return state
         threading.Thread(
             target=self._detached,
-            args=(state, args, everything),
+            args=(state, args, arguments),
             name="sglang-program",
             daemon=True,
         ).start()
@@ -105,38 +111,14 @@ class SglFunction:
         ``value_async_iter``.
         """
         params, arguments = self._sorted(kwargs)
-        return await self.astart(resolve_backend(backend), args, arguments, params, stream=stream)
-
-    def start(
-        self,
-        backend: Backend,
-        args: Sequence[Any],
-        arguments: Mapping[str, Any],
-        defaults: GenParams,
-    ) -> ProgramState:
-        """``run`` with everything resolved."""
-        state = self._state(backend, defaults)
-        self._call(state, args, {**self.bound, **arguments})
-        return state
-
-    async def astart(
-        self,
-        backend: Backend,
-        args: Sequence[Any],
-        arguments: Mapping[str, Any],
-        defaults: GenParams,
-        *,
-        stream: bool = False,
-    ) -> ProgramState:
-        """``arun`` with everything resolved."""
         loop = asyncio.get_running_loop()
-        state = self._state(backend, defaults, stream=stream, loop=loop)
-        everything = {**self.bound, **arguments}
-        if stream:
-            state._executor.run.program = loop.create_task(self._adetached(state, args, everything))
-        else:
-            await self._acall(state, args, everything)
+        state = self.new_state(self._resolved(backend), params, stream=stream, loop=loop)
+        await self.astart(state, args, arguments, stream=stream)
         return state
+
+    def _resolved(self, backend: Any) -> Backend:
+        """The backend to run on where ``backend`` was given."""
+        return resolve_backend(backend)
 
     def _sorted(self, kwargs: dict[str, Any]) -> tuple[GenParams, dict[str, Any]]:
         """Generation parameters, complete, and the function's own arguments."""
@@ -152,7 +134,7 @@ class SglFunction:
         params, arguments = split(kwargs)
         return params.over(DEFAULTS), arguments
 
-    def _state(
+    def new_state(
         self,
         backend: Backend,
         defaults: GenParams,
@@ -161,6 +143,7 @@ class SglFunction:
         use_thread: bool = True,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> ProgramState:
+        """A state for ``start``, or with ``loop`` for ``astart``."""
         run = Run(loop, self.num_api_spec_tokens or 0)
         return ProgramState(
             StreamExecutor(
@@ -168,12 +151,13 @@ class SglFunction:
             )
         )
 
-    def _call(self, state: ProgramState, args: Sequence[Any], arguments: Mapping[str, Any]) -> None:
+    def start(self, state: ProgramState, args: Sequence[Any], arguments: Mapping[str, Any]) -> None:
+        """``run`` over a state that is given. What it raises, the state tells as well."""
         executor = state._executor
         if self.is_async:
             raise TypeError(f"{self.func.__name__} is async: await {self.func.__name__}.arun(...)")
         try:
-            state.ret_value = self.func(state, *args, **arguments)
+            state.ret_value = self.func(state, *args, **{**self.bound, **arguments})
         except BaseException as error:
             executor.cancel(error)
             raise
@@ -182,15 +166,31 @@ class SglFunction:
     def _detached(
         self, state: ProgramState, args: Sequence[Any], arguments: Mapping[str, Any]
     ) -> None:
-        """``_call`` in a thread of its own: its failure is kept for who reads the state."""
+        """``start`` in a thread of its own: its failure is kept for who reads the state."""
         executor = state._executor
         with executor.run.inside():
             try:
-                self._call(state, args, arguments)
+                self.start(state, args, arguments)
             except BaseException as error:
                 executor.fail(error, None)
             finally:
                 executor.close()
+
+    async def astart(
+        self,
+        state: ProgramState,
+        args: Sequence[Any],
+        arguments: Mapping[str, Any],
+        *,
+        stream: bool = False,
+    ) -> None:
+        """``arun`` over a state that is given. What it raises, the state tells as well."""
+        arguments = {**self.bound, **arguments}
+        if not stream:
+            await self._acall(state, args, arguments)
+            return
+        task = asyncio.create_task(self._adetached(state, args, arguments))
+        state._executor.run.program = task
 
     async def _acall(
         self, state: ProgramState, args: Sequence[Any], arguments: Mapping[str, Any]
@@ -235,33 +235,77 @@ class SglFunction:
         progress_bar: bool = False,
         generator_style: bool = False,
         return_errors: bool = False,
+        results_file: str | os.PathLike[str] | None = None,
         **kwargs: Any,
     ) -> list[ProgramState] | Iterator[ProgramState]:
         """Run once for each item (a dict of arguments, or a tuple in their order), in parallel.
 
         The common constant prefix is computed first where it is long. With ``generator_style`` the
-        states are given in order as they finish. The first item to fail ends the batch with its
-        error, unless ``return_errors``: then its state's ``error()`` tells.
+        states are given in order, a bounded number ahead of the reader.
+
+        Items that end well are kept in ``results_file``, a line each; the next batch with the same
+        file finds them there and does not run them again. After a change of the program or of the
+        model that matters, give another file.
+
+        Raises:
+            BatchError: items have failed; all have run, and their states are in it. With
+                ``generator_style`` it is the item's own error instead, which ends the batch when
+                its turn comes. With ``return_errors`` neither: the item's ``error()`` tells.
         """
-        from sglang.batch import run_batch
+        from sglang.batch import collected
 
-        params, unknown = split(kwargs)
+        if self.is_async:
+            raise TypeError(f"{self.func.__name__} is async; use arun_batch(...)")
+        if (record := tracing()) is not None:
+            params, rest = self._sorted(kwargs)
+            items = [{**rest, **self._item(item)} for item in batch_kwargs]
+            return [record.call(self, (), item, params, backend=backend) for item in items]
+        batch = self._batch(
+            batch_kwargs, backend, kwargs, limit=num_threads, progress_bar=progress_bar,
+            return_errors=return_errors or not generator_style, results_file=results_file,
+        )  # fmt: skip
+        if generator_style:
+            return batch.run()
+        return list(batch.run()) if return_errors else collected(batch.run())
+
+    def arun_batch(
+        self,
+        batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]],
+        *,
+        backend: Any = None,
+        concurrency: int | str = "auto",
+        progress_bar: bool = False,
+        return_errors: bool = False,
+        results_file: str | os.PathLike[str] | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[ProgramState]:
+        """``run_batch`` with ``generator_style`` for an event loop: ``async for state in ...``.
+
+        ``concurrency`` items run at once, as tasks; see ``arun`` for what needs a thread.
+        """
+        return self._batch(
+            batch_kwargs, backend, kwargs, limit=concurrency, progress_bar=progress_bar,
+            return_errors=return_errors, results_file=results_file,
+        ).arun()  # fmt: skip
+
+    def _batch(
+        self,
+        items: Sequence[Mapping[str, Any] | Sequence[Any]],
+        backend: Any,
+        kwargs: dict[str, Any],
+        **options: Any,
+    ) -> Batch:
+        from sglang.batch import Batch
+
+        params, unknown = self._sorted(kwargs)
         if unknown:
-            raise TypeError(f"run_batch has no option {next(iter(unknown))!r}")
-        states = run_batch(
-            self,
-            [self._item(item) for item in batch_kwargs],
-            resolve_backend(backend),
-            params.over(DEFAULTS),
-            num_threads=num_threads,
-            progress_bar=progress_bar,
-            return_errors=return_errors,
-        )
-        return states if generator_style else list(states)
+            raise TypeError(f"a batch has no option {next(iter(unknown))!r}")
+        arguments = [self._item(item) for item in items]
+        return Batch(self, arguments, self._resolved(backend), params, **options)
 
-    def _item(self, item: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
+    def _item(self, item: Mapping[str, Any] | Sequence[Any]) -> Mapping[str, Any]:
         if isinstance(item, Mapping):
-            return dict(item)
+            return item
         if not isinstance(item, (list, tuple)):
             raise TypeError(f"a batch item is a dict or a tuple of arguments, not {item!r:.60}")
         free = [name for name in self.arg_names if name not in self.bound]
@@ -273,9 +317,7 @@ class SglFunction:
         """Have the backend compute and cache the constant text this program begins with, and
         give that text.
         """
-        from sglang.tracer import constant_prefix
-
-        chosen = resolve_backend(backend)
+        chosen = self._resolved(backend)
         prefix = constant_prefix(self, chosen, {})
         chosen.cache_prefix(prefix)
         return prefix
@@ -296,6 +338,28 @@ class SglFunction:
         from sglang.compiler import compile
 
         return compile(self, backend, **known)
+
+    def explain(
+        self,
+        *args: Any,
+        backend: Any = None,
+        answers: Mapping[str, str | Sequence[str]] | None = None,
+        **kwargs: Any,
+    ) -> Explanation:
+        """Exactly what ``run`` would send, call by call; print it. Nothing is sent.
+
+        Generated values stand as ``⟨name⟩`` and a select takes its first option, unless ``answers``
+        has a text for the name, or several to be used in turn (the last one again and again). Of
+        ``num_api_spec_tokens``, a chat model's reply is taken to follow the program; what a
+        completion model might write ahead is not known, so that no call is saved.
+
+        Raises SglangError where the program fails on such values, or makes over a thousand calls.
+        """
+        from sglang.explain import explain
+
+        params, arguments = self._sorted(kwargs)
+        everything = {**self.bound, **arguments}
+        return explain(self, resolve_backend(backend), args, everything, params, answers or {})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """``run``; or, given a state first, continue that state with this function's body and give
@@ -332,3 +396,4 @@ def _document(method: Callable[..., Any]) -> None:
 
 _document(SglFunction.run)
 _document(SglFunction.run_batch)
+_document(SglFunction.arun_batch)

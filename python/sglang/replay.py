@@ -14,6 +14,7 @@ from typing import Any
 
 from sglang.errors import Location
 from sglang.executor import StreamExecutor
+from sglang.forks import concatenation
 from sglang.graph import (
     GATHER,
     MAIN,
@@ -30,7 +31,6 @@ from sglang.graph import (
 )
 from sglang.ir import Chain, Fork, Later, Node, SetVariable, node_of
 from sglang.params import DEFAULTS
-from sglang.state import concatenation
 
 
 class Plan:

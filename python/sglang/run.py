@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -39,9 +40,20 @@ class Failure:
         message = str(self.error) or kind
         if not isinstance(self.error, SglangError):
             message = f"{kind}: {message}"
-        raised = ProgramError(message, self.location)
+        raised = ProgramError(message, self.location).with_traceback(_statement(self.location))
         raised.__cause__ = self.error
         return raised
+
+
+def _statement(location: Location) -> TracebackType:
+    """A traceback that ends at a line of the program, which is not running any more.
+
+    The frame is one of no code in that file; -1 says that no instruction of it has failed.
+    """
+    code = compile("import sys; frame = sys._getframe()", location.filename, "exec")
+    names: dict[str, Any] = {}
+    exec(code.replace(co_name="<program>"), names)
+    return TracebackType(None, names["frame"], -1, location.line)
 
 
 class Run:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
-from sglang.errors import Location, SglangError, Unsupported
+from sglang.errors import Unsupported, caller
+from sglang.forks import ForkGroup
 from sglang.ir import (
-    Later,
-    Node,
-    Parallel,
     RoleBegin,
     RoleEnd,
     ScopeBegin,
@@ -27,17 +22,6 @@ from sglang.usage import Usage
 
 if TYPE_CHECKING:
     from sglang.executor import StreamExecutor
-
-
-def caller() -> Location:
-    """The innermost line of the stack that is not part of this package."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and (
-        frame.f_globals.get("__name__", "").startswith("sglang.")
-        or frame.f_code.co_filename == contextlib.__file__
-    ):
-        frame = frame.f_back
-    return Location(frame.f_code.co_filename, frame.f_lineno)
 
 
 class ProgramState:
@@ -275,6 +259,21 @@ class ProgramState:
         (child,) = self.fork(1)
         yield child
 
+    # Looking
+
+    def show(self, file: TextIO | None = None) -> None:
+        """Print the text with what the model wrote marked, and what each gen has taken. Does not
+        wait and does not raise: it shows what is there, and the failure."""
+        from sglang.display import show
+
+        show(self._executor, file)
+
+    def _repr_html_(self) -> str:
+        """``show`` for a notebook."""
+        from sglang.page import page_of
+
+        return page_of(self._executor)
+
     def __repr__(self) -> str:
         return f"ProgramState({self._executor.stream.text[-60:]!r})"
 
@@ -291,121 +290,3 @@ def _shown(content: Any) -> Any:
         else:
             parts.append({"type": "text", "text": part})
     return parts
-
-
-class ForkGroup:
-    """The states of one ``fork``; what is appended to the group goes to each of them."""
-
-    def __init__(self, states: list[ProgramState], parent: ProgramState) -> None:
-        self.states = states
-        self._parent = parent
-
-    def __len__(self) -> int:
-        return len(self.states)
-
-    def __getitem__(self, index: int) -> ProgramState:
-        return self.states[index]
-
-    def __setitem__(self, index: int, value: ProgramState) -> None:
-        """Makes ``forks[i] += ...`` possible."""
-        if self.states[index] is not value:
-            raise TypeError("the states of a fork cannot be replaced; append with forks[i] += ...")
-
-    def __iter__(self) -> Iterator[ProgramState]:
-        return iter(self.states)
-
-    def __iadd__(self, other: object | Sequence[object] | Callable[[int], object]) -> ForkGroup:
-        """Append the same expression to all, one of a list to each, or ``other(i)`` to state i."""
-        parts: Sequence[object]
-        if isinstance(other, (list, tuple)):
-            if len(other) != len(self.states):
-                raise ValueError(
-                    f"a list of {len(other)} was appended to {len(self.states)} forks; "
-                    "give one expression for each"
-                )
-            parts = other
-        elif callable(other) and not isinstance(other, Node):
-            parts = [other(i) for i in range(len(self.states))]
-        else:
-            parts = [other] * len(self.states)
-        for state, part in zip(self.states, parts):
-            state += part
-        return self
-
-    def join(self, mode: str = "gather_variable") -> None:
-        """Bring the forks together in their parent.
-
-        "gather_variable" waits for all; each variable they made becomes a list, by fork, in the
-        parent (None for a fork that did not make it). Raises the first fork's ProgramError.
-
-        "concate_and_append" does not wait: the parent goes on with what each fork has appended, one
-        after the other, each encoded as if the others were not there. Backends other than the
-        runtime read the texts in sequence.
-        """
-        if self._concatenated(mode):
-            return
-        for state in self.states:
-            state._executor.wait()
-        self._gather()
-
-    async def ajoin(self, mode: str = "gather_variable") -> None:
-        """``join``, awaited."""
-        if self._concatenated(mode):
-            return
-        for state in self.states:
-            await state._executor.await_end()
-        self._gather()
-
-    def _concatenated(self, mode: str) -> bool:
-        if mode == "concate_and_append":
-            executors = [state._executor for state in self.states]
-            sources = tuple((executor, None) for executor in executors)
-            then = partial(concatenation, executors)
-            self._parent._executor.submit(Later(sources, then), caller())
-            return True
-        if mode != "gather_variable":
-            known = "'gather_variable' or 'concate_and_append'"
-            raise ValueError(f"join mode is {mode!r}; use {known}")
-        return False
-
-    def _gather(self) -> None:
-        executors = [state._executor for state in self.states]
-        errors = [e for state in self.states if (e := state._error()) is not None]
-        if errors:
-            raise errors[0]
-        names = dict.fromkeys(
-            name for e in executors for name in e.stream.variables if name not in e.inherited
-        )
-        for name in names:
-            self._parent[name] = [e.stream.variables.get(name) for e in executors]
-
-    def __enter__(self) -> ForkGroup:
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            self.join()
-
-
-def concatenation(forks: Sequence[StreamExecutor]) -> Node:
-    """The node that appends what each fork has written since it began.
-
-    Raises the first fork's failure, and SglangError for what cannot be put side by side.
-    """
-    texts, messages = [], []
-    for number, fork in enumerate(forks):
-        fork.check()
-        stream, origin = fork.stream, fork.origin
-        added = stream.messages[origin.messages :]
-        if stream.role != origin.role or (added and stream.role is not None):
-            raise SglangError(
-                f"fork {number} ends in another turn than it began in; close the turn"
-            )
-        if len(stream.parallel) > origin.parallel or len(stream.media) > origin.media:
-            raise SglangError(
-                f"fork {number} holds an image or a join of its own, which cannot be joined by "
-                "'concate_and_append'; append it before the fork or use join()"
-            )
-        texts.append(stream.text[origin.text :])
-        messages += added
-    return Parallel(tuple(texts), tuple(messages))

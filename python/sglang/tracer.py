@@ -8,13 +8,14 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from sglang.backend.base import Backend
-from sglang.errors import Location, TraceError, UnknownVariable
+from sglang.errors import Location, TraceError, UnknownVariable, caller
 from sglang.executor import StreamExecutor
+from sglang.forks import ForkGroup
 from sglang.graph import (
     GATHER,
     REQUIRED,
@@ -30,7 +31,7 @@ from sglang.graph import (
 )
 from sglang.ir import Fork, Image, Node, SetVariable
 from sglang.params import DEFAULTS, GenParams, given
-from sglang.state import ForkGroup, ProgramState, caller
+from sglang.state import ProgramState
 from sglang.unknown import Unknown
 
 if TYPE_CHECKING:
@@ -296,7 +297,10 @@ def constant_prefix(program: SglFunction, backend: Backend, arguments: Mapping[s
     executor = _PrefixExecutor(_Silent(backend), DEFAULTS, use_thread=False)
     # A TypeError of an Unknown, PrefixEnd, or a fault that the real run will report.
     with suppress(Exception, PrefixEnd), _tracing(_PrefixRecord()):
-        program.func(ProgramState(executor), **known, **unknown)
+        returned = program.func(ProgramState(executor), **known, **unknown)
+        if inspect.iscoroutine(returned):
+            with closing(returned):
+                returned.send(None)  # what is awaited ends the prefix
     return executor.stream.text
 
 

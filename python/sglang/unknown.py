@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from sglang.errors import TraceError
+from sglang.errors import TraceError, caller
 from sglang.graph import Argument, Variable
 from sglang.ir import Node
-from sglang.state import caller
 
 
 class Unknown(Node):

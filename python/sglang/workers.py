@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
+from contextvars import copy_context
 from typing import Any, TypeVar
 
 from sglang.settings import global_config
@@ -92,8 +93,8 @@ WORKERS = Workers()
 
 
 async def in_worker(function: Callable[..., T], *args: Any) -> T:
-    """``function(*args)`` in a worker, for an event loop."""
-    return await asyncio.wrap_future(WORKERS.call(function, *args))
+    """``function(*args)`` in a worker, for an event loop; it belongs to the run of the caller."""
+    return await asyncio.wrap_future(WORKERS.call(copy_context().run, function, *args))
 
 
 async def pumped(iterate: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
@@ -114,7 +115,7 @@ async def pumped(iterate: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
         finally:
             put(_END)
 
-    future = WORKERS.call(draw)
+    future = WORKERS.call(copy_context().run, draw)
     try:
         while (item := await items.get()) is not _END:
             yield item

@@ -114,3 +114,15 @@ def test_a_failing_fork_fails_the_join() -> None:
 
 def test_a_prompt_without_groups_is_plain_text() -> None:
     assert NativeBackend().request(Complete(Prompt("a"), GenParams()))["text"] == "a"
+
+
+def test_what_is_appended_to_a_fork_after_the_join_is_not_joined() -> None:
+    @sgl.function
+    def program(s: Any) -> None:
+        forks = s.fork(2)
+        forks += "a" + sgl.gen("x")
+        forks.join("concate_and_append")
+        forks += "later"
+        s += "."
+
+    assert program.run(backend=sgl.Mock(["1", "1"], delay=0.02)).text() == "a1a1."

@@ -1,0 +1,81 @@
+"""The interpreter and the compiled graph make the same calls and say the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import sglang as sgl
+from helpers.programs import VALUES, Recorder, program_of, programs
+from hypothesis import given, settings
+from sglang.compiler import CompiledProgram, compile
+from sglang.graph import MAIN, Graph
+from sglang.movement import constants_first, pieces_of, reorder
+from sglang.passes import fold, prune
+
+few = settings(max_examples=100, deadline=None)
+
+
+def outcome(program: sgl.SglFunction, arguments: dict = VALUES, loop: bool = False, **options):
+    backend = Recorder()
+    sgl.set_default_backend(backend)  # a program that another one runs uses this
+    try:
+        if loop:
+            state = asyncio.run(program.arun(**arguments))
+        else:
+            state = program.run(**arguments, **options)
+    finally:
+        sgl.set_default_backend(None)
+    said = (state.text(), state.messages(), dict(state._executor.stream.variables))
+    return backend.calls, said, state.ret_value
+
+
+@few
+@given(programs())
+def test_compiled_as_interpreted(operations: list) -> None:
+    program = program_of(operations)
+    expected = outcome(program)
+    graph = compile(program).graph
+    assert outcome(CompiledProgram(graph)) == expected
+    assert outcome(CompiledProgram(graph), use_thread=False) == expected
+    assert outcome(CompiledProgram(graph), loop=True) == expected
+    read = Graph.from_json(graph.to_json())
+    assert read == graph
+    assert outcome(CompiledProgram(read)) == expected
+    assert outcome(compile(program, **VALUES), {}) == expected
+
+
+@few
+@given(programs())
+def test_folding_changes_nothing_that_is_said(operations: list) -> None:
+    graph = compile(program_of(operations)).graph
+    expected = outcome(CompiledProgram(graph))
+    assert outcome(CompiledProgram(fold(graph))) == expected
+    assert outcome(CompiledProgram(fold(graph, VALUES)), {}) == expected
+
+
+@few
+@given(programs())
+def test_pruning_keeps_what_is_wanted(operations: list) -> None:
+    graph = compile(program_of(operations)).graph
+    calls, (_, _, variables), result = outcome(CompiledProgram(graph))
+    for keep in [*([name] for name in variables), [], list(variables)]:
+        pruned = prune(graph, keep)
+        pruned.check()
+        fewer, (_, _, kept), same = outcome(CompiledProgram(pruned))
+        assert not fewer - calls
+        assert {name: kept[name] for name in keep} == {name: variables[name] for name in keep}
+        assert same == result
+
+
+@few
+@given(programs())
+def test_movement_keeps_the_pieces_and_the_rest(operations: list) -> None:
+    graph = compile(program_of(operations)).graph
+    moved = reorder(graph, constants_first)
+    before, after = pieces_of(graph), pieces_of(moved)
+    assert Counter(map(str, after)) == Counter(map(str, before))
+    assert len(moved.constant_prefix()) >= len(graph.constant_prefix())
+    assert {k: v for k, v in moved.streams.items() if k != MAIN} == {
+        k: v for k, v in graph.streams.items() if k != MAIN
+    }
