@@ -1,12 +1,10 @@
-"""Structured output by asking for it: a biography becomes a dict."""
+"""Structured output: a biography becomes an object of a type."""
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import sglang as sgl
 from connect import connect
+from pydantic import BaseModel
 
 BIOGRAPHY = (
     "Clara Stone works as a painter. Clara is 34 years old. Clara lives in Madrid. "
@@ -14,17 +12,24 @@ BIOGRAPHY = (
 )
 
 
+class Sheet(BaseModel):
+    name: str
+    age: int
+    role: str
+    city: str
+
+
 @sgl.function
-def sheet(s, text, keys):
-    s += sgl.user(f"{text}\nExtract the character as JSON with the keys {', '.join(keys)}.")
-    s += sgl.assistant("{" + sgl.gen("rest", max_tokens=96))
-    return json.loads("{" + s["rest"])
+def sheet(s, text):
+    keys = ", ".join(Sheet.model_fields)
+    s += sgl.user(f"{text}\nExtract the character as JSON with the keys {keys}.")
+    s += sgl.assistant(sgl.gen("sheet", max_tokens=96, schema=Sheet))
 
 
-def main() -> dict[str, Any]:
-    state = sheet.run(BIOGRAPHY, ["name", "age", "role", "city"], temperature=0)
-    print(json.dumps(state.ret_value, indent=2))
-    return state.ret_value
+def main() -> Sheet:
+    found = sheet.run(BIOGRAPHY, temperature=0).value("sheet")
+    print(repr(found))
+    return found
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from contextvars import ContextVar
@@ -61,7 +62,7 @@ def trace(program: SglFunction, known: Mapping[str, Any]) -> Graph:
     unknown = {parameter.name: Unknown(Argument(parameter.name)) for parameter in open_}
     record = Record()
     main = record.stream({})
-    with _tracing(record):
+    with _tracing(record), _refusals_located(program):
         returned = program.func(TracedState(main), **known, **unknown)
     if inspect.isawaitable(returned):
         raise TraceError(
@@ -74,6 +75,23 @@ def trace(program: SglFunction, known: Mapping[str, Any]) -> Graph:
         _result(program.func.__name__, returned),
         program.num_api_spec_tokens,
     )
+
+
+@contextmanager
+def _refusals_located(program: SglFunction) -> Iterator[None]:
+    """What Python itself refuses to do with an Unknown (``"".join``, ``re.match``) is a TraceError
+    with the program's line too."""
+    try:
+        yield
+    except TypeError as error:
+        if isinstance(error, TraceError) or Unknown.__name__ not in str(error):
+            raise
+        file = program.func.__code__.co_filename
+        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
+        raise TraceError(
+            f"a value that only a run knows is needed (data-dependent control flow): {error}; "
+            f"append it (s += value) instead; at {file}:{lines[-1]}"
+        ) from error
 
 
 def tracing() -> Record | None:

@@ -32,10 +32,17 @@ def mostly_right(counts: tuple[int, int]) -> None:
     assert right >= 50
 
 
+def clara(sheet: Any) -> None:
+    assert (sheet.name, sheet.age) == ("Clara Stone", 34)
+    assert (sheet.role, sheet.city) == ("painter", "Madrid")
+
+
 ANSWERS: dict[str, Any] = {
     "chat": ["Nice to meet you, Nora.", "Your name is Nora.", "You live in Lisbon."],
     "few_shot": ["rope dusty", "book happy", "chair clean"],
-    "json_sheet": {"name": "Clara Stone", "age": 34, "role": "painter", "city": "Madrid"},
+    "json_sheet": clara,
+    "skeleton": {"lamp": "30", "clock": "75", "rope": "12"},
+    "conversations": ["You live in Lisbon.", "You live in Cairo.", "You live in Porto."],
     "judge": ({"clarity": 8, "style": 2, "evidence": 8, "humor": 5}, 23),
     "classify_batch": ["positive", "negative"] * 4,
     "tool_loop": [str(417 * 23), str(128 * 45)],

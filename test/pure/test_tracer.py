@@ -218,3 +218,23 @@ def test_a_failed_trace_leaves_nothing_behind() -> None:
     state = sgl.function(lambda s: s.__iadd__(sgl.gen("x"))).run(backend=sgl.Mock(["y"]))
     assert state["x"] == "y"
     assert compile(sgl.function(lambda s: None)).graph.streams == {MAIN: ()}
+
+
+def test_what_python_itself_refuses_is_refused_with_its_line() -> None:
+    @sgl.function
+    def judge(s):
+        forks = s.fork(2)
+        forks += sgl.gen("judgment")
+        s += "\n".join(f["judgment"] for f in forks)  # the line
+
+    line = judge.func.__code__.co_firstlineno + 4
+    with pytest.raises(sgl.TraceError, match=rf"data-dependent.*test_tracer.py:{line}$"):
+        judge.trace()
+
+    @sgl.function
+    def wrong(s):
+        len(5)
+
+    with pytest.raises(TypeError, match="has no len") as raised:
+        wrong.trace()
+    assert not isinstance(raised.value, sgl.TraceError)

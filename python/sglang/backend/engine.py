@@ -88,6 +88,7 @@ class Engine(NativeBackend):
         prompt: str | list[str] | None = None,
         sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None,
         input_ids: list[int] | list[list[int]] | None = None,
+        image_data: Any = None,
         *,
         return_logprob: bool | list[bool] | None = None,
         logprob_start_len: int | list[int] | None = None,
@@ -101,7 +102,7 @@ class Engine(NativeBackend):
         Raises BackendError.
         """
         body = _body(
-            prompt, sampling_params, input_ids, return_logprob, logprob_start_len,
+            prompt, sampling_params, input_ids, image_data, return_logprob, logprob_start_len,
             top_logprobs_num, fields,
         )  # fmt: skip
         return self.call_stream({**body, "stream": True}) if stream else self.call(body)
@@ -111,6 +112,7 @@ class Engine(NativeBackend):
         prompt: str | list[str] | None = None,
         sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None,
         input_ids: list[int] | list[list[int]] | None = None,
+        image_data: Any = None,
         *,
         return_logprob: bool | list[bool] | None = None,
         logprob_start_len: int | list[int] | None = None,
@@ -120,7 +122,7 @@ class Engine(NativeBackend):
     ) -> Any:
         """``generate`` for a running event loop; with ``stream`` an asynchronous iterator."""
         body = _body(
-            prompt, sampling_params, input_ids, return_logprob, logprob_start_len,
+            prompt, sampling_params, input_ids, image_data, return_logprob, logprob_start_len,
             top_logprobs_num, fields,
         )  # fmt: skip
         if stream:
@@ -277,6 +279,7 @@ def _body(
     prompt: Any,
     sampling_params: Any,
     input_ids: Any,
+    image_data: Any,
     return_logprob: Any,
     logprob_start_len: Any,
     top_logprobs_num: Any,
@@ -286,6 +289,7 @@ def _body(
         "text": prompt,
         "sampling_params": sampling_params,
         "input_ids": input_ids,
+        "image_data": image_data,
         "return_logprob": return_logprob,
         "logprob_start_len": logprob_start_len,
         "top_logprobs_num": top_logprobs_num,
