@@ -66,13 +66,13 @@ class Batch:
 
     def run(self) -> Iterator[ProgramState]:
         """States in the order of the items, by threads."""
-        if prefix := self._prefix():
-            with suppress(SglangError):  # a hint; the items will tell what is wrong
-                self._backend.cache_prefix(prefix)
         # Daemon threads: an interrupted batch must not hold the interpreter back.
         pool = Workers(limit=self._limit)
         waiting: deque[Started] = deque()
         try:
+            if prefix := self._prefix():
+                with suppress(SglangError):  # a hint; the items will tell what is wrong
+                    self._backend.cache_prefix(prefix)
             for number in range(len(self._items)):
                 waiting.append(self._begin(pool, number))
                 if len(waiting) >= 2 * self._limit:
@@ -89,12 +89,12 @@ class Batch:
 
     async def arun(self) -> AsyncIterator[ProgramState]:
         """``run`` by tasks of the running event loop."""
-        if prefix := self._prefix():
-            with suppress(SglangError):
-                await self._backend.acommit(Prompt(prefix))
         slots = asyncio.Semaphore(self._limit)
         waiting: deque[asyncio.Task[ProgramState]] = deque()
         try:
+            if prefix := self._prefix():
+                with suppress(SglangError):
+                    await self._backend.acommit(Prompt(prefix))
             for number in range(len(self._items)):
                 waiting.append(asyncio.create_task(self._aone(number, slots)))
                 if len(waiting) >= 2 * self._limit:

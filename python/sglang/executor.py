@@ -62,7 +62,7 @@ class StreamExecutor(Results):
             changed=self._notify,
         )
         super().__init__(run, interpreter, inherited)
-        run.members.add(self)
+        self.failure = run.enter(self)
         self.use_thread = use_thread
         self._held, self._open = held, open
         self._parked = False
@@ -284,13 +284,13 @@ class StreamExecutor(Results):
 
         A fork's failure that the program has already seen is the program's business.
         """
-        for member in list(self.run.members):
+        for member in self.run.members():
             member.wait()
         self._raise_unseen()
 
     async def afinish(self) -> None:
         """``finish`` for an event loop."""
-        for member in list(self.run.members):
+        for member in self.run.members():
             await member.await_end()
         self._raise_unseen()
 
@@ -303,6 +303,4 @@ class StreamExecutor(Results):
     def cancel(self, error: BaseException) -> None:
         """Drop what has not begun, here and in the forks, and abort what has: the program has
         raised ``error``."""
-        for member in list(self.run.members):
-            member.fail(error, None)
-        self.run.cancel()
+        self.run.cancel(error)

@@ -130,7 +130,9 @@ class SglFunction:
                 )
         for alias, name in ALIASES.items():
             if alias in kwargs and alias not in self.arg_names:
-                kwargs.setdefault(name, kwargs.pop(alias))
+                if name in kwargs:
+                    raise TypeError(f"{alias} and {name} are the same parameter; give one of them")
+                kwargs[name] = kwargs.pop(alias)
         params, arguments = split(kwargs)
         return params.over(DEFAULTS), arguments
 
@@ -158,10 +160,10 @@ class SglFunction:
             raise TypeError(f"{self.func.__name__} is async: await {self.func.__name__}.arun(...)")
         try:
             state.ret_value = self.func(state, *args, **{**self.bound, **arguments})
+            executor.finish()
         except BaseException as error:
             executor.cancel(error)
             raise
-        executor.finish()
 
     def _detached(
         self, state: ProgramState, args: Sequence[Any], arguments: Mapping[str, Any]
@@ -358,8 +360,7 @@ class SglFunction:
         from sglang.explain import explain
 
         params, arguments = self._sorted(kwargs)
-        everything = {**self.bound, **arguments}
-        return explain(self, resolve_backend(backend), args, everything, params, answers or {})
+        return explain(self, self._resolved(backend), args, arguments, params, answers or {})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """``run``; or, given a state first, continue that state with this function's body and give

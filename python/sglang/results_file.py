@@ -10,7 +10,6 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from sglang.constraint import Constraint, Dtype, JsonSchema, Regex
@@ -188,7 +187,8 @@ def _described(constraint: Constraint) -> dict[str, Any]:
         return {"regex": constraint.pattern}
     if isinstance(constraint, Dtype):
         return {"dtype": constraint.name}
-    source = constraint.source if isinstance(constraint, JsonSchema) else None
+    assert isinstance(constraint, JsonSchema)
+    source = constraint.source
     if isinstance(source, (str, dict)):
         return {"json_schema": source}
     place = [getattr(source, "__module__", ""), getattr(source, "__qualname__", "")]
@@ -203,12 +203,14 @@ def _constraint(described: dict[str, Any]) -> Constraint:
         return Dtype(value)
     if kind == "json_schema":
         return JsonSchema(value)
-    found = _class_at(*value) if kind == "class" else None
-    return _Unnamed(str(value)) if found is None else JsonSchema(found)
+    if kind == "class" and (found := _class_at(*value)) is not None:
+        return JsonSchema(found)
+    return _Unnamed(".".join(value) if kind == "class" else value)
 
 
 def _class_at(module: str, name: str) -> Any:
     """What has this name in a module that is loaded, or None."""
-    return reduce(
-        lambda found, part: getattr(found, part, None), name.split("."), sys.modules.get(module)
-    )
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found

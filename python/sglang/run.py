@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -59,8 +61,9 @@ def _statement(location: Location) -> TracebackType:
 class Run:
     """What the executors of one run share.
 
-    ``members`` holds nobody alive: who has work is held by its queue or its worker, and a fork that
-    the program has dropped is forgotten when it is done. Its failure is kept in ``failures``.
+    Members are held alive by nobody here: who has work is held by its queue or its worker, and a
+    fork that the program has dropped is forgotten when it is done. Its failure is kept in
+    ``failures``.
 
     Args:
         loop: where nodes are visited by tasks of an event loop, that loop.
@@ -75,10 +78,23 @@ class Run:
         self.usage = Usage()
         self.speculation = Speculation()
         self.cancellation = Cancellation()
-        self.members: WeakSet[StreamExecutor] = WeakSet()
         self.failures: list[Failure] = []
         self.tasks: set[asyncio.Task[None]] = set()
         self.program: asyncio.Task[None] | None = None
+        self._members: WeakSet[StreamExecutor] = WeakSet()
+        self._cancelled: Failure | None = None
+        self._lock = threading.Lock()
+
+    def enter(self, member: StreamExecutor) -> Failure | None:
+        """Make it a member. Gives its failure where the run has been cancelled."""
+        with self._lock:
+            self._members.add(member)
+            return self._cancelled
+
+    def members(self) -> list[StreamExecutor]:
+        """All that are alive."""
+        with self._lock:
+            return list(self._members)
 
     @contextmanager
     def inside(self) -> Iterator[None]:
@@ -108,15 +124,22 @@ class Run:
         else:
             loop.call_soon_threadsafe(start)
 
-    def cancel(self) -> None:
-        """Abort the calls in flight."""
+    def cancel(self, error: BaseException) -> None:
+        """End all members, those that still enter too, and abort the calls in flight."""
+        with self._lock:
+            self._cancelled = Failure(error, None)
+        for member in self.members():
+            member.fail(error, None)
         self.cancellation.cancel()
         if self.loop is not None and not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self._cancel_tasks)
 
     def _cancel_tasks(self) -> None:
         for task in tuple(self.tasks):
-            task.cancel()
+            coroutine: Any = task.get_coro()
+            # One that has not begun must: it tells those who wait that it has failed.
+            if inspect.getcoroutinestate(coroutine) != inspect.CORO_CREATED:
+                task.cancel()
 
 
 def in_loop(loop: asyncio.AbstractEventLoop) -> bool:

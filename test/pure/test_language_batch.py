@@ -8,6 +8,7 @@ import time
 
 import pytest
 import sglang as sgl
+from helpers.counted import Counted, reaches
 from sglang.progress import Progress
 from sglang.tracer import constant_prefix
 from sglang.usage import Usage
@@ -21,6 +22,11 @@ def classify(s, review, label="Answer"):
     s += "Review: " + review + "\n"
     s += label + ": " + sgl.gen("x")
     return s["x"]
+
+
+@sgl.function
+def ending(s, ending):
+    s += ending + sgl.gen("x")
 
 
 def echo(prompt, params):
@@ -51,7 +57,7 @@ def test_tuples_bound_arguments_and_options() -> None:
             classify.run_batch([item], backend=mock)
     with pytest.raises(TypeError, match="no option 'colour'"):
         classify.run_batch([("a",)], backend=mock, colour=1)
-    with pytest.raises(ValueError, match="num_threads is 0"):
+    with pytest.raises(ValueError, match="num_threads or concurrency is 0"):
         classify.run_batch([("a",)], backend=mock, num_threads=0)
     assert classify.run_batch([], backend=mock) == []
 
@@ -79,17 +85,67 @@ def test_short_prefixes_and_single_items_are_not_committed() -> None:
     assert {call.kind for call in mock.calls} == {"gen"}
 
 
-def test_the_first_error_ends_the_batch() -> None:
-    def script(prompt, params):
-        if echo(prompt, params) == "r20":
-            return OSError("cut")
-        time.sleep(0.001)
-        return "x"
+def test_an_error_ends_a_generator_and_aborts_what_is_in_flight() -> None:
+    backend = Counted()
+    states = ending.run_batch(
+        [("fine ",), ("bad ",), *[("endless ",)] * 2000],
+        backend=backend, num_threads=4, generator_style=True,
+    )  # fmt: skip
+    assert next(states)["x"] == "a b"
+    with pytest.raises(sgl.ProgramError, match=r"refused at .*test_language_batch.py:\d+$"):
+        next(states)
+    assert backend.running == 0
+    assert backend.calls == 2 + backend.aborted <= 2 + 2 * 4
 
-    mock = sgl.Mock(script)
-    with pytest.raises(sgl.ProgramError, match=r"cut at .*test_language_batch.py:\d+$"):
-        classify.run_batch([{"review": f"r{i}"} for i in range(2000)], backend=mock, num_threads=4)
-    assert len(mock.calls) < 200
+
+def test_leaving_a_generator_aborts_what_is_in_flight() -> None:
+    backend = Counted()
+    states = ending.run_batch(
+        [("fine ",), *[("endless ",)] * 20], backend=backend, num_threads=4, generator_style=True
+    )
+    next(states)
+    assert reaches(lambda: backend.running == 4)
+    states.close()
+    assert (backend.running, backend.aborted) == (0, 4)
+
+
+def test_a_batch_is_not_lost_by_items_that_fail() -> None:
+    @sgl.function
+    def program(s, ending, fault=None):
+        s += ending + sgl.gen("first")
+        if fault:
+            raise fault  # here
+        return s["first"]
+
+    items = [("one ",), ("bad ",), ("two ", ZeroDivisionError("mine")), ("three ",)]
+    with pytest.raises(
+        sgl.BatchError, match=r"^2 of 4 items failed; the first, item 1: "
+    ) as caught:
+        program.run_batch(items, backend=Counted())
+    states, errors = caught.value.states, caught.value.errors
+    assert "refused at " + __file__ in str(caught.value)
+    assert [state.ret_value for state in states] == ["a b", None, None, "a b"]
+    assert list(errors) == [1, 2]
+    assert str(errors[2]) == "mine"
+    with pytest.raises(sgl.ProgramError, match="refused"):
+        states[1]["first"]
+    with pytest.raises(sgl.BatchError, match=r"item 0: ZeroDivisionError: mine at .*batch.py:\d+$"):
+        program.run_batch(items[2:3], backend=Counted())
+
+
+def test_ctrl_c_ends_at_once() -> None:
+    backend = Counted()
+
+    @sgl.function
+    def program(s, number):
+        if number == 3:
+            raise KeyboardInterrupt
+        s += "endless " + sgl.gen("x")
+
+    with pytest.raises(KeyboardInterrupt):
+        list(program.run_batch([(n,) for n in (3, *range(4, 100))], backend=backend, num_threads=4))
+    assert reaches(lambda: backend.running == 0)
+    assert backend.calls < 10
 
 
 def test_errors_can_be_collected() -> None:
@@ -124,13 +180,21 @@ def test_progress_tells_items_rate_and_cache(use_tqdm: bool) -> None:
         pytest.importorskip("tqdm")
     out = io.StringIO()
     progress = Progress(3, out, use_tqdm)
-    for _ in range(3):
+    for number in range(3):
         usage = Usage()
         usage.add({"prompt_tokens": 8, "cached_tokens": 6, "completion_tokens": 5})
-        progress.advance(usage)
+        progress.advance(usage, failed=number == 1)
     progress.close()
     assert "3/3" in out.getvalue()
-    assert "tokens/s, 75% cached" in out.getvalue()
+    assert "tokens/s, 75% cached, 1 failed" in out.getvalue()
+
+
+@pytest.mark.parametrize("use_tqdm", [True, False])
+def test_progress_begins_at_what_is_restored(use_tqdm: bool) -> None:
+    out = io.StringIO()
+    progress = Progress(10, out, use_tqdm, restored=4)
+    progress.close()
+    assert "4/10" in out.getvalue()
 
 
 def test_a_progress_bar_is_shown_on_request(capsys: pytest.CaptureFixture[str]) -> None:

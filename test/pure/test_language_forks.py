@@ -209,7 +209,7 @@ def test_forks_that_are_dropped_are_forgotten() -> None:
                 other += "x"
         del forks, other
         gc.collect()
-        return len(s._executor.run.members)
+        return len(s._executor.run.members())
 
     assert program.run(backend=sgl.Mock(lambda prompt, params: "x")).ret_value == 1
 
