@@ -38,6 +38,7 @@ def valid_completions(
                 break
             except InvalidOutput as error:
                 if left <= 0:
+                    tell(completion.meta)
                     raise
                 asked = feedback(prompt, template, reply.text, error, constraint)
             tell(completion.meta)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from sglang import types
@@ -245,7 +246,23 @@ def constraint_of(params: GenParams) -> Constraint | None:
         return Regex(value)
     if name == "dtype":
         return Dtype(_dtype_name(value))
-    return JsonSchema(value)
+    return _json_schema(value)
+
+
+def _json_schema(source: Any) -> JsonSchema:
+    """Made once for a type, and once for a JSON schema of the same text."""
+    if isinstance(source, Mapping):
+        with suppress(TypeError):  # not JSON: ``types`` says what is wrong with it
+            return _kept_schema(json.dumps(source), type(source))
+    try:
+        return _kept_schema(source)
+    except TypeError:  # not hashable, or unusable: then this says so
+        return JsonSchema(source)
+
+
+@lru_cache(maxsize=256)
+def _kept_schema(source: Any, kind: type | None = None) -> JsonSchema:
+    return JsonSchema(source if kind is None else json.loads(source))
 
 
 def _dtype_name(dtype: Any) -> str:

@@ -141,7 +141,9 @@ class StreamExecutor(Results):
                 self.fail(error, location)
             except BaseException as error:
                 self._stop(error, location)
-                raise
+                if inline:  # in the program's own thread
+                    raise
+                return
             else:
                 self._settle(node)
 

@@ -351,11 +351,9 @@ class SglFunction:
         """Exactly what ``run`` would send, call by call; print it. Nothing is sent.
 
         Generated values stand as ``⟨name⟩`` and a select takes its first option, unless ``answers``
-        has a text for the name, or several to be used in turn (the last one again and again). Of
-        ``num_api_spec_tokens``, a chat model's reply is taken to follow the program; what a
-        completion model might write ahead is not known, so that no call is saved.
-
-        Raises SglangError where the program fails on such values, or makes over a thousand calls.
+        has a text for the name, or several to be used in turn (the last one again and again). With
+        ``num_api_spec_tokens`` a chat reply is taken to follow the program, a completion to save no
+        call. Raises SglangError where the program fails on such values, or makes over 1000 calls.
         """
         from sglang.explain import explain
 

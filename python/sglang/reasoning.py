@@ -41,12 +41,12 @@ MARKERS = {
 }
 
 
-def split(text: str, model_type: str) -> tuple[str, str]:
+def split(text: str, model_type: str, growing: bool = False) -> tuple[str, str]:
     """(reasoning, answer) of a reply, whole or still growing; whitespace between them is dropped.
 
     A reply that was cut off while reasoning has no answer. So has one without any marker, where
-    the model type always reasons; for the other types it is all answer. While a reply grows its
-    answer only grows, except that the beginning of an opening marker is taken for an answer.
+    the model type always reasons; for the other types it is all answer. While a reply is
+    ``growing`` its answer only grows: what may still become an opening marker is neither.
 
     Raises ValueError for an unknown ``model_type``.
     """
@@ -55,7 +55,8 @@ def split(text: str, model_type: str) -> tuple[str, str]:
     opening, closing, always = MARKERS[model_type]
     begin = re.match(rf"\s*{opening}", text)
     if begin is None and not always:
-        return "", text
+        literal = opening.replace("\\", "")
+        return "", "" if growing and literal.startswith(text.lstrip()) else text
     start = begin.end() if begin else 0
     end = re.search(closing, text)
     if end is None:

@@ -12,13 +12,13 @@ pattern, or a gen's own limits could have been met earlier, the gen has a call o
 from __future__ import annotations
 
 import dataclasses
-import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sglang.params import DEFAULTS, GenParams, given, strings
+from sglang.stops import cut
 
 # What a text that was drawn for another gen can still satisfy: these, and neutral values.
 REUSABLE = frozenset(
@@ -42,14 +42,14 @@ class Leftover:
     Attributes:
         text: from the last gen's stop on.
         ended: the model ended by itself; else it was cut by a limit.
-        density: tokens a character of the reply, to tell where a limit would have cut.
+        most: tokens of the whole reply.
         prompt_tokens: of the call that wrote it, which a reuse saves.
         params: those it was drawn with.
     """
 
     text: str
     ended: bool
-    density: float
+    most: int
     prompt_tokens: int
     params: GenParams
 
@@ -67,17 +67,17 @@ class Leftover:
         """(value, finish reason, rest) of a gen, or None where a call of its own may differ."""
         if not alike(params, self.params):
             return None
-        cut = _cut(self.text, strings(params.stop))
-        if cut is None and not self.ended:
+        found = cut(self.text, strings(params.stop))
+        if found is None and not self.ended:
             return None
-        end, reason = (len(self.text), None) if cut is None else cut
-        if self.tokens(end + len(reason or "")) > (params.max_new_tokens or 0):
-            return None  # the limit comes before the stop is complete
+        end, reason = (len(self.text), None) if found is None else found
+        if self.tokens(self.text[: end + len(reason or "")]) > (params.max_new_tokens or 0):
+            return None  # the limit may come before the stop is complete
         return self.text[:end], {"type": "stop", "matched": reason}, self.text[end:]
 
-    def tokens(self, characters: int) -> int:
-        """About how many tokens the first ``characters`` are."""
-        return math.ceil(characters * self.density)
+    def tokens(self, text: str) -> int:
+        """At most how many tokens of the reply ``text`` is: a token is a byte or more."""
+        return min(len(text.encode()), self.most)
 
 
 class Speculation:
@@ -135,9 +135,8 @@ def leftover(text: str, meta: dict[str, Any], params: GenParams) -> Leftover:
     """All of a reply, nothing of it taken yet."""
     finish = meta.get("finish_reason")
     kind = finish.get("type") if isinstance(finish, dict) else finish
-    tokens = int(meta.get("completion_tokens") or 0)
-    density = tokens / len(text) if tokens and text else 1.0  # unknown: a token is a character
-    return Leftover(text, kind != "length", density, int(meta.get("prompt_tokens") or 0), params)
+    most = int(meta.get("completion_tokens") or len(text.encode()))
+    return Leftover(text, kind != "length", most, int(meta.get("prompt_tokens") or 0), params)
 
 
 def match(turn: Sequence[Pending | str], reply: Leftover) -> list[tuple[str, Any]]:
@@ -168,8 +167,3 @@ def match(turn: Sequence[Pending | str], reply: Leftover) -> list[tuple[str, Any
         rest = rest.rest(text)
     return found
 
-
-def _cut(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
-    """Where the first stop begins, and which it is."""
-    cuts = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
-    return min(cuts, default=None)

@@ -176,6 +176,20 @@ def _path(parts: Iterable[Any]) -> str:
 
 
 def _adapter(schema: Any) -> TypeAdapter[Any]:
+    """Made once for a type."""
+    try:
+        hash(schema)
+    except TypeError:
+        return _new_adapter(schema)
+    return _kept_adapter(schema)
+
+
+@lru_cache(maxsize=256)
+def _kept_adapter(schema: Any) -> TypeAdapter[Any]:
+    return _new_adapter(schema)
+
+
+def _new_adapter(schema: Any) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
     from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
     from pydantic_core import SchemaError
@@ -304,10 +318,5 @@ def _partial_dataclass(kind: Any, data: dict[str, Any]) -> Any:
 def _whole(kind: Any, data: Any) -> Any:
     """``data`` as ``kind`` where it is already valid, else None."""
     with suppress(ValueError):
-        return _kept_adapter(kind).validate_python(data)
+        return _adapter(kind).validate_python(data)
     return None
-
-
-@lru_cache(maxsize=256)
-def _kept_adapter(kind: Any) -> TypeAdapter[Any]:
-    return _adapter(kind)

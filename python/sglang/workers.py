@@ -7,6 +7,7 @@ the program's own thread), so a bounded number of threads cannot deadlock, howev
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -68,7 +69,10 @@ class Workers:
                         self.count -= 1
                         return
                 job = self._jobs.popleft()
-            job()
+            try:
+                job()
+            except BaseException:  # an interrupt of a job is not this thread's
+                threading.excepthook(threading.ExceptHookArgs([*sys.exc_info(), None]))
             del job  # an idle thread keeps no executor alive
 
     def call(self, function: Callable[..., T], *args: Any) -> Future[T]:

@@ -38,7 +38,7 @@ RULES = {
     "srt.server.launch": "srt.core srt.config srt.tokenizer srt.program srt.server srt.engine"
     " srt.worker uvicorn",
     "srt.cli": "srt.server",
-    "sglang": "httpx openai anthropic litellm tqdm pydantic pydantic_core typing_extensions"
+    "sglang": "httpx h11 openai anthropic litellm tqdm pydantic pydantic_core typing_extensions"
     " jsonschema referencing",
     "sglang.integrations.dspy": "sglang dspy",
     "sglang.backend.engine": "sglang srt",

@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from http.client import responses
+from typing import Any, TypeAlias
 
+from sglang.backend.connections import Connections, Origin
+from sglang.backend.connections_async import AsyncConnections
 from sglang.backend.native import NativeBackend
 from sglang.cancel import aborted_by, in_a_run
 from sglang.chat import ChatTemplate, template_for, template_named
 from sglang.errors import BackendError, ConnectionFailed, refusal
 
-if TYPE_CHECKING:
-    import httpx
-
-CONNECT_SECONDS = 10.0
+Held: TypeAlias = tuple[AsyncConnections, AsyncGenerator[AsyncConnections, None]]
 
 
 class RuntimeEndpoint(NativeBackend):
@@ -31,6 +30,7 @@ class RuntimeEndpoint(NativeBackend):
 
     Raises:
         BackendError: nothing answers at the URL, or it refuses the key.
+        ValueError: the URL or the key cannot be used.
     """
 
     name = "RuntimeEndpoint"
@@ -42,25 +42,17 @@ class RuntimeEndpoint(NativeBackend):
         verify: bool | str | None = None,
         chat_template_name: str | None = None,
     ) -> None:
-        import httpx
-
         if "://" not in base_url:
             raise ValueError(f"{base_url!r} is no URL; give http://{base_url}")
         self.base_url = base_url.rstrip("/")
         self._closed = False
-        self._client_options: dict[str, Any] = {
-            "base_url": self.base_url,
-            "headers": {"Authorization": f"Bearer {api_key}"} if api_key else {},
-            "verify": True if verify is None else verify,
-            "timeout": httpx.Timeout(None, connect=CONNECT_SECONDS),
-            "limits": httpx.Limits(max_connections=None, max_keepalive_connections=256),
-            "trust_env": False,
-        }
-        self._http = httpx.Client(**self._client_options)
-        self._async: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = (
-            WeakKeyDictionary()
-        )
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._origin = Origin(self.base_url, headers, True if verify is None else verify)
+        self._http = Connections(self._origin)
+        self._loops: dict[asyncio.AbstractEventLoop, Held] = {}
         self.model_info: dict[str, Any] = self._get("/get_model_info")
+        # A runtime that does not tell is one that has always had them.
+        self.constraints = frozenset(self.model_info.get("constraints", ("regex", "json_schema")))
         if chat_template_name is not None:
             self.chat_template = template_named(chat_template_name)
         else:
@@ -81,13 +73,8 @@ class RuntimeEndpoint(NativeBackend):
             return self._send("POST", "/generate", named)
 
     async def acall(self, body: dict[str, Any]) -> Any:
-        import httpx
-
-        try:
-            response = await self._async_http().post("/generate", json=body)
-        except httpx.TransportError as error:
-            raise self._unreachable(error) from error
-        return _answer(response)
+        async with (await self._async_http()).exchange("POST", "/generate", body) as exchange:
+            return _answer(exchange.status, await exchange.read())
 
     @contextmanager
     def _abortable(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -100,58 +87,54 @@ class RuntimeEndpoint(NativeBackend):
             yield {**body, "rid": rid}
 
     def call_stream(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        import httpx
-
-        try:
-            with (
-                self._abortable(body) as named,
-                self._http.stream("POST", "/generate", json=named) as response,
-            ):
-                if response.status_code != 200:
-                    response.read()
-                    raise _refused(response)
-                events = _Events()
-                for line in response.iter_lines():
-                    yield from events.of(line)
-                events.end()
-        except httpx.TransportError as error:
-            raise self._unreachable(error) from error
-        except RuntimeError as error:
-            raise self._shut(error) from error
+        self._check_open()
+        with (
+            self._abortable(body) as named,
+            self._http.exchange("POST", "/generate", named) as exchange,
+        ):
+            if exchange.status != 200:
+                raise _refused(exchange.status, exchange.read())
+            events = _Events()
+            for line in exchange.lines():
+                yield from events.of(line)
+            events.end()
 
     async def acall_stream(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        import httpx
+        async with (await self._async_http()).exchange("POST", "/generate", body) as exchange:
+            if exchange.status != 200:
+                raise _refused(exchange.status, await exchange.read())
+            events = _Events()
+            async for line in exchange.lines():
+                for event in events.of(line):
+                    yield event
+            events.end()
 
-        try:
-            async with self._async_http().stream("POST", "/generate", json=body) as response:
-                if response.status_code != 200:
-                    await response.aread()
-                    raise _refused(response)
-                events = _Events()
-                async for line in response.aiter_lines():
-                    for event in events.of(line):
-                        yield event
-                events.end()
-        except httpx.TransportError as error:
-            raise self._unreachable(error) from error
-
-    def _async_http(self) -> httpx.AsyncClient:
-        """The client of the running event loop; it is dropped with its loop."""
-        import httpx
-
-        if self._closed:
-            raise BackendError("this RuntimeEndpoint has been shut down")
+    async def _async_http(self) -> AsyncConnections:
+        """Those of the running event loop."""
+        self._check_open()
         loop = asyncio.get_running_loop()
-        client = self._async.get(loop)
-        if client is None:
-            client = self._async[loop] = httpx.AsyncClient(**self._client_options)
-        return client
+        if loop not in self._loops:
+            for closed in [known for known in list(self._loops) if known.is_closed()]:
+                del self._loops[closed]
+            lifetime = self._lifetime(loop)
+            self._loops[loop] = await anext(lifetime), lifetime
+        return self._loops[loop][0]
+
+    async def _lifetime(
+        self, loop: asyncio.AbstractEventLoop
+    ) -> AsyncGenerator[AsyncConnections, None]:
+        """Holds connections; a loop that ends closes its generators, and this one those."""
+        connections = AsyncConnections(self._origin)
+        try:
+            yield connections
+        finally:
+            connections.close()
+            self._loops.pop(loop, None)
 
     async def aclose(self) -> None:
         """Close the connections of the running event loop."""
-        client = self._async.pop(asyncio.get_running_loop(), None)
-        if client is not None:
-            await client.aclose()
+        if held := self._loops.get(asyncio.get_running_loop()):
+            await held[1].aclose()
 
     def flush_cache(self) -> Any:
         return self._send("POST", "/flush_cache")
@@ -172,48 +155,30 @@ class RuntimeEndpoint(NativeBackend):
         return self._send("GET", path)
 
     def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        import httpx
+        self._check_open()
+        with self._http.exchange(method, path, body) as exchange:
+            return _answer(exchange.status, exchange.read())
 
-        try:
-            response = self._http.request(method, path, json=body)
-        except httpx.TransportError as error:
-            raise self._unreachable(error) from error
-        except RuntimeError as error:
-            raise self._shut(error) from error
-        return _answer(response)
-
-    def _shut(self, error: RuntimeError) -> Exception:
-        """httpx's complaint of a closed client, in our words."""
-        return BackendError("this RuntimeEndpoint has been shut down") if self._closed else error
-
-    def _unreachable(self, error: Exception) -> BackendError:
-        import httpx
-
-        reason = str(error) or type(error).__name__
-        if isinstance(error, httpx.ConnectError):
-            return ConnectionFailed(
-                f"no runtime answers at {self.base_url} ({reason}); "
-                "start one with: python -m sglang.launch_server"
-            )
-        return ConnectionFailed(f"the connection to {self.base_url} was lost: {reason}")
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BackendError("this RuntimeEndpoint has been shut down")
 
 
-def _answer(response: httpx.Response) -> Any:
-    if response.status_code != 200:
-        raise _refused(response)
+def _answer(status: int, content: bytes) -> Any:
+    if status != 200:
+        raise _refused(status, content)
     try:
-        return response.json()
+        return json.loads(content)
     except ValueError:
-        return response.text
+        return content.decode("utf-8", "replace")
 
 
-def _refused(response: httpx.Response) -> BackendError:
+def _refused(status: int, content: bytes) -> BackendError:
     try:
-        error = response.json()["error"]
+        error = json.loads(content)["error"]
         message = error["message"] if isinstance(error, dict) else str(error)
     except (ValueError, KeyError, TypeError):
-        message = response.text[:500] or response.reason_phrase
-    status = response.status_code
+        message = content[:500].decode("utf-8", "replace") or responses.get(status, "")
     return refusal(status)(f"the runtime answered {status}: {message}", status)
 
 

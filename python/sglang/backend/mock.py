@@ -52,7 +52,9 @@ class Mock(Backend):
         constraints, speculates: what the backend that is stood in for can do, see ``Backend``. The
             script's text is taken as it is: what it would have been held to is not checked.
 
-    In an event loop it answers without a thread, so a script must not wait there. A token, here, is a word with the space before it; stop strings are cut, and so is text past
+    In an event loop it answers without a thread, so a script must not wait there.
+
+    A token, here, is a word with the space before it; stop strings are cut, and so is text past
     ``max_new_tokens``. The part of a prompt that an earlier prompt began with counts as cached.
     """
 
@@ -199,7 +201,7 @@ class Mock(Backend):
 
     def _usage(self, prompt: Prompt, completion_tokens: int) -> dict[str, int]:
         with self._lock:
-            shared = max((_common(prompt.text, seen) for seen in self._seen), default=0)
+            shared = max((common(prompt.text, seen) for seen in self._seen), default=0)
             self._seen = [*self._seen[-63:], prompt.text]
         return {
             "prompt_tokens": len(_words(prompt.text)),
@@ -222,7 +224,8 @@ def _words(text: str) -> list[str]:
     return re.findall(r"\s*\S+|\s+$", text)
 
 
-def _common(a: str, b: str) -> int:
+def common(a: str, b: str) -> int:
+    """How many characters two texts begin with alike."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2

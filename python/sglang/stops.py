@@ -1,0 +1,15 @@
+"""Stops: where a text ends that was to end at the first of some stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def cut(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
+    """Where the stop begins that is complete first, and which it is; None where there is none.
+
+    The first to be complete, not the first to begin: a model that stops while it writes has written
+    no further. Of two that end together the longer one counts.
+    """
+    found = [(at + len(stop), at, stop) for stop in stops if (at := text.find(stop)) >= 0]
+    return min(found)[1:] if found else None
