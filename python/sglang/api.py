@@ -21,7 +21,8 @@ from sglang.ir import (
 )
 from sglang.media import medium
 from sglang.params import GenParams, Stop
-from sglang.program import SglFunction, resolve_backend
+from sglang.program import SglFunction
+from sglang.resolve import resolve_backend
 from sglang.settings import global_config
 
 

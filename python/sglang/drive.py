@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sglang.backend.base import Backend, Call
+from sglang.backend.base import Backend, Call, Complete, Stream
 from sglang.cancel import Cancellation
 from sglang.history import HISTORY
 
@@ -21,7 +21,7 @@ def drive(steps: Generator[Call, Any, None], backend: Backend, cancellation: Can
                 call = steps.send(answer)
             except StopIteration:
                 return
-            with HISTORY.call(backend.name, call) as entry:
+            with HISTORY.call(backend.name, _kept(call)) as entry:
                 answer = entry.answer = call.do(backend)
 
 
@@ -36,5 +36,10 @@ async def adrive(
                 call = steps.send(answer)
             except StopIteration:
                 return
-            with HISTORY.call(backend.name, call) as entry:
+            with HISTORY.call(backend.name, _kept(call)) as entry:
                 answer = entry.answer = await call.ado(backend)
+
+
+def _kept(call: Call) -> Call:
+    """The call without its reader, as the history outlives the run."""
+    return Complete(call.prompt, call.params) if isinstance(call, Stream) else call

@@ -66,6 +66,7 @@ class StreamExecutor(Results):
         self.use_thread = use_thread
         self._held, self._open = held, open
         self._parked = False
+        self._settled_sources = 0
         self._put_off: list[str] = []
         self._location = NOWHERE
         self.origin = Origin()
@@ -179,6 +180,8 @@ class StreamExecutor(Results):
             self._put_off = []
             with self._changed:
                 self._pending.subtract(names)
+                for name in names:
+                    self.stream.partial.pop(name, None)
         if names or self._listeners or self.interpreter.streaming:
             self._notify()
 
@@ -191,10 +194,13 @@ class StreamExecutor(Results):
         """
         with self._changed:
             self._busy, self._parked = False, True
-        if not all(source.call_when_settled(name, self._resume) for source, name in node.sources):
-            return False
+        while self._settled_sources < len(node.sources):
+            source, name = node.sources[self._settled_sources]
+            if not source.call_when_settled(name, self._resume):
+                return False
+            self._settled_sources += 1
         with self._changed:
-            self._busy, self._parked = True, False
+            self._busy, self._parked, self._settled_sources = True, False, 0
         return True
 
     def _awaits_itself(self, node: Later) -> bool:

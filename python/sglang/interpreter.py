@@ -147,7 +147,7 @@ class Interpreter:
         params = node.params.over(self.defaults)
         constraint = constraint_of(params)
         if constraint is not None:
-            enforced = constraint.kind in self.backend.constraints
+            enforced = self.backend.enforces(constraint)
             params = constraint.resolve(params) if enforced else constraint.free(params)
         able = self.spec_tokens and not model_type and constraint is None
         if able and speculation.possible(params):
@@ -172,7 +172,7 @@ class Interpreter:
         stream, start = self.stream, len(self.stream.text)
         stream.leftover = None
         params = self._with_template_stops(params)
-        if constraint is not None and constraint.kind not in self.backend.constraints:
+        if constraint is not None and not self.backend.enforces(constraint):
             template, tell = self.backend.chat_template, self.usage.add
             completions = yield from valid_completions(
                 stream.prompt(), params, constraint, model_type, template, tell
@@ -182,18 +182,18 @@ class Interpreter:
             completions = yield base.Stream(stream.prompt(), params, show)
         else:
             completions = yield Complete(stream.prompt(), params)
-        if constraint is not None and node.name is not None:
-            stream.constraints[node.name] = constraint
         self._account(completions)
         completions = [answer_of(completion, model_type) for completion in completions]
-        self._write(node.name, completions, start, several=(params.n or 1) > 1)
+        self._write(node.name, completions, start, (params.n or 1) > 1, constraint)
 
     def _with_template_stops(self, params: GenParams) -> GenParams:
         stops = dict.fromkeys((*strings(params.stop), *self.backend.chat_template.stop))
         return dataclasses.replace(params, stop=tuple(stops)) if stops else params
 
     def _show(self, name: str | None, before: str, model_type: str, so_far: Completion) -> None:
-        text = reasoning.split(so_far.text, model_type)[1] if model_type else so_far.text
+        text = (
+            reasoning.split(so_far.text, model_type, growing=True)[1] if model_type else so_far.text
+        )
         self.stream.text = before + text
         if name is not None:
             self.stream.meta[name] = so_far.meta
@@ -205,7 +205,12 @@ class Interpreter:
             self.usage.add(completion.meta)
 
     def _write(
-        self, name: str | None, completions: Sequence[Completion], start: int, several: bool = False
+        self,
+        name: str | None,
+        completions: Sequence[Completion],
+        start: int,
+        several: bool = False,
+        constraint: Constraint | None = None,
     ) -> None:
         """The first text goes on from ``start``; the variable is the text, or a list of several."""
         stream = self.stream
@@ -215,10 +220,9 @@ class Interpreter:
         if name is not None:
             thoughts = [meta.get("reasoning_content") for meta in metas]
             if thoughts[0] is not None:
-                stream.variables[name + REASONING] = thoughts if several else thoughts[0]
-            stream.meta[name] = metas if several else metas[0]
-            stream.variables[name] = texts if several else texts[0]
-            stream.partial.pop(name, None)
+                stream.define(name + REASONING, thoughts if several else thoughts[0])
+            meta = metas if several else metas[0]
+            stream.define(name, texts if several else texts[0], meta, constraint)
 
     def _reasoned(self, node: SeparateReasoning) -> Steps:
         for part in node.parts:
@@ -298,8 +302,7 @@ class Interpreter:
         stream.segments.append(Segment("select", start, len(stream.text), node.name, decision.meta))
         self.usage.add(decision.meta.get("usage", {}))
         if node.name is not None:
-            stream.meta[node.name] = decision.meta
-            stream.variables[node.name] = decision.text
+            stream.define(node.name, decision.text, decision.meta)
 
     # Roles
 
@@ -343,18 +346,17 @@ class Interpreter:
         if node.name not in self.stream.scopes:
             raise SglangError(f"variable scope {node.name!r} ends but was never begun")
         start = self.stream.scopes.pop(node.name)
-        self.stream.variables[node.name] = self.stream.text[start:]
+        self.stream.define(node.name, self.stream.text[start:])
 
     def _set(self, node: SetVariable) -> None:
-        self.stream.variables[node.name] = node.value
-        self.stream.meta.pop(node.name, None)
-        self.stream.constraints.pop(node.name, None)
+        self.stream.define(node.name, node.value)
 
     def _commit(self, _: Commit) -> Steps:
         """Told only where there is new text: it is a hint and costs a call."""
         stream = self.stream
         if len(stream.text) > stream.committed:
-            self.usage.add((yield base.Commit(stream.prompt())))
+            if meta := (yield base.Commit(stream.prompt())):
+                self.usage.add(meta)
             stream.committed = len(stream.text)
 
     def _fork(self, node: Fork) -> None:

@@ -8,13 +8,15 @@ import inspect
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sglang.backend.base import Backend
 from sglang.executor import StreamExecutor
 from sglang.params import ALIASES, DEFAULTS, NAMES, GenParams, signature_parameters, split
+from sglang.resolve import resolve_backend
 from sglang.run import Run
-from sglang.settings import global_config
 from sglang.state import ProgramState
 from sglang.tracer import constant_prefix, tracing
 from sglang.workers import Workers
@@ -92,12 +94,8 @@ class SglFunction:
         if not stream:
             self.start(state, args, arguments)
             return state
-        threading.Thread(
-            target=self._detached,
-            args=(state, args, arguments),
-            name="sglang-program",
-            daemon=True,
-        ).start()
+        detached = partial(copy_context().run, self._detached, state, args, arguments)
+        threading.Thread(target=detached, name="sglang-program", daemon=True).start()
         return state
 
     async def arun(
@@ -111,6 +109,8 @@ class SglFunction:
         ``value_async_iter``.
         """
         params, arguments = self._sorted(kwargs)
+        if (record := tracing()) is not None:
+            return record.call(self, args, arguments, params, backend=backend, stream=stream)
         loop = asyncio.get_running_loop()
         state = self.new_state(self._resolved(backend), params, stream=stream, loop=loop)
         await self.astart(state, args, arguments, stream=stream)
@@ -146,7 +146,7 @@ class SglFunction:
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> ProgramState:
         """A state for ``start``, or with ``loop`` for ``astart``."""
-        run = Run(loop, self.num_api_spec_tokens or 0)
+        run = Run(loop, self.num_api_spec_tokens or 0, backend)
         return ProgramState(
             StreamExecutor(
                 backend, defaults, run=run, streaming=stream, use_thread=use_thread, open=stream
@@ -158,25 +158,24 @@ class SglFunction:
         executor = state._executor
         if self.is_async:
             raise TypeError(f"{self.func.__name__} is async: await {self.func.__name__}.arun(...)")
-        try:
-            state.ret_value = self.func(state, *args, **{**self.bound, **arguments})
-            executor.finish()
-        except BaseException as error:
-            executor.cancel(error)
-            raise
+        with executor.run.inside():
+            try:
+                state.ret_value = self.func(state, *args, **{**self.bound, **arguments})
+                executor.finish()
+            except BaseException as error:
+                executor.cancel(error)
+                raise
 
     def _detached(
         self, state: ProgramState, args: Sequence[Any], arguments: Mapping[str, Any]
     ) -> None:
         """``start`` in a thread of its own: its failure is kept for who reads the state."""
-        executor = state._executor
-        with executor.run.inside():
-            try:
-                self.start(state, args, arguments)
-            except BaseException as error:
-                executor.fail(error, None)
-            finally:
-                executor.close()
+        try:
+            self.start(state, args, arguments)
+        except BaseException as error:
+            state._executor.fail(error, None)
+        finally:
+            state._executor.close()
 
     async def astart(
         self,
@@ -198,35 +197,31 @@ class SglFunction:
         self, state: ProgramState, args: Sequence[Any], arguments: Mapping[str, Any]
     ) -> None:
         executor = state._executor
-        try:
-            if self.is_async:
-                state.ret_value = await self.func(state, *args, **arguments)
-            else:
-                body = BODIES.call(self._body, state, args, arguments)
-                state.ret_value = await asyncio.wrap_future(body)
-            await executor.afinish()
-        except BaseException as error:
-            executor.cancel(error)
-            await asyncio.gather(*executor.run.tasks, return_exceptions=True)
-            raise
-
-    def _body(self, state: ProgramState, args: Sequence[Any], arguments: Mapping[str, Any]) -> Any:
-        with state._executor.run.inside():
-            return self.func(state, *args, **arguments)
+        with executor.run.inside():
+            try:
+                if self.is_async:
+                    state.ret_value = await self.func(state, *args, **arguments)
+                else:
+                    body = BODIES.call(partial(self.func, state, *args, **arguments))
+                    state.ret_value = await asyncio.wrap_future(body)
+                await executor.afinish()
+            except BaseException as error:
+                executor.cancel(error)
+                await asyncio.gather(*executor.run.tasks, return_exceptions=True)
+                raise
 
     async def _adetached(
         self, state: ProgramState, args: Sequence[Any], arguments: Mapping[str, Any]
     ) -> None:
         executor = state._executor
-        with executor.run.inside():
-            try:
-                await self._acall(state, args, arguments)
-            except BaseException as error:
-                executor.fail(error, None)
-                if not isinstance(error, Exception):
-                    raise
-            finally:
-                executor.close()
+        try:
+            await self._acall(state, args, arguments)
+        except BaseException as error:
+            executor.fail(error, None)
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            executor.close()
 
     def run_batch(
         self,
@@ -367,20 +362,6 @@ class SglFunction:
         if args and isinstance(args[0], ProgramState):
             return self.func(args[0], *args[1:], **{**self.bound, **kwargs})
         return self.run(*args, **kwargs)
-
-
-def resolve_backend(backend: Any) -> Backend:
-    """The backend given, or the default one. Raises ValueError where there is neither."""
-    chosen = backend if backend is not None else global_config.default_backend
-    if chosen is None:
-        raise ValueError(
-            "no backend: call sglang.set_default_backend(sglang.Engine()) once, "
-            "or give run(..., backend=...)"
-        )
-    chosen = getattr(chosen, "endpoint", chosen)
-    if not isinstance(chosen, Backend):
-        raise TypeError(f"{chosen!r:.60} is not a backend; use Engine, Runtime or RuntimeEndpoint")
-    return chosen
 
 
 def _document(method: Callable[..., Any]) -> None:

@@ -13,7 +13,6 @@ from sglang.backend.base import Backend, Call, Choose, Commit, Complete, Complet
 from sglang.choices import ChoicesMethod, Decision
 from sglang.errors import BackendError
 from sglang.params import GenParams
-from sglang.program import resolve_backend
 from sglang.recording import (
     Recording,
     asked,
@@ -23,6 +22,7 @@ from sglang.recording import (
     template_of,
     traits_of,
 )
+from sglang.resolve import resolve_backend
 
 
 class Recorder(Backend):

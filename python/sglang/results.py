@@ -108,7 +108,7 @@ class Results:
         last: str | None = None
         while True:
             self._wait_for(partial(self._seen, name, last))
-            text, done = self.snapshot(name)
+            text, done = self._grown(name, last)
             if text != last or done:
                 yield text, done
             if done:
@@ -156,11 +156,12 @@ class Results:
         text, done = self._look(name)
         return done or text != (last or "")
 
-    def snapshot(self, name: str | None) -> tuple[str, bool]:
-        """Text so far and whether it is complete. Raises as ``value`` does."""
+    def _grown(self, name: str | None, last: str | None) -> tuple[str, bool]:
+        """Text so far and whether it is complete. What was written before a failure is given
+        before the failure is raised."""
         with self._changed:
             text, done = self._look(name)
-            failed = self.failure is not None and not done
+            failed = self.failure is not None and not done and text == (last or "")
         if failed:
             self.check()
         if done and name is not None and name not in self.stream.variables:
@@ -188,7 +189,7 @@ class Results:
         last: str | None = None
         while True:
             await self._wait_in_loop(partial(self._seen, name, last))
-            text, done = self.snapshot(name)
+            text, done = self._grown(name, last)
             if text != last or done:
                 yield text, done
             if done:

@@ -18,6 +18,7 @@ from sglang.speculation import Speculation
 from sglang.usage import Usage
 
 if TYPE_CHECKING:
+    from sglang.backend.base import Backend
     from sglang.executor import StreamExecutor
 
 # The run whose program the current thread or task belongs to.
@@ -68,13 +69,20 @@ class Run:
     Args:
         loop: where nodes are visited by tasks of an event loop, that loop.
         spec_tokens: how far a call of an API model may run on.
+        backend: what runs inside this one use, where they name none.
 
     ``tasks`` visit nodes; ``program`` is the body itself where it runs on its own.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop | None = None, spec_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop | None = None,
+        spec_tokens: int = 0,
+        backend: Backend | None = None,
+    ) -> None:
         self.loop = loop
         self.spec_tokens = spec_tokens
+        self.backend = backend
         self.usage = Usage()
         self.speculation = Speculation()
         self.cancellation = Cancellation()
@@ -82,6 +90,7 @@ class Run:
         self.tasks: set[asyncio.Task[None]] = set()
         self.program: asyncio.Task[None] | None = None
         self._members: WeakSet[StreamExecutor] = WeakSet()
+        self._inner: set[Run] = set()
         self._cancelled: Failure | None = None
         self._lock = threading.Lock()
 
@@ -98,12 +107,17 @@ class Run:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """The calling thread or task is the program: nobody else will append."""
-        token = _INSIDE.set(self)
+        """The calling thread or task is the program: nobody else will append. A run that begins
+        inside is cancelled with this one."""
+        outer, token = _INSIDE.get(), _INSIDE.set(self)
+        if outer is not None:
+            outer._inner.add(self)
         try:
             yield
         finally:
             _INSIDE.reset(token)
+            if outer is not None:
+                outer._inner.discard(self)
 
     def is_inside(self) -> bool:
         """Whether the calling thread or task, or one it was started by, is the program."""
@@ -130,6 +144,8 @@ class Run:
             self._cancelled = Failure(error, None)
         for member in self.members():
             member.fail(error, None)
+        for run in tuple(self._inner):
+            run.cancel(error)
         self.cancellation.cancel()
         if self.loop is not None and not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self._cancel_tasks)
@@ -140,6 +156,11 @@ class Run:
             # One that has not begun must: it tells those who wait that it has failed.
             if inspect.getcoroutinestate(coroutine) != inspect.CORO_CREATED:
                 task.cancel()
+
+
+def current_run() -> Run | None:
+    """The run whose program the calling thread or task belongs to."""
+    return _INSIDE.get()
 
 
 def in_loop(loop: asyncio.AbstractEventLoop) -> bool:

@@ -12,6 +12,7 @@ pattern, or a gen's own limits could have been met earlier, the gen has a call o
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,14 +43,14 @@ class Leftover:
     Attributes:
         text: from the last gen's stop on.
         ended: the model ended by itself; else it was cut by a limit.
-        most: tokens of the whole reply.
+        density: tokens a byte of the reply.
         prompt_tokens: of the call that wrote it, which a reuse saves.
         params: those it was drawn with.
     """
 
     text: str
     ended: bool
-    most: int
+    density: float
     prompt_tokens: int
     params: GenParams
 
@@ -76,8 +77,10 @@ class Leftover:
         return self.text[:end], {"type": "stop", "matched": reason}, self.text[end:]
 
     def tokens(self, text: str) -> int:
-        """At most how many tokens of the reply ``text`` is: a token is a byte or more."""
-        return min(len(text.encode()), self.most)
+        """How many tokens of the reply ``text`` is, by its share of the bytes: the service tells
+        only their sum. So a value may be a little longer than its own limit; it is never another.
+        """
+        return math.ceil(len(text.encode()) * self.density)
 
 
 class Speculation:
@@ -135,8 +138,9 @@ def leftover(text: str, meta: dict[str, Any], params: GenParams) -> Leftover:
     """All of a reply, nothing of it taken yet."""
     finish = meta.get("finish_reason")
     kind = finish.get("type") if isinstance(finish, dict) else finish
-    most = int(meta.get("completion_tokens") or len(text.encode()))
-    return Leftover(text, kind != "length", most, int(meta.get("prompt_tokens") or 0), params)
+    tokens = int(meta.get("completion_tokens") or 0)
+    density = tokens / len(text.encode()) if tokens and text else 1.0  # untold: a token is a byte
+    return Leftover(text, kind != "length", density, int(meta.get("prompt_tokens") or 0), params)
 
 
 def match(turn: Sequence[Pending | str], reply: Leftover) -> list[tuple[str, Any]]:
@@ -166,4 +170,3 @@ def match(turn: Sequence[Pending | str], reply: Leftover) -> list[tuple[str, Any
         found.append((value, reason))
         rest = rest.rest(text)
     return found
-

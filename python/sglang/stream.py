@@ -91,6 +91,17 @@ class Stream:
             deferred=list(self.deferred),
         )
 
+    def define(
+        self, name: str, value: Any, meta: Any = None, constraint: Constraint | None = None
+    ) -> None:
+        """The variable ``name``, in place of an earlier one of that name."""
+        for kept, new in ((self.meta, meta), (self.constraints, constraint)):
+            if new is None:
+                kept.pop(name, None)
+            else:
+                kept[name] = new
+        self.variables[name] = value
+
     def here(self) -> Origin:
         """Where a fork that is made now begins."""
         return Origin(

@@ -76,14 +76,15 @@ class Workers:
             del job  # an idle thread keeps no executor alive
 
     def call(self, function: Callable[..., T], *args: Any) -> Future[T]:
-        """``function(*args)`` in a worker."""
+        """``function(*args)`` in a worker and in the caller's context."""
         future: Future[T] = Future()
+        context = copy_context()
 
         def job() -> None:
             if not future.set_running_or_notify_cancel():
                 return
             try:
-                result = function(*args)
+                result = context.run(function, *args)
             except BaseException as error:
                 future.set_exception(error)
             else:
@@ -97,8 +98,8 @@ WORKERS = Workers()
 
 
 async def in_worker(function: Callable[..., T], *args: Any) -> T:
-    """``function(*args)`` in a worker, for an event loop; it belongs to the run of the caller."""
-    return await asyncio.wrap_future(WORKERS.call(copy_context().run, function, *args))
+    """``function(*args)`` in a worker, for an event loop."""
+    return await asyncio.wrap_future(WORKERS.call(function, *args))
 
 
 async def pumped(iterate: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
@@ -119,7 +120,7 @@ async def pumped(iterate: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
         finally:
             put(_END)
 
-    future = WORKERS.call(copy_context().run, draw)
+    future = WORKERS.call(draw)
     try:
         while (item := await items.get()) is not _END:
             yield item

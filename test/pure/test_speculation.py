@@ -37,7 +37,8 @@ class Letters(Backend):
             text += self.alphabet[number % len(self.alphabet)]
             ends = [stop for stop in strings(params.stop) if text.endswith(stop)]
             if ends:
-                text, reason = text[: -len(ends[0])], {"type": "stop", "matched": ends[0]}
+                stop = max(ends, key=len)
+                text, reason = text[: -len(stop)], {"type": "stop", "matched": stop}
                 break
         else:
             if (params.max_new_tokens or 0) > self.most:
@@ -49,7 +50,7 @@ class Letters(Backend):
 FIELDS = st.lists(
     st.tuples(
         st.sampled_from(["", "a", "b", ";", ";a", "ab"]),
-        st.sampled_from([";", "a", ["b", ";"], "ab"]),
+        st.sampled_from([";", "a", ["b", ";"], "ab", ["abb", "b"], ["ba;", "a;"]]),
         st.sampled_from([1, 3, 8, 50]),
     ),
     min_size=1,
@@ -182,7 +183,9 @@ def test_what_was_cut_by_a_limit_is_not_taken_for_an_answer() -> None:
     assert cut.take(P) is None
     whole = leftover("one two", {"finish_reason": {"type": "stop"}, "completion_tokens": 2}, P)
     assert whole.take(P) == ("one two", {"type": "stop", "matched": None}, "")
-    assert Leftover("a b c;", True, 0.5, 0, P).take(GenParams(max_new_tokens=1, stop=";")) is None
+    short = Leftover("a b c;", True, 0.5, 0, P)
+    assert short.take(GenParams(max_new_tokens=2, stop=";")) is None  # six bytes, three tokens
+    assert short.take(GenParams(max_new_tokens=3, stop=";")) is not None
 
 
 P = GenParams(max_new_tokens=9, stop=";")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sglang.chat import TEMPLATES, ChatTemplate, Message
 from sglang.choices import ChoicesMethod, Decision
@@ -22,6 +22,9 @@ from sglang.errors import Unsupported
 from sglang.media import Media
 from sglang.params import GenParams, to_wire
 from sglang.workers import in_worker, pumped
+
+if TYPE_CHECKING:
+    from sglang.constraint import Constraint
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
@@ -70,6 +73,10 @@ class Backend:
     constraints: frozenset[str] = frozenset()
     speculates: str = ""
     messages_only: bool = False
+
+    def enforces(self, constraint: Constraint) -> bool:
+        """Whether text that is generated under ``constraint`` satisfies it without a check."""
+        return constraint.kind in self.constraints
 
     def complete(self, prompt: Prompt, params: GenParams) -> list[Completion]:
         """``params.n`` completions. Raises BackendError."""

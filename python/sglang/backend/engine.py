@@ -59,6 +59,7 @@ class Engine(NativeBackend):
         except ImportError as error:
             raise Unsupported(f"Engine needs: pip install 'sglang[srt]' ({error})") from error
         config = Config.of(**settings_of(server_args, settings))
+        named = template_named(chat_template_name) if chat_template_name is not None else None
         model = config.model
         try:
             self.tokenizer = Tokenizer.load(
@@ -76,11 +77,8 @@ class Engine(NativeBackend):
         completion = Completion(self._engine.client_on(self._loop), self.tokenizer)
         self._service: Service | None = Service(config, completion)
         self.constraints = frozenset(CONSTRAINTS)
-        if chat_template_name is not None:
-            self.chat_template = template_named(chat_template_name)
-        else:
-            named = self._service.info.model_path or self._service.model_name
-            self.chat_template = template_for(named, self.tokenizer.chat_template)
+        model_name = self._service.info.model_path or self._service.model_name
+        self.chat_template = named or template_for(model_name, self.tokenizer.chat_template)
         atexit.register(self.shutdown)
 
     def generate(
@@ -133,12 +131,21 @@ class Engine(NativeBackend):
         return self._wait(self._answer(body))
 
     async def acall(self, body: dict[str, Any]) -> Any:
-        with _translated():
-            return await asyncio.wrap_future(self._submit(self._answer(body)))
+        return await self._awaited(self._submit(self._answer(body)))
+
+    async def _awaited(self, future: Future[Any]) -> Any:
+        try:
+            with _translated():
+                return await asyncio.wrap_future(future)
+        except asyncio.CancelledError as error:
+            if self._service is None:
+                raise BackendError("the engine is gone: it was shut down", 503) from error
+            raise
 
     def call_stream(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         items: queue.SimpleQueue[Any] = queue.SimpleQueue()
         future = self._submit(self._pump(body, items.put))
+        future.add_done_callback(lambda _: items.put(_END))
         try:
             with aborted_by(future.cancel):
                 while (item := items.get()) is not _END:
@@ -157,11 +164,11 @@ class Engine(NativeBackend):
                 loop.call_soon_threadsafe(items.put_nowait, item)
 
         future = self._submit(self._pump(body, put))
+        future.add_done_callback(lambda _: put(_END))
         try:
             while (item := await items.get()) is not _END:
                 yield item
-            with _translated():
-                await asyncio.wrap_future(future)
+            await self._awaited(future)
         finally:
             future.cancel()
 
@@ -250,12 +257,9 @@ class Engine(NativeBackend):
         from srt.server.body import convert
         from srt.server.native import GenerateBody, events
 
-        try:
-            async with aclosing(events(self._alive(), convert(body, GenerateBody))) as stream:
-                async for item in stream:
-                    put(item)
-        finally:
-            put(_END)
+        async with aclosing(events(self._alive(), convert(body, GenerateBody))) as stream:
+            async for item in stream:
+                put(item)
 
 
 @contextmanager

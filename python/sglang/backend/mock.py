@@ -16,6 +16,7 @@ from sglang.choices import ChoicesMethod, Decision, Scores
 from sglang.errors import BackendError
 from sglang.media import Media
 from sglang.params import GenParams, strings
+from sglang.stops import cut
 
 Reply = str | Sequence[str] | BaseException
 Script = Sequence[Reply] | Mapping[str, Reply] | Callable[[Prompt, GenParams], Reply]
@@ -193,10 +194,8 @@ class Mock(Backend):
         if len(words) > limit:
             words, reason = words[:limit], {"type": "length", "length": limit}
         text = "".join(words)
-        cuts = [(text.find(stop), stop) for stop in strings(params.stop) if stop in text]
-        if cuts:
-            at, stop = min(cuts)
-            text, reason = text[:at], {"type": "stop", "matched": stop}
+        if (found := cut(text, strings(params.stop))) is not None:
+            text, reason = text[: found[0]], {"type": "stop", "matched": found[1]}
         return Completion(text, {"finish_reason": reason, **self._usage(prompt, len(_words(text)))})
 
     def _usage(self, prompt: Prompt, completion_tokens: int) -> dict[str, int]:
@@ -212,8 +211,12 @@ class Mock(Backend):
 
 def decided(answer: str, options: Sequence[str], method: ChoicesMethod) -> Decision:
     """What ``method`` makes of scores by which ``answer`` is the likeliest of ``options``."""
+    ids: dict[str, int] = {}
     rows = [
-        [[CHOSEN if option == answer else REJECTED, hash(w) % 1000, w] for w in _words(option)]
+        [
+            [CHOSEN if option == answer else REJECTED, ids.setdefault(word, len(ids)), word]
+            for word in _words(option)
+        ]
         for option in options
     ]
     alone = [[[-2.0, *entry[1:]] for entry in row] for row in rows]

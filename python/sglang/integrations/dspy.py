@@ -22,7 +22,7 @@ from sglang.chat import ChatTemplate, Message
 from sglang.errors import BackendError, ConnectionFailed, SglangError, TimedOut, Unsupported
 from sglang.media import Media, medium
 from sglang.params import NAMES, GenParams
-from sglang.program import resolve_backend
+from sglang.resolve import resolve_backend
 
 try:
     import dspy

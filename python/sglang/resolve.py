@@ -1,0 +1,30 @@
+"""Which backend a program runs on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.backend.base import Backend
+from sglang.run import current_run
+from sglang.settings import global_config
+
+
+def resolve_backend(backend: Any) -> Backend:
+    """The backend given; else that of the program which runs this one; else the default one.
+
+    Raises ValueError where there is none, TypeError for what is no backend.
+    """
+    chosen, outer = backend, current_run()
+    if chosen is None and outer is not None:
+        chosen = outer.backend
+    if chosen is None:
+        chosen = global_config.default_backend
+    if chosen is None:
+        raise ValueError(
+            "no backend: call sglang.set_default_backend(sglang.Engine()) once, "
+            "or give run(..., backend=...)"
+        )
+    chosen = getattr(chosen, "endpoint", chosen)
+    if not isinstance(chosen, Backend):
+        raise TypeError(f"{chosen!r:.60} is not a backend; use Engine, Runtime or RuntimeEndpoint")
+    return chosen

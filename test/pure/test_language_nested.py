@@ -1,0 +1,155 @@
+"""What a program takes over from where it was started: context, backend, cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from typing import Any
+
+import pytest
+import sglang as sgl
+from sglang.backend.base import Backend, Completion
+
+WHO = contextvars.ContextVar("who", default="nobody")
+
+
+def test_the_callers_context_is_the_programs() -> None:
+    @sgl.function
+    def program(s: Any) -> Any:
+        s += "x" + sgl.gen("y")
+        return WHO.get()
+
+    def all_ways() -> list[Any]:
+        WHO.set("request 7")
+        streamed = program.run(backend=mock, stream=True)
+        streamed.text()
+        awaited = asyncio.run(program.arun(backend=mock))
+        (batched,) = program.run_batch([{}], backend=mock)
+        plain = program.run(backend=mock)
+        return [state.ret_value for state in (plain, streamed, awaited, batched)]
+
+    mock = sgl.Mock(lambda prompt, params: "z")
+    assert contextvars.copy_context().run(all_ways) == ["request 7"] * 4
+
+
+def test_a_program_inside_another_uses_its_backend() -> None:
+    @sgl.function
+    def inner(s: Any) -> None:
+        s += sgl.gen("y")
+
+    @sgl.function
+    def outer(s: Any) -> Any:
+        return inner.run()["y"], [state["y"] for state in inner.run_batch([{}, {}])]
+
+    sgl.set_default_backend(sgl.Mock(lambda prompt, params: "default"))
+    try:
+        state = outer.run(backend=sgl.Mock(lambda prompt, params: "outer's"))
+        assert state.ret_value == ("outer's", ["outer's"] * 2)
+        assert inner.run()["y"] == "default"
+    finally:
+        sgl.set_default_backend(None)
+
+
+class Slow(Backend):
+    """Never answers; a call is over when it is cancelled."""
+
+    name = "slow"
+
+    def __init__(self) -> None:
+        self.begun, self.cancelled = threading.Event(), threading.Event()
+
+    async def acomplete(self, prompt: Any, params: Any) -> list[Completion]:
+        self.begun.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        return []
+
+    def complete(self, prompt: Any, params: Any) -> list[Completion]:
+        from sglang.cancel import aborted_by
+
+        self.begun.set()
+        with aborted_by(self.cancelled.set):
+            assert self.cancelled.wait(30)
+        raise RuntimeError("aborted")
+
+
+def test_cancelling_a_program_ends_those_inside_it() -> None:
+    slow = Slow()
+
+    @sgl.function
+    def inner(s: Any) -> None:
+        s += "x" + sgl.gen("y")
+
+    @sgl.function
+    def outer(s: Any) -> None:
+        inner.run()
+
+    async def main() -> None:
+        task = asyncio.create_task(outer.arun(backend=slow))
+        await asyncio.to_thread(slow.begun.wait, 30)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert slow.cancelled.wait(30)
+
+
+def test_a_variable_made_again_is_a_new_one() -> None:
+    @sgl.function
+    def program(s: Any) -> None:
+        s += sgl.gen("x", dtype=int)
+        first = s.value("x")
+        s += sgl.gen("x")
+        with s.var_scope("y"):
+            s += "text" + sgl.gen("y")
+        s.set_var("z", first)
+
+    state = program.run(backend=sgl.Mock(["42", "words", "more"]))
+    assert state.value("x") == "words"
+    assert state.value("y") == "textmore"
+    assert state.get_meta_info("y") == {}
+    assert state["z"] == 42
+
+
+class Cut(sgl.Mock):
+    """A stream that fails in the middle."""
+
+    def stream(self, prompt: Any, params: Any) -> Any:
+        yield Completion("half a ")
+        raise ValueError("gone")
+
+
+def test_what_was_streamed_before_a_failure_is_shown() -> None:
+    @sgl.function
+    def program(s: Any) -> None:
+        s += "Say: " + sgl.gen("x")
+
+    state = program.run(backend=Cut(), stream=True)
+    state.sync()
+    pieces = []
+    with pytest.raises(sgl.ProgramError, match="gone"):
+        for piece in state.text_iter("x"):
+            pieces.append(piece)
+    assert pieces == ["half a "]
+
+
+def test_reasoning_is_not_streamed_as_an_answer() -> None:
+    class Letters(sgl.Mock):
+        def stream(self, prompt: Any, params: Any) -> Any:
+            text = "<think>hm</think>Paris is nice"
+            for end in range(1, len(text) + 1):
+                yield Completion(text[:end])
+
+    @sgl.function
+    def program(s: Any) -> None:
+        s += "Q" + sgl.separate_reasoning(sgl.gen("x"), "qwen3")
+
+    state = program.run(backend=Letters(), stream=True)
+    assert "".join(state.text_iter("x")) == state["x"] == "Paris is nice"
+    assert state["x_reasoning_content"] == "hm"
+    assert state.text() == "QParis is nice"
