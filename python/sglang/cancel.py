@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 
+from sglang.errors import BackendError
+
 _CURRENT: ContextVar[Cancellation | None] = ContextVar("cancellation", default=None)
 
 
@@ -16,16 +18,18 @@ class Cancellation:
     def __init__(self) -> None:
         self.cancelled = False
         self._aborts: set[Callable[[], object]] = set()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def cancel(self) -> None:
-        """Abort what is in flight and whatever still begins."""
+        """Abort what is in flight and refuse whatever still begins.
+
+        A call that ends meanwhile waits, so that no abort comes after its call.
+        """
         with self._lock:
             self.cancelled = True
-            aborts = list(self._aborts)
-        for abort in aborts:
-            with suppress(Exception):  # what cannot be aborted ends by itself
-                abort()
+            for abort in list(self._aborts):
+                with suppress(Exception):  # what cannot be aborted ends by itself
+                    abort()
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -37,24 +41,21 @@ class Cancellation:
             _CURRENT.reset(token)
 
 
-def in_a_run() -> bool:
-    """Whether the calling thread or task is making a call of a program."""
-    return _CURRENT.get() is not None
-
-
 @contextmanager
 def aborted_by(abort: Callable[[], object]) -> Iterator[None]:
-    """While inside, cancelling the run calls ``abort`` from the cancelling thread."""
+    """While inside, cancelling the run calls ``abort`` in the cancelling thread; it must not wait.
+
+    Raises BackendError where the run is cancelled already.
+    """
     current = _CURRENT.get()
     if current is None:
         yield
         return
     with current._lock:
+        if current.cancelled:
+            raise BackendError("the run has been cancelled")
         current._aborts.add(abort)
-        cancelled = current.cancelled
     try:
-        if cancelled:
-            abort()
         yield
     finally:
         with current._lock:

@@ -7,16 +7,17 @@ import json
 import socket
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import pairwise
 
 import pytest
 import sglang as sgl
 from hypothesis import given
 from hypothesis import strategies as st
-from sglang.backend.connections import Connections, Origin
+from sglang.backend.connections import Connections, Dialogue, Lines, Origin
 from sglang.backend.connections_async import AsyncConnections
-from sglang.backend.http1 import Lines, Reply
-from sglang.errors import ConnectionFailed
+from sglang.cancel import Cancellation, aborted_by
+from sglang.errors import BackendError, ConnectionFailed
 
 SIZED = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-Name:  y \r\n\r\nhello"
 EMPTY = b"HTTP/1.1 204 No Content\r\n\r\n"
@@ -26,23 +27,31 @@ CHUNKED = (
 )
 CLOSING = b"HTTP/1.1 200 OK\r\nConnection: Close\r\nContent-Length: 5\r\n\r\nhello"
 UNTIL_CLOSED = b"HTTP/1.0 500 Oops\r\n\r\nhello"
+TOO_MUCH = SIZED + b"HTTP/1.1 200 OK\r\n"
 REPLIES = {SIZED: True, CHUNKED: True, EMPTY: True, CLOSING: False, UNTIL_CLOSED: False}
+ORIGIN = Origin("http://host", {}, True)
 
 
 @given(st.sampled_from(list(REPLIES)), st.lists(st.integers(0, 120), max_size=8))
 def test_a_reply_in_any_pieces(whole: bytes, cuts: list[int]) -> None:
-    reply, body, ends = Reply(), b"", [0, *sorted(cuts), len(whole)]
+    dialogue, body, ends = Dialogue(ORIGIN, "GET", "/"), b"", [0, *sorted(cuts), len(whole)]
     for start, end in pairwise(ends):
         if piece := whole[start:end]:
-            assert not reply.complete
-            body += reply.feed(piece)
+            assert not dialogue.complete
+            body += dialogue.feed(piece)
     if whole == UNTIL_CLOSED:
-        body += reply.feed(b"")
-    assert reply.complete
+        body += dialogue.feed(b"")
+    assert dialogue.complete
     assert body == (b"" if whole == EMPTY else b"hello")
-    assert reply.status == int(whole.rpartition(b"HTTP/1.")[2][2:5])
-    assert reply.keeps is REPLIES[whole]
-    assert reply.headers.get("x-name") == ("y" if whole == SIZED else None)
+    assert dialogue.status == int(whole.rpartition(b"HTTP/1.")[2][2:5])
+    assert dialogue.keeps is REPLIES[whole]
+
+
+def test_a_connection_with_more_than_the_reply_is_not_kept() -> None:
+    dialogue = Dialogue(ORIGIN, "GET", "/")
+    assert dialogue.feed(TOO_MUCH) == b"hello"
+    assert dialogue.complete
+    assert not dialogue.keeps
 
 
 @pytest.mark.parametrize(
@@ -50,18 +59,18 @@ def test_a_reply_in_any_pieces(whole: bytes, cuts: list[int]) -> None:
     [
         (SIZED[:-1], "before the end of the answer"),
         (CHUNKED[:-4], "before the end of the answer"),
+        (b"HTTP/1.1 200", "before the end of the answer"),
         (b"", "before the end of the answer"),
-        (b"SSH-2.0-OpenSSH_9\r\n", "no HTTP/1.1: it begins with 'SSH"),
-        (b"HTTP/1.1 yes\r\n\r\n", "no HTTP/1.1"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", "a length is -1"),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n", "no HTTP/1.1"),
-        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000, "longer than 65536 bytes"),
+        (b"SSH-2.0-OpenSSH_9\r\n\r\n", "no HTTP/1.1: illegal status line"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", "no HTTP/1.1: bad Content-Length"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000, "no HTTP/1.1: Receive buffer too long"),
     ],
 )
 def test_what_is_cut_or_no_http_is_told(data: bytes, complaint: str) -> None:
-    reply = Reply()
+    dialogue = Dialogue(ORIGIN, "GET", "/")
     with pytest.raises(ConnectionError, match=complaint):
-        list(map(reply.feed, (data, b"")))
+        list(map(dialogue.feed, (data, b"")))
+    assert not dialogue.keeps
 
 
 @given(st.text("aé\n\r", max_size=12), st.integers(0, 24))
@@ -148,9 +157,23 @@ def test_connections_are_kept_and_replaced(kind: str) -> None:
         client.close()
     head, _, content = server.requests[0].partition(b"\r\n\r\n")
     assert json.loads(content) == {"é": 1}
-    assert head.startswith(b"POST /pre%20fix/x HTTP/1.1\r\nHost: 127.0.0.1:")
+    assert head.startswith(b"POST /pre%20fix/x HTTP/1.1\r\n")
+    assert f"\r\nHost: {server.url[7:]}\r\n".encode() in head
     assert b"\r\nAuthorization: Bearer k\r\n" in head
     assert f"\r\nContent-Length: {len(content)}".encode() in head
+
+
+def test_a_connection_that_was_idle_for_long_is_not_used(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server may be closing it, and the request would be lost."""
+    for module in ("connections", "connections_async"):
+        monkeypatch.setattr(f"sglang.backend.{module}.KEPT_SECONDS", 0.0)
+    with Scripted([SIZED, SIZED], [SIZED]) as server:
+        client = Twins(kind, server.url)
+        assert [client.ask({})[1] for _ in range(2)] == [b"hello"] * 2
+        client.close()
+    assert server.requests[1] == b""
 
 
 def test_a_lost_connection_is_told_and_not_used_again(kind: str) -> None:
@@ -176,6 +199,8 @@ def test_a_lost_connection_is_told_and_not_used_again(kind: str) -> None:
         ("http://", "k", "give http://HOST:PORT"),
         ("http://user:secret@host", "k", "no password; give api_key"),
         ("http://host", "k\r\nX: y", "the API key holds a character"),
+        ("http://host", "k ", "the API key holds a character"),
+        ("http://hé", "k", "give http://HOST:PORT"),
         ("http://host", "é", "the API key holds a character"),
     ],
 )
@@ -186,13 +211,13 @@ def test_urls_and_keys_that_cannot_be_used(url: str, key: str, complaint: str) -
 
 
 def test_an_event_loop_that_ends_closes_its_connections() -> None:
-    reply = b'HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n{"text": "yes"}'
+    reply = b'HTTP/1.1 200 OK\r\nContent-Length: 32\r\n\r\n{"text": "yes", "meta_info": {}}'
     with Scripted([reply, reply], [reply], [reply]) as server:
         endpoint = sgl.RuntimeEndpoint(server.url, chat_template_name="chatml")
         endpoint.get_server_info()
 
         async def asked() -> AsyncConnections:
-            assert await endpoint.acall({"text": "?"}) == {"text": "yes"}
+            assert await endpoint.acall({"text": "?"}) == {"text": "yes", "meta_info": {}}
             ((connections, _),) = endpoint._loops.values()
             assert len(connections._idle) == 1
             return connections
@@ -201,3 +226,69 @@ def test_an_event_loop_that_ends_closes_its_connections() -> None:
             assert not asyncio.run(asked())._idle
             assert endpoint._loops == {}
         endpoint.shutdown()
+
+
+def test_a_task_that_is_cancelled_sends_no_more() -> None:
+    """Nor does its connection wait until the server has read what was to be sent."""
+    size, received, begun, cancelled = 1 << 25, [], threading.Event(), threading.Event()
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection, suppress(ConnectionError):
+            received.append(len(connection.recv(1)))
+            begun.set()
+            assert cancelled.wait(10)
+            while piece := connection.recv(1 << 20):
+                received.append(len(piece))
+
+    async def ask() -> None:
+        exchange = AsyncConnections(Origin(url, {}, True)).exchange("POST", "/", "x" * size)
+        task = asyncio.ensure_future(exchange.__aenter__())
+        assert await asyncio.to_thread(begun.wait, 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        cancelled.set()
+        await asyncio.to_thread(server.join, 10)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server = threading.Thread(target=serve)
+        server.start()
+        asyncio.run(ask())
+    assert not server.is_alive()
+    assert sum(received) < size
+
+
+def test_a_cancelled_run_asks_for_nothing() -> None:
+    run = Cancellation()
+    run.cancel()
+    with Scripted([SIZED]) as server, run.active():
+        client = Twins("plain", server.url)
+        with pytest.raises(BackendError, match="the run has been cancelled"):
+            client.ask({})
+        client.close()
+    assert server.requests == [b""]
+
+
+def test_no_abort_comes_after_its_call() -> None:
+    """It would cut a connection that is another's by then."""
+    run, inside, leave, left = Cancellation(), threading.Event(), threading.Event(), []
+
+    def abort() -> None:
+        leave.set()
+        caller.join(0.1)  # it waits for this, and so cannot end
+        left.append(not caller.is_alive())
+
+    def call() -> None:
+        with run.active(), aborted_by(abort):
+            inside.set()
+            leave.wait(10)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    assert inside.wait(10)
+    run.cancel()
+    caller.join(10)
+    assert not caller.is_alive()
+    assert left == [False]

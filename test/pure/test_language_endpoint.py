@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -13,7 +14,10 @@ from typing import Any
 
 import pytest
 import sglang as sgl
+from helpers.counted import reaches
 from sglang.utils import terminate_process
+
+BRANCHES = 5
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -26,6 +30,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.server.key and self.headers.get("Authorization") != f"Bearer {self.server.key}":
             return self.reply(401, {"error": {"message": "wrong key", "type": "x"}})
+        if self.server.foreign:
+            return self.reply(200, self.server.foreign)
         info = {"model_path": "/models/Qwen2-0.5B", "chat_template": None}
         return self.reply(200, info if self.path == "/get_model_info" else {"path": self.path})
 
@@ -36,6 +42,10 @@ class Handler(BaseHTTPRequestHandler):
         text = str(body.get("text"))
         if self.path != "/generate":
             return self.reply(404, {"error": {"message": f"no route {self.path}"}})
+        if self.server.foreign:
+            return self.reply(200, self.server.foreign)
+        if "hang" in text:
+            return self.hang()
         if "bad" in text:
             return self.reply(400, {"error": {"message": "regex is not available", "type": "x"}})
         if "html" in text:
@@ -53,6 +63,12 @@ class Handler(BaseHTTPRequestHandler):
         }
         return self.reply(200, {"text": text[-3:], "meta_info": meta})
 
+    def hang(self) -> None:
+        """Until the client is gone."""
+        self.close_connection = True
+        self.rfile.read(1)
+        self.server.gone.release()
+
     def stream(self, text: str) -> None:
         self.send_response(200)
         self.send_header("Connection", "close")
@@ -60,7 +76,9 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         for event in ({"text": "é", "meta_info": {}}, {"text": "élan", "meta_info": {"x": 1}}):
             self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
-        if "late" in text:
+        if "stall" in text:
+            self.hang()
+        elif "late" in text:
             self.wfile.write(b'data: {"error": {"message": "out of memory"}}\n\n')
         elif "cut" not in text:
             self.wfile.write(b"data: [DONE]\n\n")
@@ -77,9 +95,11 @@ class Fake(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 512
     key = ""
+    foreign: Any = None  # what to answer to everything, as something else than a runtime does
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
+        self.gone = threading.Semaphore(0)  # released for each client that has hung up
         self.bodies: list[tuple[str, dict[str, Any]]] = []
         self.url = f"http://127.0.0.1:{self.server_port}"
 
@@ -113,7 +133,6 @@ def test_a_program_over_http(fake: Fake) -> None:
     assert body["sampling_params"]["sampling_seed"] == 3
     assert body["sampling_params"]["stop"] == ["<|im_end|>"]
     assert "regex" not in body["sampling_params"]
-    assert body["rid"]  # so that it can be aborted
     assert state.usage.cached_tokens == 3
     assert sgl.get_server_info(endpoint) == {"path": "/get_server_info"}
     endpoint.cache_prefix("prefix")
@@ -153,6 +172,49 @@ def test_refusals_are_told_with_the_line(fake: Fake, text: str, complaint: str, 
         program.run(text, backend=endpoint)
     assert isinstance(caught.value.__cause__, sgl.BackendError)
     assert caught.value.__cause__.status == status
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["<html>hi</html>", {"object": "list"}, ["x"], [{"text": "x"}], 'data: {"object": 1}\n\n',
+     "data: [1]\n\n", "data: {bad\n\n"],
+)  # fmt: skip
+def test_what_is_no_runtime_is_told(fake: Fake, answer: Any) -> None:
+    endpoint = sgl.RuntimeEndpoint(fake.url)
+    fake.foreign = answer
+    complaint = f"{fake.url} is no runtime: it answered "
+    for streamed in (False, True):
+        with pytest.raises(sgl.ProgramError, match=complaint) as caught:
+            program.run("go", backend=endpoint, stream=streamed).text()
+        assert type(caught.value.__cause__) is sgl.BackendError
+    with pytest.raises(sgl.ProgramError, match=complaint):
+        asyncio.run(program.arun("go", backend=endpoint))
+    if not isinstance(answer, dict):
+        with pytest.raises(sgl.BackendError, match=complaint):
+            sgl.RuntimeEndpoint(fake.url)
+
+
+@pytest.mark.parametrize(("text", "stream"), [("hang", False), ("hang", True), ("stall", True)])
+def test_a_server_that_never_answers_holds_nobody(fake: Fake, text: str, stream: bool) -> None:
+    @sgl.function
+    def program(s):
+        forks = s.fork(BRANCHES)
+        forks += text + sgl.gen("x")
+        assert reaches(lambda: len(fake.bodies) == BRANCHES)
+        raise ZeroDivisionError("mine")
+
+    def run() -> None:
+        with pytest.raises(ZeroDivisionError, match="mine"):
+            program.run(backend=endpoint, stream=stream).text()
+        ended.set()
+
+    endpoint, ended = sgl.RuntimeEndpoint(fake.url), threading.Event()
+    threads = threading.active_count()
+    threading.Thread(target=run, daemon=True).start()
+    assert ended.wait(10)
+    assert all(fake.gone.acquire(timeout=10) for _ in range(BRANCHES))
+    assert reaches(lambda: threading.active_count() <= threads)
+    assert {path for path, _ in fake.bodies} == {"/generate"}
 
 
 def test_nothing_listens_and_a_wrong_key(fake: Fake) -> None:

@@ -143,7 +143,7 @@ def test_what_the_rules_allow_passes(module: str, source: str) -> None:
 
 
 HEAVY = ("torch", "numpy", "transformers", "tokenizers", "fastapi", "zmq", "srt", "openai",
-         "anthropic", "pydantic", "jsonschema")  # fmt: skip
+         "anthropic", "pydantic", "jsonschema", "httpx", "h11")  # fmt: skip
 
 
 def loaded(statement: str, names: tuple[str, ...]) -> tuple[list[str], float]:

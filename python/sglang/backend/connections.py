@@ -1,8 +1,8 @@
 """Connections: kept connections to one server, each used by one request at a time.
 
-A client that does no more than this is worth its lines: a request to a server that answers at once
-takes 0.2 ms here and 0.6 ms through httpx, whose pool also looks at each of its connections
-whenever a request begins or ends (6 ms with 64 of them; see docs/perf-log.md).
+``h11`` writes and reads every byte of HTTP/1.1 here; what is left are sockets, and which of them to
+use. httpx would bring both, but its pool looks at each of its connections whenever a request begins
+or ends (6 ms with 64 of them in use; see docs/perf-log.md).
 """
 
 from __future__ import annotations
@@ -11,17 +11,20 @@ import json
 import select
 import socket
 import ssl
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from sglang.backend.http1 import Lines, Reply
+from sglang.cancel import aborted_by
 from sglang.errors import ConnectionFailed
 
 CONNECT_SECONDS = 10.0
 KEPT = 256
+KEPT_SECONDS = 2.0  # servers close what is idle, after 5 seconds or more: be faster
 READ = 1 << 16
 _encode = json.JSONEncoder(allow_nan=False).encode
 
@@ -37,22 +40,16 @@ class Origin:
         parts = urlsplit(base_url)
         if parts.username is not None:
             raise ValueError("the URL of a runtime holds no user and no password; give api_key")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if parts.scheme not in ("http", "https") or not parts.hostname or not _fits(parts.netloc):
             raise ValueError(f"{base_url!r} is no URL of a runtime; give http://HOST:PORT")
-        if not all(value.isascii() and value.isprintable() for value in headers.values()):
+        if not all(map(_fits, headers.values())):
             raise ValueError("the API key holds a character that a header cannot; check it")
         self.url, self.host = base_url, parts.hostname
         self.port = parts.port or (443 if parts.scheme == "https" else 80)
         self.context = _context(verify) if parts.scheme == "https" else None
-        self._path = quote(parts.path, safe="/%")
+        self.path = quote(parts.path, safe="/%")
         known = {"Host": parts.netloc, "Accept": "*/*", "Content-Type": "application/json"}
-        lines = (f"{name}: {value}\r\n" for name, value in {**known, **headers}.items())
-        self._headers = "".join(lines)
-
-    def request(self, method: str, path: str, body: Any) -> bytes:
-        content = b"" if body is None else _encode(body).encode()
-        head = f"{method} {self._path}{path} HTTP/1.1\r\n{self._headers}"
-        return f"{head}Content-Length: {len(content)}\r\n\r\n".encode("latin-1") + content
+        self.headers = list({**known, **headers}.items())
 
     def unreachable(self, error: Exception) -> ConnectionFailed:
         reason = str(error) or type(error).__name__
@@ -66,6 +63,11 @@ class Origin:
         return ConnectionFailed(f"the connection to {self.url} was lost: {reason}")
 
 
+def _fits(value: str) -> bool:
+    """Whether it can stand in a header as it is."""
+    return value.isascii() and value.isprintable() and value == value.strip()
+
+
 def _context(verify: bool | str) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=verify if isinstance(verify, str) else None)
     if verify is False:
@@ -73,17 +75,82 @@ def _context(verify: bool | str) -> ssl.SSLContext:
     return context
 
 
+class Dialogue:
+    """One request and its reply in HTTP/1.1, without the connection.
+
+    Attributes:
+        request: what to send.
+        status: of the reply; 0 until its head has come.
+        complete: the whole reply has come.
+    """
+
+    def __init__(self, origin: Origin, method: str, path: str, body: Any = None) -> None:
+        import h11
+
+        content = b"" if body is None else _encode(body).encode()
+        headers = [*origin.headers, ("Content-Length", str(len(content)))]
+        self._http = h11.Connection(h11.CLIENT)
+        head = self._http.send(
+            h11.Request(method=method, target=origin.path + path, headers=headers)
+        )
+        self.request = head + self._http.send(h11.Data(content))
+        self._http.send(h11.EndOfMessage())
+        self.status, self.complete = 0, False
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the connection can be used again."""
+        import h11
+
+        return self._http.their_state is h11.DONE and not any(self._http.trailing_data)
+
+    def feed(self, data: bytes) -> bytes:
+        """What ``data`` brings of the body; b"" for ``data`` is the end of the connection.
+
+        Raises ConnectionError where it ends early, or is no HTTP/1.1.
+        """
+        import h11
+
+        body: list[bytes] = []
+        try:
+            self._http.receive_data(data)
+            while not self.complete and (event := self._http.next_event()) is not h11.NEED_DATA:
+                if isinstance(event, h11.Response):
+                    self.status = event.status_code
+                elif isinstance(event, h11.Data):
+                    body.append(event.data)
+                self.complete = isinstance(event, h11.EndOfMessage)
+        except h11.RemoteProtocolError as error:
+            if not data:
+                raise ConnectionError("it was closed before the end of the answer") from error
+            raise ConnectionError(f"the answer is no HTTP/1.1: {error}") from error
+        return b"".join(body)
+
+
+class Lines:
+    """Splits pieces of a UTF-8 text into its lines, without their ends."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def of(self, piece: bytes) -> Iterator[str]:
+        """The lines that ``piece`` completes."""
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        for line in lines:
+            yield line.rstrip(b"\r").decode("utf-8", "replace")
+
+
 class Exchange:
     """A request that has been answered: the reply's status, and its body as it comes."""
 
-    def __init__(self, connection: socket.socket, reply: Reply, first: bytes) -> None:
-        self._connection, self._reply, self._first = connection, reply, first
-        self.status = reply.status
+    def __init__(self, connection: socket.socket, dialogue: Dialogue, first: bytes) -> None:
+        self._connection, self._dialogue, self._first = connection, dialogue, first
+        self.status = dialogue.status
 
     def pieces(self) -> Iterator[bytes]:
         yield self._first
-        while not self._reply.complete:
-            yield self._reply.feed(self._connection.recv(READ))
+        while not self._dialogue.complete:
+            yield self._dialogue.feed(self._connection.recv(READ))
 
     def read(self) -> bytes:
         return b"".join(self.pieces())
@@ -96,39 +163,41 @@ class Exchange:
 
 
 class Connections:
-    """For threads. Any number may be in use; of those that are not, 256 are kept."""
+    """For threads. Any number may be in use; of those that are not, 256 are kept, for 2 seconds."""
 
     def __init__(self, origin: Origin) -> None:
         self._origin = origin
-        self._idle: deque[socket.socket] = deque()
+        self._idle: deque[tuple[socket.socket, float]] = deque()  # and since when
         self._closed = False
 
     @contextmanager
     def exchange(self, method: str, path: str, body: Any = None) -> Iterator[Exchange]:
-        """Raises ConnectionFailed, also while the body is read."""
-        request = self._origin.request(method, path, body)
-        connection, reply, first = self._take(), Reply(), b""
+        """Raises ConnectionFailed, also while the body is read, and where the run is cancelled:
+        the connection is cut then, which ends the request in the server too."""
+        dialogue, first = Dialogue(self._origin, method, path, body), b""
+        connection = self._take()
         try:
-            connection.sendall(request)
-            while not reply.status:
-                first = reply.feed(connection.recv(READ))
-            yield Exchange(connection, reply, first)
+            with aborted_by(partial(_cut, connection)):
+                connection.sendall(dialogue.request)
+                while not dialogue.status:
+                    first = dialogue.feed(connection.recv(READ))
+                yield Exchange(connection, dialogue, first)
         except OSError as error:
             raise self._origin.lost(error) from error
         finally:
-            if reply.keeps and not self._closed and len(self._idle) < KEPT:
-                self._idle.append(connection)
+            if dialogue.keeps and not self._closed and len(self._idle) < KEPT:
+                self._idle.append((connection, time.monotonic()))
             else:
                 connection.close()
 
     def _take(self) -> socket.socket:
-        """The one that was used last, unless the server has closed it meanwhile."""
+        """The one that was used last, unless the server has closed it or may be about to."""
         while self._idle:
             try:
-                connection = self._idle.pop()
+                connection, since = self._idle.pop()
             except IndexError:  # another thread was faster
                 break
-            if not readable(connection.fileno()):
+            if time.monotonic() < since + KEPT_SECONDS and not readable(connection.fileno()):
                 return connection
             connection.close()
         return self._connect()
@@ -150,7 +219,13 @@ class Connections:
         self._closed = True
         with suppress(IndexError):  # others take and give back at the same time
             while True:
-                self._idle.pop().close()
+                self._idle.pop()[0].close()
+
+
+def _cut(connection: socket.socket) -> None:
+    """Free the thread that waits for ``connection``. Of TLS the socket beneath it is shut down, as
+    that thread is using the rest."""
+    socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 def readable(descriptor: int) -> bool:

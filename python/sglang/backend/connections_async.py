@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
-from sglang.backend.connections import CONNECT_SECONDS, KEPT, READ, Origin, readable
-from sglang.backend.http1 import Lines, Reply
+from sglang.backend.connections import (
+    CONNECT_SECONDS,
+    KEPT,
+    KEPT_SECONDS,
+    READ,
+    Dialogue,
+    Lines,
+    Origin,
+    readable,
+)
 
 Ends: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -17,14 +26,14 @@ Ends: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class AsyncExchange:
     """``Exchange``, awaited."""
 
-    def __init__(self, reader: asyncio.StreamReader, reply: Reply, first: bytes) -> None:
-        self._reader, self._reply, self._first = reader, reply, first
-        self.status = reply.status
+    def __init__(self, reader: asyncio.StreamReader, dialogue: Dialogue, first: bytes) -> None:
+        self._reader, self._dialogue, self._first = reader, dialogue, first
+        self.status = dialogue.status
 
     async def pieces(self) -> AsyncIterator[bytes]:
         yield self._first
-        while not self._reply.complete:
-            yield self._reply.feed(await self._reader.read(READ))
+        while not self._dialogue.complete:
+            yield self._dialogue.feed(await self._reader.read(READ))
 
     async def read(self) -> bytes:
         return b"".join([piece async for piece in self.pieces()])
@@ -43,7 +52,7 @@ class AsyncConnections:
 
     def __init__(self, origin: Origin) -> None:
         self._origin = origin
-        self._idle: deque[Ends] = deque()
+        self._idle: deque[tuple[Ends, float]] = deque()  # and since when
         self._closed = False
 
     @asynccontextmanager
@@ -51,27 +60,28 @@ class AsyncConnections:
         self, method: str, path: str, body: Any = None
     ) -> AsyncIterator[AsyncExchange]:
         """Raises ConnectionFailed, also while the body is read."""
-        request = self._origin.request(method, path, body)
-        (reader, writer), reply, first = await self._take(), Reply(), b""
+        dialogue, first = Dialogue(self._origin, method, path, body), b""
+        reader, writer = await self._take()
         try:
-            writer.write(request)
+            writer.write(dialogue.request)
             await writer.drain()
-            while not reply.status:
-                first = reply.feed(await reader.read(READ))
-            yield AsyncExchange(reader, reply, first)
+            while not dialogue.status:
+                first = dialogue.feed(await reader.read(READ))
+            yield AsyncExchange(reader, dialogue, first)
         except OSError as error:
             raise self._origin.lost(error) from error
         finally:
-            if reply.keeps and not self._closed and len(self._idle) < KEPT:
-                self._idle.append((reader, writer))
+            if dialogue.keeps and not self._closed and len(self._idle) < KEPT:
+                self._idle.append(((reader, writer), time.monotonic()))
             else:
-                writer.close()
+                writer.transport.abort()  # what is not yet sent must not keep it
 
     async def _take(self) -> Ends:
-        """The one that was used last, unless the server has closed it meanwhile."""
+        """The one that was used last, unless the server has closed it or may be about to."""
         while self._idle:
-            reader, writer = self._idle.pop()
-            if not (writer.is_closing() or readable(writer.get_extra_info("socket").fileno())):
+            (reader, writer), since = self._idle.pop()
+            closed = writer.is_closing() or readable(writer.get_extra_info("socket").fileno())
+            if time.monotonic() < since + KEPT_SECONDS and not closed:
                 return reader, writer
             writer.close()
         origin = self._origin
@@ -85,4 +95,4 @@ class AsyncConnections:
         """Close those that are kept now, and the others when their requests end."""
         self._closed = True
         while self._idle:
-            self._idle.pop()[1].close()
+            self._idle.pop()[0][1].close()

@@ -4,20 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import json
-import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from http.client import responses
 from typing import Any, TypeAlias
 
 from sglang.backend.connections import Connections, Origin
 from sglang.backend.connections_async import AsyncConnections
 from sglang.backend.native import NativeBackend
-from sglang.cancel import aborted_by, in_a_run
 from sglang.chat import ChatTemplate, template_for, template_named
 from sglang.errors import BackendError, ConnectionFailed, refusal
 
+# Of server-sent events; a line without a name is a comment, or ends an event.
+_FIELDS = ("data", "event", "id", "retry", "")
 Held: TypeAlias = tuple[AsyncConnections, AsyncGenerator[AsyncConnections, None]]
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_text(value: Any) -> bool:
+    """Whether it is what ``/generate`` answers for one text."""
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("text"), str)
+        and isinstance(value.get("meta_info"), dict)
+    )
+
+
+def _are_texts(value: Any) -> bool:
+    return all(map(_is_text, value)) if isinstance(value, list) else _is_text(value)
+
+
+def _is_json(value: Any) -> bool:
+    return True
 
 
 class RuntimeEndpoint(NativeBackend):
@@ -29,7 +49,7 @@ class RuntimeEndpoint(NativeBackend):
         chat_template_name: instead of the template chosen by the model.
 
     Raises:
-        BackendError: nothing answers at the URL, or it refuses the key.
+        BackendError: nothing answers at the URL, it is no runtime, or it refuses the key.
         ValueError: the URL or the key cannot be used.
     """
 
@@ -62,39 +82,25 @@ class RuntimeEndpoint(NativeBackend):
         """By the model's own template; a runtime that does not show it has its model's name."""
         try:
             jinja = self._get("/tokenizer_info").get("chat_template")
-        except (BackendError, AttributeError):
+        except BackendError:
             jinja = None
         info = self.model_info
         name = info.get("model_path") or info.get("served_model_name") or ""
         return template_for(str(name), jinja if isinstance(jinja, str) else None)
 
     def call(self, body: dict[str, Any]) -> Any:
-        with self._abortable(body) as named:
-            return self._send("POST", "/generate", named)
+        return self._send("POST", "/generate", body, _are_texts)
 
     async def acall(self, body: dict[str, Any]) -> Any:
         async with (await self._async_http()).exchange("POST", "/generate", body) as exchange:
-            return _answer(exchange.status, await exchange.read())
-
-    @contextmanager
-    def _abortable(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Names the request of a program, so that the program's end can abort it."""
-        if not in_a_run():
-            yield body
-            return
-        rid = body.get("rid") or uuid.uuid4().hex
-        with aborted_by(lambda: self._send("POST", "/abort_request", {"rid": rid})):
-            yield {**body, "rid": rid}
+            return _answer(self.base_url, exchange.status, await exchange.read(), _are_texts)
 
     def call_stream(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         self._check_open()
-        with (
-            self._abortable(body) as named,
-            self._http.exchange("POST", "/generate", named) as exchange,
-        ):
+        with self._http.exchange("POST", "/generate", body) as exchange:
             if exchange.status != 200:
                 raise _refused(exchange.status, exchange.read())
-            events = _Events()
+            events = _Events(self.base_url)
             for line in exchange.lines():
                 yield from events.of(line)
             events.end()
@@ -103,7 +109,7 @@ class RuntimeEndpoint(NativeBackend):
         async with (await self._async_http()).exchange("POST", "/generate", body) as exchange:
             if exchange.status != 200:
                 raise _refused(exchange.status, await exchange.read())
-            events = _Events()
+            events = _Events(self.base_url)
             async for line in exchange.lines():
                 for event in events.of(line):
                     yield event
@@ -140,37 +146,56 @@ class RuntimeEndpoint(NativeBackend):
         return self._send("POST", "/flush_cache")
 
     def get_server_info(self) -> dict[str, Any]:
-        return dict(self._get("/get_server_info"))
+        return self._get("/get_server_info")
 
     def encode(self, text: str | Sequence[str]) -> Any:
         """Embedding of ``text``. Raises BackendError where the runtime serves none."""
-        return self._send("POST", "/encode", {"text": text})
+        return self._send("POST", "/encode", {"text": text}, _is_json)
 
     def shutdown(self) -> None:
         """Close the connections; the runtime goes on."""
         self._closed = True
         self._http.close()
 
-    def _get(self, path: str) -> Any:
-        return self._send("GET", path)
+    def _get(self, path: str) -> dict[str, Any]:
+        return dict(self._send("GET", path))
 
-    def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    def _send(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        promised: Callable[[Any], bool] = _is_object,
+    ) -> Any:
         self._check_open()
         with self._http.exchange(method, path, body) as exchange:
-            return _answer(exchange.status, exchange.read())
+            return _answer(self.base_url, exchange.status, exchange.read(), promised)
 
     def _check_open(self) -> None:
         if self._closed:
             raise BackendError("this RuntimeEndpoint has been shut down")
 
 
-def _answer(status: int, content: bytes) -> Any:
+def _answer(url: str, status: int, content: bytes, promised: Callable[[Any], bool]) -> Any:
     if status != 200:
         raise _refused(status, content)
+    return _decoded(url, content, promised)
+
+
+def _decoded(url: str, content: str | bytes, promised: Callable[[Any], bool]) -> Any:
+    """Raises BackendError for what is no JSON, or not what was promised."""
     try:
-        return json.loads(content)
-    except ValueError:
-        return content.decode("utf-8", "replace")
+        value = json.loads(content)
+    except ValueError as error:
+        raise _no_runtime(url, content) from error
+    if not promised(value):
+        raise _no_runtime(url, content)
+    return value
+
+
+def _no_runtime(url: str, content: str | bytes) -> BackendError:
+    text = content if isinstance(content, str) else content.decode("utf-8", "replace")
+    return BackendError(f"{url} is no runtime: it answered {text[:200]!r}")
 
 
 def _refused(status: int, content: bytes) -> BackendError:
@@ -185,21 +210,26 @@ def _refused(status: int, content: bytes) -> BackendError:
 class _Events:
     """Decodes the lines of a stream of events."""
 
-    def __init__(self) -> None:
-        self._done = False
+    def __init__(self, url: str) -> None:
+        self._url, self._done = url, False
 
     def of(self, line: str) -> Iterator[dict[str, Any]]:
         """The event of a ``data:`` line. Raises BackendError for an error in it."""
-        data = line[5:].strip() if line.startswith("data:") else ""
-        if data == "[DONE]":
-            self._done = True
-        if self._done or not data:
+        field, _, data = line.partition(":")
+        if field not in _FIELDS:
+            raise _no_runtime(self._url, line)
+        if field != "data" or self._done:
             return
-        event = json.loads(data)
+        if data.strip() == "[DONE]":
+            self._done = True
+            return
+        event = _decoded(self._url, data, _is_object)
         if "error" in event:
             error = event["error"]
             message = error.get("message", error) if isinstance(error, dict) else error
             raise BackendError(f"the runtime ended the stream: {message}")
+        if not _is_text(event):
+            raise _no_runtime(self._url, line)
         yield event
 
     def end(self) -> None:
