@@ -13,3 +13,12 @@ def cut(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
     """
     found = [(at + len(stop), at, stop) for stop in stops if (at := text.find(stop)) >= 0]
     return min(found)[1:] if found else None
+
+
+def held(text: str, stops: Sequence[str]) -> int:
+    """How many characters at the end of a growing ``text`` may be the beginning of a stop."""
+    longest = max(map(len, stops), default=1) - 1
+    for size in range(min(longest, len(text)), 0, -1):
+        if any(len(stop) > size and stop.startswith(text[-size:]) for stop in stops):
+            return size
+    return 0

@@ -9,12 +9,14 @@ Needs no test runner, so that an environment of a few packages can run it.
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 import warnings
 from typing import Any
 
 import openai
 import sglang as sgl
-from helpers.fake_openai import Broken, FakeOpenAI, Refuse
+from helpers.fake_openai import Broken, FakeOpenAI, Late, Refuse
 from sglang import errors
 from sglang.backend.base import Prompt
 from sglang.backend.openai import OpenAI
@@ -124,8 +126,31 @@ def program() -> None:
         backend.shutdown()
 
 
+def abort() -> None:
+    """A call of a thread ends with its program; the service sees the connection go."""
+    with FakeOpenAI(Late(3600, "a b")) as service:
+        backend = OpenAI("gpt-4o", base_url=service.url)
+
+        @sgl.function
+        def failing(s: Any) -> None:
+            s += sgl.user("Hi") + sgl.assistant(sgl.gen("x"))
+            while not service.under_way:
+                time.sleep(0.001)
+            raise KeyError("on purpose")
+
+        for stream in (False, True):
+            try:
+                failing.run(backend=backend, stream=stream).text()
+            except KeyError:
+                while service.connections:
+                    time.sleep(0.001)
+        backend.shutdown()
+
+
 if __name__ == "__main__":
     warnings.simplefilter("error", ResourceWarning)
-    for part in (apis, failures, choices, azure, program):
+    for part in (apis, failures, choices, azure, program, abort):
         part()
+    while threading.active_count() > 1:
+        time.sleep(0.001)
     print("ok", openai.__version__)

@@ -121,14 +121,16 @@ class FakeOpenAI:
                 self.paths.append(first.split(" ")[1])
                 self.headers.append(headers)
                 self.bodies.append(json.loads(body))
-                await self._answer(writer, self.paths[-1], self.bodies[-1])
+                await self._answer(reader, writer, self.paths[-1], self.bodies[-1])
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
         finally:
             self.connections -= 1
             writer.close()
 
-    async def _answer(self, writer: asyncio.StreamWriter, path: str, body: Body) -> None:
+    async def _answer(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str, body: Body
+    ) -> None:
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
         try:
@@ -138,11 +140,11 @@ class FakeOpenAI:
             refused = _refusal(path, body, self.echo)
             reply = Refuse(400, refused) if refused else self._scripted(body)
             if isinstance(reply, Late) and not body.get("stream"):
-                await asyncio.sleep(reply.seconds)
+                await _later(reader, reply.seconds)
             if isinstance(reply, Refuse) and not reply.as_event:
                 self._write(writer, reply.status, _error(reply), reply.headers)
             elif body.get("stream"):
-                await self._stream(writer, path, body, reply)
+                await self._stream(reader, writer, path, body, reply)
             elif isinstance(reply, Broken):
                 if reply.body is not None:
                     self._write(writer, 200, reply.body, {"Connection": "close"})
@@ -228,8 +230,9 @@ class FakeOpenAI:
         }  # fmt: skip
 
     async def _stream(
-        self, writer: asyncio.StreamWriter, path: str, body: Body, reply: Any
-    ) -> None:
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str, body: Body,
+        reply: Any,
+    ) -> None:  # fmt: skip
         writer.write(
             b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
             + f"x-request-id: req_{len(self.bodies)}\r\n".encode()
@@ -245,7 +248,7 @@ class FakeOpenAI:
             events = [events[0], _error(reply)]
         for index, event in enumerate(events):
             if isinstance(reply, Late) and index == len(events) // 2:
-                await asyncio.sleep(reply.seconds)
+                await _later(reader, reply.seconds)
             if isinstance(reply, Broken) and index == max(1, len(words(reply.text))):
                 break
             kind = f"event: {event['type']}\n" if "input" in body and "type" in event else ""
@@ -261,6 +264,15 @@ class FakeOpenAI:
             _write_chunk(writer, b"data: [DONE]\n\n")
         writer.write(b"0\r\n\r\n")
         await writer.drain()
+
+
+async def _later(reader: asyncio.StreamReader, seconds: float) -> None:
+    """Raises ConnectionError where the client does not wait for it."""
+    try:
+        await asyncio.wait_for(reader.read(1), seconds)
+    except asyncio.TimeoutError:
+        return
+    raise ConnectionError
 
 
 def by_prompt(replies: Mapping[str, Reply]) -> Callable[[Body], Reply]:

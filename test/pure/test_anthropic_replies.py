@@ -21,7 +21,7 @@ HI = Prompt("Hi", ({"role": "user", "content": "Hi"},))
 
 @pytest.fixture(params=["threads", "event loop"])
 def do(request: pytest.FixtureRequest) -> Way:
-    """A call by the synchronous client, or the same by the asynchronous one."""
+    """A call of a thread, or the same in an event loop."""
     if request.param == "threads":
         return lambda backend, call: call.do(backend)
     return lambda backend, call: asyncio.run(call.ado(backend))
@@ -96,6 +96,20 @@ def test_a_stream_holds_back_what_may_still_be_cut() -> None:
     asked = Asked({}, cut=" \n", stops=("\n\n",), n=1)
     shown = [asked.so_far(Reply(text=text)).text for text in (" ", " \na", "a\n", "a\nb", "a\n\nb")]
     assert shown == ["", "a", "a", "a\nb", "a"]
+
+
+def test_a_text_is_cut_at_the_stop_that_is_complete_first(do: Way) -> None:
+    with FakeAnthropic("a \n\nb") as service:
+        model = backend(service)
+        (whole,) = do(model, gen(stop=[" \n\n", "\n"]))
+        assert streamed(do, model, gen(stop=[" \n\n", "\n"]))[-1].text == "a "
+    assert (whole.text, whole.meta["finish_reason"]["matched"]) == ("a ", "\n")
+
+
+def test_to_connect_takes_no_longer_than_seconds() -> None:
+    for seconds in (60, 2):
+        model = Anthropic("claude-opus-5", api_key="key", timeout=seconds)
+        assert (model.call_timeout.connect, model.call_timeout.read) == (min(seconds, 5), seconds)
 
 
 def test_white_space_that_ends_a_begun_turn_is_not_doubled(do: Way) -> None:

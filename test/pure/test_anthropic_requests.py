@@ -26,7 +26,7 @@ OLD, NEW = "claude-sonnet-4-5", "claude-opus-5"
 
 @pytest.fixture(params=["threads", "event loop"])
 def do(request: pytest.FixtureRequest) -> Way:
-    """A call by the synchronous client, or the same by the asynchronous one."""
+    """A call of a thread, or the same in an event loop."""
     if request.param == "threads":
         return lambda backend, call: call.do(backend)
     return lambda backend, call: asyncio.run(call.ado(backend))

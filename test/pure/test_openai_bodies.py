@@ -10,7 +10,9 @@ import sglang as sgl
 from helpers.fake_openai import FakeOpenAI
 from sglang.backend.base import Choose, Commit, Complete, Prompt, Stream
 from sglang.backend.openai import OpenAI
+from sglang.backend.openai_schema import response_format
 from sglang.choices import token_length_normalized
+from sglang.constraint import JsonSchema, Regex
 from sglang.errors import AuthenticationFailed, Unsupported
 from sglang.media import Media
 from sglang.params import DEFAULTS, GenParams
@@ -160,6 +162,59 @@ def test_a_schema_is_made_strict_where_that_only_narrows_it() -> None:
     assert sent == {"name": "output", "schema": free, "strict": False}
     with pytest.raises(Unsupported, match=r"no json_schema.*a chat model"):
         body("davinci-002", CHAT, OFFICIAL, json_schema=schema)
+
+
+NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/N", "title": "Next"}}}
+FREE = {"type": "object", "additionalProperties": {"type": "integer"}}
+CITY = {"type": "string", "description": "A city.", "minLength": 1}
+
+
+@pytest.mark.parametrize(
+    ("definition", "use", "sent"),
+    [
+        (CITY, {}, {"$ref": "#/$defs/N"}),
+        (CITY, {"default": "Rome"}, {"$ref": "#/$defs/N"}),
+        (CITY, {"description": "Home."}, {**CITY, "description": "Home."}),
+        (CITY, {"title": "Home"}, {**CITY, "title": "Home"}),
+        (CITY, {"minLength": 2}, None),  # both would hold
+        (NODE, {"title": "First"}, None),  # would never end
+        (FREE, {"title": "Counts"}, None),
+    ],
+)
+def test_a_reference_stands_alone_in_a_strict_schema(
+    definition: Any, use: dict[str, Any], sent: Any
+) -> None:
+    reference = {"$ref": "#/$defs/N", **use}
+    schema = {"type": "object", "properties": {"x": reference}, "$defs": {"N": definition}}
+    made = response_format(schema)
+    assert made["strict"] is (sent is not None)
+    assert made["schema"]["properties"]["x"] == (reference if sent is None else sent)
+
+
+def test_a_schema_that_is_not_strict_is_not_enforced() -> None:
+    closed = JsonSchema({"type": "object", "properties": {"x": {"type": "integer"}}})
+    chat, text = OpenAI("gpt-4o", **OFFICIAL), OpenAI("davinci-002", **OFFICIAL)
+    assert [chat.enforces(c) for c in (closed, JsonSchema(FREE), Regex("a"))] == [
+        True,
+        False,
+        False,
+    ]
+    assert not text.enforces(closed)
+
+
+@sgl.function
+def counting(s: Any) -> None:
+    s += sgl.user("Count.")
+    s += sgl.assistant(sgl.gen("counts", json_schema=FREE))
+
+
+def test_what_the_service_does_not_enforce_is_checked() -> None:
+    with FakeOpenAI(['{"a": "one"}', '{"a": 1}']) as service:
+        backend = OpenAI("gpt-4o", base_url=service.url)
+        assert counting.run(backend=backend)["counts"] == '{"a": 1}'
+        assert len(service.bodies) == 2
+        assert not any("response_format" in body for body in service.bodies)
+        backend.shutdown()
 
 
 def test_what_is_no_object_is_wrapped_in_one() -> None:

@@ -111,15 +111,19 @@ def test_what_a_server_says_it_stopped_at_is_kept() -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
-    ("reply", "rest"),
-    [("Name: Bob", " Bob"), ("Name:", ""), ("Bob", "Bob"), ("Names", "Names"), ("Nam", "Nam")],
-)
-def test_a_repeated_beginning_is_taken_off(reply: str, rest: str, way: str) -> None:
-    begun = Prompt("", (*PROMPT.messages, {"role": "assistant", "content": "Name:"}))
+    ("beginning", "reply", "rest"),
+    [("Name:", "Name: Bob", " Bob"), ("Name:", "Name:", ""), ("Name:", "Bob", "Bob"),
+     ("Name:", "Names", "Names"), ("Name:", "Nam", "Nam"),
+     ("The answer is ", "The answer is Paris of course", "Paris of course"),
+     ("The answer is", "The answers are two", "The answers are two"),
+     (" A, or", "A, or B, or C", " B, or C")],
+)  # fmt: skip
+def test_a_repeated_beginning_is_taken_off(beginning: str, reply: str, rest: str, way: str) -> None:
+    begun = Prompt("", (*PROMPT.messages, {"role": "assistant", "content": beginning}))
     with FakeOpenAI(reply) as service, model(service) as backend:
         *shown, last = asked(backend, way, begun)
     assert last.text == rest
-    assert all(rest.startswith(c.text) or c.text == reply[: len(c.text)] for c in shown)
+    assert all(rest.startswith(c.text) for c in shown)
 
 
 def test_only_whole_words_are_a_repetition() -> None:
@@ -238,6 +242,45 @@ def test_a_reply_without_text_says_why(reply: Any, api: str, message: str, way: 
         with pytest.raises(errors.BackendError, match=message) as caught:
             asked(backend, way)
         assert caught.value.request_id == "req_1"
+        assert "malformed" not in str(caught.value)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("api", ["chat", "responses"])
+def test_a_model_that_only_reasoned_says_so(api: str, way: str) -> None:
+    starved = {"content": None, "finish_reason": "length"}
+    spent = pytest.raises(errors.BackendError, match="all 9 tokens went into reasoning; raise max_")
+    with FakeOpenAI(starved) as service:
+        with model(service, model_name="o3", api=api) as backend, spent:
+            asked(backend, way, max_new_tokens=9)
+        with model(service, api=api) as backend:
+            assert asked(backend, way, max_new_tokens=9)[-1].text == ""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_text_is_cut_at_the_stop_that_is_complete_first(way: str) -> None:
+    with FakeOpenAI("one two three") as service, model(service, api="responses") as backend:
+        *shown, last = asked(backend, way, stop=["two three", "wo"])
+    assert (last.text, last.meta["finish_reason"]["matched"]) == ("one t", "wo")
+    assert all(last.text.startswith(c.text) for c in shown)
+
+
+def test_to_connect_takes_no_longer_than_seconds() -> None:
+    class ConnectTimeout(Exception):
+        """Of the HTTP package; the client's own error is raised from it."""
+
+    class APITimeoutError(Exception):
+        """Of the client."""
+
+    late = APITimeoutError()
+    late.__cause__ = ConnectTimeout()
+    for seconds in (60, 2):
+        backend = OpenAI("m", base_url="http://127.0.0.1:1/v1", timeout=seconds)
+        limit = backend.open_client().timeout
+        assert (limit.connect, limit.read) == (min(seconds, 5), seconds)
+        error = backend.translated(late, PROMPT)
+        assert isinstance(error, errors.TimedOut)
+        assert f"no connection to http://127.0.0.1:1/v1/ within {limit.connect:g} s" in str(error)
 
 
 def test_no_log_probabilities_though_asked_for() -> None:
@@ -299,7 +342,7 @@ def test_slots_are_neither_lost_nor_made(actions: list[tuple[str, int]]) -> None
         slots, inside = Slots(2), []
 
         async def hold() -> None:
-            async with slots.aheld():
+            async with slots.held():
                 leave = asyncio.Event()
                 inside.append(leave)
                 try:

@@ -127,6 +127,18 @@ def test_a_server_that_does_not_echo_cannot_select(loop: bool) -> None:
     refused = pytest.raises(errors.BadRequest, match="no credit")
     with FakeOpenAI(Refuse(400, "no credit")) as service, refused:
         decided(service, "completions", ["a", "b"], loop=loop)
+    with FakeOpenAI(Refuse(400, "no credit")) as service, refused:
+        backend = OpenAI("m", api="completions", base_url=service.url)
+        backend.choose(Prompt("no echo, no logprobs"), ["a", "b"], token_length_normalized)
+
+
+@pytest.mark.parametrize("api", ["chat", "responses"])
+def test_a_reasoning_model_selects(api: str) -> None:
+    """It refuses a temperature."""
+    with FakeOpenAI('{"value": "b"}') as service:
+        backend = OpenAI("o3", api=api, base_url=service.url)
+        assert backend.choose(PROMPT, ["a", "b"], token_length_normalized).text == "b"
+        backend.shutdown()
 
 
 @sgl.function

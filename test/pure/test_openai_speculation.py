@@ -1,9 +1,10 @@
-"""Three fields out of a page, as in the paper's section 6.2, from a service that is paid by token."""
+"""Three fields out of a page (paper, section 6.2), from a service that is paid by token."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -67,7 +68,8 @@ def test_three_fields_for_a_third_of_the_input(
             backend = sgl.OpenAI(model, base_url=service.url, api_key="k")
             run = sgl.function(program, num_api_spec_tokens=tokens)
             with ThreadPoolExecutor(3) as pool:
-                states = list(pool.map(lambda page: run.run(page, backend=backend), PAGES.values()))
+                one = partial(run.run, backend=backend)
+                states = list(pool.map(one, PAGES.values()))
             backend.shutdown()
             spent.append((service.prompt_tokens, len(service.bodies)))
         for name, state in zip(PAGES, states):

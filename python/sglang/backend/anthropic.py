@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from sglang.backend import anthropic_messages as wire
-from sglang.backend.anthropic_messages import Asked, NoAnswer, Reply
+from sglang.backend.anthropic_messages import Asked, Reply
 from sglang.backend.api import (
+    CONNECT_SECONDS,
     MAX_CONCURRENCY,
     MAX_RETRIES,
     TAIL_CHARACTERS,
@@ -46,7 +45,6 @@ ADVICE = {
     "Claude Opus 4.7 and later models",
 }
 CHOICE_TOKENS = 4096  # room for the thinking of models that always think
-MAX_SAMPLES_AT_ONCE = 16
 
 
 class Anthropic(ApiBackend):
@@ -64,7 +62,7 @@ class Anthropic(ApiBackend):
         max_concurrency: calls under way at a time.
         cache_prompt: ask the API to cache the system turns.
         extra_body: fields of every request, such as ``thinking`` or ``output_config``.
-        client_args: of the package's clients.
+        client_args: further arguments of the package's asynchronous client.
 
     Raises:
         Unsupported: the ``anthropic`` package is not installed.
@@ -108,52 +106,27 @@ class Anthropic(ApiBackend):
             "api_key": api_key,
             "base_url": base_url,
             "max_retries": max_retries,
-            "timeout": timeout,
         }
+        self.call_timeout = anthropic.Timeout(timeout, connect=min(timeout, CONNECT_SECONDS))
 
     def open_client(self) -> Any:
-        return self._package.Anthropic(**self._client_args)
-
-    def open_async_client(self) -> Any:
         return self._package.AsyncAnthropic(**self._client_args)
 
     # Calls
 
-    def complete(self, prompt: Prompt, params: GenParams) -> list[Completion]:
-        asked = self._asked(prompt, params)
-        if asked.n == 1:
-            return [self._complete(prompt, asked)]
-        with ThreadPoolExecutor(min(asked.n, MAX_SAMPLES_AT_ONCE)) as pool:
-            calls = [
-                pool.submit(copy_context().run, self._complete, prompt, asked)
-                for _ in range(asked.n)
-            ]
-        return [call.result() for call in calls]
-
     async def acomplete(self, prompt: Prompt, params: GenParams) -> list[Completion]:
         asked = self._asked(prompt, params)
-        calls = [asyncio.ensure_future(self._acomplete(prompt, asked)) for _ in range(asked.n)]
+        calls = [asyncio.ensure_future(self._complete(prompt, asked)) for _ in range(asked.n)]
         try:
             return await asyncio.gather(*calls)
         finally:
             for call in calls:
                 call.cancel()
 
-    def stream(self, prompt: Prompt, params: GenParams) -> Iterator[Completion]:
+    async def astream(self, prompt: Prompt, params: GenParams) -> AsyncGenerator[Completion, None]:
         asked, reply = self._asked(prompt, params, stream=True), Reply()
-        with self.calling(prompt) as client:
-            with client.messages.create(**asked.arguments) as events:
-                reply.request_id = events.response.headers.get("request-id")
-                for event in events:
-                    if reply.add(event):
-                        yield asked.so_far(reply)
-            last = self._finished(asked, reply)
-        yield last
-
-    async def astream(self, prompt: Prompt, params: GenParams) -> AsyncIterator[Completion]:
-        asked, reply = self._asked(prompt, params, stream=True), Reply()
-        async with self.acalling(prompt) as client:
-            async with await client.messages.create(**asked.arguments) as events:
+        async with self.calling(prompt) as client:
+            async with await self._create(client, asked) as events:
                 reply.request_id = events.response.headers.get("request-id")
                 async for event in events:
                     if reply.add(event):
@@ -161,19 +134,12 @@ class Anthropic(ApiBackend):
             last = self._finished(asked, reply)
         yield last
 
-    def choose(self, prompt: Prompt, options: Sequence[str], method: ChoicesMethod) -> Decision:
-        asked = self._asked_to_choose(prompt, options, method)
-        with self.calling(prompt) as client:
-            message = client.messages.create(**asked.arguments)
-            return wire.decision(self._read(asked, message), options)
-
     async def achoose(
         self, prompt: Prompt, options: Sequence[str], method: ChoicesMethod
     ) -> Decision:
         asked = self._asked_to_choose(prompt, options, method)
-        async with self.acalling(prompt) as client:
-            message = await client.messages.create(**asked.arguments)
-            return wire.decision(self._read(asked, message), options)
+        async with self.calling(prompt) as client:
+            return wire.decision(self._read(asked, await self._create(client, asked)), options)
 
     def request(self, call: Call) -> dict[str, Any]:
         if isinstance(call, Commit):
@@ -182,13 +148,13 @@ class Anthropic(ApiBackend):
             return self._asked_to_choose(call.prompt, call.options, call.method).body
         return self._asked(call.prompt, call.params, stream=isinstance(call, Stream)).body
 
-    def _complete(self, prompt: Prompt, asked: Asked) -> Completion:
-        with self.calling(prompt) as client:
-            return self._read(asked, client.messages.create(**asked.arguments))
+    async def _complete(self, prompt: Prompt, asked: Asked) -> Completion:
+        async with self.calling(prompt) as client:
+            return self._read(asked, await self._create(client, asked))
 
-    async def _acomplete(self, prompt: Prompt, asked: Asked) -> Completion:
-        async with self.acalling(prompt) as client:
-            return self._read(asked, await client.messages.create(**asked.arguments))
+    async def _create(self, client: Any, asked: Asked) -> Any:
+        """With a timeout of its own: a call without one is refused where it may take long."""
+        return await client.messages.create(**asked.arguments, timeout=self.call_timeout)
 
     def _read(self, asked: Asked, message: Any) -> Completion:
         reply = Reply(getattr(message, "_request_id", None))
@@ -255,8 +221,6 @@ class Anthropic(ApiBackend):
     def translated(self, error: Exception, prompt: Prompt) -> BackendError | None:
         """With advice; an error within a stream, whose status is 200, counts by its type."""
         tail = prompt.text[-TAIL_CHARACTERS:] or None
-        if isinstance(error, NoAnswer):
-            return BackendError(str(error), request_id=error.request_id, prompt_tail=tail)
         if _is_keyless(error):
             advice = f"set {self.key_variable} or give api_key="
             return AuthenticationFailed(f"{self.name} has no credentials; {advice} ({error})")

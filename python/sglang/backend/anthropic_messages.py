@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang.backend.api import BadReply
+from sglang.backend.api import BadReply, NoAnswer
 from sglang.backend.base import Completion, Prompt
 from sglang.choices import Decision
 from sglang.errors import Unsupported
 from sglang.media import Media
 from sglang.params import DEFAULTS, GenParams
+from sglang.stops import cut, held
 
 NAMED = ("model", "max_tokens", "messages", "stream")  # arguments of every release of the package
 SAMPLING = ("temperature", "top_p", "top_k")
@@ -24,14 +25,6 @@ LACKING: dict[str, Any] = {
     "logit_bias": {}, "seed": None, "ignore_eos": False, "return_logprob": False,
     "top_logprobs_num": 0, "regex": None,
 }  # fmt: skip
-
-
-class NoAnswer(Exception):
-    """The model refused, or did not get to its answer; the message says why."""
-
-    def __init__(self, message: str, request_id: str | None) -> None:
-        super().__init__(message)
-        self.request_id = request_id
 
 
 @dataclass(frozen=True)
@@ -62,8 +55,7 @@ class Asked:
         """What a stream may show: nothing that may still be cut."""
         text, stop = self._text(reply)
         if stop is None:
-            held = (k for s in self.stops for k in range(1, len(s)) if text.endswith(s[:k]))
-            text = text[: len(text) - max(held, default=0)]
+            text = text[: len(text) - held(text, self.stops)]
         return Completion(text, {**reply.meta(), "finish_reason": None})
 
     def completion(self, reply: Reply) -> Completion:
@@ -75,12 +67,9 @@ class Asked:
         return Completion(text, {**reply.meta(), "finish_reason": reason})
 
     def _text(self, reply: Reply) -> tuple[str, str | None]:
-        """The text up to the first of ``stops``, and that stop."""
+        """The text up to the stop of ``stops`` that ends it, and that stop."""
         text = "" if self.cut.startswith(reply.text) else reply.text.removeprefix(self.cut)
-        cuts = [(at, stop) for stop in self.stops if (at := text.find(stop)) >= 0]
-        if not cuts:
-            return text, None
-        at, stop = min(cuts)
+        at, stop = cut(text, self.stops) or (len(text), None)
         return text[:at], stop
 
 

@@ -1,26 +1,20 @@
 """ApiBackend: what backends of paid services share, whichever official client they use.
 
-A subclass opens the clients and makes each call inside ``calling`` (threads) or ``acalling`` (event
-loops)::
+A subclass opens the asynchronous client and makes each call inside ``calling``::
 
     class Service(ApiBackend):
         name = "Service"
         key_variable = "SERVICE_API_KEY"
 
-        def open_client(self):          # the official client, made at the first call
-            return service.Client(max_retries=self.max_retries, timeout=self.timeout)
-
-        def open_async_client(self):    # the same for event loops, one for each
-            return service.AsyncClient(...)
-
-        def complete(self, prompt, params):
-            with self.calling(prompt) as client:
-                reply = client.messages.create(**self.body(prompt, params))
-                return self.completions(reply)          # may raise BadReply
+        def open_client(self):          # made at the first call, one for each event loop
+            return service.AsyncClient(max_retries=self.max_retries)
 
         async def acomplete(self, prompt, params):
-            async with self.acalling(prompt) as client:
-                ...
+            async with self.calling(prompt) as client:
+                reply = await client.messages.create(**self.body(prompt, params))
+                return self.completions(reply)          # may raise BadReply
+
+Calls of threads are the same calls, made on an event loop of the backend's own (``loop_thread``).
 
 Inside, one of ``max_concurrency`` slots is held, for a stream until it ends. Whatever the client or
 the reading of its reply raises comes out as an error of ``sglang.errors``: a status by its class, a
@@ -34,14 +28,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from sglang.backend.base import Backend, Prompt
-from sglang.cancel import aborted_by
+from sglang.backend.base import Backend, Completion, Prompt
+from sglang.backend.loop_thread import LoopThread
+from sglang.choices import ChoicesMethod, Decision
 from sglang.errors import (
     AuthenticationFailed,
     BackendError,
@@ -52,9 +47,11 @@ from sglang.errors import (
     TimedOut,
     refusal,
 )
+from sglang.params import GenParams
 
 MAX_RETRIES = 3
 TIMEOUT_SECONDS = 600.0
+CONNECT_SECONDS = 5.0
 MAX_CONCURRENCY = 64
 TAIL_CHARACTERS = 80
 REASON_CHARACTERS = 500
@@ -66,6 +63,10 @@ class BadReply(ValueError):
     def __init__(self, message: str, request_id: str | None = None) -> None:
         super().__init__(message)
         self.request_id = request_id
+
+
+class NoAnswer(BadReply):
+    """The model refused, or did not get to its answer; the message says why."""
 
 
 class TokenUsage:
@@ -94,7 +95,7 @@ class TokenUsage:
 
 
 class Slots:
-    """At most ``limit`` holders at a time, threads and tasks alike, first come first served."""
+    """At most ``limit`` holders at a time, of all event loops, first come first served."""
 
     def __init__(self, limit: int) -> None:
         if limit < 1:
@@ -103,24 +104,9 @@ class Slots:
         self._waiting: deque[Future[None]] = deque()
         self._lock = threading.Lock()
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """A slot, for a thread."""
-        turn = self._join()
-
-        def abort() -> None:
-            turn.cancel()
-
-        try:
-            with aborted_by(abort):
-                turn.result()
-            yield
-        finally:
-            self._leave(turn)
-
     @asynccontextmanager
-    async def aheld(self) -> AsyncIterator[None]:
-        """A slot, for a task."""
+    async def held(self) -> AsyncIterator[None]:
+        """A slot."""
         turn = self._join()
         try:
             await asyncio.wrap_future(turn)
@@ -175,33 +161,52 @@ class ApiBackend(Backend):
         self.timeout = timeout
         self._slots = Slots(max_concurrency)
         self._lock = threading.Lock()
-        self._client: Any = None
+        self._own_loop = LoopThread()
         self._loops: dict[asyncio.AbstractEventLoop, tuple[Any, AsyncGenerator[Any, None]]] = {}
         self._closed = False
 
     def open_client(self) -> Any:
-        """A client for threads; it has ``close``."""
+        """The asynchronous client, for the running event loop; its ``close`` is a coroutine
+        function.
+        """
         raise NotImplementedError
 
-    def open_async_client(self) -> Any:
-        """A client for the running event loop; its ``close`` is a coroutine function."""
-        raise NotImplementedError
+    async def acomplete(self, prompt: Prompt, params: GenParams) -> list[Completion]:
+        raise self.lacks("gen")
+
+    def astream(self, prompt: Prompt, params: GenParams) -> AsyncGenerator[Completion, None]:
+        raise self.lacks("streaming gen", "run without stream=True")
+
+    async def achoose(
+        self, prompt: Prompt, options: Sequence[str], method: ChoicesMethod
+    ) -> Decision:
+        raise self.lacks("select", "use gen and compare its text")
+
+    def complete(self, prompt: Prompt, params: GenParams) -> list[Completion]:
+        with self._unless_aborted():
+            return self._own_loop.run(self.acomplete, prompt, params)
+
+    def stream(self, prompt: Prompt, params: GenParams) -> Iterator[Completion]:
+        with self._unless_aborted():
+            yield from self._own_loop.iterate(self.astream, prompt, params)
+
+    def choose(self, prompt: Prompt, options: Sequence[str], method: ChoicesMethod) -> Decision:
+        with self._unless_aborted():
+            return self._own_loop.run(self.achoose, prompt, options, method)
 
     @contextmanager
-    def calling(self, prompt: Prompt) -> Iterator[Any]:
-        """The client, and a slot to call it. Raises errors of ``sglang.errors``."""
-        with self._slots.held():
-            try:
-                yield self.shared_client()
-            except Exception as error:
-                if (translated := self.translated(error, prompt)) is None:
-                    raise
-                raise translated from error
+    def _unless_aborted(self) -> Iterator[None]:
+        """While a thread waits for a call."""
+        try:
+            yield
+        except CancelledError as error:
+            self.check_open()
+            raise BackendError(f"the call of {self.name} was aborted") from error
 
     @asynccontextmanager
-    async def acalling(self, prompt: Prompt) -> AsyncIterator[Any]:
-        """``calling`` for an event loop."""
-        async with self._slots.aheld():
+    async def calling(self, prompt: Prompt) -> AsyncIterator[Any]:
+        """The client, and a slot to call it. Raises errors of ``sglang.errors``."""
+        async with self._slots.held():
             try:
                 yield await self.loop_client()
             except Exception as error:
@@ -215,25 +220,31 @@ class ApiBackend(Backend):
 
     def translated(self, error: Exception, prompt: Prompt) -> BackendError | None:
         """What to raise for an exception of the client; None: the exception itself."""
-        kinds = {kind.__name__ for kind in type(error).__mro__}
-        status, said = getattr(error, "status_code", None), _reason(error)
+        kinds = _kinds(error)
+        status, reason = getattr(error, "status_code", None), said(error)
         kind: type[BackendError] = BackendError
         if isinstance(error, SglangError):
             return None
-        if kinds & {"APITimeoutError", "TimeoutException"}:
+        if "ConnectTimeout" in kinds | _kinds(error.__cause__):
+            kind, status = TimedOut, None
+            seconds = min(self.timeout, CONNECT_SECONDS)
+            message = f"no connection to {self.address or self.name} within {seconds:g} s"
+        elif kinds & {"APITimeoutError", "TimeoutException"}:
             kind, status = TimedOut, None
             message = f"{self.name} gave no answer within {self.timeout:g} s; raise timeout="
         elif kinds & {"APIConnectionError", "TransportError"}:
             kind, status = ConnectionFailed, None
-            cause = str(error.__cause__ or "") or said
+            cause = str(error.__cause__ or "") or reason
             message = f"the connection to {self.address or self.name} failed: {cause}"
         elif "APIStatusError" in kinds:
             kind = refusal(status)
-            message = f"{self.name} answered {status}: {said}{self._advice(kind)}"
+            message = f"{self.name} answered {status}: {reason}{self._advice(kind)}"
+        elif "NoAnswer" in kinds:
+            message = f"{self.name}: {reason}"
         elif kinds & {"BadReply", "JSONDecodeError", "UnicodeDecodeError", "ValidationError"}:
-            message = f"{self.name} sent a malformed reply: {said}"
+            message = f"{self.name} sent a malformed reply: {reason}"
         elif "APIError" in kinds:
-            message = f"{self.name} ended the reply: {said}"
+            message = f"{self.name} ended the reply: {reason}"
         else:
             return None
         tail = prompt.text[-TAIL_CHARACTERS:] or None
@@ -247,24 +258,15 @@ class ApiBackend(Backend):
         return f" (after {self.max_retries} retries)" if issubclass(kind, ServerFailed) else ""
 
     def shutdown(self) -> None:
-        """Close the connections; those of an event loop when that comes to it."""
+        """Abort the calls of threads and close the connections; those of an event loop when that
+        comes to it.
+        """
         with self._lock:
             self._closed = True
-            client, self._client = self._client, None
-            loops = list(self._loops.items())
-        if client is not None:
-            client.close()
-        for loop, (_, lifetime) in loops:
+        self._own_loop.close()
+        for loop, (_, lifetime) in tuple(self._loops.items()):
             with suppress(RuntimeError):  # a closed loop has closed its client
                 loop.call_soon_threadsafe(partial(_end, loop, lifetime))
-
-    def shared_client(self) -> Any:
-        """The client of all threads."""
-        with self._lock:
-            self.check_open()
-            if self._client is None:
-                self._client = self.open_client()
-            return self._client
 
     async def loop_client(self) -> Any:
         """The client of the running event loop."""
@@ -275,21 +277,12 @@ class ApiBackend(Backend):
                 return self._loops[loop][0]
             for closed in [known for known in self._loops if known.is_closed()]:
                 del self._loops[closed]
-        lifetime = self._lifetime(loop)
-        client = await anext(lifetime)  # which does not wait
+            client = self.open_client()
+        lifetime = _lifetime(client, loop, self._loops)
+        await anext(lifetime)  # which does not wait
         with self._lock:
             self._loops[loop] = client, lifetime
         return client
-
-    async def _lifetime(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[Any, None]:
-        """Holds a client; a loop that ends closes its generators, and this one the client."""
-        client = self.open_async_client()
-        try:
-            yield client
-        finally:
-            with self._lock:
-                self._loops.pop(loop, None)
-            await client.close()
 
     def check_open(self) -> None:
         """Raises BackendError after ``shutdown``."""
@@ -297,11 +290,27 @@ class ApiBackend(Backend):
             raise BackendError(f"this {self.name} backend has been shut down")
 
 
+async def _lifetime(
+    client: Any, loop: asyncio.AbstractEventLoop, loops: dict[asyncio.AbstractEventLoop, Any]
+) -> AsyncGenerator[None, None]:
+    """Holds a client; a loop that ends closes its generators, and this one the client."""
+    try:
+        yield
+    finally:
+        loops.pop(loop, None)
+        await client.close()
+
+
 def _end(loop: asyncio.AbstractEventLoop, lifetime: AsyncGenerator[Any, None]) -> None:
     loop.create_task(lifetime.aclose())
 
 
-def _reason(error: Exception) -> str:
+def _kinds(error: BaseException | None) -> set[str]:
+    """Names of its classes: those of clients are known by no other way without their packages."""
+    return {kind.__name__ for kind in type(error).__mro__}
+
+
+def said(error: BaseException | None) -> str:
     """What the service said, else the exception's own words."""
     body = getattr(error, "body", None)
     detail = body.get("error", body) if isinstance(body, Mapping) else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from sglang.backend.api import MAX_CONCURRENCY, MAX_RETRIES, TIMEOUT_SECONDS
@@ -20,7 +20,7 @@ class LiteLLM(ExchangeBackend):
         chat_template: a template or its name, for the text of roles.
         api_key: else the environment variable of the service.
         max_retries, timeout, max_concurrency: as of OpenAI.
-        kwargs: further arguments of each ``litellm.completion``.
+        kwargs: further arguments of each ``litellm.acompletion``.
 
     Raises:
         Unsupported: the package is not installed.
@@ -63,29 +63,17 @@ class LiteLLM(ExchangeBackend):
         if api_key is not None:
             self._arguments["api_key"] = api_key
 
-    def shared_client(self) -> Any:
+    async def loop_client(self) -> Any:
         """The package itself; it keeps its own connections."""
         self.check_open()
         return self._litellm
 
-    async def loop_client(self) -> Any:
-        return self.shared_client()
-
-    def send(
-        self, client: Any, path: str, body: dict[str, Any]
-    ) -> tuple[Mapping[str, Any], str | None]:
-        return client.completion(**body, **self._arguments).model_dump(), None
-
-    async def asend(
+    async def send(
         self, client: Any, path: str, body: dict[str, Any]
     ) -> tuple[Mapping[str, Any], str | None]:
         reply = await client.acompletion(**body, **self._arguments)
         return reply.model_dump(), None
 
-    def events(self, client: Any, exchange: Exchange) -> Generator[Any, None, None]:
-        for chunk in client.completion(**exchange.body, **self._arguments):
-            yield chunk.model_dump()
-
-    async def aevents(self, client: Any, exchange: Exchange) -> AsyncGenerator[Any, None]:
+    async def events(self, client: Any, exchange: Exchange) -> AsyncGenerator[Any, None]:
         async for chunk in await client.acompletion(**exchange.body, **self._arguments):
             yield chunk.model_dump()

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
-from contextlib import aclosing, closing, contextmanager
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from typing import Any
 
 from sglang.backend.api import (
+    CONNECT_SECONDS,
     MAX_CONCURRENCY,
     MAX_RETRIES,
     TIMEOUT_SECONDS,
     ApiBackend,
     BadReply,
+    said,
 )
 from sglang.backend.base import Call, Choose, Commit, Completion, Prompt
 from sglang.backend.base import Stream as StreamCall
 from sglang.backend.openai_apis import ChatExchange, ResponsesExchange, TextExchange
 from sglang.backend.openai_exchange import Exchange, Service, brief, is_reasoning
+from sglang.backend.openai_schema import is_strict
 from sglang.backend.openai_select import Steps, by_echo, by_schema, no_echo
 from sglang.chat import ChatTemplate, template_named
 from sglang.choices import ChoicesMethod, Decision
+from sglang.constraint import Constraint, JsonSchema
 from sglang.errors import AuthenticationFailed, BadRequest, Unsupported
 from sglang.params import GenParams
 
@@ -48,82 +52,62 @@ class ExchangeBackend(ApiBackend):
     api: type[Exchange] = ChatExchange
     service: Service
 
-    def send(
+    async def send(
         self, client: Any, path: str, body: dict[str, Any]
     ) -> tuple[Mapping[str, Any], str | None]:
         """The reply and the service's id of the request."""
         raise NotImplementedError
 
-    async def asend(
-        self, client: Any, path: str, body: dict[str, Any]
-    ) -> tuple[Mapping[str, Any], str | None]:
-        """``send`` for an event loop."""
-        raise NotImplementedError
-
-    def events(self, client: Any, exchange: Exchange) -> Generator[Any, None, None]:
+    def events(self, client: Any, exchange: Exchange) -> AsyncGenerator[Any, None]:
         """The events of a streamed reply."""
         raise NotImplementedError
 
-    def aevents(self, client: Any, exchange: Exchange) -> AsyncGenerator[Any, None]:
-        """``events`` for an event loop."""
-        raise NotImplementedError
-
-    def complete(self, prompt: Prompt, params: GenParams) -> list[Completion]:
-        exchange = self.api(self.service, prompt, params)
-        with self.calling(prompt) as client:
-            return self._read(exchange, *self.send(client, exchange.path, exchange.body))
-
     async def acomplete(self, prompt: Prompt, params: GenParams) -> list[Completion]:
         exchange = self.api(self.service, prompt, params)
-        async with self.acalling(prompt) as client:
-            return self._read(exchange, *await self.asend(client, exchange.path, exchange.body))
-
-    def stream(self, prompt: Prompt, params: GenParams) -> Iterator[Completion]:
-        exchange = self.api(self.service, prompt, replace(params, n=1), stream=True)
-        with (
-            self.calling(prompt) as client,
-            closing(self.events(client, exchange)) as events,
-        ):
-            for event in events:
-                if (grown := exchange.take(event)) is not None:
-                    yield grown
-            last = self._end(exchange)
-        yield last
+        async with self.calling(prompt) as client:
+            reply, exchange.request_id = await self.send(client, exchange.path, exchange.body)
+            completions = exchange.completions(reply)
+        for completion in completions:
+            self.token_usage.add(completion.meta)
+        return completions
 
     async def astream(self, prompt: Prompt, params: GenParams) -> AsyncGenerator[Completion, None]:
         exchange = self.api(self.service, prompt, replace(params, n=1), stream=True)
         async with (
-            self.acalling(prompt) as client,
-            aclosing(self.aevents(client, exchange)) as events,
+            self.calling(prompt) as client,
+            aclosing(self.events(client, exchange)) as events,
         ):
             async for event in events:
                 if (grown := exchange.take(event)) is not None:
                     yield grown
-            last = self._end(exchange)
+            last = exchange.end()
+        self.token_usage.add(last.meta)
         yield last
-
-    def choose(self, prompt: Prompt, options: Sequence[str], method: ChoicesMethod) -> Decision:
-        steps, reply = self._deciding(prompt, options, method), None
-        with self._echo_refused(), self.calling(prompt) as client:
-            while True:
-                try:
-                    path, body = steps.send(reply)
-                except StopIteration as done:
-                    return self._decided(done.value)
-                reply, _ = self.send(client, path, body)
 
     async def achoose(
         self, prompt: Prompt, options: Sequence[str], method: ChoicesMethod
     ) -> Decision:
         steps, reply = self._deciding(prompt, options, method), None
         with self._echo_refused():
-            async with self.acalling(prompt) as client:
+            async with self.calling(prompt) as client:
                 while True:
                     try:
                         path, body = steps.send(reply)
                     except StopIteration as done:
-                        return self._decided(done.value)
-                    reply, _ = await self.asend(client, path, body)
+                        decision: Decision = done.value
+                        break
+                    reply, _ = await self.send(client, path, body)
+        self.token_usage.add(decision.meta["usage"])
+        return decision
+
+    def enforces(self, constraint: Constraint) -> bool:
+        """To OpenAI a JSON schema outside its strict subset is only a hint; other servers say that
+        they enforce what they accept."""
+        if not super().enforces(constraint):
+            return False
+        if not self.service.official or not isinstance(constraint, JsonSchema):
+            return True
+        return is_strict(constraint.schema)
 
     def request(self, call: Call) -> dict[str, Any]:
         """The body; of a select, of its first request. A commit sends nothing."""
@@ -146,27 +130,9 @@ class ExchangeBackend(ApiBackend):
         try:
             yield
         except BadRequest as error:
-            if self.api is TextExchange and re.search("echo|logprobs", str(error)):
+            if self.api is TextExchange and re.search("echo|logprobs", said(error.__cause__)):
                 raise no_echo(self.service) from error
             raise
-
-    def _read(
-        self, exchange: Exchange, reply: Mapping[str, Any], request_id: str | None
-    ) -> list[Completion]:
-        exchange.request_id = request_id
-        completions = exchange.completions(reply)
-        for completion in completions:
-            self.token_usage.add(completion.meta)
-        return completions
-
-    def _end(self, exchange: Exchange) -> Completion:
-        completion = exchange.end()
-        self.token_usage.add(completion.meta)
-        return completion
-
-    def _decided(self, decision: Decision) -> Decision:
-        self.token_usage.add(decision.meta["usage"])
-        return decision
 
 
 class OpenAI(ExchangeBackend):
@@ -186,7 +152,7 @@ class OpenAI(ExchangeBackend):
         max_concurrency: calls at a time, of all threads and event loops.
         continue_final_message: tell the server (vLLM, ours) to go on in the assistant's turn that
             the program has begun. Without it, an answer that repeats the beginning loses it.
-        client_args: further arguments of the client.
+        client_args: further arguments of the package's asynchronous client.
 
     Raises:
         Unsupported: the package is not installed.
@@ -218,10 +184,10 @@ class OpenAI(ExchangeBackend):
         except ImportError as error:
             raise Unsupported("OpenAI needs: pip install 'sglang[openai]'") from error
         if is_azure:
-            self._classes: tuple[Any, Any] = openai.AzureOpenAI, openai.AsyncAzureOpenAI
+            self._client_class: Any = openai.AsyncAzureOpenAI
             self.key_variable = "AZURE_OPENAI_API_KEY"
         else:
-            self._classes = openai.OpenAI, openai.AsyncOpenAI
+            self._client_class = openai.AsyncOpenAI
             elsewhere = base_url or os.environ.get("OPENAI_BASE_URL")
             if elsewhere and not api_key and not os.environ.get(self.key_variable):
                 api_key = "none"
@@ -230,13 +196,13 @@ class OpenAI(ExchangeBackend):
             **client_args,
             **{name: value for name, value in given.items() if value is not None},
             "max_retries": max_retries,
-            "timeout": timeout,
+            "timeout": openai.Timeout(timeout, connect=min(timeout, CONNECT_SECONDS)),
         }
         try:
-            url = self.shared_client().base_url
+            self._spare = self._client_class(**self._arguments)
         except openai.OpenAIError as error:
             raise AuthenticationFailed(f"OpenAI: {error}") from error
-        self.address = str(url)
+        self.address = str(url := self._spare.base_url)
         official = is_azure or str(url.host).endswith(OFFICIAL_HOSTS)
         if isinstance(chat_template, str):
             chat_template = template_named(chat_template)
@@ -255,32 +221,19 @@ class OpenAI(ExchangeBackend):
             image_token=self.chat_template.image_token,
         )
         self._reply = type("Reply", (openai.BaseModel,), {})
-        self._streams = openai.Stream[object], openai.AsyncStream[object]
+        self._stream = openai.AsyncStream[object]
 
     def open_client(self) -> Any:
-        return self._classes[0](**self._arguments)
+        spare, self._spare = self._spare, None
+        return spare or self._client_class(**self._arguments)
 
-    def open_async_client(self) -> Any:
-        return self._classes[1](**self._arguments)
-
-    def send(
-        self, client: Any, path: str, body: dict[str, Any]
-    ) -> tuple[Mapping[str, Any], str | None]:
-        return _plain(client.post(path, cast_to=self._reply, body=body))
-
-    async def asend(
+    async def send(
         self, client: Any, path: str, body: dict[str, Any]
     ) -> tuple[Mapping[str, Any], str | None]:
         return _plain(await client.post(path, cast_to=self._reply, body=body))
 
-    def events(self, client: Any, exchange: Exchange) -> Generator[Any, None, None]:
-        kinds = {"cast_to": object, "stream_cls": self._streams[0]}
-        with client.post(exchange.path, body=exchange.body, stream=True, **kinds) as stream:
-            exchange.request_id = stream.response.headers.get(REQUEST_ID)
-            yield from stream
-
-    async def aevents(self, client: Any, exchange: Exchange) -> AsyncGenerator[Any, None]:
-        kinds = {"cast_to": object, "stream_cls": self._streams[1]}
+    async def events(self, client: Any, exchange: Exchange) -> AsyncGenerator[Any, None]:
+        kinds = {"cast_to": object, "stream_cls": self._stream}
         stream = await client.post(exchange.path, body=exchange.body, stream=True, **kinds)
         async with stream:
             exchange.request_id = stream.response.headers.get(REQUEST_ID)

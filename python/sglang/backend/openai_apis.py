@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sglang.backend.api import BadReply
+from sglang.backend.api import BadReply, NoAnswer
 from sglang.backend.base import Completion
 from sglang.backend.openai_exchange import Exchange, brief, mapping, messages_of, usage_of
 from sglang.backend.openai_schema import response_format
@@ -123,11 +123,11 @@ class ChatExchange(Choices):
         if isinstance(message.get("content"), str):
             return str(message["content"])
         if message.get("refusal"):
-            raise BadReply(f"the model refuses: {message['refusal']}")
+            raise NoAnswer(f"the model refuses: {message['refusal']}")
         if message.get("tool_calls"):
-            raise BadReply("the model calls a tool instead of writing text")
+            raise NoAnswer("the model calls a tool instead of writing text")
         if choice.get("finish_reason") == "content_filter":
-            raise BadReply("the content filter has removed the text")
+            raise NoAnswer("the content filter has removed the text")
         if choice.get("finish_reason") == "length":
             return ""
         raise BadReply(f"it has no text: {brief(choice)}")
@@ -243,7 +243,7 @@ class ResponsesExchange(Exchange):
         cause = (reply.get("incomplete_details") or {}).get("reason")
         texts = [part for part in parts if part.get("type") == "output_text"]
         if not texts and cause != "max_output_tokens":
-            raise BadReply(_excuse(reply, parts, cause))
+            raise _excuse(reply, parts, cause)
         text = "".join(part["text"] for part in texts)
         meta = {"id": reply.get("id"), **usage_of(reply)}
         self._keep_logprobs([t for part in texts for t in part.get("logprobs") or ()], meta)
@@ -251,15 +251,13 @@ class ResponsesExchange(Exchange):
         return [self._completion(text, finish, {}, meta)]
 
 
-def _excuse(reply: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], cause: Any) -> str:
+def _excuse(reply: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], cause: Any) -> BadReply:
     """Why a reply of /responses has no text."""
-    refusals = "".join(part.get("refusal") or "" for part in parts)
-    if refusals:
-        return f"the model refuses: {refusals}"
-    error = reply.get("error") or {}
-    return (
-        f"it has no text ({cause or error.get('message') or reply.get('status') or brief(reply)})"
-    )
+    if refusals := "".join(part.get("refusal") or "" for part in parts):
+        return NoAnswer(f"the model refuses: {refusals}")
+    if why := cause or (reply.get("error") or {}).get("message"):
+        return NoAnswer(f"no text ({why})")
+    return BadReply(f"it has no text ({reply.get('status') or brief(reply)})")
 
 
 def _chat_part(role: str, item: str | Media) -> dict[str, Any]:

@@ -14,12 +14,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from sglang.backend.api import BadReply
+from sglang.backend.api import BadReply, NoAnswer
 from sglang.backend.base import Completion, Prompt
 from sglang.backend.openai_schema import is_object, unwrapped
 from sglang.errors import Unsupported
 from sglang.media import Media
 from sglang.params import GenParams, strings
+from sglang.stops import cut, held
 
 MAX_STOPS = 4
 # Options of the APIs, and those that only other servers take, with the value that means "off".
@@ -194,22 +195,26 @@ class Exchange:
     def _edited(self, text: str, growing: bool = False) -> tuple[str, str | None]:
         """The text as it would be if the API had every option, and the stop that we cut it at.
 
-        Of a ``growing`` text what may be the beginning of a stop is held back.
+        Of a ``growing`` text what may be the beginning of a stop, or of the repeated beginning of
+        the turn, is held back.
         """
         if self.schema is not None and not is_object(self.schema):
             text = unwrapped(text)
+        if growing and any(head.startswith(text) for head in heads(self._prefill)):
+            return "", None
         text = without(self._prefill, text)
         if not self.stops or self.sends_stops:
             return text, None
-        cuts = [(at, stop) for stop in self.stops if (at := text.find(stop)) >= 0]
-        if cuts:
-            at, stop = min(cuts)
-            return text[:at], stop
+        if (found := cut(text, self.stops)) is not None:
+            return text[: found[0]], found[1]
         return (text[: len(text) - held(text, self.stops)] if growing else text), None
 
     def _completion(
         self, text: str, finish: Any, choice: Mapping[str, Any], meta: Mapping[str, Any]
     ) -> Completion:
+        if finish == "length" and not text and self.service.reasoning:
+            spent = meta.get("completion_tokens") or self.params.max_new_tokens
+            raise NoAnswer(f"all {spent} tokens went into reasoning; raise max_tokens")
         text, stop = self._edited(text)
         meta = {"request_id": self.request_id, **meta}
         matched = choice.get("matched_stop", choice.get("stop_reason"))
@@ -310,21 +315,17 @@ def _content(prompt: Prompt, service: Service) -> str | list[Any]:
     return [item for item in parts if item != ""]
 
 
+def heads(prefill: str) -> tuple[str, str]:
+    """How a reply may repeat ``prefill``."""
+    return prefill, prefill.strip()
+
+
 def without(prefill: str, text: str) -> str:
     """``text`` less ``prefill`` at its beginning, where that ends at the end of a word."""
-    for head in (prefill, prefill.strip()):
+    for head in heads(prefill):
         if head and re.match(re.escape(head) + r"((?<!\w)|(?!\w))", text):
             return text[len(head) :]
     return text
-
-
-def held(text: str, stops: Sequence[str]) -> int:
-    """How many characters at the end of ``text`` may be the beginning of a stop."""
-    longest = max(map(len, stops)) - 1
-    for size in range(min(longest, len(text)), 0, -1):
-        if any(len(stop) > size and stop.startswith(text[-size:]) for stop in stops):
-            return size
-    return 0
 
 
 def usage_of(reply: Mapping[str, Any]) -> dict[str, int]:

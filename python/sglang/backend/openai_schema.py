@@ -11,6 +11,7 @@ OPENING = re.compile(r'\s*\{\s*"' + WRAPPED + r'"\s*:\s*')
 # Maps from a name to a schema, plain data, and what the strict subset does not have.
 NAMED = frozenset({"properties", "$defs", "definitions"})
 DATA = frozenset({"enum", "const", "required", "type"})
+SAID = frozenset({"title", "description"})  # of a definition, and otherwise where it is used
 BEYOND = frozenset({"oneOf", "allOf", "not", "if", "patternProperties", "prefixItems"})
 
 
@@ -23,9 +24,14 @@ def response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
     whole = dict(schema) if is_object(schema) else _wrapped(schema)
     name = re.sub(r"[^a-zA-Z0-9_-]+", "_", str(schema.get("title") or "output"))[:64]
     try:
-        return {"name": name, "schema": _strict(whole), "strict": True}
+        return {"name": name, "schema": _Strict(whole).of(whole), "strict": True}
     except _Beyond:
         return {"name": name, "schema": whole, "strict": False}
+
+
+def is_strict(schema: Mapping[str, Any]) -> bool:
+    """Whether the service holds its model to this schema."""
+    return bool(response_format(schema)["strict"])
 
 
 def is_object(schema: Mapping[str, Any]) -> bool:
@@ -57,23 +63,47 @@ class _Beyond(Exception):
     """The schema has something that the strict subset has not."""
 
 
-def _strict(node: Any) -> Any:
-    if isinstance(node, list):
-        return [_strict(item) for item in node]
-    if not isinstance(node, Mapping):
-        return node
-    if BEYOND & node.keys():
-        raise _Beyond
-    out: dict[str, Any] = {}
-    for key, value in node.items():
-        if key in NAMED:
-            out[key] = {name: _strict(inner) for name, inner in value.items()}
-        elif key in DATA:
-            out[key] = value
-        elif key != "default":
-            out[key] = _strict(value)
-    if out.get("type") == "object":
-        if "properties" not in out or out.setdefault("additionalProperties", False) is not False:
+class _Strict:
+    """Nodes of a schema whose definitions are those of ``root``. ``inlining``: references that the
+    node is in the place of.
+    """
+
+    def __init__(self, root: Mapping[str, Any], inlining: tuple[str, ...] = ()) -> None:
+        self.root, self.inlining = root, inlining
+
+    def of(self, node: Any) -> Any:
+        """Raises _Beyond."""
+        if isinstance(node, list):
+            return [self.of(item) for item in node]
+        if not isinstance(node, Mapping):
+            return node
+        node = {key: value for key, value in node.items() if key != "default"}
+        if BEYOND & node.keys():
             raise _Beyond
-        out["required"] = list(out["properties"])
-    return out
+        if "$ref" in node and len(node) > 1:
+            return self._merged(node)
+        out: dict[str, Any] = {}
+        for key, value in node.items():
+            if key in NAMED:
+                out[key] = {name: self.of(inner) for name, inner in value.items()}
+            else:
+                out[key] = value if key in DATA else self.of(value)
+        if out.get("type") == "object":
+            if (
+                "properties" not in out
+                or out.setdefault("additionalProperties", False) is not False
+            ):
+                raise _Beyond
+            out["required"] = list(out["properties"])
+        return out
+
+    def _merged(self, node: dict[str, Any]) -> Any:
+        """A reference has no keys beside it in the strict subset: its definition takes them in."""
+        reference = node.pop("$ref")
+        found: Any = self.root
+        for name in reference.removeprefix("#/").split("/"):
+            found = found.get(name) if isinstance(found, Mapping) else None
+        contradicted = found is None or (found.keys() - SAID) & node.keys()
+        if contradicted or reference in self.inlining:
+            raise _Beyond
+        return _Strict(self.root, (*self.inlining, reference)).of({**found, **node})

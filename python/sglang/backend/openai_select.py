@@ -35,7 +35,8 @@ def by_schema(
             f"choices_method={method} needs; leave the method out, or use Engine or RuntimeEndpoint"
         )
     schema = {"type": "string", "enum": list(dict.fromkeys(options))}
-    exchange = api(service, prompt, GenParams(temperature=0.0, json_schema=schema))
+    temperature = None if service.reasoning else 0.0  # reasoning models refuse it
+    exchange = api(service, prompt, GenParams(temperature=temperature, json_schema=schema))
     (completion,) = exchange.completions((yield exchange.path, exchange.body))
     try:
         text = json.loads(completion.text)

@@ -1,0 +1,165 @@
+"""Calls of threads, which are made on an event loop of the backend's own: how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import sglang as sgl
+from helpers.fake_openai import FakeOpenAI, Late
+from sglang import errors
+from sglang.backend.api import ApiBackend
+from sglang.backend.base import Choose, Complete, Prompt, Stream
+from sglang.backend.loop_thread import LoopThread
+from sglang.backend.openai import OpenAI
+from sglang.choices import token_length_normalized
+from sglang.params import DEFAULTS
+
+PROMPT = Prompt("Hi", ({"role": "user", "content": "Hi"},))
+CALLS = [
+    Complete(PROMPT, DEFAULTS),
+    Stream(PROMPT, DEFAULTS, lambda _: None),
+    Choose(PROMPT, ("a", "b"), token_length_normalized),
+]
+
+
+def until(condition: Callable[[], Any]) -> None:
+    """Without a limit: that of the test run ends it."""
+    while not condition():
+        time.sleep(0.001)
+
+
+@pytest.fixture
+def service() -> Iterator[FakeOpenAI]:
+    """One that does not answer, and notices clients that have gone."""
+    with FakeOpenAI(Late(3600, "a b c d")) as service:
+        yield service
+
+
+@pytest.fixture
+def backend(service: FakeOpenAI) -> Iterator[OpenAI]:
+    backend = OpenAI("m", base_url=service.url, max_concurrency=2)
+    yield backend
+    backend.shutdown()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_program_that_raises_aborts_its_calls(
+    service: FakeOpenAI, backend: OpenAI, stream: bool
+) -> None:
+    @sgl.function
+    def program(s: Any) -> None:
+        s += sgl.user("Hi")
+        forks = s.fork(2)
+        forks += sgl.assistant(sgl.gen("x") if stream else sgl.select("x", ["a", "b"]))
+        until(lambda: service.under_way == 2)
+        raise KeyError("the program's own")
+
+    with pytest.raises(KeyError, match="the program's own"):
+        program.run(backend=backend, stream=stream).text()
+    until(lambda: service.connections == 0)
+    assert len(service.bodies) == 2
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: type(call).__name__)
+def test_an_interrupted_call_is_aborted(service: FakeOpenAI, backend: OpenAI, call: Any) -> None:
+    def interrupt() -> None:
+        until(lambda: service.under_way)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            call.do(backend)
+    until(lambda: service.connections == 0)
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: type(call).__name__)
+def test_shutdown_ends_calls_and_leaves_nothing(
+    service: FakeOpenAI, backend: OpenAI, call: Any
+) -> None:
+    before = set(threading.enumerate())
+    with ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(call.do, backend) for _ in range(3)]
+        until(lambda: service.under_way == 2)
+        backend.shutdown()
+        for done in waiting:
+            with pytest.raises(errors.BackendError, match="OpenAI backend has been shut down"):
+                done.result()
+    until(lambda: set(threading.enumerate()) <= before)
+    until(lambda: service.connections == 0)
+
+
+def test_a_backend_that_is_garbage_leaves_nothing(service: FakeOpenAI) -> None:
+    service.script = "fine"
+    before = set(threading.enumerate())
+    backend = OpenAI("m", base_url=service.url)
+    assert backend.complete(PROMPT, DEFAULTS)[0].text == "fine"
+    begun = set(threading.enumerate()) - before
+    assert "sglang-api" in {thread.name for thread in begun}
+    del backend
+    gc.collect()
+    until(lambda: service.connections == 0)
+    until(lambda: not any(thread.is_alive() for thread in begun))
+
+
+def test_a_backend_lacks_what_it_does_not_define() -> None:
+    backend = ApiBackend()
+    for call in CALLS:
+        with pytest.raises(errors.Unsupported, match="backend has no"):
+            call.do(backend)
+        with pytest.raises(errors.Unsupported, match="backend has no"):
+            asyncio.run(call.ado(backend))
+    backend.shutdown()
+
+
+async def numbers(count: int) -> AsyncGenerator[int, None]:
+    for number in range(count):
+        yield number
+        await asyncio.sleep(0)
+
+
+async def name() -> str:
+    return threading.current_thread().name
+
+
+def test_a_loop_thread() -> None:
+    loops = LoopThread()
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(lambda _: loops.run(name), range(40))) == {"sglang-api"}
+    assert list(loops.iterate(numbers, 3)) == [0, 1, 2]
+    with pytest.raises(TypeError):
+        list(loops.iterate(numbers, None))
+    loops.close()
+    loops.close()
+    with pytest.raises(CancelledError):
+        loops.run(name)
+
+
+def test_a_loop_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    loops = LoopThread()
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio, "new_event_loop", Mock(side_effect=OSError(24, "too many")))
+        with pytest.raises(OSError, match="too many"):
+            loops.run(name)
+    assert loops.run(name) == "sglang-api"
+    loops.close()
+
+
+def test_a_thread_that_is_gone_is_replaced() -> None:
+    """As in a process that was forked, which has none of the threads."""
+    loops = LoopThread()
+    assert loops.run(name) == "sglang-api"
+    loops._end()
+    assert loops._thread
+    loops._thread.join()
+    assert loops.run(name) == "sglang-api"
+    loops.close()
