@@ -147,8 +147,8 @@ class Interpreter:
         params = node.params.over(self.defaults)
         constraint = constraint_of(params)
         if constraint is not None:
-            enforced = self.backend.enforces(constraint)
-            params = constraint.resolve(params) if enforced else constraint.free(params)
+            sent = constraint.kind in self.backend.constraints
+            params = constraint.resolve(params) if sent else constraint.free(params)
         able = self.spec_tokens and not model_type and constraint is None
         if able and speculation.possible(params):
             if self.backend.speculates == "chat" and self.stream.role == "assistant":

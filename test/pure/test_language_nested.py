@@ -133,8 +133,7 @@ def test_what_was_streamed_before_a_failure_is_shown() -> None:
     state.sync()
     pieces = []
     with pytest.raises(sgl.ProgramError, match="gone"):
-        for piece in state.text_iter("x"):
-            pieces.append(piece)
+        pieces.extend(state.text_iter("x"))
     assert pieces == ["half a "]
 
 

@@ -75,7 +75,8 @@ class Backend:
     messages_only: bool = False
 
     def enforces(self, constraint: Constraint) -> bool:
-        """Whether text that is generated under ``constraint`` satisfies it without a check."""
+        """Whether text that is generated under ``constraint`` needs no check. A backend may take a
+        constraint and not enforce it."""
         return constraint.kind in self.constraints
 
     def complete(self, prompt: Prompt, params: GenParams) -> list[Completion]:

@@ -101,13 +101,10 @@ class ExchangeBackend(ApiBackend):
         return decision
 
     def enforces(self, constraint: Constraint) -> bool:
-        """To OpenAI a JSON schema outside its strict subset is only a hint; other servers say that
-        they enforce what they accept."""
+        """A JSON schema that is not strict is sent too, but is only a hint to the service."""
         if not super().enforces(constraint):
             return False
-        if not self.service.official or not isinstance(constraint, JsonSchema):
-            return True
-        return is_strict(constraint.schema)
+        return not isinstance(constraint, JsonSchema) or is_strict(constraint.schema)
 
     def request(self, call: Call) -> dict[str, Any]:
         """The body; of a select, of its first request. A commit sends nothing."""
