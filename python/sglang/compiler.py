@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,9 @@ from sglang.backend.base import Backend
 from sglang.graph import REQUIRED, Graph, Parameter
 from sglang.program import SglFunction
 from sglang.replay import Plan, Replay
+from sglang.splice import Splice
 from sglang.state import ProgramState
-from sglang.tracer import trace
+from sglang.tracer import Recorder, trace
 
 POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
@@ -37,24 +38,19 @@ class CompiledProgram(SglFunction):
     tracer could not tell from other values.
     """
 
-    def __init__(
-        self, graph: Graph, backend: Any = None, bound: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, graph: Graph, backend: Any = None) -> None:
         graph.check()
-        replay, areplay = _functions(graph)
-        super().__init__(replay, graph.num_api_spec_tokens, bound)
         self.graph = graph
         self.backend = backend
-        self._asynchronous = SglFunction(areplay, graph.num_api_spec_tokens, bound)
+        self._plan = Plan(graph)
+        self._continued = _function(graph, Plan(graph, continued=True))
+        super().__init__(_function(graph, self._plan), graph.num_api_spec_tokens)
 
-    def bind(self, **arguments: Any) -> CompiledProgram:
-        """``SglFunction.bind``."""
-        bound = super().bind(**arguments).bound
-        return CompiledProgram(self.graph, self.backend, bound)
-
-    async def astart(self, *args: Any, **kwargs: Any) -> None:
-        """``SglFunction.astart``."""
-        await self._asynchronous.astart(*args, **kwargs)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """``SglFunction.__call__``."""
+        if args and isinstance(args[0], ProgramState):
+            return self._continued(*args, **{**self.bound, **kwargs})
+        return self.run(*args, **kwargs)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the graph, for ``load``. Raises ValueError where it holds what JSON cannot."""
@@ -63,39 +59,41 @@ class CompiledProgram(SglFunction):
     def _resolved(self, backend: Any) -> Backend:
         return super()._resolved(self.backend if backend is None else backend)
 
+    async def _abody(
+        self, state: ProgramState, args: Sequence[Any], arguments: Mapping[str, Any]
+    ) -> Any:
+        values = _values(inspect.signature(self.func), state, *args, **arguments)
+        return await Replay(self._plan, state._executor, values).submit().aresult()
 
-def _functions(graph: Graph) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """A function of a state and the graph's arguments that appends the graph to the state, and the
-    same as a coroutine function."""
-    plan = Plan(graph)
-    state = inspect.Parameter("s", POSITIONAL)
-    signature = inspect.Signature([state, *map(_declared, graph.arguments)])
 
-    def submitted(s: ProgramState, *args: Any, **kwargs: Any) -> Replay:
-        bound = signature.bind(s, *args, **kwargs)
-        bound.apply_defaults()
-        arguments = {name: value for name, value in bound.arguments.items() if name != "s"}
-        nothing = [name for name, value in arguments.items() if value is None]
-        if nothing:
-            raise TypeError(
-                f"argument {nothing[0]!r} is None, which a compiled program does not take: "
-                f"compile({nothing[0]}=None)"
-            )
-        replay = Replay(plan, s._executor, arguments)
-        replay.submit()
-        return replay
+def _function(graph: Graph, plan: Plan) -> Callable[..., Any]:
+    """A function of a state and the graph's arguments that appends the graph to the state."""
 
     def replay(s: ProgramState, *args: Any, **kwargs: Any) -> Any:
-        return submitted(s, *args, **kwargs).result()
+        values, executor = _values(signature, s, *args, **kwargs), s._executor
+        if isinstance(executor, Recorder):
+            return Splice(graph, executor, values).submit()
+        return Replay(plan, executor, values).submit().result()
 
-    async def areplay(s: ProgramState, *args: Any, **kwargs: Any) -> Any:
-        return await submitted(s, *args, **kwargs).aresult()
+    state = inspect.Parameter("s", POSITIONAL)
+    signature = inspect.Signature([state, *map(_declared, graph.arguments)])
+    replay.__name__ = replay.__qualname__ = graph.name
+    replay.__signature__ = signature  # type: ignore[attr-defined]
+    return replay
 
-    functions: tuple[Any, Any] = (replay, areplay)
-    for function in functions:
-        function.__name__ = function.__qualname__ = graph.name
-        function.__signature__ = signature
-    return functions
+
+def _values(signature: inspect.Signature, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """The graph's arguments by name. Raises TypeError where they do not fit ``signature``."""
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    values = {name: value for name, value in bound.arguments.items() if name != "s"}
+    nothing = [name for name, value in values.items() if value is None]
+    if nothing:
+        raise TypeError(
+            f"argument {nothing[0]!r} is None, which a compiled program does not take: "
+            f"compile({nothing[0]}=None)"
+        )
+    return values
 
 
 def _declared(parameter: Parameter) -> inspect.Parameter:

@@ -47,10 +47,12 @@ class GetForkItem(Node):
 
 @dataclass(frozen=True)
 class Call(Node):
-    """The stream is a run of ``program`` by this one; ``params`` are the run's own."""
+    """The stream is a run of ``program`` by this one; ``params`` are the run's own, and
+    ``num_api_spec_tokens`` that program's."""
 
     program: str
     params: GenParams = field(default_factory=GenParams)
+    num_api_spec_tokens: int | None = None
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@ that does."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -125,11 +127,11 @@ def prune(graph: Graph, keep: Collection[str]) -> Graph:
     Raises ValueError for a variable that the main stream does not make.
     """
     live = _Live(graph)
+    makers = {name: step for step in graph.streams[MAIN] for name in step.node.names()}
     for name in keep:
-        makers = [step for step in graph.streams[MAIN] if name in step.node.names()]
-        if not makers:
+        if name not in makers:
             raise ValueError(f"{graph.name} makes no variable {name!r}")
-        live.want(makers[-1], name)
+        live.want(makers[name], name)
     for variable in variables(graph.result):
         live.want(live.steps[variable.source], variable.name)
     live.spread()
@@ -143,17 +145,18 @@ def prune(graph: Graph, keep: Collection[str]) -> Graph:
 
 def _reattached(new: Graph, old: Graph) -> Graph:
     """``new`` with each Join at the last step that is left of what it waited for in ``old``."""
-    homes, left = old.homes(), new.steps()
-
-    def end(number: int) -> int:
-        before = [step.number for step in old.streams[homes[number]]]
-        before = before[: before.index(number) + 1]
-        return next(n for n in reversed(before) if n in left)
+    left = new.steps()
+    last: dict[int, int] = {}
+    for steps in old.streams.values():
+        number = steps[0].number if steps else 0
+        for step in steps:
+            number = step.number if step.number in left else number
+            last[step.number] = number
 
     def attached(step: Step) -> Step:
         if not isinstance(step.node, Join):
             return step
-        return replace(step, node=replace(step.node, ends=tuple(map(end, step.node.ends))))
+        return replace(step, node=replace(step.node, ends=tuple(last[n] for n in step.node.ends)))
 
     streams = {stream: tuple(map(attached, steps)) for stream, steps in new.streams.items()}
     return replace(new, streams=streams)
@@ -166,18 +169,28 @@ class _Live:
         self.graph = graph
         self.steps = graph.steps()
         self.numbers: set[int] = set()
-        self._homes = graph.homes()
         self._made: set[tuple[int, str]] = set()
         self._new: list[Step] = []
+        # Where a step is in its stream, where a stream makes a variable, and how far its text is
+        # marked.
+        self._places: dict[int, tuple[int, int]] = {}
+        self._makers: dict[tuple[int, str], list[int]] = {}
+        self._marked: Counter[int] = Counter()
+        for stream, steps in graph.streams.items():
+            for index, step in enumerate(steps):
+                self._places[step.number] = (stream, index)
+                for name in step.node.names():
+                    self._makers.setdefault((stream, name), []).append(index)
 
     def want(self, step: Step, name: str) -> None:
         """Variable ``name`` as ``step`` makes it."""
         if isinstance(step.node, Join) and (step.number, name) not in self._made:
             self._made.add((step.number, name))
             for end in step.node.ends:
-                makers = [s for s in self._until(end) if name in s.node.names()]
-                if makers:
-                    self.want(makers[-1], name)
+                stream, place = self._places[end]
+                made = self._makers.get((stream, name), [])
+                if before := bisect_right(made, place):
+                    self.want(self.graph.streams[stream][made[before - 1]], name)
         self._mark(step)
 
     def spread(self) -> None:
@@ -185,7 +198,7 @@ class _Live:
         while self._new:
             step = self._new.pop()
             node = step.node
-            self._mark(self.graph.streams[self._homes[step.number]][0])
+            self._mark(self._begin(step.number))
             for variable in variables(node):
                 self.want(self.steps[variable.source], variable.name)
             if isinstance(node, GetForkItem):
@@ -195,7 +208,7 @@ class _Live:
                     self._mark(self.graph.streams[child][0])
             elif isinstance(node, Join):
                 for end in node.ends:
-                    self._mark(self._until(end)[0])
+                    self._mark(self._begin(end))
                     if node.mode != GATHER:
                         self._mark_text(end)
             if isinstance(node, READING):
@@ -208,10 +221,9 @@ class _Live:
         made = tuple(name for name in step.node.made if (step.number, name) in self._made)
         return replace(step, node=replace(step.node, made=made))
 
-    def _until(self, number: int) -> list[Step]:
-        """The steps of a stream up to step ``number``."""
-        steps = self.graph.streams[self._homes[number]]
-        return [*steps[: 1 + [step.number for step in steps].index(number)]]
+    def _begin(self, number: int) -> Step:
+        """The first step of the stream of step ``number``."""
+        return self.graph.streams[self._places[number][0]][0]
 
     def _mark(self, step: Step) -> None:
         if step.number not in self.numbers:
@@ -220,9 +232,11 @@ class _Live:
 
     def _mark_text(self, number: int) -> None:
         """All text of a stream up to step ``number``."""
-        for step in self._until(number):
+        stream, place = self._places[number]
+        for step in self.graph.streams[stream][self._marked[stream] : place + 1]:
             if isinstance(step.node, WRITING) or _appends(step.node):
                 self._mark(step)
+        self._marked[stream] = max(self._marked[stream], place + 1)
 
 
 def _appends(node: Node) -> bool:

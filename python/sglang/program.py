@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import inspect
 import os
@@ -10,7 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sglang.backend.base import Backend
 from sglang.executor import StreamExecutor
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from sglang.compiler import CompiledProgram
     from sglang.explain import Explanation
     from sglang.graph import Graph
+
+Program = TypeVar("Program", bound="SglFunction")
 
 # Threads for the bodies of plain programs in event loops. They wait for the loop alone, so that a
 # bounded number of them always comes to an end.
@@ -57,12 +60,14 @@ class SglFunction:
         self.arg_names = names[1:]
         self.is_async = inspect.iscoroutinefunction(func)
 
-    def bind(self, **arguments: Any) -> SglFunction:
+    def bind(self: Program, **arguments: Any) -> Program:
         """The same function with some arguments given. Raises TypeError for an unknown name."""
         unknown = [name for name in arguments if name not in self.arg_names]
         if unknown and not self._takes_any():
             raise TypeError(f"{self.func.__name__} has no argument {unknown[0]!r} to bind")
-        return SglFunction(self.func, self.num_api_spec_tokens, {**self.bound, **arguments})
+        bound = copy.copy(self)
+        bound.bound = {**self.bound, **arguments}
+        return bound
 
     def _takes_any(self) -> bool:
         parameters = inspect.signature(self.func).parameters.values()
@@ -199,16 +204,21 @@ class SglFunction:
         executor = state._executor
         with executor.run.inside():
             try:
-                if self.is_async:
-                    state.ret_value = await self.func(state, *args, **arguments)
-                else:
-                    body = BODIES.call(partial(self.func, state, *args, **arguments))
-                    state.ret_value = await asyncio.wrap_future(body)
+                state.ret_value = await self._abody(state, args, arguments)
                 await executor.afinish()
             except BaseException as error:
                 executor.cancel(error)
                 await asyncio.gather(*executor.run.tasks, return_exceptions=True)
                 raise
+
+    async def _abody(
+        self, state: ProgramState, args: Sequence[Any], arguments: Mapping[str, Any]
+    ) -> Any:
+        """The function's result. A plain one, which may wait, has a thread of its own."""
+        if self.is_async:
+            return await self.func(state, *args, **arguments)
+        body = BODIES.call(partial(self.func, state, *args, **arguments))
+        return await asyncio.wrap_future(body)
 
     async def _adetached(
         self, state: ProgramState, args: Sequence[Any], arguments: Mapping[str, Any]

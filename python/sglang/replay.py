@@ -42,7 +42,8 @@ class Plan:
             stream goes on to change it.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, continued: bool = False) -> None:
+        """``continued``: another program appends to the main stream afterwards."""
         self.graph = graph
         homes = graph.homes()
         self.steps = [(homes[step.number], step) for step in graph.order()]
@@ -51,7 +52,12 @@ class Plan:
         last = {steps[-1].number for steps in graph.streams.values() if steps}
         read = [variables(step.node) for _, step in self.steps] + [variables(graph.result)]
         self.kept = {
-            *(v.source for vs in read for v in vs if made[homes[v.source], v.name] > 1),
+            *(
+                v.source
+                for vs in read
+                for v in vs
+                if made[homes[v.source], v.name] > 1 or (continued and homes[v.source] == MAIN)
+            ),
             *(end for _, step in self.steps for end in ends_of(step.node) if end not in last),
         }
 
@@ -66,10 +72,11 @@ class Replay:
         self._executors = {MAIN: main}
         self._kept: dict[int, StreamExecutor] = {}
 
-    def submit(self) -> None:
-        """Submit every step."""
+    def submit(self) -> Replay:
+        """Submit every step. Gives itself."""
         for stream, step in self._plan.steps:
             self._submit(stream, step)
+        return self
 
     def result(self) -> Any:
         """What the program returns. Waits for what it is made of; raises as reading does."""
@@ -88,6 +95,8 @@ class Replay:
         executor = self._executors[stream]
         if isinstance(node, Fork):
             children = executor.fork(len(node.children), location)
+            for child in children:
+                child.interpreter.spec_tokens = executor.interpreter.spec_tokens
             self._executors.update(zip(node.children, children))
         elif isinstance(node, Join):
             executor.submit(self._join(node), location)
@@ -98,13 +107,14 @@ class Replay:
 
     def _called(self, node: Call) -> StreamExecutor:
         main = self._main
-        return StreamExecutor(
+        called = StreamExecutor(
             main.interpreter.backend,
             node.params.over(DEFAULTS),
             run=main.run,
-            streaming=main.interpreter.streaming,
             use_thread=main.use_thread,
         )
+        called.interpreter.spec_tokens = node.num_api_spec_tokens or 0
+        return called
 
     def _node(self, node: Node) -> Node:
         sources = tuple((self._after(v.source), v.name) for v in variables(node))

@@ -30,7 +30,7 @@ from sglang.graph import (
     Variable,
     rebuild,
 )
-from sglang.ir import Fork, Image, Node, SetVariable
+from sglang.ir import Fork, Image, Later, Node, SetVariable
 from sglang.params import DEFAULTS, GenParams, given
 from sglang.state import ProgramState
 from sglang.unknown import Unknown
@@ -64,10 +64,6 @@ def trace(program: SglFunction, known: Mapping[str, Any]) -> Graph:
     main = record.stream({})
     with _tracing(record), _refusals_located(program):
         returned = program.func(TracedState(main), **known, **unknown)
-    if inspect.isawaitable(returned):
-        raise TraceError(
-            f"{program.func.__name__} is asynchronous, and such a program is not traced"
-        )
     return Graph(
         program.func.__name__,
         tuple(open_),
@@ -129,6 +125,8 @@ class Record:
         stream: bool = False,
     ) -> ProgramState:
         """``program.run(...)``: a stream of its own, whose steps wait only for what they read."""
+        if backend is None:
+            backend = getattr(program, "backend", None)  # that of a compiled program
         if backend is not None or stream:
             option = "stream" if stream else "backend"
             raise TraceError(
@@ -137,8 +135,9 @@ class Record:
             )
         _refuse_async(program)
         own = {name: v for name, v in given(params).items() if v != getattr(DEFAULTS, name)}
+        node = Call(program.func.__name__, GenParams(**own), program.num_api_spec_tokens)
         recorder = self.stream({})
-        recorder.submit(Call(program.func.__name__, GenParams(**own)), caller())
+        recorder.submit(node, caller())
         state = TracedState(recorder)
         state.ret_value = program.func(state, *args, **{**program.bound, **arguments})
         return state
@@ -155,13 +154,20 @@ class Recorder:
         self.number = number
         self.values = dict(values)
         self.inherited = frozenset(values)
-        self._record = record
+        self.record = record
+
+    @property
+    def end(self) -> int:
+        """The last step so far."""
+        return self.record.streams[self.number][-1].number
 
     def submit(self, node: Node, location: Location) -> None:
         for atom in node.flat():
+            if isinstance(atom, Later):
+                raise TraceError(f"what is appended here only a run knows; at {location}")
             plain = rebuild(atom, _plain)
             _refuse_unknown(plain)
-            step = self._record.step(self.number, plain, location)
+            step = self.record.step(self.number, plain, location)
             for name in plain.names():
                 self.values[name] = Unknown(Variable(step.number, name))
             if isinstance(atom, SetVariable):
@@ -180,8 +186,8 @@ class Recorder:
         """There is nothing to wait for."""
 
     def fork(self, size: int, location: Location) -> list[Recorder]:
-        children = [self._record.stream(self.values) for _ in range(size)]
-        fork = self._record.step(self.number, Fork(tuple(c.number for c in children)), location)
+        children = [self.record.stream(self.values) for _ in range(size)]
+        fork = self.record.step(self.number, Fork(tuple(c.number for c in children)), location)
         for index, child in enumerate(children):
             child.submit(GetForkItem(fork.number, index), location)
         return children
@@ -190,10 +196,14 @@ class Recorder:
         made: dict[str, None] = {}
         if mode == GATHER:
             made = {n: None for c in children for n in c.values if n not in c.inherited}
-        ends = tuple(self._record.streams[child.number][-1].number for child in children)
-        self.submit(Join(ends, tuple(made), mode), location)
-        for name in made:
-            self.values[name] = [child.values.get(name) for child in children]
+        node = Join(tuple(child.end for child in children), tuple(made), mode)
+        self.gather(node, [child.values for child in children], location)
+
+    def gather(self, node: Join, branches: Sequence[Mapping[str, Any]], location: Location) -> None:
+        """Append ``node``, which makes lists of what the ``branches`` have."""
+        self.submit(node, location)
+        for name in node.made:
+            self.values[name] = [branch.get(name) for branch in branches]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -20,6 +20,7 @@ class Recorder(Backend):
     """Answers with a digest of the prompt; ``calls`` counts what it was asked."""
 
     name = "recorder"
+    speculates = "text"
 
     def __init__(self, template: str = "chatml") -> None:
         self.chat_template = TEMPLATES[template]
@@ -32,7 +33,9 @@ class Recorder(Backend):
         return hashlib.md5(repr(call).encode()).digest()[0]
 
     def complete(self, prompt, params):
-        return [Completion(f"<{self._note('gen', prompt, given(params))}>")] * (params.n or 1)
+        text = f"<{self._note('gen', prompt, given(params))}>"
+        more = "" if params.stop else "!" + text  # where it runs on
+        return [Completion(text + more)] * (params.n or 1)
 
     def choose(self, prompt, options, method):
         return Decision(options[self._note("select", prompt, options) % len(options)], {})
@@ -44,7 +47,8 @@ class Recorder(Backend):
 
 # A program is a list of operations; a body inside an operation is a program.
 names = st.sampled_from("xyz")
-words = st.sampled_from(["", "p ", "q. ", "long text\n"])
+words = st.sampled_from(["", "p ", "q. ", "!", "long text\n"])
+tokens = st.sampled_from([None, 16, 64])  # num_api_spec_tokens
 sources = st.one_of(
     st.tuples(st.just("text"), words),
     st.tuples(st.just("arg"), st.sampled_from("ab")),
@@ -65,10 +69,11 @@ atoms = st.one_of(
 )
 
 
-def programs(depth: int = 2, roles: bool = True) -> st.SearchStrategy:
+def programs(depth: int = 2, roles: bool = True, compiled: bool = False) -> st.SearchStrategy:
+    """``compiled``: some run compiled programs."""
     if not depth:
         return st.lists(atoms, max_size=4)
-    inner = programs(depth - 1, roles)
+    inner = programs(depth - 1, roles, compiled)
     # Branches of a branch cannot be appended once more.
     joins = ["", "gather_variable", *(["concate_and_append"] if depth == 1 else [])]
     kinds = [
@@ -79,20 +84,25 @@ def programs(depth: int = 2, roles: bool = True) -> st.SearchStrategy:
         ),
         st.tuples(st.just("copy"), inner),
         st.tuples(
-            st.just("call"), inner, st.fixed_dictionaries({}, optional={"top_p": st.just(0.5)})
+            st.just("call"),
+            inner,
+            st.fixed_dictionaries({}, optional={"top_p": st.just(0.5)}),
+            tokens,
         ),
         st.tuples(st.just("inline"), inner),
     ]
+    said = programs(depth - 1, False, compiled)
+    if compiled:
+        kinds.append(st.tuples(st.just("compiled"), said, sources, st.booleans(), tokens))
     if roles:
-        said = programs(depth - 1, roles=False)
         kinds.append(st.tuples(st.just("role"), st.sampled_from(["user", "assistant"]), said))
     return st.lists(st.one_of(kinds), max_size=5)
 
 
-def program_of(operations: list) -> sgl.SglFunction:
+def program_of(operations: list, spec: int | None = None) -> sgl.SglFunction:
     """An SglFunction of arguments a and b that carries out ``operations``."""
 
-    @sgl.function
+    @sgl.function(num_api_spec_tokens=spec)
     def generated(s, a, b):
         readable: list = []
         arguments = {"a": a, "b": b}
@@ -146,13 +156,26 @@ def carry_out(s, operations: list, arguments: dict, readable: list) -> None:
         elif kind == "inline":
             body_of(arguments, readable)(s, rest[0])
         elif kind == "call":
-            body_of(arguments, readable).run(rest[0], **rest[1])
+            body_of(arguments, readable, rest[2]).run(rest[0], **rest[1])
+        elif kind == "compiled":
+            carry_out_compiled(s, *rest, arguments, readable)
         else:
             carry_out_fork(s, *rest, arguments, readable)
 
 
-def body_of(arguments: dict, readable: list) -> sgl.SglFunction:
-    return sgl.function(lambda s, body: carry_out(s, body, arguments, readable))
+def body_of(arguments: dict, readable: list, spec: int | None = None) -> sgl.SglFunction:
+    return sgl.SglFunction(lambda s, body: carry_out(s, body, arguments, readable), spec)
+
+
+def carry_out_compiled(s, body, source, inline, spec, arguments, readable) -> None:
+    program = program_of(body, spec).compile()
+    a, b = value_of(source, arguments, readable), arguments["b"]
+    if inline:
+        s += program(s, a, b)["last"]
+        return
+    state = program.run(a, b)
+    readable += [(state, name) for name in "xyz" if name in state]
+    s += state.ret_value["last"]
 
 
 def carry_out_fork(s, bodies, mode, after, arguments, readable) -> None:

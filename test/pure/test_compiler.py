@@ -7,11 +7,13 @@ import builtins
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import sglang as sgl
-from sglang.compiler import compile, load
+from sglang.compiler import CompiledProgram, compile, load
+from sglang.graph import Graph
 
 PYTHON = Path(sgl.__file__).parents[1]
 
@@ -98,6 +100,72 @@ def test_a_call_that_nobody_reads_counts_and_fails() -> None:
     assert compile(program).run("q", backend=sgl.Mock(["x"])).usage.calls == 1
     with pytest.raises(sgl.ProgramError, match=r"lost at .*test_compiler.py:\d+$"):
         compile(program).run("q", backend=sgl.Mock([OSError("lost")]))
+
+
+def test_a_compiled_program_within_another_is_traced_too() -> None:
+    @sgl.function
+    def inner(s, q):
+        s += q
+        forks = s.fork(2)
+        forks += sgl.gen("y")
+        forks.join()
+        s += forks[1]["y"] + sgl.gen("z")
+        return s["y"]
+
+    def program_with(called):
+        def program(s, q):
+            state = called.run(q)
+            called(s, state["z"])
+            s += state["y"][0] + state.ret_value[1]
+
+        return sgl.function(program)
+
+    graph = program_with(compile(inner)).trace()
+    assert str(graph) == str(program_with(inner).trace())
+    assert Graph.from_json(graph.to_json()) == graph
+    state = CompiledProgram(graph, sgl.Mock(lambda prompt, params: "a")).run("q")
+    assert state.text() == "aaaaa"
+    again = compile(compile(inner), q="Q").graph
+    assert again.arguments == ()
+    with pytest.raises(sgl.TraceError, match=r"inner\.run gives backend"):
+        program_with(compile(inner, sgl.Mock())).trace()
+    with pytest.raises(TypeError, match="'q' is None"):
+        sgl.function(lambda s: compile(inner).run(None)).trace()
+
+
+def test_a_state_goes_on_behind_a_compiled_program() -> None:
+    def inner(s):
+        s += sgl.gen("y")
+        s += "again " + s["y"]
+
+    @sgl.function
+    def program(s):
+        compile(sgl.function(inner))(s)
+        s += sgl.gen("y")
+
+    mock = sgl.Mock(lambda prompt, params: str(len(prompt.text)), delay=0.01)
+    assert program.run(backend=mock).text() == "0again 08"
+
+
+def test_its_joins_see_what_the_branches_had_by_then() -> None:
+    def inner(s, mode):
+        forks = s.fork(2)
+        forks += lambda i: f" {i}" + sgl.gen("x")
+        forks.join(mode)
+        forks[0] += " late" + sgl.gen("x")
+
+    def program(s):
+        called(s)
+        s += s["x"][0] + s["x"][1] if "x" in s else " end"
+
+    for mode, said in (("gather_variable", "01"), ("concate_and_append", " 00 11 end")):
+        graph = compile(sgl.function(inner), mode=mode).graph
+        # Numbers by which the join is visited after all that the branches append.
+        main = tuple(replace(step, number=step.number + 100) for step in graph.streams[0][1:])
+        graph = replace(graph, streams={**graph.streams, 0: (graph.streams[0][0], *main)})
+        called = CompiledProgram(graph)
+        mock = sgl.Mock(lambda prompt, params: prompt.text[-1])
+        assert compile(sgl.function(program)).run(backend=mock).text() == said
 
 
 def test_the_example_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,11 +263,7 @@ def test_a_variable_is_read_as_it_was() -> None:
         return str(len(prompt.text))
 
     mock = sgl.Mock(answer)
-    sgl.set_default_backend(mock)
-    try:
-        expected = program.run("q")
-    finally:
-        sgl.set_default_backend(None)
+    expected = program.run("q", backend=mock)
     for threads in (True, False):
         state = compile(program).run("q", backend=sgl.Mock(answer), use_thread=threads)
         assert state.text() == expected.text() == "0 2 0 2 5"

@@ -18,22 +18,18 @@ few = settings(max_examples=100, deadline=None)
 
 def outcome(program: sgl.SglFunction, arguments: dict = VALUES, loop: bool = False, **options):
     backend = Recorder()
-    sgl.set_default_backend(backend)  # a program that another one runs uses this
-    try:
-        if loop:
-            state = asyncio.run(program.arun(**arguments))
-        else:
-            state = program.run(**arguments, **options)
-    finally:
-        sgl.set_default_backend(None)
+    if loop:
+        state = asyncio.run(program.arun(**arguments, backend=backend))
+    else:
+        state = program.run(**arguments, **options, backend=backend)
     said = (state.text(), state.messages(), dict(state._executor.stream.variables))
     return backend.calls, said, state.ret_value
 
 
 @few
-@given(programs())
+@given(programs(compiled=True))
 def test_compiled_as_interpreted(operations: list) -> None:
-    program = program_of(operations)
+    program = program_of(operations, spec=32)
     expected = outcome(program)
     graph = compile(program).graph
     assert outcome(CompiledProgram(graph)) == expected
@@ -48,7 +44,7 @@ def test_compiled_as_interpreted(operations: list) -> None:
 @few
 @given(programs())
 def test_folding_changes_nothing_that_is_said(operations: list) -> None:
-    graph = compile(program_of(operations)).graph
+    graph = compile(program_of(operations, spec=32)).graph
     expected = outcome(CompiledProgram(graph))
     assert outcome(CompiledProgram(fold(graph))) == expected
     assert outcome(CompiledProgram(fold(graph, VALUES)), {}) == expected
@@ -57,7 +53,7 @@ def test_folding_changes_nothing_that_is_said(operations: list) -> None:
 @few
 @given(programs())
 def test_pruning_keeps_what_is_wanted(operations: list) -> None:
-    graph = compile(program_of(operations)).graph
+    graph = compile(program_of(operations, spec=32)).graph
     calls, (_, _, variables), result = outcome(CompiledProgram(graph))
     for keep in [*([name] for name in variables), [], list(variables)]:
         pruned = prune(graph, keep)
@@ -71,7 +67,7 @@ def test_pruning_keeps_what_is_wanted(operations: list) -> None:
 @few
 @given(programs())
 def test_movement_keeps_the_pieces_and_the_rest(operations: list) -> None:
-    graph = compile(program_of(operations)).graph
+    graph = compile(program_of(operations, spec=32)).graph
     moved = reorder(graph, constants_first)
     before, after = pieces_of(graph), pieces_of(moved)
     assert Counter(map(str, after)) == Counter(map(str, before))

@@ -8,8 +8,8 @@ import inspect
 import pytest
 import sglang as sgl
 from sglang.backend.base import Prompt
-from sglang.ir import Chain, ConstantText, Gen, Select
 from sglang.constraint import constraint_of
+from sglang.ir import Chain, ConstantText, Gen, Select
 from sglang.params import DEFAULTS, NAMES, GenParams, to_wire
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import sglang as sgl
+from sglang import passes
 from sglang.chat import TEMPLATES
 from sglang.compiler import CompiledProgram, compile
 from sglang.graph import MAIN, Argument, Graph
@@ -79,6 +80,24 @@ def test_pruning() -> None:
     assert len(calls("later", "more", "copied")) == 8
     with pytest.raises(ValueError, match="program makes no variable 'x'"):
         calls("x")
+
+
+def test_the_work_of_pruning_grows_with_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    def program(s):
+        for number in range(100):
+            s += "text" + sgl.gen(f"v{number}")
+        forks = s.fork(100)
+        forks += sgl.gen("x") + sgl.gen("y")
+        forks.join()
+        return [s["x"], s["y"]]
+
+    graph, marked = traced(program), []
+    mark = passes._Live._mark
+    monkeypatch.setattr(
+        passes._Live, "_mark", lambda live, step: (marked.append(step), mark(live, step))
+    )
+    prune(graph, ["v0"])
+    assert len(marked) < 5 * len(graph.steps())
 
 
 def test_the_constant_prefix() -> None:

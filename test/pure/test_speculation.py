@@ -172,7 +172,7 @@ def test_a_gen_left_open_at_the_end_is_asked_for() -> None:
         s += sgl.assistant_begin() + "Name: " + sgl.gen("name", 8, stop="\n")
 
     state = sgl.function(program, num_api_spec_tokens=9).run(
-        backend=sgl.Mock("Name: Bo".split("|"), speculates="chat")
+        backend=sgl.Mock(["Name: Bo"], speculates="chat")
     )
     assert state["name"] == "Bo"
     assert state.text().endswith("Name: Bo")

@@ -9,7 +9,7 @@ import sglang as sgl
 from sglang.compiler import compile
 from sglang.errors import TraceError, UnknownVariable
 from sglang.graph import MAIN, REQUIRED, Argument, Call, Graph, Parameter, Variable
-from sglang.ir import ConstantText, Gen, SetVariable
+from sglang.ir import ConstantText, Gen, Later, SetVariable
 from sglang.params import GenParams
 from sglang.tracer import trace
 
@@ -208,6 +208,8 @@ def test_other_things_a_graph_cannot_be() -> None:
         traced(lambda s: [s])
     with pytest.raises(TraceError, match=r"gives backend.*test_tracer.py:\d+$"):
         traced(lambda s: sgl.function(other).run(backend=sgl.Mock()))
+    with pytest.raises(TraceError, match=r"only a run knows; at .*test_tracer.py:\d+$"):
+        traced(lambda s: s.__iadd__(Later((), lambda: ConstantText("x"))))
     with pytest.raises(UnknownVariable, match=r"no variable 'y'; there are \['x'\] at .*py:\d+$"):
         traced(lambda s: (s.set_var("x", 1), s["y"]))
 
