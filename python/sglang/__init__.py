@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         ProgramError,
         SglangError,
         TraceError,
+        UnknownVariable,
         Unsupported,
     )
     from sglang.forks import ForkGroup
@@ -85,7 +86,7 @@ _HOMES = {
     ),
     "sglang.errors": (
         "BackendError", "BatchError", "InvalidOutput", "ProgramError", "SglangError", "TraceError",
-        "Unsupported",
+        "UnknownVariable", "Unsupported",
     ),
     "sglang.program": ("SglFunction",),
     "sglang.record": ("Recorder", "Replay"),

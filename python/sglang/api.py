@@ -20,7 +20,7 @@ from sglang.ir import (
     node_of,
 )
 from sglang.media import medium
-from sglang.params import GenParams, Stop
+from sglang.params import GEN_NAMES, GenParams, Stop, checked
 from sglang.program import SglFunction
 from sglang.resolve import resolve_backend
 from sglang.settings import global_config
@@ -93,7 +93,7 @@ def gen(
         return_text_in_logprobs=return_text_in_logprobs, dtype=dtype, regex=regex,
         json_schema=json_schema, schema=schema, max_retries=max_retries,
     )  # fmt: skip
-    return Gen(name, params)
+    return Gen(name, checked(params, GEN_NAMES))
 
 
 def gen_int(name: str | None = None, max_tokens: int | None = None, **params: Any) -> Node:

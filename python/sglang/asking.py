@@ -39,7 +39,7 @@ def valid_completions(
             except InvalidOutput as error:
                 if left <= 0:
                     tell(completion.meta)
-                    raise
+                    raise _given_up(error, reply.text, params) from error
                 asked = feedback(prompt, template, reply.text, error, constraint)
             tell(completion.meta)
             left -= 1
@@ -54,3 +54,12 @@ def answer_of(completion: Completion, model_type: str) -> Completion:
         return completion
     thought, answer = reasoning.split(completion.text, model_type)
     return Completion(answer, {**completion.meta, "reasoning_content": thought})
+
+
+def _given_up(error: InvalidOutput, text: str, params: GenParams) -> InvalidOutput:
+    asked = (params.max_retries or 0) + 1
+    return InvalidOutput(
+        f"the last of {asked} answers, {text!r:.80}, is not valid: {error}; raise max_retries or "
+        "say in the prompt what to write",
+        text,
+    )

@@ -153,9 +153,17 @@ class Dtype(Constraint):
         return f"Answer with {PLAIN_WORDS[self.name]}, and with nothing else."
 
     def _parts(self, text: str) -> Iterator[str]:
-        """What the text begins with; else matches not inside a longer word, number or date."""
+        """Of numbers what the text begins with; else matches not inside a longer word, number or
+        date. Of a bool the only one, where nothing is negated."""
         pattern = f"({DTYPES[self.name][0]})"
-        if leading := re.match(rf"\s*{pattern}\s", text):
+        if self.name == "str" and "\\" in text:
+            return
+        if self.name == "bool":
+            words = re.findall(r"\b(?:True|False)\b", text)
+            if len(words) == 1 and not re.search(r"\bnot\b|n't\b", text):
+                yield words[0]
+            return
+        if self.name != "str" and (leading := re.match(rf"\s*{pattern}\s", text)):
             yield leading[1]
             return
         for found in re.finditer(rf"(?<![\w.,:/+-]){pattern}(?!\w|[.,:/+-]\d)", text):

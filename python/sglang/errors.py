@@ -153,9 +153,28 @@ class UnknownVariable(ProgramError, KeyError):
         return str(self.args[0])
 
 
+class InvalidVariable(ProgramError, InvalidOutput):
+    """InvalidOutput, raised where the variable is read."""
+
+    def __init__(self, message: str, location: Location | None, text: str) -> None:
+        ProgramError.__init__(self, message, location)
+        self.text = text
+
+
 class TraceError(SglangError, TypeError):
     """The program cannot be traced: its flow needs a value that is only known when it runs."""
 
 
 class Unsupported(SglangError, NotImplementedError):
     """The backend, or this version, has no such primitive."""
+
+
+class UnsupportedHere(ProgramError, Unsupported):
+    """Unsupported, raised where the result is read."""
+
+
+def located(error: BaseException, message: str, location: Location) -> ProgramError:
+    """The ProgramError to raise for ``error``; of its kind too, where programs expect that."""
+    if isinstance(error, InvalidOutput):
+        return InvalidVariable(message, location, error.text)
+    return (UnsupportedHere if isinstance(error, Unsupported) else ProgramError)(message, location)

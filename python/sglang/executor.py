@@ -290,7 +290,7 @@ class StreamExecutor(Results):
     def finish(self) -> None:
         """Wait for this executor and its forks; raise what has failed.
 
-        A fork's failure that the program has already seen is the program's business.
+        A failure that the program has already seen is the program's business.
         """
         for member in self.run.members():
             member.wait()
@@ -303,7 +303,6 @@ class StreamExecutor(Results):
         self._raise_unseen()
 
     def _raise_unseen(self) -> None:
-        self.check()
         for failure in self.run.failures:
             if not failure.seen:
                 raise failure.exception()

@@ -56,8 +56,9 @@ class ForkGroup:
     def join(self, mode: str = "gather_variable") -> None:
         """Bring the forks together in their parent.
 
-        "gather_variable" waits for all; each variable they made becomes a list, by fork, in the
-        parent (None for a fork that did not make it). Raises the first fork's ProgramError.
+        "gather_variable" waits for all; each variable that one of them has made since the fork
+        becomes a list, by fork, in the parent (of a fork that did not make it, the value it began
+        with, or None). Raises the first fork's ProgramError.
 
         "concate_and_append" does not wait: the parent goes on with what each fork has appended, one
         after the other, each encoded as if the others were not there. Backends other than the
@@ -98,9 +99,7 @@ class ForkGroup:
         errors = [e for state in self.states if (e := state._error()) is not None]
         if errors:
             raise errors[0]
-        names = dict.fromkeys(
-            name for e in executors for name in e.stream.variables if name not in e.inherited
-        )
+        names = dict.fromkeys(name for e in executors for name in e.stream.made)
         for name in names:
             self._parent[name] = [e.stream.variables.get(name) for e in executors]
 
@@ -132,10 +131,11 @@ def concatenation(forks: Sequence[StreamExecutor]) -> Node:
             raise SglangError(
                 f"fork {number} ends in another turn than it began in; close the turn"
             )
-        if len(stream.parallel) > origin.parallel or len(stream.media) > origin.media:
+        media = len(stream.media) > origin.media
+        if media or len(stream.parallel) > origin.parallel:
             raise SglangError(
-                f"fork {number} holds an image or a join of its own, which cannot be joined by "
-                "'concate_and_append'; append it before the fork or use join()"
+                f"fork {number} holds {'an image' if media else 'a join of its own'}, which cannot "
+                "be joined by 'concate_and_append'; append it before the fork or use join()"
             )
         texts.append(stream.text[origin.text :])
         messages += added

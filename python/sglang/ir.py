@@ -35,6 +35,15 @@ class Node:
     def __radd__(self, other: object) -> Chain:
         return Chain((*node_of(other).flat(), *self.flat()))
 
+    def __format__(self, spec: str) -> str:
+        raise TypeError(
+            f"{type(self).__name__} cannot be formatted into a text; append it: "
+            "s += 'A: ' + sgl.gen('a') + '.'"
+        )
+
+    def __str__(self) -> str:
+        return self.__format__("")
+
     def flat(self) -> Iterator[Node]:
         """The atomic nodes, in order."""
         yield self
@@ -56,7 +65,17 @@ def node_of(value: object) -> Node:
             "write them without 's +=', or append sglang.user(...)"
         )
     kind = type(value).__name__
-    raise TypeError(f"cannot append {kind} {value!r:.60}; append text or an expression, str(...)?")
+    hint = _HINTS.get(kind, "append text or an expression, str(...)?")
+    raise TypeError(f"cannot append {kind} {value!r:.60}; {hint}")
+
+
+_HINTS = {
+    "ProgramState": "to continue with another program's body call it with the state: program(s)",
+    "SglFunction": "call the program with the state: program(s)",
+    "CompiledProgram": "call the program with the state: program(s)",
+    "tuple": "a comma stands where + is meant?",
+    "list": "append its parts one by one",
+}
 
 
 @dataclass(frozen=True)

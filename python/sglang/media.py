@@ -101,4 +101,6 @@ def _of_bytes(kind: str, data: bytes, mime: str, num_frames: int) -> Media:
         known = "image/webp"
     if not known:
         known = mime or ("image/png" if kind == "image" else "video/mp4")
+    if known.partition("/")[0] != kind and known != "image/gif":
+        raise ValueError(f"the {kind} is of type {known}; give a file of a type {kind}/...")
     return Media(kind, data, known, num_frames=num_frames)

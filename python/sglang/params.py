@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +79,56 @@ WIRE_NAMES = {"seed": "sampling_seed"}
 REQUEST_FIELDS = (
     "return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs",
 )  # fmt: skip
+
+
+_NUMBER = (int, float)
+# Of each parameter: its types, least and greatest value (None: no bound), in words.
+_RANGES: dict[str, tuple[tuple[type, ...], float | None, float | None, str]] = {
+    "max_new_tokens": ((int,), 0, None, "a whole number of at least 0"),
+    "min_new_tokens": ((int,), 0, None, "a whole number of at least 0"),
+    "n": ((int,), 1, None, "a whole number of at least 1"),
+    "temperature": (_NUMBER, 0, None, "a number of at least 0"),
+    "top_p": (_NUMBER, 0, 1, "a number above 0 and at most 1"),
+    "top_k": ((int,), -1, None, "-1 (all) or a whole number of at least 1"),
+    "min_p": (_NUMBER, 0, 1, "a number from 0 to 1"),
+    "frequency_penalty": (_NUMBER, -2, 2, "a number from -2 to 2"),
+    "presence_penalty": (_NUMBER, -2, 2, "a number from -2 to 2"),
+    "repetition_penalty": (_NUMBER, 0, None, "a number above 0"),
+    "seed": ((int,), None, None, "a whole number"),
+    "max_retries": ((int,), 0, None, "a whole number of at least 0"),
+}
+_NOT_ZERO = ("top_p", "top_k", "repetition_penalty")
+
+
+def checked(params: GenParams, shown: Mapping[str, str] | None = None) -> GenParams:
+    """``params``, if each has a value that some backend could take.
+
+    ``shown``: names that the caller knows parameters by. Raises TypeError or ValueError that names
+    the parameter, the value and the limit.
+    """
+    for name, value in given(params).items():
+        if name in _RANGES:
+            types, least, most, words = _RANGES[name]
+            complaint = f"{(shown or {}).get(name, name)} is {value!r}; give {words}"
+            if not isinstance(value, types) or isinstance(value, bool):
+                raise TypeError(complaint)
+            assert isinstance(value, (int, float))
+            low = (least is not None and value < least) or (name in _NOT_ZERO and value == 0)
+            if low or (most is not None and value > most) or value != value:
+                raise ValueError(complaint)
+        elif name in ("stop", "stop_regex") and not _are(value, str):
+            raise TypeError(f"{name} is {value!r}; give a text or a list of texts")
+        elif name == "stop_token_ids" and not (_are(value, int) and not isinstance(value, int)):
+            raise TypeError(f"stop_token_ids is {value!r}; give a list of token ids")
+    return params
+
+
+def _are(value: Any, kind: type) -> bool:
+    many = not isinstance(value, kind) and isinstance(value, Iterable)
+    return all(isinstance(one, kind) for one in (value if many else (value,)))
+
+
+GEN_NAMES = {name: alias for alias, name in ALIASES.items()}
 
 
 def split(arguments: Mapping[str, Any]) -> tuple[GenParams, dict[str, Any]]:

@@ -188,10 +188,16 @@ class _Live:
             self._made.add((step.number, name))
             for end in step.node.ends:
                 stream, place = self._places[end]
-                made = self._makers.get((stream, name), [])
-                if before := bisect_right(made, place):
-                    self.want(self.graph.streams[stream][made[before - 1]], name)
+                self._want_at(stream, place, name)
         self._mark(step)
+
+    def _want_at(self, stream: int, place: int, name: str) -> None:
+        """Variable ``name`` as it is at a place of a stream, which may have begun with it."""
+        steps, made = self.graph.streams[stream], self._makers.get((stream, name), [])
+        if before := bisect_right(made, place):
+            self.want(steps[made[before - 1]], name)
+        elif isinstance(begin := steps[0].node, GetForkItem):
+            self._want_at(*self._places[begin.fork], name)
 
     def spread(self) -> None:
         """Mark what the marked steps depend on, until nothing is new."""

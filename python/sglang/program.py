@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sglang.backend.base import Backend
 from sglang.executor import StreamExecutor
-from sglang.params import ALIASES, DEFAULTS, NAMES, GenParams, signature_parameters, split
+from sglang.params import ALIASES, DEFAULTS, NAMES, GenParams, checked, signature_parameters, split
 from sglang.resolve import resolve_backend
 from sglang.run import Run
 from sglang.state import ProgramState
@@ -49,6 +49,10 @@ class SglFunction:
         bound: Mapping[str, Any] | None = None,
     ) -> None:
         self.func = func
+        if num_api_spec_tokens is not None and (
+            not isinstance(num_api_spec_tokens, int) or num_api_spec_tokens < 1
+        ):
+            raise ValueError(f"num_api_spec_tokens is {num_api_spec_tokens!r}; give at least 1")
         self.num_api_spec_tokens = num_api_spec_tokens
         self.bound = dict(bound or {})
         functools.update_wrapper(self, func)
@@ -57,6 +61,8 @@ class SglFunction:
             raise ValueError(
                 f"the first parameter of {func.__name__!r} must be s, the state; it has {names}"
             )
+        if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
+            raise ValueError(f"{func.__name__!r} yields: calling it would run nothing; use return")
         self.arg_names = names[1:]
         self.is_async = inspect.iscoroutinefunction(func)
 
@@ -139,7 +145,7 @@ class SglFunction:
                     raise TypeError(f"{alias} and {name} are the same parameter; give one of them")
                 kwargs[name] = kwargs.pop(alias)
         params, arguments = split(kwargs)
-        return params.over(DEFAULTS), arguments
+        return checked(params).over(DEFAULTS), arguments
 
     def new_state(
         self,
@@ -162,7 +168,8 @@ class SglFunction:
         """``run`` over a state that is given. What it raises, the state tells as well."""
         executor = state._executor
         if self.is_async:
-            raise TypeError(f"{self.func.__name__} is async: await {self.func.__name__}.arun(...)")
+            name = self.func.__name__
+            raise TypeError(f"{name} is async: await {name}.arun(...), or asyncio.run of that")
         with executor.run.inside():
             try:
                 state.ret_value = self.func(state, *args, **{**self.bound, **arguments})

@@ -26,5 +26,9 @@ def resolve_backend(backend: Any) -> Backend:
         )
     chosen = getattr(chosen, "endpoint", chosen)
     if not isinstance(chosen, Backend):
-        raise TypeError(f"{chosen!r:.60} is not a backend; use Engine, Runtime or RuntimeEndpoint")
+        hint = "make one of it: Engine()" if isinstance(chosen, type) else "use sgl.Engine(...)"
+        raise TypeError(
+            f"{chosen!r:.60} is not a backend; {hint}, or Runtime, RuntimeEndpoint, OpenAI, "
+            "Anthropic, LiteLLM, Mock"
+        )
     return chosen

@@ -47,24 +47,25 @@ class Results:
     def _idle(self) -> bool:
         return not (self._queue or self._busy or self._held or self.stream.deferred)
 
-    def _others_append(self) -> bool:
+    def others_append(self) -> bool:
+        """Whether the program goes on elsewhere."""
         return self._open and not self.run.is_inside()
 
     def _ended(self) -> bool:
         """Everything appended is done, or the executor has failed and stands still."""
         if self.failure is not None:
             return not self._busy
-        return self._idle() and not self._others_append()
+        return self._idle() and not self.others_append()
 
     def _settled(self, name: str) -> bool:
         if self.failure is not None:
             return True
         if self._pending[name] > 0 or self._held:
             return False
-        return name in self.stream.variables or not self._others_append()
+        return name in self.stream.variables or not self.others_append()
 
     def _look(self, name: str | None) -> tuple[str, bool]:
-        finished = self._idle() and not self._others_append() and self.failure is None
+        finished = self._idle() and not self.others_append() and self.failure is None
         if name is None:
             return self.stream.text, finished
         if self._pending[name] == 0 and name in self.stream.variables:

@@ -150,9 +150,18 @@ def _key(program: SglFunction, item: Mapping[str, Any], defaults: GenParams) -> 
                 f"argument {name!r} is a {type(value).__name__}, by which results_file cannot know "
                 f"an item again ({error}); give text, numbers, lists or dicts, such as a path"
             ) from error
-    whole = [getattr(program, "__qualname__", ""), arguments, given(defaults)]
+    name, code = getattr(program, "__qualname__", ""), getattr(program.func, "__code__", None)
+    whole = [name, _said(code), arguments, given(defaults)]
     text = json.dumps(whole, sort_keys=True, default=repr)
     return hashlib.blake2b(text.encode(), digest_size=KEY_BYTES).hexdigest()
+
+
+def _said(code: Any) -> list[Any]:
+    """What a function does: its instructions and constants, those of functions in it too."""
+    if code is None:
+        return []
+    constants = [_said(c) if hasattr(c, "co_code") else repr(c) for c in code.co_consts]
+    return [code.co_code.hex(), constants, code.co_names]
 
 
 def _encoded(value: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from sglang.cancel import Cancellation
-from sglang.errors import Location, ProgramError, SglangError
+from sglang.errors import Location, ProgramError, SglangError, located
 from sglang.speculation import Speculation
 from sglang.usage import Usage
 
@@ -43,7 +43,8 @@ class Failure:
         message = str(self.error) or kind
         if not isinstance(self.error, SglangError):
             message = f"{kind}: {message}"
-        raised = ProgramError(message, self.location).with_traceback(_statement(self.location))
+        raised = located(self.error, message, self.location)
+        raised = raised.with_traceback(_statement(self.location))
         raised.__cause__ = self.error
         return raised
 

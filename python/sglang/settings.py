@@ -22,5 +22,15 @@ class GlobalConfig:
     precache_min_chars: int = 64
     max_threads: int = 256
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self.__dataclass_fields__:
+            raise AttributeError(
+                f"global_config has no {name!r}; it has {', '.join(self.__dataclass_fields__)}"
+            )
+        least = {"max_threads": 1, "precache_min_chars": 0}.get(name)
+        if least is not None and (not isinstance(value, int) or value < least):
+            raise ValueError(f"{name} is {value!r}; it is a number of at least {least}")
+        super().__setattr__(name, value)
+
 
 global_config = GlobalConfig()

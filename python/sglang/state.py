@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from sglang.errors import Unsupported, caller
+from sglang.errors import SglangError, Unsupported, caller
 from sglang.forks import ForkGroup
 from sglang.ir import (
     RoleBegin,
@@ -32,10 +32,35 @@ class ProgramState:
     begin with ``a`` are to be awaited and hold no thread.
     """
 
-    ret_value: Any = None
-
     def __init__(self, executor: StreamExecutor) -> None:
         self._executor = executor
+        self._returned: Any = None
+
+    @property
+    def ret_value(self) -> Any:
+        """What the program returned. Of one that runs on its own, waits; raises."""
+        if self._executor.others_append():
+            self._executor.wait()
+            self._executor.check()
+        return self._returned
+
+    @ret_value.setter
+    def ret_value(self, value: Any) -> None:
+        self._returned = value
+
+    def cancel(self) -> None:
+        """End the program, if it still runs, and abort its calls; ``with`` does so at its end.
+
+        What is complete stays readable, the rest raises.
+        """
+        if self._executor.others_append():
+            self._executor.cancel(SglangError("the program was cancelled by its reader"))
+
+    def __enter__(self) -> ProgramState:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
 
     def __iadd__(self, other: object) -> ProgramState:
         self._executor.submit(node_of(other), caller())
@@ -273,6 +298,12 @@ class ProgramState:
         from sglang.page import page_of
 
         return page_of(self._executor)
+
+    def __format__(self, spec: str) -> str:
+        raise TypeError("a state cannot be formatted into a text; use s.text() or s['name']")
+
+    def __add__(self, other: object) -> Any:
+        raise TypeError("s + ... makes nothing; append with s += ...")
 
     def __repr__(self) -> str:
         return f"ProgramState({self._executor.stream.text[-60:]!r})"

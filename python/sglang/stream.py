@@ -47,6 +47,7 @@ class Stream:
         text: everything the model is shown, template included.
         messages: finished turns, where roles are used; see ``Prompt.messages``.
         role: the open role, its text begins at ``role_start``.
+        made: variables that were made since the stream, or its fork, began.
         constraints: what the text of a variable satisfies, where it is constrained.
         segments: where the model's words and the media stand.
         media: each medium and where its marker begins and ends.
@@ -65,6 +66,7 @@ class Stream:
     role_start: int = 0
     variables: dict[str, Any] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
+    made: dict[str, None] = field(default_factory=dict)
     constraints: dict[str, Constraint] = field(default_factory=dict)
     segments: list[Segment] = field(default_factory=list)
     media: list[tuple[int, int, Media]] = field(default_factory=list)
@@ -82,6 +84,7 @@ class Stream:
             messages=list(self.messages),
             variables=dict(self.variables),
             meta=dict(self.meta),
+            made={},
             constraints=dict(self.constraints),
             segments=list(self.segments),
             media=list(self.media),
@@ -101,6 +104,7 @@ class Stream:
             else:
                 kept[name] = new
         self.variables[name] = value
+        self.made[name] = None
 
     def here(self) -> Origin:
         """Where a fork that is made now begins."""

@@ -153,7 +153,7 @@ class Recorder:
     def __init__(self, record: Record, number: int, values: Mapping[str, Any]) -> None:
         self.number = number
         self.values = dict(values)
-        self.inherited = frozenset(values)
+        self.made: dict[str, None] = {}
         self.record = record
 
     @property
@@ -170,6 +170,7 @@ class Recorder:
             step = self.record.step(self.number, plain, location)
             for name in plain.names():
                 self.values[name] = Unknown(Variable(step.number, name))
+                self.made[name] = None
             if isinstance(atom, SetVariable):
                 self.values[atom.name] = atom.value
 
@@ -185,6 +186,9 @@ class Recorder:
     def wait(self) -> None:
         """There is nothing to wait for."""
 
+    def others_append(self) -> bool:
+        return False
+
     def fork(self, size: int, location: Location) -> list[Recorder]:
         children = [self.record.stream(self.values) for _ in range(size)]
         fork = self.record.step(self.number, Fork(tuple(c.number for c in children)), location)
@@ -195,7 +199,7 @@ class Recorder:
     def join(self, children: Sequence[Recorder], mode: str, location: Location) -> None:
         made: dict[str, None] = {}
         if mode == GATHER:
-            made = {n: None for c in children for n in c.values if n not in c.inherited}
+            made = {name: None for child in children for name in child.made}
         node = Join(tuple(child.end for child in children), tuple(made), mode)
         self.gather(node, [child.values for child in children], location)
 
@@ -209,7 +213,8 @@ class Recorder:
         if name.startswith("__"):
             raise AttributeError(name)
         raise TraceError(
-            "the program reads its text, messages, meta_info or usage, which only a run knows "
+            "the program reads a typed value, its text, messages, meta_info or usage, which only a "
+            "run knows "
             f"(data-dependent control flow); at {caller()}"
         )
 

@@ -45,7 +45,7 @@ def test_a_fork_before_any_text_commits_nothing(size: int) -> None:
     assert {call.kind for call in mock.calls} == {"gen"}
 
 
-def test_join_gathers_only_new_variables_in_order_of_forks() -> None:
+def test_join_gathers_what_the_forks_have_made_in_order() -> None:
     mock = sgl.Mock({"0:": "zero", "1:": "one", "2:": "two"})
 
     @sgl.function
@@ -61,7 +61,27 @@ def test_join_gathers_only_new_variables_in_order_of_forks() -> None:
     state = program.run(backend=mock)
     assert state["x"] == state.ret_value == ["zero", "one", "two"]
     assert state["only"] == [None, 7, None]
-    assert state["old"] == "kept"
+    assert state["old"] == ["changed", "kept", "kept"]
+
+
+def test_each_round_of_a_loop_joins_its_own_variables() -> None:
+    @sgl.function
+    def program(s):
+        s += "go"
+        rounds = []
+        for _ in range(3):
+            forks = s.fork(2)
+            forks += sgl.gen("score")
+            forks.join()
+            rounds.append(s["score"])
+        return rounds
+
+    drawn = iter("aabbcc")
+    expected = [["a", "a"], ["b", "b"], ["c", "c"]]
+    mock = sgl.Mock(lambda prompt, params: next(drawn))
+    assert program.run(backend=mock).ret_value == expected
+    drawn = iter("aabbcc")
+    assert program.compile().run(backend=mock).ret_value == expected
 
 
 def test_forking_does_not_wait_for_what_was_appended() -> None:

@@ -152,3 +152,70 @@ def test_reasoning_is_not_streamed_as_an_answer() -> None:
     assert "".join(state.text_iter("x")) == state["x"] == "Paris is nice"
     assert state["x_reasoning_content"] == "hm"
     assert state.text() == "QParis is nice"
+
+
+def test_a_streamed_program_can_be_cancelled_and_its_result_waited_for() -> None:
+    @sgl.function
+    def program(s: Any) -> str:
+        s += "x" + sgl.gen("y")
+        return s["y"] + "!"
+
+    state = program.run(backend=sgl.Mock("z", delay=0.05), stream=True)
+    assert state.ret_value == "z!"
+
+    slow = Slow()
+    slow.stream = lambda prompt, params: iter(slow.complete(prompt, params))  # type: ignore
+    with program.run(backend=slow, stream=True) as state:
+        assert slow.begun.wait(30)
+    assert slow.cancelled.wait(30)
+    with pytest.raises(sgl.SglangError):
+        state.text()
+
+
+@pytest.mark.parametrize(
+    ("make", "complaint"),
+    [
+        (lambda: sgl.gen("x", -1), "max_tokens is -1; give a whole number of at least 0"),
+        (lambda: sgl.gen("x", 2.5), "max_tokens is 2.5"),
+        (lambda: sgl.gen("x", temperature="hot"), "temperature is 'hot'"),
+        (lambda: sgl.gen("x", top_p=2), "top_p is 2; give a number above 0 and at most 1"),
+        (lambda: sgl.gen("x", top_k=0), "top_k is 0"),
+        (lambda: sgl.gen("x", n=0), "n is 0"),
+        (lambda: sgl.gen("x", stop=3), "stop is 3; give a text"),
+        (lambda: sgl.gen("x", stop_token_ids=5), "stop_token_ids is 5"),
+        (lambda: sgl.gen("x", max_retries=-1), "max_retries is -1"),
+        (lambda: sgl.function(lambda s: None, num_api_spec_tokens="64"), "'64'"),
+        (lambda: sgl.function(lambda s: None).run(temperature=-1, backend=sgl.Mock()), "is -1"),
+        (lambda: f"A: {sgl.gen('a')}", "append it: s"),
+        (lambda: str(sgl.gen("a")), "append it: s"),
+        (lambda: sgl.image(b"x").__add__(sgl.function(lambda s: None)), "with the state"),
+        (lambda: "a" + sgl.gen("x") + ("b", "c"), "a comma stands where"),
+        (lambda: setattr(sgl.global_config, "max_thread", 3), "max_threads"),
+        (lambda: setattr(sgl.global_config, "max_threads", 0), "at least 1"),
+        (lambda: sgl.image("data:text/plain;base64,aGk="), "of type text/plain"),
+        (lambda: sgl.set_default_backend(sgl.Mock), "make one of it"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_where_it_is_written(make: Any, complaint: str) -> None:
+    with pytest.raises((TypeError, ValueError, AttributeError), match=complaint):
+        make()
+
+
+def test_a_program_that_yields_is_refused() -> None:
+    with pytest.raises(ValueError, match="yields"):
+
+        @sgl.function
+        def program(s: Any) -> Any:
+            yield sgl.gen("x")
+
+
+def test_an_invalid_output_is_caught_as_one() -> None:
+    @sgl.function
+    def program(s: Any) -> None:
+        s += sgl.gen("age", dtype=int)
+
+    complaint = r"the last of 2 answers, 'bad', is not valid.*test_language_nested.py:\d+$"
+    with pytest.raises(sgl.InvalidOutput, match=complaint) as raised:
+        program.run(backend=sgl.Mock("bad"), max_retries=1)
+    assert isinstance(raised.value, sgl.ProgramError)
+    assert raised.value.text == "bad"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import os
 import queue
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
@@ -71,6 +72,7 @@ class Engine(NativeBackend):
         except (ValueError, OSError, MemoryError, RuntimeError) as error:
             raise BackendError(f"the model cannot be loaded: {error}") from error
         self.load_seconds: float = self._engine.load_seconds
+        self._process = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="sglang-engine", daemon=True)
         self._thread.start()
@@ -216,6 +218,11 @@ class Engine(NativeBackend):
     def _alive(self) -> Service:
         if self._service is None:
             raise BackendError("this Engine has been shut down")
+        if os.getpid() != self._process:
+            raise BackendError(
+                f"this Engine belongs to process {self._process}; in a forked one make another, or "
+                "share a Runtime"
+            )
         return self._service
 
     def _run_loop(self) -> None:

@@ -171,6 +171,8 @@ class Mock(Backend):
 
     def _reply(self, call: Call) -> Reply:
         script, text = self._script, call.prompt.text
+        if isinstance(script, str):
+            return script
         if script is None:
             lines = text.rstrip("\n").rsplit("\n", 2)
             return lines[-1]
