@@ -70,13 +70,13 @@ def test_a_branch_is_refused(backend: Any) -> None:
         begin(s)
         assert reaches(lambda: running(backend) == BRANCHES)
         failing = s.fork(1)[0]
-        failing += sgl.gen("y", top_p=7.0)  # refused
+        failing += sgl.gen("y", logit_bias={10**7: 1.0})  # refused
         return failing["y"]
 
     threads = threading.active_count()
-    with pytest.raises(sgl.ProgramError, match="top_p") as caught:
+    with pytest.raises(sgl.ProgramError, match="logit_bias") as caught:
         program.run(backend=backend)
-    assert last_line(caught.value) == 'failing += sgl.gen("y", top_p=7.0)  # refused'
+    assert last_line(caught.value) == 'failing += sgl.gen("y", logit_bias={10**7: 1.0})  # refused'
     nothing_is_left(backend, threads)
 
 

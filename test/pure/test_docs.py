@@ -65,4 +65,4 @@ def test_named_flags_exist() -> None:
 def test_named_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
-    assert {target for _, target in named(r"(?:`|^ +)make ([a-z-]+)\b")} <= targets
+    assert {target for _, target in named(r"(?m)(?:`|^ +)make ([a-z-]+)\b")} <= targets
