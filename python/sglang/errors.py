@@ -127,7 +127,7 @@ class ProgramError(SglangError):
     """
 
     def __init__(self, message: str, location: Location | None = None) -> None:
-        super().__init__(f"{message} at {location}" if location else message)
+        super().__init__(f"{message.rstrip('.')} at {location}" if location else message)
         self.filename = location.filename if location else None
         self.line = location.line if location else None
 
