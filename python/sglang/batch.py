@@ -39,6 +39,8 @@ class Batch:
     Args:
         limit: items that run at once, or "auto".
         return_errors: an item's failure is left in its state; else it ends the batch.
+
+    ``errors`` has what each item that failed has raised.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Batch:
         self._backend, self._defaults = backend, defaults
         self._limit = _limit(limit)
         self._return_errors = return_errors
+        self.errors: dict[int, Exception] = {}
         self._file: ResultsFile | None = None
         if results_file is not None:
             self._file = ResultsFile(results_file, program, items, defaults)
@@ -146,8 +149,10 @@ class Batch:
             self._file.add(number, state)
         if self._progress is not None:
             self._progress.advance(state.usage, failed=error is not None)
-        if error is not None and not self._return_errors:
-            raise error
+        if error is not None:
+            self.errors[number] = error
+            if not self._return_errors:
+                raise error
         return state
 
     def _prefix(self) -> str:
@@ -170,12 +175,12 @@ class Batch:
             self._file.close()
 
 
-def collected(states: Iterable[ProgramState]) -> list[ProgramState]:
+def collected(batch: Batch) -> list[ProgramState]:
     """All states, once all have run. Raises BatchError if some have failed."""
-    kept = list(states)
-    errors = {n: error for n, state in enumerate(kept) if (error := state.error()) is not None}
-    if not errors:
+    kept = list(batch.run())
+    if not batch.errors:
         return kept
+    errors: dict[int, BaseException] = dict(sorted(batch.errors.items()))
     number, first = next(iter(errors.items()))
     what = f"{len(errors)} of {len(kept)} items failed"
     raise BatchError(f"{what}; the first, item {number}: {_told(first)}", kept, errors) from first

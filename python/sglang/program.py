@@ -258,8 +258,8 @@ class SglFunction:
         states are given in order, a bounded number ahead of the reader.
 
         Items that end well are kept in ``results_file``, a line each; the next batch with the same
-        file finds them there and does not run them again. After a change of the program or of the
-        model that matters, give another file.
+        file finds them there and does not run them again. They are known by the program's code,
+        the arguments and the parameters: for another model or backend give another file.
 
         Raises:
             BatchError: items have failed; all have run, and their states are in it. With
@@ -280,7 +280,7 @@ class SglFunction:
         )  # fmt: skip
         if generator_style:
             return batch.run()
-        return list(batch.run()) if return_errors else collected(batch.run())
+        return list(batch.run()) if return_errors else collected(batch)
 
     def arun_batch(
         self,

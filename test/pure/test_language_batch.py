@@ -269,3 +269,19 @@ def test_cache_commits_the_prefix() -> None:
     mock = sgl.Mock()
     assert classify.cache(mock) == INTRO + "Review: "
     assert [call.kind for call in mock.calls] == ["commit"]
+
+
+def test_an_item_that_lives_with_a_failure_has_not_failed() -> None:
+    @sgl.function
+    def program(s, x):
+        s += x + sgl.gen("y")
+        try:
+            return s["y"]
+        except sgl.ProgramError:
+            return "fallback"
+
+    def script(prompt, params):
+        return ValueError("no") if prompt.text == "b" else "fine"
+
+    states = program.run_batch([{"x": x} for x in "abc"], backend=sgl.Mock(script))
+    assert [state.ret_value for state in states] == ["fine", "fallback", "fine"]
