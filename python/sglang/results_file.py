@@ -34,9 +34,9 @@ MEDIA = "$media"
 class ResultsFile:
     """Lines of ``path`` that belong to ``items``, and room for those that are missing.
 
-    An item is known by the program's name, all its arguments and the generation parameters; of
-    equal items each has a line of its own. Other lines are left alone, a last line that was cut
-    is removed. Thread-safe; one batch at a time may write to a file.
+    An item is known by the program's name and code, all its arguments and the generation
+    parameters; of equal items each has a line of its own. Other lines are left alone, a last line
+    that was cut is removed. Thread-safe; one batch at a time may write to a file.
 
     Raises:
         ValueError: the file holds something else.

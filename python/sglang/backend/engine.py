@@ -10,16 +10,15 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
-import queue
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import aclosing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from sglang.backend.loop_thread import drawn, finish, waited
 from sglang.backend.native import NativeBackend
 from sglang.backend.server_args import ServerArgs, settings_of
-from sglang.cancel import aborted_by
 from sglang.chat import template_for, template_named
 from sglang.errors import BackendError, Unsupported
 
@@ -145,17 +144,8 @@ class Engine(NativeBackend):
             raise
 
     def call_stream(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        items: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        future = self._submit(self._pump(body, items.put))
-        future.add_done_callback(lambda _: items.put(_END))
-        try:
-            with aborted_by(future.cancel):
-                while (item := items.get()) is not _END:
-                    yield item
-            with _translated():
-                future.result()
-        finally:
-            future.cancel()
+        with _translated():
+            yield from drawn(lambda pump: self._submit(pump()), lambda: self._events(body))
 
     async def acall_stream(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         loop = asyncio.get_running_loop()
@@ -230,13 +220,7 @@ class Engine(NativeBackend):
         try:
             self._loop.run_forever()
         finally:
-            tasks = asyncio.all_tasks(self._loop)
-            for task in tasks:
-                task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.run_until_complete(self._loop.shutdown_default_executor())
-            self._loop.close()
+            finish(self._loop)
 
     def _submit(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
         try:
@@ -247,12 +231,8 @@ class Engine(NativeBackend):
             raise
 
     def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
-        future = self._submit(work)
-        try:
-            with _translated(), aborted_by(future.cancel):
-                return future.result()
-        finally:
-            future.cancel()  # does nothing to one that is done; aborts on KeyboardInterrupt
+        with _translated():
+            return waited(self._submit(work))
 
     async def _answer(self, body: dict[str, Any]) -> Any:
         from srt.server.body import convert
@@ -261,12 +241,15 @@ class Engine(NativeBackend):
         return await answer(self._alive(), convert(body, GenerateBody))
 
     async def _pump(self, body: dict[str, Any], put: Any) -> None:
+        async with aclosing(self._events(body)) as stream:
+            async for item in stream:
+                put(item)
+
+    def _events(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         from srt.server.body import convert
         from srt.server.native import GenerateBody, events
 
-        async with aclosing(events(self._alive(), convert(body, GenerateBody))) as stream:
-            async for item in stream:
-                put(item)
+        return events(self._alive(), convert(body, GenerateBody))
 
 
 @contextmanager

@@ -35,31 +35,11 @@ class LoopThread:
         It is cancelled with the run of the caller, and where the caller is interrupted. Raises
         CancelledError where it was cancelled, or ``close`` has been called.
         """
-        future = self._submit(lambda: function(*args))
-        try:
-            with aborted_by(future.cancel):
-                return future.result()
-        finally:
-            future.cancel()  # does nothing to one that is done
+        return waited(self._submit(lambda: function(*args)))
 
     def iterate(self, function: Callable[..., AsyncGenerator[T, None]], *args: Any) -> Iterator[T]:
         """The items of ``function(*args)``, as ``run``; to leave them cancels it."""
-        items: SimpleQueue[Any] = SimpleQueue()
-
-        async def pump() -> None:
-            async with aclosing(function(*args)) as source:
-                async for item in source:
-                    items.put(item)
-
-        future = self._submit(pump)
-        future.add_done_callback(lambda _: items.put(_END))
-        try:
-            with aborted_by(future.cancel):
-                while (item := items.get()) is not _END:
-                    yield item
-            future.result()
-        finally:
-            future.cancel()
+        return drawn(self._submit, lambda: function(*args))
 
     def close(self) -> None:
         """End the thread; calling it again does nothing."""
@@ -92,6 +72,56 @@ def _serve(loop: asyncio.AbstractEventLoop, ended: asyncio.Event) -> None:
     asyncio.set_event_loop(loop)
     try:
         loop.run_until_complete(ended.wait())
+    finally:
+        finish(loop)
+
+
+def _end(loop: asyncio.AbstractEventLoop, ended: asyncio.Event) -> None:
+    with suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(ended.set)
+
+
+def waited(future: Future[T]) -> T:
+    """The result of a call on another thread's loop, for a thread.
+
+    The call is cancelled with the run of the caller, and where the caller is interrupted.
+    """
+    try:
+        with aborted_by(future.cancel):
+            return future.result()
+    finally:
+        future.cancel()  # does nothing to one that is done
+
+
+def drawn(
+    submit: Callable[[Callable[[], Coroutine[Any, Any, None]]], Future[None]],
+    make: Callable[[], AsyncGenerator[T, None]],
+) -> Iterator[T]:
+    """The items of a generator on another thread's loop, as ``waited``; to leave them cancels it.
+
+    ``submit`` starts the coroutine of what it is given on that loop.
+    """
+    items: SimpleQueue[Any] = SimpleQueue()
+
+    async def pump() -> None:
+        async with aclosing(make()) as source:
+            async for item in source:
+                items.put(item)
+
+    future = submit(pump)
+    future.add_done_callback(lambda _: items.put(_END))
+    try:
+        with aborted_by(future.cancel):
+            while (item := items.get()) is not _END:
+                yield item
+        future.result()
+    finally:
+        future.cancel()
+
+
+def finish(loop: asyncio.AbstractEventLoop) -> None:
+    """End a loop that has stopped: what still runs on it is cancelled."""
+    try:
         tasks = asyncio.all_tasks(loop)
         for task in tasks:
             task.cancel()
@@ -100,8 +130,3 @@ def _serve(loop: asyncio.AbstractEventLoop, ended: asyncio.Event) -> None:
         loop.run_until_complete(loop.shutdown_default_executor())
     finally:
         loop.close()
-
-
-def _end(loop: asyncio.AbstractEventLoop, ended: asyncio.Event) -> None:
-    with suppress(RuntimeError):  # the loop is closed
-        loop.call_soon_threadsafe(ended.set)
