@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from helpers.fake_service import Broken, FakeService, Late, Refuse
 
 TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
@@ -23,41 +23,12 @@ SAMPLING = ("temperature", "top_p", "top_k")
 TAKES_SAMPLING = "2023-06-01"  # later versions of the API have no sampling parameters
 
 
-@dataclass(frozen=True)
-class Refuse:
-    """An error reply. ``as_event``: in the middle of a stream instead."""
-
-    status: int
-    message: str = "no"
-    headers: dict[str, str] = field(default_factory=dict)
-    as_event: bool = False
-
-
-@dataclass(frozen=True)
-class Broken:
-    """``body`` is sent as it is, and the connection dropped: before any head where it is None.
-
-    Of a streamed reply, after the events of ``text``.
-    """
-
-    body: bytes | None = None
-    text: str = ""
-
-
-@dataclass(frozen=True)
-class Late:
-    """The reply comes after ``seconds``; of a stream, its second half."""
-
-    seconds: float
-    text: str
-
-
 # A text, the content blocks and other fields of a message, an error, or a function of the body.
 Reply = str | dict[str, Any] | Refuse | Broken | Late
 Script = Sequence[Reply | Callable[[dict[str, Any]], Reply]]
 
 
-class FakeAnthropic:
+class FakeAnthropic(FakeService):
     """``with FakeAnthropic("a reply") as service: Anthropic(..., base_url=service.url)``
 
     Args:
@@ -76,38 +47,21 @@ class FakeAnthropic:
         cached: int = 0,
         gather: int = 1,
     ) -> None:
+        super().__init__()
         self.prefill, self.sampling, self.cached, self.gather = prefill, sampling, cached, gather
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.under_way = self.most_under_way = 0
         self._replies: Script = replies
         self._served = 0
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
-        self.url = ""
-
-    def __enter__(self) -> FakeAnthropic:
-        self._thread.start()
-        self._ready.wait()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._end.set)
-        self._thread.join()
 
     @property
     def body(self) -> dict[str, Any]:
         """Of the last request."""
         return self.bodies[-1]
 
-    async def _run(self) -> None:
-        self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
+    def _prepare(self) -> None:
         self._gathered = asyncio.Event()
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=1024)
-        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        self._ready.set()
-        await self._end.wait()
-        server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

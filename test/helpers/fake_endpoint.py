@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 import zlib
 from collections.abc import Sequence
 from typing import Any
 
+from helpers.fake_service import FakeService
+
 Prompt = Sequence[Any]
 
 
-class FakeEndpoint:
+class FakeEndpoint(FakeService):
     """``with FakeEndpoint() as server: server.url``.
 
     Args:
@@ -30,31 +31,11 @@ class FakeEndpoint:
     def __init__(
         self, *, pause: float = 0.0, piece: int = 0, short: int = 0, busy: int = 0, shift: int = 0
     ) -> None:
+        super().__init__()
         self.pause, self.piece, self.short, self.busy, self.shift = pause, piece, short, busy, shift
         self.bodies: list[dict[str, Any]] = []
         self.connections = self.under_way = self.most_under_way = self.flushes = 0
         self._seen: list[Prompt] = []
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
-        self.url = ""
-
-    def __enter__(self) -> FakeEndpoint:
-        self._thread.start()
-        self._ready.wait()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._end.set)
-        self._thread.join()
-
-    async def _run(self) -> None:
-        """Until told to end; what is still under way is cancelled with the loop."""
-        self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=1024)
-        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        self._ready.set()
-        await self._end.wait()
-        server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1

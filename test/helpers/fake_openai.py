@@ -10,41 +10,12 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+from helpers.fake_service import Broken, FakeService, Late, Refuse
+
 Body = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Refuse:
-    """An error reply; ``as_event``: in the middle of a stream instead."""
-
-    status: int
-    message: str = "no"
-    headers: dict[str, str] = field(default_factory=dict)
-    as_event: bool = False
-
-
-@dataclass(frozen=True)
-class Broken:
-    """``body`` is sent as it is, and the connection dropped: before any head where it is None.
-
-    Of a streamed reply, after the events of ``text``.
-    """
-
-    body: bytes | None = None
-    text: str = ""
-
-
-@dataclass(frozen=True)
-class Late:
-    """The reply comes after ``seconds``; of a stream, its second half."""
-
-    seconds: float
-    text: str
 
 
 # A text; the message itself (content None, a refusal, ``finish_reason``); or a way to fail.
@@ -52,7 +23,7 @@ Reply = str | dict[str, Any] | Refuse | Broken | Late
 Script = Reply | list[Reply] | Callable[[Body], Reply]
 
 
-class FakeOpenAI:
+class FakeOpenAI(FakeService):
     """``with FakeOpenAI(["Paris", "Rome"]) as service: OpenAI("gpt-4o", base_url=service.url)``
 
     Args:
@@ -71,6 +42,8 @@ class FakeOpenAI:
         connections: those that are open.
     """
 
+    base = "/v1"
+
     def __init__(
         self,
         script: Script = "ok",
@@ -80,6 +53,7 @@ class FakeOpenAI:
         scores: Mapping[str, float] | None = None,
         gather: int = 1,
     ) -> None:
+        super().__init__()
         self.script, self.usage, self.echo, self.gather = script, usage, echo, gather
         self.scores = scores or {}
         self.paths: list[str] = []
@@ -87,28 +61,9 @@ class FakeOpenAI:
         self.headers: list[dict[str, str]] = []
         self.prompt_tokens = self.completion_tokens = 0
         self.under_way = self.most_under_way = self.connections = 0
-        self.url = ""
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
 
-    def __enter__(self) -> FakeOpenAI:
-        self._thread.start()
-        self._ready.wait()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._end.set)
-        self._thread.join()
-
-    async def _run(self) -> None:
-        """Until told to end; what is still under way is cancelled with the loop."""
-        self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
+    def _prepare(self) -> None:
         self._gathered = asyncio.Condition()
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=1024)
-        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-        self._ready.set()
-        await self._end.wait()
-        server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
