@@ -16,6 +16,8 @@ from typing import Any
 POLICIES = ("lpm", "dfs-weight", "fcfs", "random", "priority")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+GRAMMAR_BACKENDS = ("auto", "fsm", "interegular", "llguidance", "outlines")
+JUMP_FORWARD = ("exact", "string", "off")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -74,6 +76,31 @@ class ScheduleConfig:
 
 
 @dataclass(frozen=True)
+class GrammarConfig:
+    """Constrained decoding."""
+
+    grammar_backend: str = flag(
+        "auto",
+        "what carries constraints; auto: the compressed FSM for regexes, llguidance for the rest",
+        choices=GRAMMAR_BACKENDS,
+    )
+    jump_forward: str = flag(
+        "exact",
+        "forced text in one pass; string: retokenised and unverified, as in the SGLang paper",
+        choices=JUMP_FORWARD,
+    )
+    disable_jump_forward: bool = flag(False, "the same as --jump-forward off")
+    constrained_json_whitespace_pattern: str = flag(
+        "", "regex allowed between two tokens of JSON; default: none, JSON is compact"
+    )
+
+    @property
+    def jumps(self) -> str:
+        """How forced text is written: "exact", "string" or "off"."""
+        return "off" if self.disable_jump_forward else self.jump_forward
+
+
+@dataclass(frozen=True)
 class ServerConfig:
     """HTTP."""
 
@@ -97,6 +124,7 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    grammar: GrammarConfig = field(default_factory=GrammarConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
 
     @staticmethod
@@ -165,6 +193,7 @@ def _sections() -> Iterator[tuple[str, Any]]:
         ("model", ModelConfig),
         ("memory", MemoryConfig),
         ("schedule", ScheduleConfig),
+        ("grammar", GrammarConfig),
         ("server", ServerConfig),
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from srt.config import (
     Config,
+    GrammarConfig,
     MemoryConfig,
     ModelConfig,
     ScheduleConfig,
@@ -17,7 +18,7 @@ from srt.config import (
     from_arguments,
 )
 
-SECTIONS = (ModelConfig, MemoryConfig, ScheduleConfig, ServerConfig)
+SECTIONS = (ModelConfig, MemoryConfig, ScheduleConfig, GrammarConfig, ServerConfig)
 FIELDS = [f for section in SECTIONS for f in dataclasses.fields(section)]
 
 

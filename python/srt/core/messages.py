@@ -150,12 +150,15 @@ class Done(msgspec.Struct, tag="done", omit_defaults=True):
     """The request has ended well.
 
     Attributes:
-        reason: "stop", "length", "abort", or "done" for a goal that draws nothing.
+        reason: "stop", "length", "abort", "done" for a goal that draws nothing, or "error": the
+            text so far stands, and ``message`` says why no token could follow.
         matched: the stop string, the pattern's text or the stop token id.
         cut: bytes of generated text before the match; -1 where the text is not cut.
         cached: prompt tokens found in the cache; prompt: all of them; completion: tokens drawn.
         top, probe: of a Distribution.
         passes: forward passes this request took part in; queued: seconds before its first.
+        forced: tokens written without a draw; drafted: tokens guessed ahead; accepted: of these,
+            the ones that were then drawn.
     """
 
     request: int
@@ -169,6 +172,10 @@ class Done(msgspec.Struct, tag="done", omit_defaults=True):
     queued: float = 0.0
     top: TopPairs = []
     probe: list[float] = []
+    forced: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    message: str = ""
 
 
 class Failed(msgspec.Struct, tag="failed", omit_defaults=True):

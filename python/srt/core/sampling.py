@@ -10,6 +10,8 @@ import math
 
 import msgspec
 
+from srt.core.constraint import Constraint
+
 MAX_STOPS = 128
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOTAL = 4096  # characters of all stop strings: one automaton holds them
@@ -29,7 +31,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ``temperature`` below 1e-6 means greedy. ``top_k`` of -1 keeps every token. ``stop`` strings and
     ``stop_regex`` patterns are matched on the generated text, control tokens included, across token
     and UTF-8 boundaries. ``seed`` None lets the engine choose one; the same seed gives the same
-    text whatever else is in the batch.
+    text whatever else is in the batch. ``constraint`` is what the whole text must be.
     """
 
     max_new_tokens: int = 128
@@ -50,6 +52,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
     seed: int | None = None
+    constraint: Constraint | None = None
 
     @property
     def greedy(self) -> bool:
@@ -67,6 +70,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def verify(self, vocab_size: int) -> None:
         """Raise ValueError, naming value, limit and fix, where a parameter cannot be honoured."""
         self._verify_limits()
+        if self.constraint is not None:
+            self.constraint.verify()
         self._verify_distribution()
         self._verify_tokens(vocab_size)
 

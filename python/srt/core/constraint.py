@@ -1,0 +1,51 @@
+"""Constraint: what generated text must be, as the user wrote it. ``grammar`` compiles it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+KINDS = ("regex", "json_schema", "ebnf", "structural_tag", "choices")
+MAX_BYTES = {
+    "regex": 4 << 10,
+    "json_schema": 256 << 10,
+    "ebnf": 256 << 10,
+    "structural_tag": 256 << 10,
+    "choices": 1 << 20,
+}
+
+
+class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Two equal constraints are compiled once.
+
+    Attributes:
+        kind: one of ``KINDS``.
+        text: by kind: a pattern in Python's ``re`` syntax that the whole text must match; a JSON
+            schema as JSON; a grammar, GBNF where it has ``::=``, else Lark; a structural tag as
+            JSON; a JSON list of the strings to choose from.
+        whitespace: for JSON, the pattern allowed between two tokens of it; None: the server's own
+            setting, "" none at all.
+    """
+
+    kind: str
+    text: str
+    whitespace: str | None = None
+
+    def verify(self) -> None:
+        """Raise ValueError where the kind is unknown or the text is too long or is not Unicode."""
+        if self.kind not in KINDS:
+            raise ValueError(f"constraint is of kind {self.kind!r}; use one of {', '.join(KINDS)}.")
+        try:
+            size = len(self.text.encode())
+        except UnicodeEncodeError:
+            raise ValueError(f"{self.kind} holds a lone surrogate.") from None
+        if size > MAX_BYTES[self.kind]:
+            raise ValueError(f"{self.kind} has {size} bytes; at most {MAX_BYTES[self.kind]}.")
+
+
+def as_text(value: Any) -> str:
+    """A schema, tag or list as canonical JSON text; a str as it is."""
+    if isinstance(value, str):
+        return value
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,75 @@
+"""Automaton: a deterministic automaton over characters, as arrays.
+
+The alphabet is *character classes*: sets of code points that no state tells apart. So ``\\w`` costs
+one column, however many ranges Unicode gives it, and the bytes of a character are walked by one
+small automaton shared by all states (``utf8``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+Int32Array = NDArray[np.int32]
+BoolArray = NDArray[np.bool_]
+DEAD = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Automaton:
+    """State 0 is the start. From every state a final one can be reached.
+
+    Attributes:
+        edges: first code point of each interval, ascending, ``edges[0] == 0`` [intervals].
+        labels: class of each interval [intervals]; DEAD where no state has a transition on it.
+        next: state after a character of each class, or DEAD [states, classes].
+        final: whether the text may end here [states].
+        strings: all texts of the language where they are few; None where they are not.
+    """
+
+    edges: Int32Array
+    labels: Int32Array
+    next: Int32Array
+    final: BoolArray
+    strings: tuple[str, ...] | None = None
+
+    @property
+    def states(self) -> int:
+        return int(self.next.shape[0])
+
+    @property
+    def classes(self) -> int:
+        return int(self.next.shape[1])
+
+    def accepts(self, text: str) -> bool:
+        """Whether ``text`` is in the language."""
+        points = np.array([ord(char) for char in text], dtype=np.int32)
+        labels = self.labels[np.searchsorted(self.edges, points, side="right") - 1]
+        state = 0
+        for label in labels.tolist():
+            state = int(self.next[state, label]) if label != DEAD else DEAD
+            if state == DEAD:
+                return False
+        return bool(self.final[state])
+
+    def pack(self) -> bytes:
+        """For ``unpack``, between processes."""
+        return msgspec.msgpack.encode(
+            [self.edges.tobytes(), self.labels.tobytes(), self.next.tobytes(),
+             self.final.tobytes(), self.classes, self.strings]
+        )  # fmt: skip
+
+    @staticmethod
+    def unpack(data: bytes) -> Automaton:
+        """The automaton that ``pack`` wrote."""
+        edges, labels, table, final, classes, strings = msgspec.msgpack.decode(data)
+        return Automaton(
+            np.frombuffer(edges, dtype=np.int32),
+            np.frombuffer(labels, dtype=np.int32),
+            np.frombuffer(table, dtype=np.int32).reshape(-1, classes),
+            np.frombuffer(final, dtype=np.bool_),
+            None if strings is None else tuple(strings),
+        )
