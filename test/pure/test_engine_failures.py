@@ -48,7 +48,7 @@ def test_an_abort_while_waiting_in_the_prompt_and_while_drawing(steps: int, clos
 
 def test_an_abort_of_a_retracted_request() -> None:
     desk = Desk(capacity=40)
-    desk.engine.reserve.share = desk.engine.reserve.low = 0.0
+    desk.engine.planner.reserve.share = desk.engine.planner.reserve.low = 0.0
     old = desk.ask([1] * 10, generate(25))
     context = desk.open([2] * 10)
     young = desk.advance(context, generate(25))
@@ -66,7 +66,7 @@ def test_an_abort_of_a_retracted_request() -> None:
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_retraction_leaves_texts_as_they_were(page_size: int) -> None:
     desk = Desk(capacity=64, page_size=page_size)
-    desk.engine.reserve.share = desk.engine.reserve.low = 0.0
+    desk.engine.planner.reserve.share = desk.engine.planner.reserve.low = 0.0
     goal = generate(30, temperature=1.0, seed=5, frequency_penalty=0.5, score_from=0)
     requests = [desk.ask([n] * 8, goal) for n in range(6)]
     desk.run()

@@ -31,6 +31,7 @@ RULES = {
     " safetensors huggingface_hub tqdm",
     "srt.worker": f"{TENSORS} sgl_kernel srt.parallel srt.attention srt.layers srt.models psutil",
     "srt.engine": "srt.core srt.config srt.memory srt.schedule srt.grammar msgspec zmq psutil",
+    "srt.engine.process": "srt.core srt.config srt.grammar srt.tokenizer msgspec zmq psutil",
     "srt.engine.executor": "srt.core srt.config srt.worker",
     "srt.program": "srt.core srt.tokenizer srt.engine.client srt.engine.info msgspec",
     "srt.server": "srt.core srt.config srt.tokenizer srt.program msgspec"

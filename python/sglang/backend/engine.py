@@ -67,7 +67,9 @@ class Engine(NativeBackend):
                 model.revision,
                 config.server.chat_template,
             )
-            self._engine = LocalEngine(config, self.tokenizer.token_bytes)
+            self._engine = LocalEngine(
+                config, self.tokenizer.token_bytes, vocabulary=self.tokenizer.vocabulary
+            )
         except (ValueError, OSError, MemoryError, RuntimeError) as error:
             raise BackendError(f"the model cannot be loaded: {error}") from error
         self.load_seconds: float = self._engine.load_seconds

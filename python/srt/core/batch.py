@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from srt.core.ints import Ints, ints
 from srt.core.sampling import SamplingParams
 
+NONE_ALLOWED = "no token may be drawn: mask, bias and forbidden tokens exclude all of them"
+
 
 @dataclass(slots=True)
 class Sample:
@@ -72,6 +74,9 @@ class Row:
         tip_top: where > 0, the most likely tokens at the last position (no draw needed).
         adapter: name of the adapter to apply, None for the base model.
         probe: ids whose log-probability is wanted at the last position.
+        checks: draws at the ``len(checks)`` positions before the last, each to be compared with the
+            token behind it, a *draft*. Draw and draft agree up to some place; the draw there is the
+            next token, and the tokens behind it were computed in vain.
     """
 
     context: int
@@ -80,6 +85,7 @@ class Row:
     pages: Ints
     follows: int = -1
     sample: Sample | None = None
+    checks: list[Sample] = field(default_factory=list)
     score: Score | None = None
     tip_top: int = 0
     probe: tuple[int, ...] = ()
@@ -102,28 +108,40 @@ TopList = list[tuple[int, float]]  # (token id, log-probability), most likely fi
 
 
 @dataclass(slots=True)
-class RowOutput:
-    """What a row asked for. Log-probabilities are the model's own (natural logarithm, before
-    temperature, penalties, bias and masks).
+class Drawn:
+    """What was read at one position. Log-probabilities are the model's own (natural logarithm,
+    before temperature, penalties, bias and masks).
 
     Attributes:
         token: the drawn token, -1 where none was asked for.
         logprob: its log-probability, where ``sample.top >= 0``.
-        top: most likely tokens at the tip, as many as ``sample.top`` or ``tip_top`` asked for.
-        probe: log-probabilities of ``Row.probe`` at the tip.
-        scores: log-probabilities of ``score.targets``.
-        score_tops, score_probes: per scored position, what ``score.top`` and ``score.probe`` asked.
-        error: set where this row alone failed; the other rows are valid.
+        top: most likely tokens, as many as ``sample.top`` or ``tip_top`` asked for.
+        probe: log-probabilities of ``Row.probe``.
+        error: set where no token could be drawn.
     """
 
     token: int = -1
     logprob: float = 0.0
     top: TopList = field(default_factory=list)
     probe: list[float] = field(default_factory=list)
+    error: str = ""
+
+
+@dataclass(slots=True)
+class RowOutput(Drawn):
+    """What a row asked for; its own ``Drawn`` is that of its last position.
+
+    Attributes:
+        scores: log-probabilities of ``score.targets``.
+        score_tops, score_probes: per scored position, what ``score.top`` and ``score.probe`` asked.
+        checks: one for each of ``Row.checks``.
+        error: set where this row alone failed; the other rows are valid.
+    """
+
     scores: list[float] = field(default_factory=list)
     score_tops: list[TopList] = field(default_factory=list)
     score_probes: list[list[float]] = field(default_factory=list)
-    error: str = ""
+    checks: list[Drawn] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from srt.core.context import Context
+from srt.core.matcher import Matcher
 from srt.core.messages import Distribution, Fill, Generate, Goal, Score, TopPairs
 
 NEVER = 1 << 60
@@ -41,9 +42,12 @@ class Request:
     """State of a request inside the engine.
 
     Attributes:
-        arrival: place in the order of arrival; also tells older from younger.
+        arrival: place in the queue; also tells older from younger.
         prompt: tokens of the context when the request came.
-        drawn: tokens generated so far.
+        drawn: tokens generated so far, the forced ones included.
+        matcher: where the text stands in its grammar; None where it is free.
+        forced: tokens written without a draw; drafted: tokens guessed ahead of one; accepted: of
+            these, the ones that were drawn.
         unscored: index of the next context token whose log-probability is wanted.
         cached: prompt tokens found in the cache when first admitted; -1 before that.
         overtaken: later arrivals that were admitted before this request.
@@ -66,6 +70,10 @@ class Request:
     drawn: int = 0
     cached: int = -1
     passes: int = 0
+    forced: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    matcher: Matcher | None = None
     watch: Watch | None = None
     length: int = 0
     overtaken: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from srt.core.constraint import Constraint
 from srt.core.context import Context
 from srt.core.messages import Fill, Generate, Goal
 from srt.core.request import score_from
@@ -38,3 +39,8 @@ def seed_of(goal: Goal, seed: int, arrival: int) -> int:
     if isinstance(goal, Generate) and goal.sampling.seed is not None:
         return goal.sampling.seed
     return hash((seed, arrival)) & (2**63 - 1)
+
+
+def constraint_of(goal: Goal) -> Constraint | None:
+    """What the drawn text must be."""
+    return goal.sampling.constraint if isinstance(goal, Generate) else None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from srt.core.batch import Row, RowOutput
+from srt.core.batch import NONE_ALLOWED, Drawn, Row, RowOutput
 from srt.core.messages import Distribution, Done, Event, Failed, Generate, Prompt, Tokens
 from srt.core.request import Request
+from srt.engine.rows import forbidden
 from srt.engine.stats import Stats
 
 
@@ -16,18 +17,25 @@ class Collector:
     Args:
         eos: ids that end a generation unless it ignores them.
         token_bytes: the text of each id; beyond its end an id has none.
+        jumps: write forced tokens without a draw.
     """
 
-    def __init__(self, eos: tuple[int, ...], token_bytes: Sequence[bytes], stats: Stats) -> None:
-        self._eos = frozenset(eos)
+    def __init__(
+        self, eos: tuple[int, ...], token_bytes: Sequence[bytes], stats: Stats, jumps: bool = True
+    ) -> None:
+        self._ends, self._eos, self._jumps = eos, frozenset(eos), jumps
         self._bytes = token_bytes
         self._stats = stats
 
-    def collect(self, request: Request, row: Row, out: RowOutput) -> list[Event]:
-        """Events of one computed row; a terminal one, if any, is the last."""
-        if out.error:
+    def collect(
+        self, request: Request, row: Row, out: RowOutput, draws: Sequence[Drawn]
+    ) -> list[Event]:
+        """Events of one computed row and the draws of it that count; a terminal one, if any, is the
+        last."""
+        error = draws[-1].error
+        if error and not (error == NONE_ALLOWED and request.matcher is not None):
             self._stats.failed += 1
-            return [Failed(request.id, "internal", out.error)]
+            return [Failed(request.id, "internal", error)]
         if row.score is not None:
             self._scored(request, row, out)
         if request.context.work > 0:
@@ -36,7 +44,7 @@ class Collector:
         if request.drawn == 0 and request.score_from >= 0:
             events.append(self._prompt(request))
         if isinstance(request.goal, Generate):
-            events += self._drawn(request, request.goal, out)
+            events += self._drawn(request, request.goal, draws)
         else:
             events.append(self.done(request, "done"))
             if isinstance(request.goal, Distribution):
@@ -47,14 +55,19 @@ class Collector:
         self, request: Request, reason: str, matched: str | int | None = None, cut: int = -1
     ) -> Done:
         """The terminal event."""
+        stats = self._stats
         if reason == "abort":
-            self._stats.aborted += 1
+            stats.aborted += 1
         else:
-            self._stats.finished += 1
+            stats.finished += 1
+        stats.forced_tokens += request.forced
+        stats.drafted_tokens += request.drafted
+        stats.accepted_tokens += request.accepted
         return Done(
             request.id, reason, matched, cut, prompt=request.prompt,
             cached=max(request.cached, 0), completion=request.drawn,
-            passes=request.passes, queued=request.queued,
+            passes=request.passes, queued=request.queued, forced=request.forced,
+            drafted=request.drafted, accepted=request.accepted,
         )  # fmt: skip
 
     def _scored(self, request: Request, row: Row, out: RowOutput) -> None:
@@ -81,9 +94,50 @@ class Collector:
         event.probe = out.probe
         return event
 
-    def _drawn(self, request: Request, goal: Generate, out: RowOutput) -> list[Event]:
-        token, sampling = out.token, goal.sampling
-        request.context.tokens.append(token)
+    def begin(self, request: Request) -> list[Event]:
+        """What a constrained request writes before its first pass: the forced beginning."""
+        assert isinstance(request.goal, Generate)
+        assert request.matcher is not None
+        news = Tokens(request.id, [])
+        if request.matcher.finished:
+            return [self.done(request, "stop")]
+        return self._jump(request, request.goal, news)
+
+    def _drawn(self, request: Request, goal: Generate, draws: Sequence[Drawn]) -> list[Event]:
+        news = Tokens(request.id, [])
+        for draw in draws:
+            if draw.error:
+                end = self.dead_end(request, draw.error)
+                return [news, end] if news.tokens else [end]
+            if goal.top >= 0:
+                news.logprobs.append(draw.logprob)
+                if goal.top:
+                    news.tops.append(draw.top)
+            if goal.probe:
+                news.probes.append(draw.probe)
+            stop = self._take(request, goal, draw.token, news)
+            if stop is not None:
+                return [news, stop]
+        return self._jump(request, goal, news)
+
+    def _jump(self, request: Request, goal: Generate, news: Tokens) -> list[Event]:
+        """Write the tokens that the grammar leaves no choice of; their KV is the next pass's work.
+        Where log-probabilities are wanted they are drafts instead, which are read."""
+        if self._jumps and request.matcher is not None and goal.top < 0 and not goal.probe:
+            for token in request.matcher.forced(request.growth):
+                if token in forbidden(request, goal, self._ends):
+                    break
+                request.forced += 1
+                end = self._take(request, goal, token, news)
+                if end is not None:
+                    return [news, end]
+        return [news] if news.tokens else []
+
+    def _take(self, request: Request, goal: Generate, token: int, news: Tokens) -> Event | None:
+        """The text grows by a token. Returns the terminal event where it ends there."""
+        sampling, tokens = goal.sampling, request.context.tokens
+        if len(tokens) == request.prompt + request.drawn:  # not there yet as a draft
+            tokens.append(token)
         request.drawn += 1
         self._stats.generated_tokens += 1
         before = request.length
@@ -93,21 +147,26 @@ class Collector:
         held = request.watch.held if request.watch else 0
         if hit is not None:  # the token may go on behind the stop
             held = request.length - hit.cut
-        news = Tokens(request.id, [token], held=held)
-        if goal.top >= 0:
-            news.logprobs = [out.logprob]
-            if goal.top:
-                news.tops = [out.top]
-        if goal.probe:
-            news.probes = [out.probe]
+        news.tokens.append(token)
+        news.held = held
         ended = token in self._eos and not sampling.ignore_eos
         if ended or token in sampling.stop_token_ids:
-            return [news, self.done(request, "stop", token, before)]
+            return self.done(request, "stop", token, before)
+        if request.matcher is not None and not request.matcher.advance(token):
+            return Failed(request.id, "internal", f"token {token} was drawn against the grammar")
         if hit is not None:
-            return [news, self.done(request, "stop", hit.matched, hit.cut)]
+            return self.done(request, "stop", hit.matched, hit.cut)
+        if request.matcher is not None and request.matcher.finished:
+            return self.done(request, "stop")
         if request.drawn >= sampling.max_new_tokens:
-            return [news, self.done(request, "length")]
-        return [news]
+            return self.done(request, "length")
+        return None
+
+    def dead_end(self, request: Request, message: str) -> Done:
+        """No token can follow: the text so far stands."""
+        done = self.done(request, "error")
+        done.message = message
+        return done
 
 
 def _open_report(request: Request) -> None:

@@ -12,11 +12,10 @@ a view; the executor computes. Nothing here knows torch.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from itertools import chain, islice
+from collections.abc import Sequence
 
 from srt.config import ScheduleConfig
-from srt.core.batch import Batch, Row, RowOutput
+from srt.core.batch import Batch, RowOutput
 from srt.core.context import Context
 from srt.core.ints import from_bytes
 from srt.core.messages import (
@@ -35,19 +34,16 @@ from srt.core.messages import (
     Verb,
 )
 from srt.core.request import Request
-from srt.engine.admission import seed_of, verify
+from srt.engine import admission
 from srt.engine.collect import Collector
+from srt.engine.compiling import Compiling, Grammars
+from srt.engine.drafts import GrammarDrafter, verify
 from srt.engine.executor import Executor
 from srt.engine.info import EngineInfo
-from srt.engine.rows import make_rows
+from srt.engine.planner import Planner
 from srt.engine.stats import Stats
 from srt.grammar.watch import Watch
-from srt.memory.store import Match, Store
-from srt.schedule.scheduler import Reserve, plan
-from srt.schedule.view import Item, View
-
-ROUNDS = 4  # plans a pass: a later round uses what prefix sharing or retraction has freed
-WINDOW = 512  # the oldest waiting requests that a cache-aware order looks at
+from srt.memory.store import Store
 
 
 class Engine:
@@ -56,6 +52,8 @@ class Engine:
     Args:
         token_bytes: the bytes of every token id; what stop strings are matched on.
         seed: of requests that bring none.
+        grammars: compiles constraints; without it they are refused.
+        jumps: "exact" writes forced text at once, "off" token by token (``GrammarConfig.jumps``).
     """
 
     def __init__(
@@ -67,28 +65,35 @@ class Engine:
         *,
         share: bool = True,
         seed: int = 0,
+        grammars: Grammars | None = None,
+        jumps: str = "exact",
     ) -> None:
         self.executor = executor
         self.info = info
         self.schedule = schedule
         self.store = Store(info.capacity // info.page_size, info.page_size, share)
         self.stats = Stats()
-        self.reserve = Reserve()
-        self.step_number = 0
-        self.waiting: dict[int, Request] = {}  # by request id, in order of arrival
-        self.running: dict[int, Request] = {}
+        drafter = GrammarDrafter() if jumps == "exact" else None
+        self.planner = Planner(info, schedule, self.store, self.stats, drafter)
         self._requests: dict[int, Request] = {}  # by context id
-        self._filled: list[Request] = []  # fills whose every token was in the cache
-        self._matches: dict[int, Match] = {}  # of waiting requests, at ``_matched_at``
-        self._matched_at = -1  # version of the radix tree
-        self._arrivals = 0
+        self._accepted = 0
         self._seed = seed
-        self._collector = Collector(info.eos, token_bytes, self.stats)
+        self._compiling = Compiling(grammars)
+        self._collector = Collector(info.eos, token_bytes, self.stats, jumps == "exact")
+
+    @property
+    def waiting(self) -> dict[int, Request]:
+        return self.planner.waiting
+
+    @property
+    def running(self) -> dict[int, Request]:
+        return self.planner.running
 
     # -- verbs -----------------------------------------------------------------------------------
 
     def handle(self, verbs: Sequence[Verb]) -> list[Event]:
-        """Obey in order. A verb that cannot be obeyed fails its request, or is counted."""
+        """Obey in order. A verb that cannot be obeyed fails its request, or is counted. Then see to
+        the requests whose grammar has been made."""
         events: list[Event] = []
         for verb in verbs:
             try:
@@ -101,6 +106,8 @@ class Engine:
                     self.stats.bad_verbs += 1
                 else:
                     raise
+        if self._compiling:
+            self._compiled(events)
         return events
 
     @staticmethod
@@ -147,32 +154,54 @@ class Engine:
 
     def _accept(self, verb: Advance, events: list[Event]) -> None:
         context = self.store.contexts[verb.context]
-        if verb.request in self.waiting or verb.request in self.running:
+        if any(verb.request in held for held in (self.waiting, self.running, self._compiling)):
             self.stats.bad_verbs += 1  # an event would end the request that has this number
             return
-        if len(self.waiting) >= self.schedule.max_queued_requests:
-            message = f"{len(self.waiting)} requests are waiting already; try again later"
+        queued = len(self.waiting) + len(self._compiling)
+        if queued >= self.schedule.max_queued_requests:
+            message = f"{queued} requests are waiting already; try again later"
             events.append(Failed(verb.request, "busy", message))
             self.stats.rejected += 1
             self._close_refused(verb)
             return
         try:
             request = self._request(verb, self._idle(verb.context))
+            constraint = admission.constraint_of(verb.goal)
+            if constraint is not None:
+                self._compiling.put(request, constraint)
         except Exception:
             self._close_refused(verb)
             raise
-        self._arrivals += 1
+        self._accepted += 1
         self.stats.received += 1
-        self._requests[context.id] = self.waiting[request.id] = request
+        self._requests[context.id] = request
+        if constraint is None:
+            self.planner.put(request)
+
+    def _compiled(self, events: list[Event]) -> None:
+        """Requests whose grammar is ready enter the queue, if anything is left to draw; those whose
+        grammar cannot be made fail."""
+        for request, error in self._compiling.ready():
+            if error:
+                self.stats.failed += 1
+                events.append(Failed(request.id, "invalid", error))
+                self._forget(request)
+                continue
+            news = self._collector.begin(request)
+            events += news
+            if news and isinstance(news[-1], Done | Failed):
+                self._forget(request)
+            else:
+                self.planner.put(request)
 
     def _request(self, verb: Advance, context: Context) -> Request:
-        verify(verb.goal, context, self.info)
+        admission.verify(verb.goal, context, self.info)
         request = Request(
             verb.request,
             context,
             verb.goal,
-            self._arrivals,
-            seed_of(verb.goal, self._seed, self._arrivals),
+            self._accepted,
+            admission.seed_of(verb.goal, self._seed, self._accepted),
             priority=verb.priority,
             close=verb.close,
             received=time.monotonic(),
@@ -191,8 +220,8 @@ class Engine:
         if verb.op == "stats":
             return Reply(verb.id, data=self.stats_now())
         if verb.op == "flush":
-            if self.waiting or self.running:
-                busy = len(self.waiting) + len(self.running)
+            busy = len(self.waiting) + len(self.running) + len(self._compiling)
+            if busy:
                 return Reply(verb.id, False, f"{busy} requests are under way; flush when idle")
             return Reply(verb.id, data={"tokens": self.store.flush()})
         if verb.op == "ping":
@@ -205,11 +234,20 @@ class Engine:
     def busy(self) -> bool:
         return bool(self.waiting or self.running)
 
+    @property
+    def compiling(self) -> int:
+        """Requests that wait for their grammar; ``handle`` asks whether it is there."""
+        return len(self._compiling)
+
     def step(self) -> list[Event]:
         """Plan, run, collect. Returns the events of one pass, [] where there was nothing to do."""
-        batch = self.plan()
-        events: list[Event] = [self._end(request, "done") for request in self._filled]
-        self._filled.clear()
+        batch = self.planner.plan()
+        events: list[Event] = [self._end(request, "done") for request in self.planner.filled]
+        self.planner.filled.clear()
+        for request, message in self.planner.broken:
+            self._forget(request)
+            events.append(self._collector.dead_end(request, message))
+        self.planner.broken.clear()
         if batch.rows:
             try:
                 result = self.executor.run(batch)
@@ -217,110 +255,6 @@ class Engine:
                 return events + self._fail_batch(batch, error)
             events += self._collect(batch, result.rows)
         return events
-
-    def plan(self) -> Batch:
-        """Decide and prepare the next pass: memory is taken, watermarks move, rows are made."""
-        self.step_number += 1
-        budget = self.schedule.chunked_prefill_size
-        budget = budget if budget > 0 else 1 << 30
-        rows: dict[int, list[Row]] = {}
-        retracted = False
-        for _ in range(ROUNDS):
-            # Who has just given way is not let in again at once.
-            slots = 0 if retracted else self.schedule.max_running_requests - len(self.running)
-            view = self._view(rows, budget, slots)
-            decision = plan(view, self.schedule.schedule_policy, self.schedule.max_overtakes)
-            if decision.retract:
-                retracted = True
-                self._retract([self.running[number] for number in decision.retract])
-            before = len(rows)
-            used, saved = self._apply(decision.rows, rows)
-            budget -= used
-            if len(rows) == before or not (decision.retract or saved):
-                break
-        self.reserve.passed()
-        return Batch(self.step_number, list(chain.from_iterable(rows.values())))
-
-    def _view(self, rows: dict[int, list[Row]], budget: int, slots: int) -> View:
-        running = [
-            Item(r.id, r.arrival, r.context.work, r.growth, self.store.room(r.context),
-                 fixed=r.id in rows)
-            for r in sorted(self.running.values(), key=lambda r: r.arrival)
-        ]  # fmt: skip
-        waiting = [
-            Item(r.id, r.arrival, len(r.context.tokens), r.growth, 0, r.priority, r.overtaken)
-            for r in (self._window() if slots > 0 and budget > 0 else ())
-        ]
-        return View(
-            self.step_number, running, waiting, self.store.available, self.info.page_size,
-            budget, slots, self.reserve.share, self._match,
-            lambda number: self.store.exclusive(self.running[number].context),
-        )  # fmt: skip
-
-    def _window(self) -> Iterable[Request]:
-        waiting = self.waiting.values()
-        return waiting if self.schedule.schedule_policy == "priority" else islice(waiting, WINDOW)
-
-    def _match(self, number: int) -> Match:
-        if self._matched_at != self.store.tree.version:
-            self._matched_at = self.store.tree.version
-            self._matches.clear()
-        if number not in self._matches:
-            request = self.waiting[number]
-            self._matches[number] = self.store.match(request.context, request.match_limit)
-        return self._matches[number]
-
-    def _apply(self, planned: list[tuple[int, int]], rows: dict[int, list[Row]]) -> tuple[int, int]:
-        """Rows for the plan. Returns prompt tokens used, and how many the plan did not need since
-        another row of this very pass computes them."""
-        used = saved = 0
-        for number, count in planned:
-            request = self.waiting.get(number) or self.running[number]
-            context = request.context
-            if number in self.waiting:
-                self._admit(request)
-            elif context.work > 1:
-                self.store.acquire(context, request.match_limit)
-            expected = count
-            count = min(count, max(context.work, 0))
-            saved += expected - count
-            if count == 0:
-                self._filled.append(request)
-                continue
-            if not self.store.grow(context, count):
-                self.stats.plan_misses += 1
-                continue
-            prompt = context.saved < request.prompt
-            rows[number] = make_rows(request, count, self.info.eos)
-            self.store.advance(context, count, publish=prompt)
-            request.passes += 1
-            if count > 1 or prompt:
-                used += count
-        return used, saved
-
-    def _admit(self, request: Request) -> None:
-        del self.waiting[request.id]
-        self.running[request.id] = request
-        self.store.acquire(request.context, request.match_limit)
-        if request.cached < 0:
-            request.cached = min(request.context.saved, request.prompt)
-            request.queued = time.monotonic() - request.received
-            self.stats.cached_tokens += request.cached
-            self.stats.prompt_tokens += request.prompt
-        for other in self.waiting.values():
-            if other.arrival > request.arrival:
-                break
-            other.overtaken += 1
-
-    def _retract(self, requests: Sequence[Request]) -> None:
-        """Back to their places in the queue. What was computed stays in the cache while it can."""
-        for request in requests:
-            self.store.release(request.context)
-            self.waiting[request.id] = self.running.pop(request.id)
-            self.reserve.retracted()
-        self.waiting = dict(sorted(self.waiting.items(), key=lambda item: item[1].arrival))
-        self.stats.retractions += len(requests)
-        self._matches.clear()  # they may have grown since they were matched
 
     def _collect(self, batch: Batch, outputs: Sequence[RowOutput]) -> list[Event]:
         events: list[Event] = []
@@ -331,7 +265,8 @@ class Engine:
             request = self._requests.get(row.context)
             if request is None or (i < last[row.context] and not out.error):
                 continue  # ended by an earlier row, or more rows of it follow
-            news = self._collector.collect(request, row, out)
+            draws = verify(self.store, request, row, out)
+            news = self._collector.collect(request, row, out, draws)
             events += news
             if news and isinstance(news[-1], Done | Failed):
                 self._forget(request)
@@ -345,7 +280,7 @@ class Engine:
         for request in self.running.values():
             if request.context.id in failed:
                 self.store.release(request.context, keep=False)
-        self._retract([r for r in self.running.values() if r.context.id not in failed])
+        self.planner.retract([r for r in self.running.values() if r.context.id not in failed])
         self.store.flush()
         events: list[Event] = []
         for number in failed:
@@ -364,9 +299,10 @@ class Engine:
     def _forget(self, request: Request) -> None:
         """The request has its terminal event: memory back, context idle or closed."""
         context = request.context
-        self.waiting.pop(request.id, None)
-        self.running.pop(request.id, None)
+        self.planner.drop(request)
+        self._compiling.drop(request.id)
         del self._requests[context.id]
+        self.store.truncate(context, request.prompt + request.drawn)  # drafts that nobody drew
         if context.active:
             self.store.release(context)
         if request.close:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from srt.config import Config
 from srt.core.messages import Event, Verb
 from srt.engine.client import Client, EngineLost
+from srt.engine.compiling import MakeVocabulary, make_compiler
 from srt.engine.engine import Engine
 from srt.engine.executor import Executor, local_executor
 from srt.engine.info import EngineInfo
@@ -62,6 +63,7 @@ class LocalEngine:
     Args:
         token_bytes: the bytes of every token id.
         executor: another (executor, info) than the worker that ``config`` asks for.
+        vocabulary: makes what constraints are compiled with; without it they are refused.
 
     Raises what ``engine.executor.local_executor`` raises.
     """
@@ -71,10 +73,12 @@ class LocalEngine:
         config: Config,
         token_bytes: Sequence[bytes],
         executor: tuple[Executor, EngineInfo] | None = None,
+        vocabulary: MakeVocabulary | None = None,
     ) -> None:
         started = time.monotonic()
         worker, self.info = executor or local_executor(config)
         self.load_seconds = time.monotonic() - started
+        self._grammars = make_compiler(config, self.info, vocabulary)
         self._engine = Engine(
             worker,
             self.info,
@@ -82,6 +86,8 @@ class LocalEngine:
             token_bytes,
             share=not config.memory.disable_radix_cache,
             seed=config.model.random_seed,
+            grammars=self._grammars,
+            jumps=config.grammar.jumps,
         )
         self._channel = _QueueChannel()
         self._thread = threading.Thread(target=self._run, name="srt-engine", daemon=True)
@@ -101,6 +107,8 @@ class LocalEngine:
         """Stop computing; pending requests end with EngineLost."""
         self._channel.verbs.put(None)
         self._thread.join(timeout=30.0)
+        if self._grammars is not None:
+            self._grammars.close()
 
     def _run(self) -> None:
         message = "the engine was shut down"

@@ -13,6 +13,7 @@ from srt.engine.engine import Engine
 log = logging.getLogger("srt.engine")
 AUDIT_SECONDS = 10.0  # least time between two audits of an idle engine
 IDLE_SECONDS = 1.0
+COMPILING_SECONDS = 0.001  # between two looks at whether a grammar is there
 
 
 class Channel(Protocol):
@@ -29,10 +30,11 @@ def serve(engine: Engine, channel: Channel) -> None:
     """Until the client is gone."""
     audited, passes = time.monotonic(), 0
     while True:
-        verbs = channel.receive(0.0 if engine.busy else IDLE_SECONDS)
+        idle = COMPILING_SECONDS if engine.compiling else IDLE_SECONDS
+        verbs = channel.receive(0.0 if engine.busy else idle)
         if verbs is None:
             return
-        events = engine.handle(verbs) if verbs else []
+        events = engine.handle(verbs) if verbs or engine.compiling else []
         if engine.busy:
             events += engine.step()
         elif passes != engine.stats.passes and time.monotonic() - audited > AUDIT_SECONDS:

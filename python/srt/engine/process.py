@@ -21,12 +21,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from srt.config import Config
 from srt.core.messages import Reply, decode_events, encode
+from srt.core.vocabulary import Vocabulary
 from srt.engine.client import Client, EngineLost
 from srt.engine.info import EngineInfo
 
@@ -174,10 +176,19 @@ def _start(
     )
 
 
+def _vocabulary(config: Config, size: int, eos: Sequence[int]) -> Vocabulary:
+    from srt.tokenizer import Tokenizer
+
+    model = config.model
+    tokenizer = Tokenizer.load(model.tokenizer_path or model.model_path, model.revision)
+    return tokenizer.vocabulary(size, eos)
+
+
 def main(directory: str, parent: int) -> int:
     """The child. Exits with 0 when told to, with 1 where it cannot start."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    from srt.engine.compiling import make_compiler
     from srt.engine.engine import Engine
     from srt.engine.executor import local_executor
     from srt.engine.loop import serve
@@ -197,10 +208,18 @@ def main(directory: str, parent: int) -> int:
         return 1
     share = not config.memory.disable_radix_cache
     seed = config.model.random_seed
-    engine = Engine(executor, info, config.schedule, vocab, share=share, seed=seed)
+    grammars = make_compiler(config, info, partial(_vocabulary, config))
+    engine = Engine(
+        executor, info, config.schedule, vocab, share=share, seed=seed,
+        grammars=grammars, jumps=config.grammar.jumps,
+    )  # fmt: skip
     channel.stats = engine.stats
     channel.emit([Reply(0, data=msgspec.to_builtins(info))])
+    if grammars is not None:
+        grammars.warm()
     serve(engine, channel)
+    if grammars is not None:
+        grammars.close()
     channel.close()
     shutil.rmtree(root, ignore_errors=True)  # the parent does, unless it was killed
     return 0

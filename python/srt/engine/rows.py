@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from srt.core.batch import Row, Sample, Score
 from srt.core.messages import Distribution, Generate
 from srt.core.request import Request
 from srt.core.segments import Segment, split
+from srt.grammar.base import GrammarError
 
 _MASK = (1 << 64) - 1
 
@@ -25,10 +28,13 @@ def uniform(seed: int, index: int) -> float:
     return (z >> 11) / (1 << 53)
 
 
-def make_rows(request: Request, count: int, eos: tuple[int, ...]) -> list[Row]:
+def make_rows(
+    request: Request, count: int, eos: tuple[int, ...], drafts: Sequence[int] = ()
+) -> list[Row]:
     """The rows of the next ``count`` tokens of work, one a segment. Only the last may draw.
 
-    To be made before the store advances.
+    The last ``len(drafts)`` of the context's tokens are guesses, to be checked. To be made before
+    the store advances. Raises GrammarError where no token may follow.
     """
     context = request.context
     end = context.saved + count
@@ -36,7 +42,7 @@ def make_rows(request: Request, count: int, eos: tuple[int, ...]) -> list[Row]:
     if end == len(context.tokens):
         tip = rows[-1]
         if isinstance(request.goal, Generate):
-            tip.sample = _sample(request, request.goal, eos)
+            *tip.checks, tip.sample = _samples(request, request.goal, eos, drafts)
             tip.probe = request.goal.probe
         elif isinstance(request.goal, Distribution):
             tip.tip_top = max(request.goal.top, 1)
@@ -66,16 +72,51 @@ def _score(request: Request, start: int, end: int) -> Score | None:
     return Score(low - 1 - start, targets, request.top, request.probe)
 
 
-def _sample(request: Request, goal: Generate, eos: tuple[int, ...]) -> Sample:
-    params = goal.sampling
+def _samples(
+    request: Request, goal: Generate, eos: tuple[int, ...], drafts: Sequence[int]
+) -> list[Sample]:
+    """How to draw before each of the drafts, and after the last."""
+    matcher, samples, ahead = request.matcher, [_sample(request, goal, eos, len(drafts), 0)], 0
+    if matcher is not None and not any(samples[0].mask or b""):
+        raise GrammarError("no token of the vocabulary can follow the text so far")
+    try:
+        for token in drafts:
+            if matcher is not None:
+                allowed = matcher.advance(token)
+                assert allowed, f"the grammar does not allow draft {token}"
+            ahead += 1
+            samples.append(_sample(request, goal, eos, len(drafts) - ahead, ahead))
+    finally:
+        if matcher is not None:
+            matcher.rollback(ahead)
+    return samples
+
+
+def _sample(
+    request: Request, goal: Generate, eos: tuple[int, ...], behind: int, ahead: int
+) -> Sample:
+    """How to draw the token that has ``behind`` drafts behind it and ``ahead`` before it."""
+    params, tokens = goal.sampling, request.context.tokens
     out = Sample(params, top=goal.top)
     if not params.greedy:
-        out.uniform = uniform(request.seed, request.drawn)
+        out.uniform = uniform(request.seed, request.drawn + ahead)
     if params.penalised:
-        out.history = request.context.tokens[request.prompt :]
+        out.history = tokens[request.prompt : len(tokens) - behind]
         if params.repetition_penalty != 1.0:
-            out.prompt = request.context.tokens[: request.prompt]
-    if request.drawn < params.min_new_tokens:
-        ends = () if params.ignore_eos else eos
-        out.forbidden = tuple(sorted({*ends, *params.stop_token_ids}))
+            out.prompt = tokens[: request.prompt]
+    out.forbidden = forbidden(request, goal, eos, ahead)
+    if request.matcher is not None:
+        out.mask = request.matcher.mask()
     return out
+
+
+def forbidden(
+    request: Request, goal: Generate, eos: tuple[int, ...], ahead: int = 0
+) -> tuple[int, ...]:
+    """Ids that the next token but ``ahead`` may not be: those that would end too short a text, and
+    an end token that the request ignores where a grammar would allow it."""
+    params = goal.sampling
+    ends = () if params.ignore_eos and request.matcher is None else eos
+    if request.drawn + ahead < params.min_new_tokens:
+        return tuple(sorted({*ends, *params.stop_token_ids}))
+    return ends if params.ignore_eos else ()

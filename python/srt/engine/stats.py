@@ -22,6 +22,9 @@ class Stats:
     cached_tokens: int = 0
     computed_tokens: int = 0
     generated_tokens: int = 0
+    forced_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     retractions: int = 0
     plan_misses: int = 0
     bad_verbs: int = 0

@@ -10,8 +10,10 @@ from typing import Any
 
 import tokenizers
 
+from srt.core.vocabulary import Vocabulary
 from srt.tokenizer.chat import ChatTemplate, ChatTemplateError
 from srt.tokenizer.detokenizer import Detokenizer
+from srt.tokenizer.inside import Inside
 from srt.tokenizer.pieces import piece_bytes
 
 EMBEDDED = Path(__file__).resolve().parent.parent / "assets" / "sglang-tiny"
@@ -53,6 +55,7 @@ class Tokenizer:
         try:
             layout = json.loads(source)
             self._model = tokenizers.Tokenizer.from_str(source)
+            self._source = source
             self.token_bytes = piece_bytes(self._model.get_vocab(with_added_tokens=True), layout)
         except Exception as error:  # the library raises plain Exception
             raise TokenizerError(f"cannot read {path / 'tokenizer.json'}: {error}") from error
@@ -115,6 +118,22 @@ class Tokenizer:
             return None
         found = self._added.get(piece)
         return self._model.token_to_id(piece) if found is None else found
+
+    def vocabulary(self, size: int = 0, eos: Sequence[int] = ()) -> Vocabulary:
+        """What a grammar must know. ``size`` is the number of logits, ``eos`` the model's own end
+        tokens."""
+        plain = tokenizers.Tokenizer.from_str(self._source)
+        plain.encode_special_tokens = True  # control tokens in a text are plain text
+        plain.no_truncation()
+        plain.no_padding()
+        ends = tuple(dict.fromkeys((*eos, *self.eos_ids)))
+        return Vocabulary(
+            self.token_bytes,
+            max(size, self.vocab_size),
+            tuple(eos) or self.eos_ids,
+            self.special_ids | set(ends),
+            Inside(plain, self.token_bytes).encode,
+        )
 
     # -- chat -----------------------------------------------------------------------------------
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from srt.attention.base import Attention
-from srt.core.batch import Batch, Row, RowOutput, Score, StepResult
+from srt.core.batch import Batch, Drawn, Row, RowOutput, Sample, Score, StepResult
 from srt.models.llama import LlamaForCausalLM
 from srt.worker import logprobs as readout
 from srt.worker.inputs import Inputs, read_batch
@@ -15,6 +18,25 @@ from srt.worker.sampler import NOT_FINITE, draw
 
 # Logits computed at once: bounds the memory of a long prompt's scores.
 LOGITS = 1 << 24
+
+
+class _Tip(NamedTuple):
+    """One position at which something is drawn or read.
+
+    ``at``: its place in the batch. ``row``: the row whose last position it is, -1 for a check.
+    ``top``: how many most likely tokens are wanted, -1 for no log-probability either.
+    """
+
+    at: int
+    row: int
+    sample: Sample | None
+    top: int
+    probe: tuple[int, ...]
+    out: Drawn
+
+    @property
+    def reads(self) -> bool:
+        return self.top >= 0 or bool(self.probe)
 
 
 class ModelRunner:
@@ -48,25 +70,23 @@ class ModelRunner:
 
     def _tips(self, batch: Batch, inputs: Inputs, hidden: Tensor, outputs: list[RowOutput]) -> None:
         """Draws, most likely tokens and probes at the rows' last positions. Sets ``drawn``."""
-        rows = batch.rows
-        wanted = [
-            i for i, row in enumerate(rows) if row.sample is not None or row.tip_top or row.probe
-        ]
+        tips = list(_wanted(batch.rows, inputs, outputs))
+        whole = len(tips) == len(batch.rows) and not any(row.checks for row in batch.rows)
         drawn = None
-        ends = (inputs.firsts + inputs.layout.counts - 1).tolist()
         size = max(1, LOGITS // self.vocab)
-        for k in range(0, len(wanted), size):
-            part = wanted[k : k + size]
-            at = [ends[i] for i in part]
-            logits = self.model.logits(self._pick(hidden, at)).float()
-            tokens = self._draw(part, rows, logits, outputs)
-            self._read(part, rows, logits, tokens, outputs)
-            if len(part) == len(rows):
+        for k in range(0, len(tips), size):
+            part = tips[k : k + size]
+            logits = self.model.logits(self._pick(hidden, [tip.at for tip in part])).float()
+            tokens = self._draw(part, logits)
+            self._read(part, logits, tokens)
+            if whole and len(part) == len(tips):
                 drawn = tokens
                 continue
             if drawn is None:
-                drawn = torch.zeros(len(rows), dtype=torch.int64, device=self.device)
-            drawn[torch.tensor(part, device=self.device)] = tokens
+                drawn = torch.zeros(len(batch.rows), dtype=torch.int64, device=self.device)
+            last = [j for j, tip in enumerate(part) if tip.row >= 0]
+            rows = torch.tensor([part[j].row for j in last], device=self.device, dtype=torch.int64)
+            drawn[rows] = tokens[torch.tensor(last, device=self.device, dtype=torch.int64)]
         self.drawn = drawn
 
     def _pick(self, hidden: Tensor, at: list[int]) -> Tensor:
@@ -74,64 +94,47 @@ class ModelRunner:
             return hidden
         return hidden.index_select(0, torch.tensor(at, device=self.device))
 
-    def _draw(
-        self, part: list[int], rows: list[Row], logits: Tensor, outputs: list[RowOutput]
-    ) -> Tensor:
-        """Tokens of ``part`` [len(part)], 0 where none is asked for."""
-        samples = [rows[i].sample for i in part]
-        drawing = [s for s in samples if s is not None]
-        if len(drawing) == len(part):
-            tokens, errors = draw(logits, drawing)
-            places = part
+    def _draw(self, tips: list[_Tip], logits: Tensor) -> Tensor:
+        """Tokens of ``tips`` [len(tips)], 0 where none is asked for."""
+        drawing = [tip for tip in tips if tip.sample is not None]
+        samples = [tip.sample for tip in drawing if tip.sample is not None]
+        if len(drawing) == len(tips):
+            tokens, errors = draw(logits, samples)
+            values = tokens.tolist()
         else:
-            tokens = torch.zeros(len(part), dtype=torch.int64, device=self.device)
+            tokens = torch.zeros(len(tips), dtype=torch.int64, device=self.device)
             if not drawing:
                 return tokens
-            local = [j for j, s in enumerate(samples) if s is not None]
-            places = [part[j] for j in local]
+            local = [j for j, tip in enumerate(tips) if tip.sample is not None]
             index = torch.tensor(local, device=self.device)
-            some, errors = draw(logits.index_select(0, index), drawing)
+            some, errors = draw(logits.index_select(0, index), samples)
             tokens[index] = some
-        values = iter(tokens.tolist())
-        for i, value in zip(part, list(values)):
-            if rows[i].sample is not None:
-                outputs[i].token = value
-        for i, error in zip(places, errors):
-            if error:
-                outputs[i].token, outputs[i].error = -1, error
+            values = some.tolist()
+        for tip, value, error in zip(drawing, values, errors):
+            tip.out.token, tip.out.error = (-1, error) if error else (value, tip.out.error)
         return tokens
 
-    def _read(
-        self,
-        part: list[int],
-        rows: list[Row],
-        logits: Tensor,
-        tokens: Tensor,
-        outputs: list[RowOutput],
-    ) -> None:
-        """Log-probabilities at the tips of ``part``, where any are wanted."""
-        wants = [
-            j for j, i in enumerate(part) if rows[i].tip_top or rows[i].probe or _top(rows[i]) >= 0
-        ]
+    def _read(self, tips: list[_Tip], logits: Tensor, tokens: Tensor) -> None:
+        """Log-probabilities at ``tips``, where any are wanted."""
+        wants = [j for j, tip in enumerate(tips) if tip.reads]
         if not wants:
             return
         index = torch.tensor(wants, device=self.device)
         logprobs = readout.log_softmax(logits.index_select(0, index))
-        places = [part[j] for j in wants]
-        tops = [max(_top(rows[i]), rows[i].tip_top) for i in places]
+        reading = [tips[j] for j in wants]
         values = zip(
-            places,
+            reading,
             readout.chosen(logprobs, tokens.index_select(0, index)),
-            readout.top_lists(logprobs, tops),
-            readout.probe_lists(logprobs, [rows[i].probe for i in places]),
+            readout.top_lists(logprobs, [tip.top for tip in reading]),
+            readout.probe_lists(logprobs, [tip.probe for tip in reading]),
         )
-        for i, value, top, probe in values:
-            output = outputs[i]
+        for tip, value, top, probe in values:
+            output = tip.out
             if value != value and not output.error:
                 output.token, output.error = -1, NOT_FINITE
             if not output.error:
                 output.top, output.probe = top, probe
-                if _top(rows[i]) >= 0:
+                if _top(tip.sample) >= 0:
                     output.logprob = value
 
     def _scores(
@@ -171,5 +174,20 @@ class ModelRunner:
                 output.score_probes.append(probe)
 
 
-def _top(row: Row) -> int:
-    return -1 if row.sample is None else row.sample.top
+def _wanted(rows: list[Row], inputs: Inputs, outputs: list[RowOutput]) -> Iterator[_Tip]:
+    """What is to be drawn or read, by ascending position."""
+    ends = (inputs.firsts + inputs.layout.counts - 1).tolist()
+    for i, row in enumerate(rows):
+        if row.checks:
+            outputs[i].checks = [Drawn() for _ in row.checks]
+            first = ends[i] - len(row.checks)
+            for j, sample in enumerate(row.checks):
+                check = outputs[i].checks[j]
+                yield _Tip(first + j, -1, sample, _top(sample), row.probe, check)
+        if row.sample is not None or row.tip_top or row.probe:
+            top = max(_top(row.sample), row.tip_top or -1)
+            yield _Tip(ends[i], i, row.sample, top, row.probe, outputs[i])
+
+
+def _top(sample: Sample | None) -> int:
+    return -1 if sample is None else sample.top

@@ -15,13 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from srt.core.batch import Sample
+from srt.core.batch import NONE_ALLOWED, Sample
 from srt.core.ints import Ints
 
 # Most likely tokens that a nucleus is looked for in before the whole vocabulary is sorted.
 NUCLEUS = 1024
 NOT_FINITE = "the model's logits are not finite"
-NONE_ALLOWED = "no token may be drawn: mask, bias and forbidden tokens exclude all of them"
 
 
 def draw(logits: Tensor, samples: Sequence[Sample]) -> tuple[Tensor, list[str]]:
@@ -126,11 +125,20 @@ def _mask(
             problem = f"the token mask has {len(mask)} bytes; {4 * words} are needed"
             errors[special[masked[j]]] = problem
             masks[j] = b"\xff" * (4 * words)
-    packed = torch.frombuffer(bytearray(b"".join(masks)), dtype=torch.int32).to(x.device)
-    bits = packed.view(len(masks), words, 1) >> torch.arange(32, device=x.device)
-    allowed = (bits & 1).bool().view(len(masks), -1)[:, : x.shape[1]]
-    rows = _rows(x, masked).masked_fill(~allowed, float("-inf"))
-    return rows if len(masked) == x.shape[0] else _put(x, masked, rows)
+    denied = _denied(b"".join(masks), len(masks), x)
+    if len(masked) == x.shape[0]:
+        return x.masked_fill_(denied, float("-inf"))  # x is ours: see ``_adjust``
+    return _put(x, masked, _rows(x, masked).masked_fill_(denied, float("-inf")))
+
+
+def _denied(masks: bytes, count: int, x: Tensor) -> Tensor:
+    """The masks' zero bits as a bool tensor [count, vocab]. They go to a GPU packed."""
+    if x.device.type == "cpu":
+        bits = np.unpackbits(~np.frombuffer(masks, dtype=np.uint8), bitorder="little")
+        return torch.from_numpy(bits.view(np.bool_).reshape(count, -1)[:, : x.shape[1]])
+    packed = torch.frombuffer(bytearray(masks), dtype=torch.int32).to(x.device)
+    allowed = packed.view(count, -1, 1) >> torch.arange(32, device=x.device)
+    return (allowed & 1).bool().logical_not_().view(count, -1)[:, : x.shape[1]]
 
 
 def _filtered(x: Tensor, samples: Sequence[Sample]) -> Tensor:

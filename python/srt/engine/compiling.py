@@ -1,0 +1,70 @@
+"""Compiling: requests whose grammar is being made, beside the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Protocol, TypeAlias
+
+from srt.config import Config
+from srt.core.constraint import Constraint
+from srt.core.request import Request
+from srt.core.vocabulary import Vocabulary
+from srt.engine.info import EngineInfo
+from srt.grammar.base import Grammar, GrammarError
+from srt.grammar.compiler import Compiler
+
+# From the number of logits and the end tokens.
+MakeVocabulary: TypeAlias = Callable[[int, Sequence[int]], Vocabulary]
+
+
+class Grammars(Protocol):
+    """Where grammars come from (``grammar.compiler.Compiler``)."""
+
+    def submit(self, constraint: Constraint) -> Future[Grammar]: ...
+
+
+class Compiling:
+    """Requests by id, each with the future of its grammar."""
+
+    def __init__(self, grammars: Grammars | None) -> None:
+        self._grammars = grammars
+        self._pending: dict[int, tuple[Request, Future[Grammar]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def __contains__(self, request: int) -> bool:
+        return request in self._pending
+
+    def put(self, request: Request, constraint: Constraint) -> None:
+        """Ask for the grammar. Raises ValueError where nobody makes grammars."""
+        if self._grammars is None:
+            raise ValueError(f"{constraint.kind} cannot be enforced: this engine has no grammars")
+        self._pending[request.id] = (request, self._grammars.submit(constraint))
+
+    def drop(self, request: int) -> None:
+        """Wait for it no longer; others may want the same grammar, so its making goes on."""
+        self._pending.pop(request, None)
+
+    def ready(self) -> list[tuple[Request, str]]:
+        """Requests that now have their matcher, or else a message why they get none."""
+        done = [number for number, (_, future) in self._pending.items() if future.done()]
+        found = []
+        for number in done:
+            request, future = self._pending.pop(number)
+            try:
+                request.matcher = future.result().matcher()
+                found.append((request, ""))
+            except GrammarError as error:
+                found.append((request, str(error)))
+        return found
+
+
+def make_compiler(
+    config: Config, info: EngineInfo, vocabulary: MakeVocabulary | None
+) -> Compiler | None:
+    """The compiler that a configuration asks for; None where there is no vocabulary."""
+    if vocabulary is None:
+        return None
+    return Compiler(lambda: vocabulary(info.vocab_size, info.eos), config.grammar)
