@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from srt.core.batch import Batch, Row, RowOutput, StepResult
+from srt.core.batch import NONE_ALLOWED, Batch, Drawn, Row, RowOutput, Sample, StepResult
 from srt.core.sampling import SamplingParams
 from srt.engine.info import EngineInfo
 
@@ -34,13 +34,17 @@ def draw(
     history: Iterable[int],
     prompt: Iterable[int],
     forbidden: Collection[int],
+    mask: bytes | None = None,
 ) -> int:
-    """The 'sampler': depends on everything a real one depends on."""
+    """The 'sampler': depends on everything a real one depends on. -1: nothing is allowed."""
     token = next_token(tokens) + (0 if params.greedy else int(uniform * VOCAB))
     token = (token + 3 * sum(history) + 5 * sum(prompt)) % VOCAB
-    while token in forbidden:
+    for _ in range(VOCAB):
+        allowed = mask is None or mask[token >> 3] >> (token & 7) & 1
+        if allowed and token not in forbidden:
+            return token
         token = (token + 1) % VOCAB
-    return token
+    return -1
 
 
 def logprob(tokens: list[int], token: int) -> float:
@@ -102,13 +106,26 @@ class FakeWorker:
                 out.scores.append(logprob(seen[: row.start + row.score.at + i + 1], token))
                 out.score_tops.append([(next_token(seen[: row.start + row.score.at + i + 1]), 0.0)])
                 out.score_probes.append([0.0] * len(row.score.probe))
+        for i, check in enumerate(row.checks):
+            out.checks.append(self._draw(seen[: end - len(row.checks) + i], check))
         if row.sample is not None:
-            want = row.sample
-            out.token = draw(
-                seen, want.params, want.uniform, want.history, want.prompt, want.forbidden
-            )
+            drawn = self._draw(seen, row.sample)
+            out.token, out.error = drawn.token, drawn.error
+            out.logprob, out.top = drawn.logprob, drawn.top
         if row.tip_top:
             out.top = [(next_token(seen), -0.5)]
+        return out
+
+    @staticmethod
+    def _draw(seen: list[int], want: Sample) -> Drawn:
+        token = draw(
+            seen, want.params, want.uniform, want.history, want.prompt, want.forbidden, want.mask
+        )
+        if token < 0:
+            return Drawn(error=NONE_ALLOWED)
+        out = Drawn(token)
+        if want.top >= 0:
+            out.logprob, out.top = logprob(seen, token), [(next_token(seen), -0.5)] * want.top
         return out
 
 

@@ -23,7 +23,9 @@ from helpers.fake_worker import (
     logprob,
     next_token,
 )
+from helpers.toy_grammar import ToyGrammars, allowed, bits
 from srt.config import POLICIES, ScheduleConfig
+from srt.core.constraint import Constraint
 from srt.core.ints import ints
 from srt.core.messages import (
     Advance,
@@ -71,6 +73,7 @@ class Asked:
     goal: Goal
     prompt: list[int]
     drawn: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
     scores: list[float | None] | None = None
 
 
@@ -89,15 +92,27 @@ def expected(prompt: list[int], sampling: SamplingParams) -> Text:
     tokens, out, text = list(prompt), Text([]), b""
     eos = set() if sampling.ignore_eos else {EOS}
     ends = {*sampling.stop_token_ids} | eos
+    grammar = int(sampling.constraint.text) if sampling.constraint else None
     while len(out.tokens) < sampling.max_new_tokens:
+        ids = None if grammar is None else allowed(grammar, tuple(out.tokens))
+        if ids == {EOS}:
+            out.reason = "stop"
+            break
+        barred = ends if len(out.tokens) < sampling.min_new_tokens else set()
+        if grammar is not None and sampling.ignore_eos:
+            barred = barred | {EOS}
         token = draw(
             tokens,
             sampling,
             uniform(sampling.seed or 0, len(out.tokens)),
             out.tokens if sampling.penalised else (),
             prompt if sampling.repetition_penalty != 1.0 else (),
-            ends if len(out.tokens) < sampling.min_new_tokens else (),
+            barred,
+            None if ids is None else bits(ids),
         )
+        if token < 0:
+            out.reason = "error"
+            break
         tokens.append(token)
         out.tokens.append(token)
         before, text = len(text), text + TOKEN_BYTES[token]
@@ -107,6 +122,9 @@ def expected(prompt: list[int], sampling: SamplingParams) -> Text:
         found = [(text.index(s.encode()), s) for s in sampling.stop if s.encode() in text]
         if found:
             out.cut, out.matched = min(found)
+            out.reason = "stop"
+            break
+        if grammar is not None and allowed(grammar, tuple(out.tokens)) == {EOS}:
             out.reason = "stop"
             break
     return out
@@ -153,11 +171,13 @@ class History:
         )
         share = r.random() < 0.9
         info = fake_info(self.capacity, page_size, self.schedule.max_running_requests)
+        self.grammars = ToyGrammars(seed)
         self.engine = Engine(
-            self.worker, info, self.schedule, TOKEN_BYTES, share=share, seed=seed
+            self.worker, info, self.schedule, TOKEN_BYTES, share=share, seed=seed,
+            grammars=self.grammars, jumps=r.choice(["exact", "exact", "off"]),
         )  # fmt: skip
         if tight and r.random() < 0.5:  # an optimist, who must retract
-            self.engine.reserve = Reserve(share=0.0, low=0.0, step_up=0.0)
+            self.engine.planner.reserve = Reserve(share=0.0, low=0.0, step_up=0.0)
         self._count_splits()
         self.seen["histories"] += 1
         self.seen["histories of large pages"] += page_size > 1
@@ -173,7 +193,9 @@ class History:
     def run(self) -> History:
         r, engine, worker = self.random, self.engine, self.worker
         asked = 0
-        while asked < self.shape.requests or engine.busy:
+        while asked < self.shape.requests or engine.busy or engine.compiling:
+            self.grammars.pass_time()
+            self._take(engine.handle([]))
             if asked < self.shape.requests and r.random() < 0.5:
                 for _ in range(min(r.randint(1, self.shape.burst), self.shape.requests - asked)):
                     self._act()
@@ -261,11 +283,20 @@ class History:
                 stop_token_ids=tuple(r.sample(range(VOCAB), r.choice([0, 0, 0, 4]))),
                 stop=tuple(chr(r.randrange(33, 123)) for _ in range(r.choice([0, 0, 0, 2]))),
                 ignore_eos=r.random() < 0.5,
+                constraint=self._constraint(),
             )
-            return Generate(sampling, score_from=r.choice([-1, -1, -1, 0, length // 2]))
+            top = r.choice([-1, -1, 0, 2])
+            start = r.choice([-1, -1, 0, length // 2]) if top >= 0 else -1
+            return Generate(sampling, top, start)
         if kind < 0.84:
             return Score(start=r.randint(0, length))
         return Fill() if kind < 0.92 else Distribution(top=1)
+
+    def _constraint(self) -> Constraint | None:
+        if self.random.random() < 0.6:
+            return None
+        bad = self.random.random() < 0.03
+        return Constraint("regex", "bad" if bad else str(self.random.randrange(1 << 30)))
 
     @staticmethod
     def _growth(goal: Goal) -> int:
@@ -287,7 +318,7 @@ class History:
         self.contexts.pop(context, None)
 
     def _flush(self) -> None:
-        busy = self.engine.busy
+        busy = self.engine.busy or self.engine.compiling > 0
         (reply,) = self.engine.handle([Control(1, "flush")])
         assert isinstance(reply, Reply)
         assert reply.ok is not busy, "only an idle engine can be flushed"
@@ -299,7 +330,9 @@ class History:
             assert event.request in self.asked, "an event of a request that has ended"
             asked = self.asked[event.request]
             if isinstance(event, Tokens):
+                assert event.tokens, "an event of nothing"
                 asked.drawn += event.tokens
+                asked.logprobs += event.logprobs
                 self.contexts[asked.context] += event.tokens
             elif isinstance(event, Prompt):
                 assert asked.scores is None, "the prompt was reported twice"
@@ -316,6 +349,7 @@ class History:
         if isinstance(event, Failed):
             self.ended[event.request] = event.code
             over = len(asked.prompt) + self._growth(goal) > self.capacity
+            over = over or "is bad" in event.message
             assert over if event.code == "invalid" else self.faulty, event.message
             return
         self.ended[event.request] = event.reason
@@ -327,9 +361,15 @@ class History:
             want = expected(asked.prompt, goal.sampling)
             assert asked.drawn == want.tokens, "the text has changed"
             assert event.completion == len(asked.drawn)
+            assert event.accepted <= event.drafted
+            self.seen["forced tokens"] += event.forced
+            self.seen["accepted drafts"] += event.accepted
+            self.seen["rejected drafts"] += event.drafted - event.accepted
+            self.seen["dead ends"] += event.reason == "error"
+            self._check_logprobs(asked)
             assert (event.reason, event.matched, event.cut) == (want.reason, want.matched, want.cut)
         start = goal.start if isinstance(goal, Score) else getattr(goal, "score_from", -1)
-        if start >= 0:
+        if start >= 0 and (event.reason != "error" or asked.scores):  # a dead end needs no pass
             scores = [
                 None if i == 0 else logprob(asked.prompt[:i], asked.prompt[i])
                 for i in range(start, len(asked.prompt))
@@ -337,6 +377,17 @@ class History:
             assert asked.scores == scores, "log-probabilities of the prompt have changed"
         if isinstance(goal, Distribution):
             assert event.top == [(next_token(asked.prompt), -0.5)]
+
+    def _check_logprobs(self, asked: Asked) -> None:
+        """One for every drawn token, that of the token."""
+        assert isinstance(asked.goal, Generate)
+        if asked.goal.top < 0:
+            assert not asked.logprobs
+            return
+        tokens = asked.prompt + asked.drawn
+        first = len(asked.prompt)
+        want = [logprob(tokens[:i], tokens[i]) for i in range(first, len(tokens))]
+        assert asked.logprobs == want, "log-probabilities have changed"
 
     # -- the end ---------------------------------------------------------------------------------
 
@@ -374,8 +425,8 @@ class History:
     def _check_matches(self) -> None:
         """Matches that the engine remembers and would use are those it would find."""
         engine = self.engine
-        if engine._matched_at == engine.store.tree.version:
-            for number, found in engine._matches.items():
+        if engine.planner._matched_at == engine.store.tree.version:
+            for number, found in engine.planner._matches.items():
                 request = engine.waiting.get(number)
                 if request is not None:
                     now = engine.store.match(request.context, request.match_limit)

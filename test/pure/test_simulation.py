@@ -35,6 +35,10 @@ USUAL = {
     "failed passes": 25,
     "failed requests": 80,
     "flushes": 8,
+    "forced tokens": 700,
+    "accepted drafts": 180,
+    "rejected drafts": 180,
+    "dead ends": 140,
 }
 
 

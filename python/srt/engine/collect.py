@@ -99,11 +99,13 @@ class Collector:
         assert isinstance(request.goal, Generate)
         assert request.matcher is not None
         news = Tokens(request.id, [])
-        if request.matcher.finished:
+        if request.matcher.finished and request.score_from < 0:
             return [self.done(request, "stop")]
         return self._jump(request, request.goal, news)
 
     def _drawn(self, request: Request, goal: Generate, draws: Sequence[Drawn]) -> list[Event]:
+        if request.matcher is not None and request.matcher.finished:
+            return [self.done(request, "stop")]  # only the prompt's log-probabilities were wanted
         news = Tokens(request.id, [])
         for draw in draws:
             if draw.error:

@@ -47,7 +47,7 @@ def propose(drafter: Drafter, request: Request) -> list[int]:
 
 def verify(store: Store, request: Request, row: Row, out: RowOutput) -> list[Drawn]:
     """The draws that count, all but the last equal to their drafts. The context keeps those."""
-    if not row.checks:
+    if not out.checks:  # there were no drafts, or the row failed as a whole
         return [out]
     count = len(row.checks)
     drafts = row.tokens[len(row.tokens) - count :]

@@ -123,6 +123,10 @@ class Planner:
         """Rows for the plan. Returns prompt tokens used, and how many the plan did not need since
         another row of this very pass computes them."""
         used = saved = 0
+        owed = sum(
+            len(self.waiting[number].context.tokens) if number in self.waiting else count
+            for number, count in planned
+        )
         for number, count in planned:
             request = self.waiting.get(number) or self.running[number]
             context = request.context
@@ -137,7 +141,8 @@ class Planner:
                 self.filled.append(request)
                 continue
             prompt = context.saved < request.prompt
-            drafts = [] if prompt or context.work != 1 else self._drafts(request)
+            spare = self.store.available >= owed + MAX_DRAFTS  # pages against tokens
+            drafts = self._drafts(request) if spare and context.work == 1 and not prompt else []
             count += len(drafts)
             made = self._rows(request, count, drafts)
             if not made:
@@ -164,12 +169,8 @@ class Planner:
             return []
 
     def _drafts(self, request: Request) -> list[int]:
-        """Guesses, at the end of the context, where memory is at hand for them too."""
-        if self.drafter is None or request.matcher is None:
-            return []
-        if self.store.available * self.info.page_size < len(self.running) + MAX_DRAFTS:
-            return []
-        drafts = propose(self.drafter, request)
+        """Guesses, which the context then ends with."""
+        drafts = propose(self.drafter, request) if self.drafter is not None else []
         if drafts:
             self.store.append(request.context, ints(drafts))
         return drafts
