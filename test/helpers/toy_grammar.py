@@ -75,6 +75,9 @@ class ToyMatcher:
             out.append(r.choice(ids))
         return out
 
+    def rewrite(self) -> tuple[int, list[int]]:
+        return 0, []
+
     def rollback(self, count: int) -> None:
         self.tokens = self.tokens[: len(self.tokens) - count]
 

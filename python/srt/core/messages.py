@@ -122,7 +122,8 @@ class Tokens(msgspec.Struct, tag="tokens", omit_defaults=True):
     """Newly drawn tokens.
 
     ``held`` is how many trailing bytes of the generated text so far may turn out to belong to a
-    stop string: a stream does not show them yet.
+    stop string: a stream does not show them yet. ``taken`` tokens before these are void: their
+    bytes are those that the new ones begin with (``--jump-forward string``).
     """
 
     request: int
@@ -131,6 +132,7 @@ class Tokens(msgspec.Struct, tag="tokens", omit_defaults=True):
     logprobs: list[float] = []
     tops: list[TopPairs] = []
     probes: list[list[float]] = []
+    taken: int = 0
 
 
 class Prompt(msgspec.Struct, tag="prompt", omit_defaults=True):

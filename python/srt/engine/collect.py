@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from srt.core.batch import NONE_ALLOWED, Drawn, Row, RowOutput
+from srt.core.ints import ints
 from srt.core.messages import Distribution, Done, Event, Failed, Generate, Prompt, Tokens
 from srt.core.request import Request
 from srt.engine.rows import forbidden
 from srt.engine.stats import Stats
+from srt.memory.store import Store
 
 
 class Collector:
@@ -17,12 +19,18 @@ class Collector:
     Args:
         eos: ids that end a generation unless it ignores them.
         token_bytes: the text of each id; beyond its end an id has none.
-        jumps: write forced tokens without a draw.
+        jumps: how forced text is written (``GrammarConfig.jumps``).
     """
 
     def __init__(
-        self, eos: tuple[int, ...], token_bytes: Sequence[bytes], stats: Stats, jumps: bool = True
+        self,
+        eos: tuple[int, ...],
+        token_bytes: Sequence[bytes],
+        stats: Stats,
+        store: Store,
+        jumps: str,
     ) -> None:
+        self._store = store
         self._ends, self._eos, self._jumps = eos, frozenset(eos), jumps
         self._bytes = token_bytes
         self._stats = stats
@@ -125,8 +133,14 @@ class Collector:
     def _jump(self, request: Request, goal: Generate, news: Tokens) -> list[Event]:
         """Write the tokens that the grammar leaves no choice of; their KV is the next pass's work.
         Where log-probabilities are wanted they are drafts instead, which are read."""
-        if self._jumps and request.matcher is not None and goal.top < 0 and not goal.probe:
-            for token in request.matcher.forced(request.growth):
+        matcher = request.matcher
+        if matcher is None or goal.top >= 0 or goal.probe:
+            return [news] if news.tokens else []
+        if self._jumps == "string":
+            rewritten = self._rewrite(request, goal)
+            return [*([news] if news.tokens else []), *rewritten]
+        if self._jumps == "exact":
+            for token in matcher.forced(request.growth):
                 if token in forbidden(request, goal, self._ends):
                     break
                 request.forced += 1
@@ -134,6 +148,36 @@ class Collector:
                 if end is not None:
                     return [news, end]
         return [news] if news.tokens else []
+
+    def _rewrite(self, request: Request, goal: Generate) -> list[Event]:
+        """The jump of the SGLang paper (section 4): append what is forced as text, tokenize all the
+        text anew, and go on from the first token that differs. Tokens may change, text does not."""
+        assert request.matcher is not None
+        taken, tokens = request.matcher.rewrite()
+        if not tokens or len(tokens) - taken > request.growth:
+            return []
+        request.matcher.rollback(taken)
+        kept = request.prompt + request.drawn - taken
+        void = b"".join(self._bytes[token] for token in request.context.tokens[kept:])
+        self._store.truncate(request.context, kept)
+        request.drawn -= taken
+        request.forced += len(tokens) - taken
+        news = Tokens(request.id, tokens, taken=taken)
+        for token in tokens:
+            assert request.matcher.advance(token), "a forced text leaves the grammar"
+        self._store.append(request.context, ints(tokens))
+        request.drawn += len(tokens)
+        self._stats.generated_tokens += len(tokens) - taken
+        data = b"".join(self._bytes[token] for token in tokens)[len(void) :]
+        request.length += len(data)
+        hit = request.watch.feed(data) if request.watch else None
+        if hit is not None:
+            news.held = request.length - hit.cut
+            return [news, self.done(request, "stop", hit.matched, hit.cut)]
+        news.held = request.watch.held if request.watch else 0
+        if request.matcher.finished:
+            return [news, self.done(request, "stop")]
+        return [news, self.done(request, "length")] if request.growth <= 0 else [news]
 
     def _take(self, request: Request, goal: Generate, token: int, news: Tokens) -> Event | None:
         """The text grows by a token. Returns the terminal event where it ends there."""

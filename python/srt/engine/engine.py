@@ -53,7 +53,7 @@ class Engine:
         token_bytes: the bytes of every token id; what stop strings are matched on.
         seed: of requests that bring none.
         grammars: compiles constraints; without it they are refused.
-        jumps: "exact" writes forced text at once, "off" token by token (``GrammarConfig.jumps``).
+        jumps: how forced text is written (``GrammarConfig.jumps``).
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Engine:
         self._accepted = 0
         self._seed = seed
         self._compiling = Compiling(grammars)
-        self._collector = Collector(info.eos, token_bytes, self.stats, jumps == "exact")
+        self._collector = Collector(info.eos, token_bytes, self.stats, self.store, jumps)
 
     @property
     def waiting(self) -> dict[int, Request]:

@@ -11,10 +11,12 @@ from srt.tokenizer import Detokenizer
 
 @dataclass(slots=True)
 class Finish:
-    """``reason`` is "stop", "length" or "abort"; ``matched`` the stop string, pattern or id."""
+    """``reason`` is "stop", "length", "abort" or "error"; ``matched`` the stop string, pattern or
+    id; ``message`` why no token could follow."""
 
     reason: str
     matched: str | int | None = None
+    message: str = ""
 
 
 @dataclass(slots=True)
@@ -44,8 +46,12 @@ class Output:
         released: how many of them have all their bytes in ``text`` (or hidden).
         logprobs, tops, probes: per generated token, where asked for.
         prompt_logprobs: where asked for; complete when ``finish`` is set.
+        choice_logprobs: log-probability of each choice, where they were scored as wholes.
         finish: None while running.
         cached_tokens: prompt tokens met in the cache; known when ``finish`` is set.
+        passes: forward passes that it took part in, its prompt's included; forced: tokens written
+            without a draw; drafted: tokens guessed ahead; accepted: of these, the ones that were
+            then drawn. Known when ``finish`` is set.
         seconds: from submission to the last update.
     """
 
@@ -58,8 +64,13 @@ class Output:
     tops: list[TopPairs] = field(default_factory=list)
     probes: list[list[float]] = field(default_factory=list)
     prompt_logprobs: PromptLogprobs | None = None
+    choice_logprobs: list[float] = field(default_factory=list)
     finish: Finish | None = None
     cached_tokens: int = 0
+    passes: int = 0
+    forced: int = 0
+    drafted: int = 0
+    accepted: int = 0
     queued_seconds: float = 0.0
     seconds: float = 0.0
 
@@ -94,19 +105,23 @@ class Assembler:
 
     def tokens(self, event: Tokens) -> None:
         output = self.output
-        output.tokens += event.tokens
+        taken = output.tokens[len(output.tokens) - event.taken :]
+        output.tokens[len(output.tokens) - event.taken :] = event.tokens
         output.logprobs += event.logprobs
         output.tops += event.tops
         output.probes += event.probes
         held = max(event.held, self._ending_bytes())
-        output.text += self._text.push(event.tokens, held)
+        output.text += self._text.push(event.tokens, held, taken)
         output.released = self._text.released
 
     def done(self, event: Done) -> None:
         output = self.output
         output.text += self._text.finish(event.cut if self._trim else -1)
         output.released = self._text.released
-        output.finish = Finish(event.reason, event.matched)
+        output.finish = Finish(event.reason, event.matched, event.message)
+        output.passes += event.passes
+        output.forced, output.drafted = event.forced, event.drafted
+        output.accepted = event.accepted
         output.queued_seconds = event.queued
 
     def _ending_bytes(self) -> int:

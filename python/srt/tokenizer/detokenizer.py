@@ -32,10 +32,16 @@ class Detokenizer:
         self._split = False  # part of the first waiting token is shown
         self.raw = self.shown = self.released = 0
 
-    def push(self, tokens: Iterable[int], held: int = 0) -> str:
-        """Take tokens; return the text that is now certain."""
+    def push(self, tokens: Iterable[int], held: int = 0, taken: Sequence[int] = ()) -> str:
+        """Take tokens; return the text that is now certain.
+
+        The bytes of ``taken``, the last tokens before, are those that the new ones begin with: they
+        count once. ``released`` is not true any more then.
+        """
+        again = sum(len(self._table[token]) for token in taken)
         for token in tokens:
             piece = self._table[token] if token < len(self._table) else b""
+            again, piece = max(again - len(piece), 0), piece[again:]
             self._waiting.append((piece, token in self._hidden))
             self.raw += len(piece)
         return self._decoder.decode(self._take(self.raw - held))

@@ -1,0 +1,97 @@
+"""Compilers for tests: with an odd planner, and with grammars that are plans."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from srt.config import GrammarConfig
+from srt.core.constraint import Constraint
+from srt.core.vocabulary import Vocabulary
+from srt.grammar import compiler as module
+from srt.grammar.compiler import Compiler
+from srt.grammar.plan import Plan
+
+ODD = "helpers.odd_planner:make_plan"
+BYTES = Vocabulary(
+    tokens=[bytes([byte]) for byte in range(256)] + [b""],
+    size=257,
+    eos=(256,),
+    special=frozenset([256]),
+    encode=lambda texts: [list(text.encode()) for text in texts],
+)
+
+
+class PlanGrammar:
+    """Stands for a grammar; nobody asks it for a matcher."""
+
+    def __init__(self, plan: Plan, canonical: bool) -> None:
+        self.plan = plan
+        self.canonical = canonical
+        self.nbytes = 0
+
+    @property
+    def path(self) -> str:
+        return self.plan.path
+
+    @property
+    def answer(self) -> str:
+        return self.plan.strings[0]
+
+    def matcher(self) -> Any:
+        raise NotImplementedError
+
+
+def build_nothing(plan: Plan, vocabulary: Vocabulary, canonical: bool = True) -> PlanGrammar:
+    return PlanGrammar(plan, canonical)
+
+
+@contextmanager
+def odd_compiler(
+    monkeypatch: Any, vocabulary: Callable[[], Vocabulary] = lambda: BYTES, **options: Any
+) -> Iterator[Compiler]:
+    """Whose children run ``odd_planner``, for 60 s at most unless ``seconds`` says otherwise."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[1]))
+    monkeypatch.setattr(module, "build", build_nothing)
+    options = {"planner": ODD, "seconds": 60.0, "workers": 1, **options}
+    config = options.pop("config", GrammarConfig())
+    compiler = Compiler(vocabulary, config, **options)
+    try:
+        yield compiler
+    finally:
+        compiler.close()
+
+
+def answer(compiler: Compiler, text: str, kind: str = "regex") -> str:
+    """What the odd planner answers, or the error's text."""
+    try:
+        grammar = compiler.submit(Constraint(kind, text)).result(90)
+    except ValueError as error:
+        return str(error)
+    assert isinstance(grammar, PlanGrammar)
+    return grammar.answer
+
+
+def until(true: Callable[[], Any], seconds: float = 60.0) -> None:
+    """Wait for something that another process does."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it does not happen"
+        time.sleep(0.005)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and is not yet waited for does not."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))

@@ -1,0 +1,74 @@
+"""A planner for a child process that does what the constraint's text says.
+
+sleep S         is busy for S seconds
+signal N        sends itself signal N
+exit N          leaves at once
+memory BYTES    takes that much
+keep BYTES      keeps that much and answers
+deep            recurses for ever
+raise TEXT      raises ValueError(TEXT)
+print           writes to standard output and reads standard input, then answers
+large BYTES     answers with that much
+pid             answers with its process id
+tell PATH REST  appends a line to the file, then does REST
+gate PATH       waits for the file, then answers
+arguments       answers with the backend and the whitespace
+error TEXT      answers with that error
+anything else   is the one choice
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from srt.core.constraint import Constraint
+from srt.grammar.plan import Plan
+
+kept: list[bytearray] = []
+
+
+def deep(depth: int) -> int:
+    return deep(depth + 1) + 1
+
+
+def make_plan(constraint: Constraint, backend: str, whitespace: str) -> Plan:
+    text = constraint.text
+    if text.startswith("tell "):
+        _, path, text = text.split(" ", 2)
+        with open(path, "a") as file:
+            file.write("once\n")
+    word, _, rest = text.partition(" ")
+    answer = text
+    if word == "sleep":
+        time.sleep(float(rest))
+    elif word == "signal":
+        os.kill(os.getpid(), int(rest))
+        time.sleep(60)
+    elif word == "exit":
+        os._exit(int(rest))
+    elif word == "memory":
+        bytearray(int(rest))
+    elif word == "keep":
+        kept.append(bytearray(os.urandom(1)) * int(rest))
+    elif word == "deep":
+        deep(0)
+    elif word == "raise":
+        raise ValueError(rest)
+    elif word == "print":
+        os.write(1, b"noise" * 100)
+        os.write(2, b"noise" * 100)
+        answer = sys.stdin.read() or "nothing"
+    elif word == "large":
+        return Plan(path="fsm", data=bytes(int(rest)))
+    elif word == "pid":
+        answer = str(os.getpid())
+    elif word == "gate":
+        while not os.path.exists(rest):
+            time.sleep(0.005)
+    elif word == "arguments":
+        answer = f"{backend} {whitespace}"
+    elif word == "error":
+        return Plan(error=rest)
+    return Plan(path="trie", strings=(answer,))
