@@ -57,6 +57,7 @@ def odd_compiler(
     """Whose children run ``odd_planner``, for 60 s at most unless ``seconds`` says otherwise."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[1]))
     monkeypatch.setattr(module, "build", build_nothing)
+    monkeypatch.setattr(module, "warm", lambda vocabulary: None)
     options = {"planner": ODD, "seconds": 60.0, "workers": 1, **options}
     config = options.pop("config", GrammarConfig())
     compiler = Compiler(vocabulary, config, **options)

@@ -118,8 +118,9 @@ class FakeWorker:
 
     @staticmethod
     def _draw(seen: list[int], want: Sample) -> Drawn:
+        mask = want.mask() if callable(want.mask) else want.mask
         token = draw(
-            seen, want.params, want.uniform, want.history, want.prompt, want.forbidden, want.mask
+            seen, want.params, want.uniform, want.history, want.prompt, want.forbidden, mask
         )
         if token < 0:
             return Drawn(error=NONE_ALLOWED)

@@ -369,7 +369,7 @@ class History:
             self._check_logprobs(asked)
             assert (event.reason, event.matched, event.cut) == (want.reason, want.matched, want.cut)
         start = goal.start if isinstance(goal, Score) else getattr(goal, "score_from", -1)
-        if start >= 0 and (event.reason != "error" or asked.scores):  # a dead end needs no pass
+        if start >= 0:
             scores = [
                 None if i == 0 else logprob(asked.prompt[:i], asked.prompt[i])
                 for i in range(start, len(asked.prompt))

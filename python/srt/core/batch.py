@@ -9,6 +9,7 @@ requests that share an uncached prefix compute it once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from srt.core.ints import Ints, ints
@@ -29,7 +30,8 @@ class Sample:
         prompt: prompt tokens; empty unless ``params.repetition_penalty != 1``.
         forbidden: ids that may not be drawn now (end tokens before ``min_new_tokens``).
         mask: allowed ids as little-endian int32 words, low bit first, 1 = allowed
-            (ceil(V / 32) words); None allows all.
+            (ceil(V / 32) words), or what makes them when the draw is due, while the device is still
+            computing; None allows all.
         top: report this many most likely tokens; -1 reports no log-probability at all.
     """
 
@@ -38,7 +40,7 @@ class Sample:
     history: Ints = field(default_factory=ints)
     prompt: Ints = field(default_factory=ints)
     forbidden: tuple[int, ...] = ()
-    mask: bytes | None = None
+    mask: bytes | Callable[[], bytes] | None = None
     top: int = -1
 
 

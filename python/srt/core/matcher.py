@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import Protocol
 
 
+class GrammarError(ValueError):
+    """A constraint that cannot be enforced. Says what, where, the limit and the fix."""
+
+
 class Matcher(Protocol):
     """Where one generation stands. Begins before the first generated token."""
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from srt.core.batch import NONE_ALLOWED, Drawn, Row, RowOutput
 from srt.core.ints import ints
+from srt.core.matcher import GrammarError
 from srt.core.messages import Distribution, Done, Event, Failed, Generate, Prompt, Tokens
 from srt.core.request import Request
 from srt.engine.rows import forbidden
@@ -41,7 +42,7 @@ class Collector:
         """Events of one computed row and the draws of it that count; a terminal one, if any, is the
         last."""
         error = draws[-1].error
-        if error and not (error == NONE_ALLOWED and request.matcher is not None):
+        if error and not (error.startswith(NONE_ALLOWED) and request.matcher is not None):
             self._stats.failed += 1
             return [Failed(request.id, "internal", error)]
         if row.score is not None:
@@ -136,18 +137,28 @@ class Collector:
         matcher = request.matcher
         if matcher is None or goal.top >= 0 or goal.probe:
             return [news] if news.tokens else []
-        if self._jumps == "string":
-            rewritten = self._rewrite(request, goal)
-            return [*([news] if news.tokens else []), *rewritten]
-        if self._jumps == "exact":
-            for token in matcher.forced(request.growth):
-                if token in forbidden(request, goal, self._ends):
-                    break
-                request.forced += 1
-                end = self._take(request, goal, token, news)
-                if end is not None:
-                    return [news, end]
-        return [news] if news.tokens else []
+        more: list[Event] = []
+        try:
+            if self._jumps == "exact":
+                more = self._force(request, goal, matcher.forced(request.growth), news)
+            elif self._jumps == "string":
+                more = self._rewrite(request, goal)
+        except GrammarError as error:
+            more = [self.dead_end(request, str(error))]
+        return [news, *more] if news.tokens else more
+
+    def _force(
+        self, request: Request, goal: Generate, forced: Sequence[int], news: Tokens
+    ) -> list[Event]:
+        """Add ``forced`` to ``news``. Returns the terminal event where the text ends among them."""
+        for token in forced:
+            if token in forbidden(request, goal, self._ends):
+                break
+            request.forced += 1
+            end = self._take(request, goal, token, news)
+            if end is not None:
+                return [end]
+        return []
 
     def _rewrite(self, request: Request, goal: Generate) -> list[Event]:
         """The jump of the SGLang paper (section 4): append what is forced as text, tokenize all the

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from srt.core.batch import Drawn, Row, RowOutput
+from srt.core.matcher import GrammarError
 from srt.core.messages import Generate
 from srt.core.request import Request
 from srt.memory.store import Store
@@ -33,7 +34,10 @@ class GrammarDrafter:
     """Forced text whose tokens are not certain, because the text behind it may merge with it."""
 
     def propose(self, request: Request, limit: int) -> list[int]:
-        return request.matcher.draft(limit) if request.matcher is not None else []
+        try:
+            return request.matcher.draft(limit) if request.matcher is not None else []
+        except GrammarError:
+            return []  # the mask that is asked for next says so
 
 
 def propose(drafter: Drafter, request: Request) -> list[int]:

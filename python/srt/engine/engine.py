@@ -244,10 +244,6 @@ class Engine:
         batch = self.planner.plan()
         events: list[Event] = [self._end(request, "done") for request in self.planner.filled]
         self.planner.filled.clear()
-        for request, message in self.planner.broken:
-            self._forget(request)
-            events.append(self._collector.dead_end(request, message))
-        self.planner.broken.clear()
         if batch.rows:
             try:
                 result = self.executor.run(batch)

@@ -18,7 +18,6 @@ from srt.engine.drafts import MAX_DRAFTS, Drafter, propose
 from srt.engine.info import EngineInfo
 from srt.engine.rows import make_rows
 from srt.engine.stats import Stats
-from srt.grammar.base import GrammarError
 from srt.memory.store import Match, Store
 from srt.schedule.scheduler import Reserve, plan
 from srt.schedule.view import Item, View
@@ -33,7 +32,6 @@ class Planner:
     Attributes:
         waiting, running: by request id; waiting in order of arrival.
         filled: requests whose every token was in the cache, to be ended.
-        broken: requests that no token may follow, and why; to be ended.
     """
 
     def __init__(
@@ -51,7 +49,6 @@ class Planner:
         self.waiting: dict[int, Request] = {}
         self.running: dict[int, Request] = {}
         self.filled: list[Request] = []
-        self.broken: list[tuple[Request, str]] = []
         self._matches: dict[int, Match] = {}  # of waiting requests, at ``_matched_at``
         self._matched_at = -1  # version of the radix tree
         self._arrivals = 0
@@ -144,29 +141,16 @@ class Planner:
             spare = self.store.available >= owed + MAX_DRAFTS  # pages against tokens
             drafts = self._drafts(request) if spare and context.work == 1 and not prompt else []
             count += len(drafts)
-            made = self._rows(request, count, drafts)
-            if not made:
+            if not self.store.grow(context, count):
+                self.stats.plan_misses += 1
                 self.store.truncate(context, len(context.tokens) - len(drafts))
                 continue
-            rows[number] = made
+            rows[number] = make_rows(request, count, self.info.eos, drafts)
             self.store.advance(context, count, publish=prompt)
             request.passes += 1
             if count > 1 or prompt:
                 used += count
         return used, saved
-
-    def _rows(self, request: Request, count: int, drafts: Sequence[int]) -> list[Row]:
-        """The request's rows; [] where it has no memory for them or nothing may follow its text."""
-        if any(request is broken for broken, _ in self.broken):
-            return []
-        if not self.store.grow(request.context, count):
-            self.stats.plan_misses += 1
-            return []
-        try:
-            return make_rows(request, count, self.info.eos, drafts)
-        except GrammarError as error:
-            self.broken.append((request, str(error)))
-            return []
 
     def _drafts(self, request: Request) -> list[int]:
         """Guesses, which the context then ends with."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from srt.core.batch import Row, Sample, Score
+from srt.core.matcher import GrammarError, Matcher
 from srt.core.messages import Distribution, Generate
 from srt.core.request import Request
 from srt.core.segments import Segment, split
-from srt.grammar.base import GrammarError
 
 _MASK = (1 << 64) - 1
 
@@ -34,7 +35,7 @@ def make_rows(
     """The rows of the next ``count`` tokens of work, one a segment. Only the last may draw.
 
     The last ``len(drafts)`` of the context's tokens are guesses, to be checked. To be made before
-    the store advances. Raises GrammarError where no token may follow.
+    the store advances.
     """
     context = request.context
     end = context.saved + count
@@ -76,38 +77,53 @@ def _samples(
     request: Request, goal: Generate, eos: tuple[int, ...], drafts: Sequence[int]
 ) -> list[Sample]:
     """How to draw before each of the drafts, and after the last."""
-    matcher, samples, ahead = request.matcher, [_sample(request, goal, eos, len(drafts), 0)], 0
-    if matcher is not None and not any(samples[0].mask or b""):
-        raise GrammarError("no token of the vocabulary can follow the text so far")
-    try:
-        for token in drafts:
-            if matcher is not None:
-                allowed = matcher.advance(token)
-                assert allowed, f"the grammar does not allow draft {token}"
-            ahead += 1
-            samples.append(_sample(request, goal, eos, len(drafts) - ahead, ahead))
-    finally:
-        if matcher is not None:
-            matcher.rollback(ahead)
+    count, params, tokens = len(drafts), goal.sampling, request.context.tokens
+    masks = None if request.matcher is None else Masks(request.matcher, drafts)
+    samples = []
+    for i in range(count + 1):
+        out = Sample(params, top=goal.top)
+        if not params.greedy:
+            out.uniform = uniform(request.seed, request.drawn + i)
+        if params.penalised:
+            out.history = tokens[request.prompt : len(tokens) - count + i]
+            if params.repetition_penalty != 1.0:
+                out.prompt = tokens[: request.prompt]
+        out.forbidden = forbidden(request, goal, eos, i)
+        if masks is not None:
+            out.mask = partial(masks.at, i)
+        samples.append(out)
     return samples
 
 
-def _sample(
-    request: Request, goal: Generate, eos: tuple[int, ...], behind: int, ahead: int
-) -> Sample:
-    """How to draw the token that has ``behind`` drafts behind it and ``ahead`` before it."""
-    params, tokens = goal.sampling, request.context.tokens
-    out = Sample(params, top=goal.top)
-    if not params.greedy:
-        out.uniform = uniform(request.seed, request.drawn + ahead)
-    if params.penalised:
-        out.history = tokens[request.prompt : len(tokens) - behind]
-        if params.repetition_penalty != 1.0:
-            out.prompt = tokens[: request.prompt]
-    out.forbidden = forbidden(request, goal, eos, ahead)
-    if request.matcher is not None:
-        out.mask = request.matcher.mask()
-    return out
+class Masks:
+    """Masks before each of some drafts and after the last, made when the first is asked for."""
+
+    def __init__(self, matcher: Matcher, drafts: Sequence[int]) -> None:
+        self._matcher, self._drafts = matcher, drafts
+        self._made: list[bytes] = []
+        self._error: GrammarError | None = None  # why there is no further one
+
+    def at(self, index: int) -> bytes:
+        """The mask before draft ``index``. Raises GrammarError."""
+        if not self._made and self._error is None:
+            self._make()
+        if index < len(self._made):
+            return self._made[index]
+        raise self._error or GrammarError("a draft has left the grammar")
+
+    def _make(self) -> None:
+        advanced = 0
+        try:
+            self._made.append(self._matcher.mask())
+            for token in self._drafts:
+                if not self._matcher.advance(token):
+                    break
+                advanced += 1
+                self._made.append(self._matcher.mask())
+        except GrammarError as error:
+            self._error = error
+        finally:
+            self._matcher.rollback(advanced)
 
 
 def forbidden(

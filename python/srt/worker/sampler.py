@@ -8,7 +8,7 @@ needs nothing takes part in nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from srt.core.batch import NONE_ALLOWED, Sample
 from srt.core.ints import Ints
+from srt.core.matcher import GrammarError
 
 # Most likely tokens that a nucleus is looked for in before the whole vocabulary is sorted.
 NUCLEUS = 1024
@@ -93,7 +94,7 @@ def _adjust(
         x.index_put_(where, torch.full((), float("-inf"), device=x.device))
     masked = [j for j, s in enumerate(chosen) if s.mask is not None]
     if masked:
-        x = _mask(x, masked, [chosen[j].mask or b"" for j in masked], special, errors)
+        x = _mask(x, masked, chosen, special, errors)
     return x if len(special) == len(samples) else _put(logits, special, x)
 
 
@@ -116,19 +117,31 @@ def _repetition(x: Tensor, samples: Sequence[Sample]) -> Tensor:
 
 
 def _mask(
-    x: Tensor, masked: list[int], masks: list[bytes], special: list[int], errors: list[str]
+    x: Tensor, masked: list[int], samples: list[Sample], special: list[int], errors: list[str]
 ) -> Tensor:
     """Rows ``masked`` keep the ids whose bit is set."""
-    words = (x.shape[1] + 31) // 32
-    for j, mask in enumerate(masks):
-        if len(mask) != 4 * words:
-            problem = f"the token mask has {len(mask)} bytes; {4 * words} are needed"
-            errors[special[masked[j]]] = problem
-            masks[j] = b"\xff" * (4 * words)
+    size = 4 * ((x.shape[1] + 31) // 32)
+    masks = []
+    for j in masked:
+        mask, error = _made(samples[j].mask, size)
+        masks.append(mask)
+        if error:
+            errors[special[j]] = error
     denied = _denied(b"".join(masks), len(masks), x)
     if len(masked) == x.shape[0]:
         return x.masked_fill_(denied, float("-inf"))  # x is ours: see ``_adjust``
     return _put(x, masked, _rows(x, masked).masked_fill_(denied, float("-inf")))
+
+
+def _made(mask: bytes | Callable[[], bytes] | None, size: int) -> tuple[bytes, str]:
+    """The mask, and why there is none: then it allows all, for a draw that does not count."""
+    try:
+        made = mask() if callable(mask) else mask or b""
+    except GrammarError as error:
+        return b"\xff" * size, f"{NONE_ALLOWED}: {error}"
+    if len(made) != size:
+        return b"\xff" * size, f"the token mask has {len(made)} bytes; {size} are needed"
+    return made, ""
 
 
 def _denied(masks: bytes, count: int, x: Tensor) -> Tensor:
