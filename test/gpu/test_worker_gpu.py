@@ -116,6 +116,7 @@ def test_sampler_draws_what_the_cpu_draws() -> None:
     torch.manual_seed(0)
     logits = torch.randn(64, 5000) * 3
     r = random.Random(0)
+    bits = bytes(r.randrange(1, 256) for _ in range(4 * 157))
     samples = [
         Sample(
             SamplingParams(
@@ -125,6 +126,7 @@ def test_sampler_draws_what_the_cpu_draws() -> None:
             uniform=r.random(),
             history=ints(r.randrange(5000) for _ in range(20)),
             forbidden=(1, 2),
+            mask=r.choice([None, bits, lambda: bits]),
         )
         for _ in range(64)
     ]  # fmt: skip

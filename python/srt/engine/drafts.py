@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Protocol
 
 from srt.core.batch import Drawn, Row, RowOutput
-from srt.core.matcher import GrammarError
 from srt.core.messages import Generate
 from srt.core.request import Request
 from srt.memory.store import Store
@@ -36,8 +35,8 @@ class GrammarDrafter:
     def propose(self, request: Request, limit: int) -> list[int]:
         try:
             return request.matcher.draft(limit) if request.matcher is not None else []
-        except GrammarError:
-            return []  # the mask that is asked for next says so
+        except Exception:
+            return []  # the mask that is asked for next says why
 
 
 def propose(drafter: Drafter, request: Request) -> list[int]:

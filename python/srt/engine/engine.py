@@ -11,11 +11,13 @@ a view; the executor computes. Nothing here knows torch.
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from srt.config import ScheduleConfig
-from srt.core.batch import Batch, RowOutput
+from srt.core.batch import Batch, Row, RowOutput
 from srt.core.context import Context
 from srt.core.ints import from_bytes
 from srt.core.messages import (
@@ -44,6 +46,8 @@ from srt.engine.planner import Planner
 from srt.engine.stats import Stats
 from srt.grammar.watch import Watch
 from srt.memory.store import Store
+
+log = logging.getLogger("srt.engine")
 
 
 class Engine:
@@ -187,7 +191,7 @@ class Engine:
                 events.append(Failed(request.id, "invalid", error))
                 self._forget(request)
                 continue
-            news = self._collector.begin(request)
+            news = self._written(request, partial(self._collector.begin, request))
             events += news
             if news and isinstance(news[-1], Done | Failed):
                 self._forget(request)
@@ -261,12 +265,26 @@ class Engine:
             request = self._requests.get(row.context)
             if request is None or (i < last[row.context] and not out.error):
                 continue  # ended by an earlier row, or more rows of it follow
-            draws = verify(self.store, request, row, out)
-            news = self._collector.collect(request, row, out, draws)
+            news = self._written(request, partial(self._row, request, row, out))
             events += news
             if news and isinstance(news[-1], Done | Failed):
                 self._forget(request)
         return events
+
+    def _row(self, request: Request, row: Row, out: RowOutput) -> list[Event]:
+        return self._collector.collect(request, row, out, verify(self.store, request, row, out))
+
+    def _written(self, request: Request, write: Callable[[], list[Event]]) -> list[Event]:
+        """What ``write`` returns. A grammar that breaks takes nobody but its own request along."""
+        if request.matcher is None:
+            return write()
+        try:
+            return write()
+        except Exception as error:
+            log.exception("a grammar failed")
+            self.stats.failed += 1
+            text = f"the grammar failed: {type(error).__name__}: {error}"
+            return [Failed(request.id, "internal", text)]
 
     def _fail_batch(self, batch: Batch, error: Exception) -> list[Event]:
         """The pass raised: its rows' KV was never written, though the tree may show it. Its

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 
@@ -11,6 +12,7 @@ from srt.core.messages import Distribution, Generate
 from srt.core.request import Request
 from srt.core.segments import Segment, split
 
+log = logging.getLogger("srt.engine")
 _MASK = (1 << 64) - 1
 
 
@@ -122,6 +124,9 @@ class Masks:
                 self._made.append(self._matcher.mask())
         except GrammarError as error:
             self._error = error
+        except Exception as error:
+            log.exception("a grammar failed")
+            self._error = GrammarError(f"the grammar failed: {type(error).__name__}: {error}")
         finally:
             self._matcher.rollback(advanced)
 
