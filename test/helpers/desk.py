@@ -23,6 +23,7 @@ from srt.core.messages import (
     Verb,
 )
 from srt.core.sampling import SamplingParams
+from srt.engine.compiling import Grammars
 from srt.engine.engine import Engine
 
 
@@ -37,11 +38,14 @@ class Desk:
     """An engine over a fake worker, with every event that came out of it."""
 
     def __init__(self, capacity: int = 4096, page_size: int = 1, *, share: bool = True,
-                 worker: FakeWorker | None = None, **schedule: Any) -> None:  # fmt: skip
+                 worker: FakeWorker | None = None, grammars: Grammars | None = None,
+                 jumps: str = "exact", **schedule: Any) -> None:  # fmt: skip
         settings = ScheduleConfig(**schedule)
         self.worker = worker or FakeWorker(page_size)
         info = fake_info(capacity, page_size, settings.max_running_requests)
-        self.engine = Engine(self.worker, info, settings, TOKEN_BYTES, share=share)
+        self.engine = Engine(
+            self.worker, info, settings, TOKEN_BYTES, share=share, grammars=grammars, jumps=jumps
+        )
         self.events: dict[int, list[Event]] = {}
         self.replies: list[Reply] = []
         self._ids = itertools.count(1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from srt.core.batch import NONE_ALLOWED, Batch, Drawn, Row, RowOutput, Sample, StepResult
+from srt.core.matcher import GrammarError
 from srt.core.sampling import SamplingParams
 from srt.engine.info import EngineInfo
 
@@ -118,7 +119,10 @@ class FakeWorker:
 
     @staticmethod
     def _draw(seen: list[int], want: Sample) -> Drawn:
-        mask = want.mask() if callable(want.mask) else want.mask
+        try:
+            mask = want.mask() if callable(want.mask) else want.mask
+        except GrammarError as error:
+            return Drawn(error=f"{NONE_ALLOWED}: {error}")
         token = draw(
             seen, want.params, want.uniform, want.history, want.prompt, want.forbidden, mask
         )
