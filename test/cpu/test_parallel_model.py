@@ -124,7 +124,7 @@ def test_side_by_side_is_not_one_after_the_other(model: Any) -> None:
 def test_many_at_once_in_little_memory(executor: Any, model: Any) -> None:
     some = prompts(11, 8)
     asker = Asker(executor, capacity=64, chunked_prefill_size=7)
-    asker.engine.reserve = Reserve(share=0.0, low=0.0, step_up=0.0)  # an optimist, who retracts
+    asker.engine.planner.reserve = Reserve(share=0.0, low=0.0, step_up=0.0)  # must retract
     for number, items in enumerate(some):
         asker.ask(number, items)
     asker.run()

@@ -35,7 +35,7 @@ class Nth:
 
 def scenario(desk: Desk) -> list[tuple[int, list[int], Any]]:
     """Sharing, forks, chunks, retraction, scores, stops and an abort, in a tight memory."""
-    desk.engine.reserve.share = desk.engine.reserve.low = 0.0
+    desk.engine.planner.reserve.share = desk.engine.planner.reserve.low = 0.0
     goal = generate(14, stop=("~~",), stop_regex=("~{3}",))
     asked: list[tuple[int, list[int], Any]] = []
 

@@ -53,7 +53,9 @@ def test_generate(served: Served, http: httpx.Client) -> None:
     meta = found["meta_info"]
     assert set(meta) == {
         "id", "finish_reason", "prompt_tokens", "completion_tokens", "cached_tokens", "e2e_latency",
+        "forward_passes", "forced_tokens", "drafted_tokens", "accepted_tokens",
     }  # fmt: skip
+    assert meta["forward_passes"] == 6
     assert meta["id"] == "mine"
     assert meta["finish_reason"] == {"type": "length", "length": 6}
     ids = list(served.tokenizer.encode("hello"))
@@ -333,16 +335,11 @@ def test_flush(http: httpx.Client) -> None:
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("/generate", {"text": "a", "sampling_params": {"regex": "a+"}}, "regex"),
-    ("/generate", {"text": "a", "sampling_params": {"json_schema": {}}}, "json_schema"),
     ("/generate", {"text": "a", "image_data": "x"}, "image_data"),
     ("/generate", {"text": "a", "lora_path": "x"}, "lora_path"),
     ("/v1/completions", {"prompt": "a", "suffix": "b"}, "suffix"),
     ("/v1/completions", {"prompt": "a", "best_of": 3}, "best_of"),
-    ("/v1/completions", {"prompt": "a", "ebnf": "root"}, "ebnf"),
-    ("/v1/chat/completions", {"response_format": {"type": "json_object"}}, "response_format"),
-    ("/v1/chat/completions", {"tools": [{"type": "function"}]}, "tools"),
-    ("/v1/chat/completions", {"json_schema": {}}, "json_schema"),
+    ("/v1/chat/completions", {"functions": [{"name": "f"}]}, "functions"),
 ]
 
 

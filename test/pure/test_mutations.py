@@ -7,8 +7,10 @@ from helpers.lru import evicts_least_recently_used
 from helpers.mutation import Edit, mutate
 from helpers.simulation import simulate
 from srt.core.request import Request
-from srt.engine import rows
+from srt.engine import engine, rows
+from srt.engine.collect import Collector
 from srt.engine.engine import Engine
+from srt.engine.planner import Planner
 from srt.memory.radix import RadixTree
 from srt.memory.store import Store
 from srt.schedule import scheduler
@@ -65,15 +67,38 @@ MUTATIONS = {
         Edit(Request, "match_limit", "return min(length, self.unscored) - 1", "return length - 1"),
     ],
     "the random number is of the wrong position": [
-        Edit(rows, "_sample", "request.drawn)", "request.drawn + 1)"),
+        Edit(rows, "_samples", "request.drawn + i)", "request.drawn + i + 1)"),
     ],
     "penalties forget what was drawn before a retraction": [
-        Edit(rows, "_sample", "request.context.tokens[request.prompt :]",
-             "request.context.tokens[request.context.saved :]"),
+        Edit(rows, "_samples", "tokens[request.prompt : len", "tokens[request.context.saved : len"),
     ],
     "an end token comes one token early": [
-        Edit(rows, "_sample", "request.drawn < params.min_new_tokens",
-             "request.drawn + 1 < params.min_new_tokens"),
+        Edit(rows, "forbidden", "request.drawn + ahead < params.min_new_tokens",
+             "request.drawn + ahead + 1 < params.min_new_tokens"),
+    ],
+    "a draft's penalties know what comes behind it": [
+        Edit(rows, "_samples", "len(tokens) - count + i]", "len(tokens)]"),
+    ],
+    "a mask is that of the draft before": [
+        Edit(rows.Masks, "at", "self._made[index]", "self._made[max(index - 1, 0)]"),
+    ],
+    "a matcher is left where the drafts end": [
+        Edit(rows.Masks, "_make", "self._matcher.rollback(advanced)", "pass"),
+    ],
+    "a draft is believed": [
+        Edit(engine, "verify", "out.checks[kept].token == drafts[kept]", "True"),
+    ],
+    "rejected drafts stay": [
+        Edit(engine, "verify", "- count + kept)", ")"),
+    ],
+    "forced tokens are written past a stop": [
+        Edit(Collector, "_force", "if end is not None:", "if False:"),
+    ],
+    "a forced end is written too early": [
+        Edit(Collector, "_force", "if token in forbidden(request, goal, self._ends):", "if False:"),
+    ],
+    "drafts take the memory of others": [
+        Edit(Planner, "_apply", "self.store.available >= owed + MAX_DRAFTS", "True"),
     ],
     "an older request gives way": [
         Edit(scheduler, "victims", "item.arrival > asker.arrival and item.id not in taken",
@@ -96,13 +121,13 @@ MUTATIONS = {
         Edit(Engine, "_fail_batch", "self.store.flush()", "pass"),
     ],
     "an aborted request stays in the queue": [
-        Edit(Engine, "_forget", "self.waiting.pop(request.id, None)", "pass"),
+        Edit(Planner, "drop", "self.waiting.pop(request.id, None)", "pass"),
     ],
     "an aborted request keeps its memory": [
         Edit(Engine, "_forget", "if context.active:", "if False:"),
     ],
     "remembered matches are never renewed": [
-        Edit(Engine, "_match", "if self._matched_at != self.store.tree.version:",
+        Edit(Planner, "_match", "if self._matched_at != self.store.tree.version:",
              "self._matched_at = self.store.tree.version\n    if False:"),
     ],
 }  # fmt: skip

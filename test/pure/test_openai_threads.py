@@ -83,6 +83,31 @@ def test_an_interrupted_call_is_aborted(service: FakeOpenAI, backend: OpenAI, ca
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: type(call).__name__)
+def test_a_call_interrupted_as_it_begins_is_aborted(
+    service: FakeOpenAI, backend: OpenAI, call: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that calls may be given its turn again only when the call is under way."""
+    begin = LoopThread._begin
+
+    def interrupted(*args: Any) -> None:
+        begin(*args)
+        until(lambda: service.under_way)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LoopThread, "_begin", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        call.do(backend)
+    until(lambda: service.connections == 0)
+
+
+def test_a_call_that_cannot_begin() -> None:
+    loops = LoopThread()
+    with pytest.raises(TypeError, match="positional"):
+        loops.run(name, 1)  # type: ignore[arg-type]
+    loops.close()
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: type(call).__name__)
 def test_shutdown_ends_calls_and_leaves_nothing(
     service: FakeOpenAI, backend: OpenAI, call: Any
 ) -> None:

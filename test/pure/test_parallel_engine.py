@@ -117,7 +117,7 @@ def history(r: random.Random) -> Counter[str]:
         chunked_prefill_size=r.choice([1, 3, 8, 64]),
         max_running_requests=r.choice([1, 8]),
     )
-    office.engine.reserve = Reserve(share=0.0, low=0.0, step_up=0.0)  # an optimist, who retracts
+    office.engine.planner.reserve = Reserve(share=0.0, low=0.0, step_up=0.0)  # must retract
     asked: list[tuple[int, list[Item]]] = []
     for items in prompts:
         context = office.open_items(items)
