@@ -1,0 +1,59 @@
+"""Budget: what one pattern may cost, counted in steps and never in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from srt.grammar.base import GrammarError
+
+
+class InvalidPattern(GrammarError):
+    """The pattern is not one: ``re`` would not compile it either."""
+
+
+class BeyondBudget(GrammarError):
+    """The pattern is too large for us or uses what we do not carry; another engine may take it."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits of one compilation. The same pattern meets the same limit on every machine.
+
+    Attributes:
+        pattern: bytes of the pattern in UTF-8.
+        depth: groups inside each other.
+        nfa: states of the nondeterministic automaton.
+        dfa: states of the deterministic automaton before it is minimised.
+        cells: states times classes of the deterministic automaton.
+        steps: units of work, each some 0.1 us, over all stages.
+        strings: members of a finite language that are listed.
+        string_bytes: their UTF-8 bytes in all.
+    """
+
+    pattern: int = 4 << 10
+    depth: int = 64
+    nfa: int = 100_000
+    dfa: int = 20_000
+    cells: int = 8_000_000
+    steps: int = 4_000_000
+    strings: int = 4096
+    string_bytes: int = 64 << 10
+
+
+class Meter:
+    """Steps spent so far."""
+
+    __slots__ = ("budget", "spent")
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
+        self.spent = 0
+
+    def spend(self, steps: int) -> None:
+        """Raises BeyondBudget where the sum exceeds the limit."""
+        self.spent += steps
+        if self.spent > self.budget.steps:
+            raise BeyondBudget(
+                f"regex takes more than {self.budget.steps} steps to compile; "
+                "make its repetitions smaller, or their parts easier to tell apart"
+            )

@@ -1,0 +1,69 @@
+"""A pattern as an Automaton.
+
+    text -> tree (parser) -> tree (simplify) -> Nfa -> Dfa over classes of characters -> minimal
+
+The language is what ``re.fullmatch`` accepts, for valid Unicode text. Nothing is approximated:
+what is not carried exactly raises BeyondBudget.
+"""
+
+from __future__ import annotations
+
+from srt.grammar.automaton import Automaton
+from srt.grammar.base import GrammarError
+from srt.grammar.regex import alternating
+from srt.grammar.regex.budget import Budget, Meter
+from srt.grammar.regex.context import Context, asked
+from srt.grammar.regex.dfa import determinize
+from srt.grammar.regex.minimal import minimise
+from srt.grammar.regex.nfa import Nfa
+from srt.grammar.regex.parser import parse
+from srt.grammar.regex.partition import partition
+from srt.grammar.regex.simplify import ENDS, STARTS, simplify, trim
+from srt.grammar.regex.tree import Node
+
+DEFAULT = Budget()
+FRONTS = ("own", "interegular")
+
+
+def compile_regex(pattern: str, budget: Budget = DEFAULT, front: str = "own") -> Automaton:
+    """``front``: "own", or "interegular" for that library's parser, which differs (see there).
+
+    Raises InvalidPattern for what is not a pattern, BeyondBudget for what is too large or not
+    carried, and GrammarError where no text matches.
+    """
+    if front not in FRONTS:
+        raise GrammarError(f"front {front!r} is unknown; use one of {', '.join(FRONTS)}")
+    tree = simplify(parse(pattern, budget))
+    if front == "interegular":
+        from srt.grammar.regex.interegular_front import interegular
+
+        dfa, parts = interegular(pattern, tree, budget)
+        return minimise(dfa, parts, budget, Meter(budget))
+    tree = trim(trim(tree, STARTS, last=False), ENDS, last=True)
+    return _automaton(tree, budget, any_prefix=False)
+
+
+def search(pattern: str, budget: Budget = DEFAULT) -> Automaton:
+    """Final exactly after those texts that have a suffix which ``pattern`` matches; an assertion at
+    its end sees the end of the text there. In state 0 no match is under way. DEAD: no match can
+    come any more, as after the first character of a text for ``^a``. Raises as ``compile_regex``.
+    """
+    tree = trim(simplify(parse(pattern, budget)), ENDS, last=True)
+    return _automaton(tree, budget, any_prefix=True)
+
+
+def _automaton(tree: Node, budget: Budget, any_prefix: bool) -> Automaton:
+    meter = Meter(budget)
+    nfa = Nfa(meter)
+    start = nfa.add(tree, nfa.accept)
+    if any_prefix:
+        start = nfa.after_any(start)
+    if nfa.plain:
+        parts = partition(nfa.sets)
+        dfa = determinize(nfa, start, parts, meter)
+    else:
+        questions = asked(nfa)
+        parts = partition(nfa.sets)
+        context = Context(nfa, questions, parts, meter)
+        dfa = alternating.determinize(nfa, start, context, parts, meter)
+    return minimise(dfa, parts, budget, meter)
