@@ -1,0 +1,198 @@
+"""Canonical: which of the allowed tokens can belong to the canonical tokenisation of a legal text.
+
+    head    the generated text behind the last boundary that no token can cross
+    body    a candidate token t and the characters that are forced behind it
+
+Every legal text that goes on with t goes on with body. Where body holds a boundary that no token
+can cross, behind the first token after head, ``encode(head + body)`` tells that token. Elsewhere
+the first token may depend on what follows, and is one of those of
+
+    encode(head + body)                 the tokens end where body ends
+    encode(head + body[:i] + z)         a token z that begins at i crosses the end of body
+    encode(either + character)          a tokenizer that looks one character ahead
+
+t stays if one of them is the tokens of head and then t. No token of the canonical tokenisation of
+a legal text is ever left out, as far as a tokenizer looks ahead by one character at most; some that
+belong to none may stay.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from unicodedata import category
+
+from srt.grammar.fsm.masks import Masks, State
+from srt.grammar.fsm.rows import Row
+from srt.grammar.fsm.utf8 import opened, span
+
+WINDOW = 32  # tokens of head; where it is longer the plain mask stays
+BODY = 64  # characters of body
+OPEN_BODIES = 8  # bodies without a boundary that are looked at for one state; more stay as they are
+CROSSING = 4  # tokens z looked at for one i; where there are more, only what comes before i is
+_USUAL = "eaEA10" + "".join(map(chr, range(0x20, 0x7F))) + "\n\r\téж日"
+_RARE = {"Ll": "qxz", "Lu": "QXZ", "Nd": "73", "Lo": "ꙮ", "Po": "¿"}
+_PER_KIND = 2
+_FEW = 8  # characters up to which all that may come next are tried
+
+
+class Canonical:
+    """Narrow rows of one grammar, by state and by the tokens of head."""
+
+    def __init__(self, masks: Masks) -> None:
+        self.masks = masks
+        self._probes: dict[State, list[str]] = {}
+        masks.table.prepare()
+        self.filtered = 0  # rows worked out, not found
+
+    def row(self, state: State, head: tuple[int, ...]) -> Row:
+        """The tokens allowed in ``state`` behind the tokens ``head``."""
+        plain, rows = self.masks.row(state), self.masks.table.rows
+        if plain.ids is None or len(plain.ids) < 2 or len(head) > WINDOW:
+            return plain
+        key = (self.masks.owner, *state, head)
+        row = rows.get(key)
+        if row is None:
+            kept = self._filter(state, head, plain.ids)
+            row = Row(kept, b"", plain.ending) if kept and len(kept) < len(plain.ids) else plain
+            rows.put(key, row)
+            self.filtered += 1
+        return row
+
+    def _filter(
+        self, state: State, head: tuple[int, ...], ids: tuple[int, ...]
+    ) -> tuple[int, ...] | None:
+        """Those of ``ids`` that stay; None where the tokenizer writes other bytes than the text."""
+        table = self.masks.table
+        stay: set[int] = set()
+        bodies: dict[bytes, list[int]] = {}
+        for token in ids:
+            body = self.body(state, table.tokens[token])
+            if body is None:
+                stay.add(token)
+            else:
+                bodies.setdefault(body, []).append(token)
+        text = table.text(head)
+        found = self._encode([text + body for body in bodies])
+        open_bodies = []
+        for body, tokens in zip(bodies, found):
+            if table.text(tokens) != text + body:
+                return None
+            after = len(table.text(tokens[: len(head) + 1]))
+            stay |= _next(tokens, head)
+            if not table.bounded(text + body, max(after, len(text) + 1)):
+                open_bodies.append(body)
+        if len(open_bodies) > OPEN_BODIES:
+            stay.update(token for body in open_bodies for token in bodies[body])
+            return tuple(token for token in ids if token in stay)
+        variants: list[tuple[bytes, int]] = []
+        for body in open_bodies:
+            more = self._variants(state, body)
+            if more is None:
+                stay.update(bodies[body])
+            else:
+                variants += more
+        found = self._encode([text + variant for variant, _ in variants])
+        for (_, at), tokens in zip(variants, found):
+            if not at or self._parts(tokens, len(text) + at):
+                stay |= _next(tokens, head)
+        return tuple(token for token in ids if token in stay)
+
+    def body(self, state: State, data: bytes) -> bytes | None:
+        """``data`` and the characters that are forced behind it; None where it ends inside a
+        character that is not forced."""
+        after = self.masks.walk(state, data)
+        if after is None:
+            return None
+        rest, path = self.masks.run(after, max(1 if after[1] else 0, BODY - len(data)))
+        if after[1] and not path:
+            return None
+        return data + rest
+
+    def _variants(self, state: State, body: bytes) -> list[tuple[bytes, int]] | None:
+        """The other texts to encode for ``body``, and where a token has to begin, 0 for anywhere.
+        None where a token that begins inside a character crosses the end of ``body``."""
+        found = [(text, 0) for text in self._followed(state, body)]
+        for at in range(max(1, len(body) - self.masks.table.longest + 1), len(body)):
+            crossing = self._crossing(state, body, at)
+            if not crossing:
+                continue
+            if body[at] & 0xC0 == 0x80:
+                return None
+            if len(crossing) <= CROSSING:
+                for token in crossing:
+                    found += [(text, at) for text in self._followed(state, body[:at] + token)]
+            else:
+                rare = _RARE.get(_kind(body[at:].decode()[0]), "")
+                found += [(body[:at] + char.encode(), 0) for char in ("", *rare)]
+        return found
+
+    def _followed(self, state: State, text: bytes) -> list[bytes]:
+        """``text``, and it with some characters that may come next."""
+        end = self.masks.walk(state, text)
+        assert end is not None
+        if not end[1]:
+            return [text, *(text + char.encode() for char in self._after(end))]
+        low, high = span(end[1])
+        return [text[: -len(opened(end[1]))] + chr(point).encode() for point in (low, high)]
+
+    def _crossing(self, state: State, body: bytes, at: int) -> list[bytes]:
+        """The legal tokens that begin at ``at`` and end behind the end of ``body``; of a wide state
+        more than CROSSING, whether they are legal or not."""
+        ordered, rest = self.masks.table.ordered, body[at:]
+        place = bisect_right(ordered, rest)
+        if place == len(ordered) or not ordered[place].startswith(rest):
+            return []
+        reached = self.masks.walk(state, body[:at])
+        if reached is None:
+            return []
+        row, tokens = self.masks.row(reached), self.masks.table.tokens
+        if row.ids is None:
+            return [rest] * (CROSSING + 1)
+        found = {tokens[token] for token in row.ids if tokens[token].startswith(rest)}
+        return sorted(found - {rest})
+
+    def _parts(self, tokens: list[int], at: int) -> bool:
+        """Whether one of ``tokens`` begins at byte ``at``."""
+        pieces = self.masks.table.tokens
+        for token in tokens:
+            if at <= 0:
+                break
+            at -= len(pieces[token])
+        return at == 0
+
+    def _after(self, state: State) -> list[str]:
+        """Characters of each kind that may come next: a few that may, and a few that seldom join
+        those before them."""
+        if state not in self._probes:
+            masks = self.masks
+            found = masks.next_characters(state[0], _FEW)
+            if found is None:
+                found = [char for char in _USUAL if masks.walk(state, char.encode()) is not None]
+                found += masks.next_examples(state[0])
+            kinds: dict[str, list[str]] = {}
+            for char in found:
+                kinds.setdefault(_kind(char), []).append(char)
+            few = len(found) <= _FEW
+            self._probes[state] = [
+                char
+                for kind, chars in kinds.items()
+                for char in (*(chars if few else chars[:_PER_KIND]), *_RARE.get(kind, ""))
+            ]
+        return self._probes[state]
+
+    def _encode(self, texts: Iterable[bytes]) -> list[list[int]]:
+        whole = [text.decode(errors="replace") for text in texts]
+        return self.masks.table.encode(whole) if whole else []
+
+
+def _next(tokens: list[int], head: tuple[int, ...]) -> set[int]:
+    """The token behind ``head``, where ``tokens`` begin with it."""
+    if len(tokens) > len(head) and tuple(tokens[: len(head)]) == head:
+        return {tokens[len(head)]}
+    return set()
+
+
+def _kind(char: str) -> str:
+    """What tokenizers tell apart: Unicode's category; white space and quotes each by itself."""
+    return char if char in " \n\r\t'\"/" else category(char)

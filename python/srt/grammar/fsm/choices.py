@@ -1,0 +1,243 @@
+"""ChoicesGrammar: one of a list of strings, as a trie over their canonical tokens.
+
+The canonical masks are exact: a token is allowed where it continues the tokenisation of some
+string. Tokens off the trie that still write one of the strings may be taken too; from there on the
+masks are those of the bytes alone.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from srt.core.vocabulary import Vocabulary
+from srt.grammar.base import GrammarError
+from srt.grammar.fsm.rows import Row
+from srt.grammar.fsm.tokens import TokenTable
+
+OFF = -1  # in place of a node: the tokens are not a path of the trie
+_AFTER = b"\xff"  # sorts behind every byte of UTF-8
+
+
+class Place(NamedTuple):
+    """Where a text stands: the strings ``texts[low:high]`` begin with it."""
+
+    low: int
+    high: int
+    size: int  # bytes of the text
+    node: int
+
+
+class ChoicesGrammar:
+    """Satisfies ``Grammar``. Without ``canonical`` the masks are those of the bytes.
+
+    Raises GrammarError where there is no string, or the vocabulary cannot write one.
+    """
+
+    path = "trie"
+
+    def __init__(
+        self, strings: Sequence[str], vocabulary: Vocabulary, canonical: bool = True
+    ) -> None:
+        if not strings:
+            raise GrammarError("choices is an empty list; give at least one string.")
+        self.table = TokenTable.of(vocabulary)
+        self.owner = self.table.rows.owner()
+        texts = sorted({text.encode(): text for text in strings}.items())
+        self.texts = [data for data, _ in texts]
+        self.children: list[dict[int, int]] = [{}]
+        self.ending = [self.texts[0] == b""]
+        ways = self._tokenise([text for _, text in texts])
+        if canonical:
+            self._plant(ways)
+        self.start = Place(0, len(self.texts), 0, 0 if canonical else OFF)
+
+    @property
+    def nbytes(self) -> int:
+        """About; the masks are kept by the table."""
+        return sum(map(len, self.texts)) + 100 * len(self.texts) + 150 * len(self.children)
+
+    def matcher(self) -> ChoicesMatcher:
+        return ChoicesMatcher(self)
+
+    def walk(self, place: Place, token: int) -> Place | None:
+        """The place behind a token, or None where no string goes on with it."""
+        tokens = self.table.tokens
+        data = tokens[token] if 0 <= token < len(tokens) else b""
+        if not data:
+            return None
+        text = self.texts[place.low][: place.size] + data
+        low = bisect_left(self.texts, text, place.low, place.high)
+        high = bisect_left(self.texts, text + _AFTER, low, place.high)
+        if low == high:
+            return None
+        node = OFF if place.node == OFF else self.children[place.node].get(token, OFF)
+        return Place(low, high, len(text), node)
+
+    def accepting(self, place: Place) -> bool:
+        return len(self.texts[place.low]) == place.size
+
+    def row(self, place: Place) -> Row:
+        """The tokens allowed in ``place``."""
+        on = place.node != OFF
+        key = (self.owner, place.node) if on else (self.owner, *place[:3])
+        row = self.table.rows.get(key)
+        if row is None:
+            tokens = list(self.children[place.node]) if on else self._plain(place)
+            ids = np.array(tokens, dtype=np.int64)
+            row = self.table.row(ids, self.accepting(place))
+            self.table.rows.put(key, row)
+        return row
+
+    def common(self, place: Place) -> bytes:
+        """What all strings of ``place`` begin with."""
+        first, last = self.texts[place.low], self.texts[place.high - 1]
+        size = place.size
+        while size < len(first) and first[size] == last[size]:
+            size += 1
+        return first[:size]
+
+    # -- making ----------------------------------------------------------------------------------
+
+    def _tokenise(self, texts: list[str]) -> list[list[int]]:
+        """The canonical tokens of each string; where they do not spell it, or are no plain tokens,
+        the longest token at each place."""
+        ways = self.table.encode(texts)
+        for at, data in enumerate(self.texts):
+            if self.table.text(ways[at]) != data:
+                ways[at] = self._greedy(data)
+        return ways
+
+    def _greedy(self, data: bytes) -> list[int]:
+        numbers, longest = self.table.numbers, self.table.longest
+        found, at = [], 0
+        while at < len(data):
+            ends = range(min(len(data), at + longest), at, -1)
+            end = next((end for end in ends if data[at:end] in numbers), at)
+            if end == at:
+                raise GrammarError(
+                    f"choices: the vocabulary has no token for byte {data[at : at + 1]!r} of "
+                    f"{data.decode()!r}; leave that string out."
+                )
+            found.append(numbers[data[at:end]][0])
+            at = end
+        return found
+
+    def _plant(self, ways: list[list[int]]) -> None:
+        texts = set(self.texts)
+        for way in ways:
+            node, size = 0, 0
+            data = self.table.text(way)
+            for token in way:
+                size += len(self.table.tokens[token])
+                child = self.children[node].get(token)
+                if child is None:
+                    child = self.children[node][token] = len(self.children)
+                    self.children.append({})
+                    self.ending.append(data[:size] in texts)
+                node = child
+
+    def _plain(self, place: Place) -> list[int]:
+        """All tokens that continue some string of ``place``: both sorted lists are descended
+        together, byte by byte."""
+        ordered, texts, numbers = self.table.ordered, self.texts, self.table.numbers
+        found: list[int] = []
+        todo = [(place.low, place.high, b"", 0, len(ordered))]
+        while todo:
+            low, high, data, first, last = todo.pop()
+            size = place.size + len(data)
+            if data:
+                found += numbers.get(data, ())
+            low += len(texts[low]) == size
+            while low < high:
+                step = data + texts[low][size : size + 1]
+                after = texts[low][: size + 1] + _AFTER
+                end = bisect_left(texts, after, low, high)
+                begin = bisect_left(ordered, step, first, last)
+                stop = bisect_right(ordered, step + _AFTER * self.table.longest, begin, last)
+                if begin < stop:
+                    todo.append((low, end, step, begin, stop))
+                low = end
+        return sorted(found)
+
+
+class ChoicesMatcher:
+    """Satisfies ``Matcher``."""
+
+    __slots__ = ("_grammar", "_places", "_tokens")
+
+    def __init__(self, grammar: ChoicesGrammar) -> None:
+        self._grammar = grammar
+        self._places = [grammar.start]
+        self._tokens: list[int] = []
+
+    @property
+    def accepting(self) -> bool:
+        return self._grammar.accepting(self._places[-1])
+
+    @property
+    def finished(self) -> bool:
+        place = self._places[-1]
+        if place.node != OFF:
+            return self.accepting and not self._grammar.children[place.node]
+        return self.accepting and place.high - place.low == 1
+
+    def mask(self) -> bytes:
+        table = self._grammar.table
+        return self._grammar.row(self._places[-1]).mask(table.words, table.eos)
+
+    def advance(self, token: int) -> bool:
+        place = self._grammar.walk(self._places[-1], token)
+        if place is None:
+            return False
+        self._places.append(place)
+        self._tokens.append(token)
+        return True
+
+    def forced(self, limit: int) -> list[int]:
+        place, found = self._places[-1], list[int]()
+        eos = len(self._grammar.table.eos)
+        while len(found) < limit:
+            token = self._grammar.row(place).sole(eos)
+            step = None if token is None else self._grammar.walk(place, token)
+            if token is None or step is None:
+                break
+            found.append(token)
+            place = step
+        return found
+
+    def draft(self, limit: int) -> list[int]:
+        found = self.forced(limit)
+        probe = self.fork()
+        for token in found:
+            probe.advance(token)
+        rest = self._grammar.common(probe._places[-1])
+        if len(rest) == probe._places[-1].size or len(found) == limit:
+            return found
+        whole = self._grammar.table.spell(rest)
+        if whole[: len(probe._tokens)] != probe._tokens:
+            return found
+        for token in whole[len(probe._tokens) :][: limit - len(found)]:
+            if not self._grammar.row(probe._places[-1]).allows(token) or not probe.advance(token):
+                break
+            found.append(token)
+        return found
+
+    def string_forced(self) -> bytes:
+        """The bytes that must follow."""
+        place = self._places[-1]
+        return self._grammar.common(place)[place.size :]
+
+    def rollback(self, count: int) -> None:
+        if count:
+            del self._places[-count:]
+            del self._tokens[-count:]
+
+    def fork(self) -> ChoicesMatcher:
+        other = ChoicesMatcher(self._grammar)
+        other._places = self._places.copy()
+        other._tokens = self._tokens.copy()
+        return other

@@ -1,0 +1,143 @@
+"""Fold: the trie of a vocabulary over the character classes of one automaton.
+
+Tokens whose characters are of the same classes stand on the same node, so that a walk sees the few
+differences that the grammar sees. A token with a character of no class is dropped: nothing allows
+it. Built level by level from the trie of ``tokens``: exact, no hashing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from srt.grammar.automaton import DEAD, Automaton
+from srt.grammar.fsm.tokens import OPEN, TokenTable
+from srt.grammar.fsm.utf8 import span
+
+Int32Array = NDArray[np.int32]
+BoolArray = NDArray[np.bool_]
+DENSE = 1 << 22  # cells up to which distinct keys are found in a table instead of by sorting
+
+
+class Fold:
+    """Nodes in level order, the children of a node in one run; 0 is the root.
+
+    Attributes:
+        symbols: by node, a class, or ``classes`` + row of ``sets`` for an open character [nodes].
+        first: first child of each node, and ``nodes`` [nodes + 1].
+        levels: first node of each depth, and ``nodes`` at the end.
+        sets: classes that an open character may become [rows, classes].
+        node: by token, its node, or ``nodes`` where it has none [vocabulary size, whole words].
+        ids: tokens, in the order of their nodes [tokens].
+        begins: first token of each node in ``ids``, and their number [nodes + 1].
+    """
+
+    def __init__(self, automaton: Automaton, table: TokenTable) -> None:
+        self.classes = automaton.classes
+        symbols, self.sets = _symbols(automaton, table)
+        nodes = self._grow(table, symbols[table.places], self.classes + len(self.sets))
+        at = nodes[table.ends]
+        kept = np.flatnonzero(at > 0)
+        at = at[kept]
+        self.node = np.full(32 * table.words, len(self.symbols), dtype=np.int64)
+        self.node[table.ids[kept]] = at
+        self.ids = table.ids[kept[_order(at)]]
+        count = np.bincount(at, minlength=len(self.symbols))
+        self.begins = np.concatenate(([0], np.cumsum(count))).astype(np.int32)
+
+    @property
+    def nbytes(self) -> int:
+        parts = (self.symbols, self.first, self.sets, self.node, self.ids, self.begins)
+        return sum(part.nbytes for part in parts)
+
+    def children(self, nodes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """All children of ``nodes``, and for each the place of its parent in ``nodes``."""
+        return spread(self.first, nodes)
+
+    def _grow(self, table: TokenTable, symbols: Int32Array, width: int) -> Int32Array:
+        """Make ``symbols`` and ``first``. Returns the node of each node of the table, or -1."""
+        nodes = np.full(len(symbols), -1, dtype=np.int32)
+        nodes[0] = 0
+        labels, parents, base, made = [np.full(1, -1, np.int32)], [np.full(1, -1, np.int32)], 0, 1
+        self.levels = [0, 1]
+        for low, high in zip(table.levels[1:], table.levels[2:]):
+            above, symbol = nodes[table.parents[low:high]], symbols[low:high]
+            live = np.flatnonzero((above | symbol) >= 0)
+            if not len(live):
+                break
+            key = (above[live] - base).astype(np.int64) * width + symbol[live]
+            distinct, inverse = _distinct(key, (made - base) * width)
+            nodes[low + live] = made + inverse
+            labels.append((distinct % width).astype(np.int32))
+            parents.append((distinct // width + base).astype(np.int32))
+            base, made = made, made + len(distinct)
+            self.levels.append(made)
+        self.symbols = np.concatenate(labels)
+        below = np.bincount(np.concatenate(parents)[1:], minlength=made)
+        self.first = np.concatenate(([1], 1 + np.cumsum(below))).astype(np.int32)
+        return nodes
+
+
+def spread(
+    first: Int32Array, nodes: NDArray[np.integer]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The runs ``first[n] .. first[n + 1]`` of ``nodes`` put together, and where in ``nodes`` each
+    element came from."""
+    low = first[nodes].astype(np.int64)
+    count = first[nodes + 1] - low
+    source = np.repeat(np.arange(len(nodes)), count)
+    return np.arange(len(source)) + (low - np.cumsum(count) + count)[source], source
+
+
+def _order(keys: Int32Array) -> NDArray[np.int64]:
+    """Stable ``argsort`` of keys from 0 on: 16 bits at a time, which numpy sorts by radix."""
+    order = np.argsort(keys.astype(np.uint16), kind="stable")
+    high = (keys >> 16).astype(np.uint16)
+    return order[np.argsort(high[order], kind="stable")] if high.any() else order
+
+
+def _distinct(key: NDArray[np.int64], size: int) -> tuple[NDArray[np.int64], NDArray[np.integer]]:
+    """The distinct values of ``key``, ascending, below ``size``; and where each is among them."""
+    if size > DENSE and size > 16 * len(key):
+        return np.unique(key, return_inverse=True)
+    seen = np.zeros(size, dtype=np.bool_)
+    seen[key] = True
+    distinct = np.flatnonzero(seen)
+    rank = np.empty(size, dtype=np.int32)
+    rank[distinct] = np.arange(len(distinct))
+    return distinct, rank[key]
+
+
+def _symbols(automaton: Automaton, table: TokenTable) -> tuple[Int32Array, BoolArray]:
+    """The symbol of each of ``table.points``, or DEAD; and ``sets``."""
+    plain = int(np.searchsorted(table.points, OPEN))
+    at = np.searchsorted(automaton.edges, table.points[:plain], side="right") - 1
+    symbols = np.full(len(table.points), DEAD, dtype=np.int32)
+    symbols[:plain] = automaton.labels[at]
+    rows: dict[bytes, int] = {}
+    begin = np.searchsorted(automaton.edges, table.spans[:, 0], side="right") - 1
+    end = np.searchsorted(automaton.edges, table.spans[:, 1], side="right")
+    for number, (low, high) in enumerate(zip(begin.tolist(), end.tolist())):
+        within = _named(automaton.labels[low:high])
+        if len(within):
+            row = rows.setdefault(within.tobytes(), len(rows))
+            symbols[plain + number] = automaton.classes + row
+    sets = np.zeros((len(rows), automaton.classes), dtype=np.bool_)
+    for data, row in rows.items():
+        sets[row, np.frombuffer(data, dtype=np.int32)] = True
+    return symbols, sets
+
+
+def reachable(automaton: Automaton, partial: int) -> Int32Array:
+    """The classes, ascending, that an open character may turn out to be of."""
+    low, high = span(partial)
+    begin = int(np.searchsorted(automaton.edges, low, side="right")) - 1
+    end = int(np.searchsorted(automaton.edges, high, side="right"))
+    return _named(automaton.labels[begin:end])
+
+
+def _named(labels: Int32Array) -> Int32Array:
+    """The distinct labels, ascending, without DEAD."""
+    found = labels if len(labels) == 1 else np.unique(labels)
+    named: Int32Array = found[found != DEAD]
+    return named

@@ -1,0 +1,284 @@
+"""Masks: which tokens an automaton allows, state by state, made at the first need and kept.
+
+A state is a pair (q, u): the automaton is in q, and u is the character that is still open, as
+``utf8`` numbers them. It is live where some character that u may become leads on from q.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from srt.grammar.automaton import DEAD, Automaton
+from srt.grammar.fsm.fold import Fold, reachable, spread
+from srt.grammar.fsm.rows import NARROW, Row
+from srt.grammar.fsm.stay import Stay
+from srt.grammar.fsm.tokens import TokenTable
+from srt.grammar.fsm.utf8 import missing, opened, split
+
+State = tuple[int, int]  # (q, u)
+Nodes = NDArray[np.int64]
+Numbers = NDArray[np.integer]
+START: State = (0, 0)
+SCATTER = 1 << 14  # tokens up to which bits are set one by one rather than gathered for all
+STAYS = 16  # sets W kept for one automaton; the states of further ones are walked in full
+RUN = 96  # characters up to which a forced run is followed at once
+
+
+class Masks:
+    """The rows of one automaton over one vocabulary."""
+
+    def __init__(self, automaton: Automaton, table: TokenTable) -> None:
+        self.automaton, self.table = automaton, table
+        self.fold = Fold(automaton, table)
+        self.owner = table.rows.owner()
+        self._edges: list[int] = automaton.edges.tolist()
+        self._labels: list[int] = automaton.labels.tolist()
+        self._next = automaton.next
+        self._live = automaton.next != DEAD
+        self._stays: dict[int, tuple[Stay | None, int]] = {}
+        self._sets: dict[bytes, Stay] = {}
+        self._reachable: dict[int, NDArray[np.int32]] = {}
+        self._only = self._singles()
+
+    @property
+    def nbytes(self) -> int:
+        """Of what only this grammar holds, its rows not counted."""
+        parts = (self.automaton.next, self._live, self.automaton.edges, self.automaton.labels)
+        sets = sum(stay.nbytes for stay in list(self._sets.values()))
+        return sum(part.nbytes for part in parts) + sets + self.fold.nbytes
+
+    # -- states ----------------------------------------------------------------------------------
+
+    def walk(self, state: State, data: bytes) -> State | None:
+        """The state behind ``data``, or None where it is not live."""
+        q, partial = state
+        parts = split(opened(partial) + data)
+        if parts is None:
+            return None
+        text, partial = parts
+        table, labels, edges = self.automaton.next, self._labels, self._edges
+        for char in text:
+            label = labels[bisect_right(edges, ord(char)) - 1]
+            q = DEAD if label == DEAD else table.item(q, label)
+            if q == DEAD:
+                return None
+        if partial and not self._may(q, partial):
+            return None
+        return q, partial
+
+    def accepting(self, state: State) -> bool:
+        return state[1] == 0 and self.automaton.final.item(state[0])
+
+    def ended(self, state: State) -> bool:
+        """Whether no character may follow."""
+        return state[1] == 0 and not self._live[state[0]].any()
+
+    def only(self, state: State) -> str:
+        """The one character that may come next, the open one included; "" where the text may end
+        or there are several."""
+        q, partial = state
+        if not partial:
+            return self._only[q]
+        if self.automaton.next.shape[1] == 0:
+            return ""
+        within = self._within(partial)
+        labels = within[self._live[q, within]]
+        if len(labels) != 1:
+            return ""
+        char = self._characters[int(labels[0])]
+        return char if char and char.encode().startswith(opened(partial)) else ""
+
+    def run(self, state: State, limit: int = RUN) -> tuple[bytes, list[State]]:
+        """The bytes that must follow, up to ``limit`` characters, and the state behind each of
+        their characters."""
+        data, path = b"", list[State]()
+        while len(path) < limit:
+            char = self.only(state)
+            if not char:
+                break
+            data += char.encode()[len(opened(state[1])) :]
+            step = self.walk((state[0], 0), char.encode())
+            assert step is not None
+            state = step
+            path.append(state)
+        return data, path
+
+    def next_characters(self, q: int, limit: int) -> list[str] | None:
+        """All characters that may come next in ``q``; None where there are more than ``limit``."""
+        labels = np.flatnonzero(self._live[q])
+        if self._sizes[labels].sum() > limit:
+            return None
+        wanted, ends = set(labels.tolist()), [*self._edges[1:], 0x110000]
+        return [
+            chr(point)
+            for low, high, label in zip(self._edges, ends, self._labels)
+            if label in wanted
+            for point in range(low, high)
+            if not 0xD800 <= point < 0xE000
+        ]
+
+    def next_examples(self, q: int) -> list[str]:
+        """A character of each class that may come next in ``q``."""
+        wanted = set(np.flatnonzero(self._live[q]).tolist())
+        found: dict[int, str] = {}
+        for low, label in zip(self._edges, self._labels):
+            if label in wanted and not 0xD800 <= low < 0xE000:
+                found.setdefault(label, chr(low))
+        return list(found.values())
+
+    # -- rows ------------------------------------------------------------------------------------
+
+    def row(self, state: State) -> Row:
+        """The tokens allowed in ``state``."""
+        key = (self.owner, *state)
+        row = self.table.rows.get(key)
+        if row is None:
+            row = self._inside(state) if state[1] else self._between(state[0])
+            self.table.rows.put(key, row)
+        return row
+
+    def _between(self, q: int) -> Row:
+        """Walk the folded trie from its root or, in a wide state, from where tokens leave W."""
+        stay, alive = self._stay(q)[0], list[Nodes]()
+        if stay is None:
+            nodes = self.fold.children(np.zeros(1, dtype=np.int64))[0]
+            length, states = 0, np.full(len(nodes), q)
+        else:
+            length, chain = self._chain(q, stay)
+            nodes = stay.border[: stay.border_cut[length + 1]]
+            states = chain[stay.border_at[: len(nodes)]]
+            if length < stay.deepest and self._enters(int(chain[length]), stay):
+                more = stay.inner[stay.inner_cut[length + 1] : stay.inner_cut[length + 2]]
+                nodes = np.concatenate((nodes, more))
+                states = np.concatenate((states, np.full(len(more), chain[length])))
+        while len(nodes):
+            nodes, states = self._step(nodes, states, alive)
+            nodes, source = self.fold.children(nodes)
+            states = states[source]
+        on = np.zeros(0, np.bool_) if stay is None else stay.depth <= length
+        return self._pack(np.concatenate(alive or [nodes]), on, self.automaton.final.item(q))
+
+    def _step(self, nodes: Nodes, states: Numbers, alive: list[Nodes]) -> tuple[Nodes, Numbers]:
+        """Take the symbol of each node in the state above it. Appends the nodes that are allowed to
+        ``alive``; returns those that go on, and their states."""
+        fold, symbols = self.fold, self.fold.symbols[nodes]
+        whole = symbols < fold.classes
+        if not whole.all():
+            half = np.flatnonzero(~whole)
+            may = self._live[states[half]] & fold.sets[symbols[half] - fold.classes]
+            alive.append(nodes[half[may.any(axis=1)]])
+            nodes, symbols, states = nodes[whole], symbols[whole], states[whole]
+        after = self._next[states, symbols]
+        kept = np.flatnonzero(after != DEAD)
+        alive.append(nodes[kept])
+        return nodes[kept], after[kept]
+
+    def _pack(self, nodes: Nodes, on: NDArray[np.bool_], ending: bool) -> Row:
+        """The row of the tokens on ``nodes`` and, where it is not empty, on the nodes of ``on``."""
+        fold = self.fold
+        if not len(on):
+            count = int((fold.begins[nodes + 1] - fold.begins[nodes]).sum())
+            if count <= SCATTER:
+                return self.table.row(fold.ids[spread(fold.begins, nodes)[0]], ending)
+            on = np.zeros(len(fold.symbols) + 1, dtype=np.bool_)
+        on[nodes] = True
+        flags = on[fold.node]
+        if np.count_nonzero(flags) <= NARROW:
+            return self.table.row(np.flatnonzero(flags), ending)
+        return self.table.row(flags, ending)
+
+    def _inside(self, state: State) -> Row:
+        """Try the tokens that begin inside a character one by one: there are few."""
+        need, tokens = missing(state[1]), self.table.tokens
+        heads: dict[bytes, State | None] = {}
+        ids = []
+        for token in self.table.inside:
+            head, rest = tokens[token][:need], tokens[token][need:]
+            if head not in heads:
+                heads[head] = self.walk(state, head)
+            reached = heads[head]
+            if reached is not None and (not rest or self.walk(reached, rest) is not None):
+                ids.append(token)
+        return self.table.row(np.array(ids, dtype=np.int64), False)
+
+    # -- wide states -----------------------------------------------------------------------------
+
+    def _stay(self, q: int) -> tuple[Stay | None, int]:
+        """W, the classes by which most characters move on from ``q``, and to where; None where W is
+        but one character."""
+        if q not in self._stays:
+            found: tuple[Stay | None, int] = None, DEAD
+            live = np.flatnonzero(self._live[q])
+            targets, places = np.unique(self._next[q, live], return_inverse=True)
+            points = np.bincount(places, weights=self._sizes[live], minlength=1)
+            if points.max() > 1:
+                target = int(targets[points.argmax()])
+                found = self._stay_of(self._next[q] == target), target
+            self._stays[q] = found
+        return self._stays[q]
+
+    def _stay_of(self, classes: NDArray[np.bool_]) -> Stay | None:
+        key = classes.tobytes()
+        if key not in self._sets:
+            if len(self._sets) >= STAYS:
+                return None
+            self._sets[key] = Stay(self.fold, classes)
+        return self._sets[key]
+
+    def _chain(self, q: int, stay: Stay) -> tuple[int, Numbers]:
+        """How many moves by W follow one another from ``q``, at most ``stay.deepest``, and the
+        states passed, one more than that."""
+        states = [q]
+        while len(states) <= stay.deepest:
+            found, target = self._stay(states[-1])
+            if found is not stay:
+                break
+            states.append(target)
+        return len(states) - 1, np.array(states)
+
+    def _enters(self, q: int, stay: Stay) -> bool:
+        """Whether some symbol within ``stay`` is allowed in ``q``."""
+        within, classes = stay.within, self.fold.classes
+        halves = (self.fold.sets & self._live[q]).any(axis=1)
+        return bool((self._live[q] & within[:classes]).any() or (halves & within[classes:]).any())
+
+    # -- classes ---------------------------------------------------------------------------------
+
+    def _within(self, partial: int) -> NDArray[np.int32]:
+        if partial not in self._reachable:
+            self._reachable[partial] = reachable(self.automaton, partial)
+        return self._reachable[partial]
+
+    def _may(self, q: int, partial: int) -> bool:
+        """Whether some character that ``partial`` may become leads on from ``q``."""
+        within = self._within(partial)
+        return len(within) > 0 and bool(self._live[q, within].any())
+
+    @cached_property
+    def _sizes(self) -> NDArray[np.float64]:
+        """Code points of each class [classes]."""
+        edges, labels = self.automaton.edges, self.automaton.labels
+        sizes, named = np.diff(np.append(edges, 0x110000)), labels != DEAD
+        points = np.bincount(labels[named], sizes[named], minlength=self.automaton.classes)
+        return points.astype(np.float64)
+
+    @cached_property
+    def _characters(self) -> list[str]:
+        """By class, its only character, "" where it has several."""
+        found = [""] * self.automaton.classes
+        for edge, label in zip(self._edges, self._labels):
+            if label != DEAD and self._sizes[label] == 1:
+                found[label] = chr(edge)
+        return found
+
+    def _singles(self) -> list[str]:
+        """By state, ``only`` between two characters."""
+        if not self.automaton.classes:
+            return [""] * self.automaton.states
+        alone = (self._live.sum(axis=1) == 1) & ~self.automaton.final
+        labels = np.where(alone, self._live.argmax(axis=1), DEAD).tolist()
+        return ["" if label == DEAD else self._characters[label] for label in labels]

@@ -1,0 +1,114 @@
+"""FsmMatcher: where one generation stands in an automaton."""
+
+from __future__ import annotations
+
+from srt.grammar.fsm.canonical import Canonical
+from srt.grammar.fsm.masks import START, Masks, State
+from srt.grammar.fsm.rows import Row
+
+_ALL = 1 << 30
+
+
+class FsmMatcher:
+    """Satisfies ``Matcher``. All states since the start are kept, for ``rollback``.
+
+    A position is a state and where ``head`` begins, in tokens (see ``canonical``). The prompt's end
+    counts as a boundary.
+    """
+
+    __slots__ = ("_canonical", "_heads", "_masks", "_states", "_tokens")
+
+    def __init__(self, masks: Masks, canonical: Canonical | None) -> None:
+        self._masks, self._canonical = masks, canonical
+        self._states: list[State] = [START]
+        self._heads = [0]
+        self._tokens: list[int] = []
+
+    @property
+    def accepting(self) -> bool:
+        return self._masks.accepting(self._states[-1])
+
+    @property
+    def finished(self) -> bool:
+        return self._masks.ended(self._states[-1])
+
+    def mask(self) -> bytes:
+        table = self._masks.table
+        return self._row().mask(table.words, table.eos)
+
+    def advance(self, token: int) -> bool:
+        table = self._masks.table
+        data = table.tokens[token] if 0 <= token < len(table.tokens) else b""
+        state = self._masks.walk(self._states[-1], data) if data else None
+        if state is None:
+            return False
+        head = self._heads[-1]
+        if self._tokens:
+            left = table.tokens[self._tokens[-1]][-1]
+            if table.boundary[left << 8 | data[0]]:
+                head = len(self._tokens)
+        self._heads.append(head)
+        self._states.append(state)
+        self._tokens.append(token)
+        return True
+
+    def forced(self, limit: int) -> list[int]:
+        found = self._force(limit)
+        self.rollback(len(found))
+        return found
+
+    def draft(self, limit: int) -> list[int]:
+        found = self._force(limit)
+        rest = b"" if len(found) == limit else self.string_forced()
+        if rest:
+            head, table = self._head(), self._masks.table
+            whole = table.spell(table.text(head) + rest)
+            if whole[: len(head)] == head:
+                found += self._follow(whole[len(head) :][: limit - len(found)])
+        self.rollback(len(found))
+        return found
+
+    def string_forced(self) -> bytes:
+        """The bytes that must follow."""
+        return self._masks.run(self._states[-1], _ALL)[0]
+
+    def rollback(self, count: int) -> None:
+        if count:
+            del self._states[-count:]
+            del self._heads[-count:]
+            del self._tokens[-count:]
+
+    def fork(self) -> FsmMatcher:
+        other = FsmMatcher(self._masks, self._canonical)
+        other._states = self._states.copy()
+        other._heads = self._heads.copy()
+        other._tokens = self._tokens.copy()
+        return other
+
+    def _head(self) -> list[int]:
+        return self._tokens[self._heads[-1] :]
+
+    def _row(self) -> Row:
+        if self._canonical is None:
+            return self._masks.row(self._states[-1])
+        return self._canonical.row(self._states[-1], tuple(self._head()))
+
+    def _force(self, limit: int) -> list[int]:
+        """Advance while one token alone is allowed, at most ``limit`` times."""
+        found: list[int] = []
+        eos = len(self._masks.table.eos)
+        while len(found) < limit:
+            token = self._row().sole(eos)
+            if token is None or not self.advance(token):
+                break
+            found.append(token)
+        return found
+
+    def _follow(self, tokens: list[int]) -> list[int]:
+        """Advance over those of ``tokens`` that are allowed one after the other."""
+        found: list[int] = []
+        for token in tokens:
+            if not self._row().allows(token) or not self.advance(token):
+                break
+            found.append(token)
+        return found

@@ -1,0 +1,87 @@
+"""Row: the tokens one state allows. RowCache: the rows that were made, the oldest dropped first."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+
+NARROW = 64  # tokens up to which a row is a list of ids rather than bits
+_OVERHEAD = 200  # bytes of a row and its place in the cache, about
+
+
+class Row:
+    """Allowed tokens, end tokens aside.
+
+    Attributes:
+        ids: ascending, where there are at most NARROW; else None.
+        bits: the mask, end tokens included, where there are more; else b"".
+        ending: whether end tokens are allowed.
+    """
+
+    __slots__ = ("bits", "ending", "ids")
+
+    def __init__(self, ids: tuple[int, ...] | None, bits: bytes, ending: bool) -> None:
+        self.ids, self.bits, self.ending = ids, bits, ending
+
+    def allows(self, token: int) -> bool:
+        """Whether a plain token is allowed."""
+        if self.ids is not None:
+            return token in self.ids
+        return bool(self.bits[token >> 3] >> (token & 7) & 1)
+
+    def mask(self, words: int, eos: tuple[int, ...]) -> bytes:
+        """The row as a mask of ``words`` int32 words."""
+        if self.ids is None:
+            return self.bits
+        data = bytearray(4 * words)
+        for token in self.ids:
+            data[token >> 3] |= 1 << (token & 7)
+        if self.ending:
+            for token in eos:
+                data[token >> 3] |= 1 << (token & 7)
+        return bytes(data)
+
+    def sole(self, eos: int) -> int | None:
+        """The only token of the mask, where there are ``eos`` end tokens."""
+        if self.ids is None or len(self.ids) != 1 or (self.ending and eos):
+            return None
+        return self.ids[0]
+
+    @property
+    def nbytes(self) -> int:
+        return _OVERHEAD + len(self.bits) + 8 * len(self.ids or ())
+
+
+class RowCache:
+    """Rows by key, at most ``limit`` bytes. Any thread may call."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.nbytes = 0
+        self.made = 0
+        self._rows: OrderedDict[Hashable, Row] = OrderedDict()
+        self._lock = threading.Lock()
+        self._owners = itertools.count()
+
+    def owner(self) -> int:
+        """A new number, for the keys of one grammar."""
+        return next(self._owners)
+
+    def get(self, key: Hashable) -> Row | None:
+        with self._lock:
+            row = self._rows.get(key)
+            if row is not None:
+                self._rows.move_to_end(key)
+            return row
+
+    def put(self, key: Hashable, row: Row) -> Row:
+        with self._lock:
+            old = self._rows.pop(key, None)
+            self._rows[key] = row
+            self.nbytes += row.nbytes - (old.nbytes if old else 0)
+            self.made += 1
+            while self.nbytes > self.limit and len(self._rows) > 1:
+                self.nbytes -= self._rows.popitem(last=False)[1].nbytes
+        return row

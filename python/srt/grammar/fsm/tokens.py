@@ -1,0 +1,196 @@
+"""TokenTable: a vocabulary as the walks need it, made once and shared by all its grammars."""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from srt.core.vocabulary import Vocabulary
+from srt.grammar.fsm.rows import NARROW, Row, RowCache
+from srt.grammar.fsm.utf8 import span, split
+
+Int32Array = NDArray[np.int32]
+OPEN = 0x110000  # a label from here on is an open character at a token's end
+CACHE_BYTES = 32 << 20  # of masks, for all grammars of a vocabulary
+_WORDS = bytes(byte for byte in range(0x80) if chr(byte).isalnum())
+_MARKS = b' \n!"#$%&()*+,-./:;<=>?@[\\]^`{|}~'
+
+_tables: WeakKeyDictionary[Vocabulary, TokenTable] = WeakKeyDictionary()
+_making = threading.Lock()
+
+
+class TokenTable:
+    """The plain tokens of a vocabulary: those that are neither control nor end tokens.
+
+    A trie over code points holds every token that begins between two characters; an open character
+    at its end is one more label. Nodes are in level order, the children of a node in one run.
+
+    Attributes:
+        tokens: bytes by id; b"" where the id is no plain token.
+        labels: code point, or OPEN + number in ``opens``, by node [nodes].
+        parents: node above, by node [nodes]; 0 is the root.
+        levels: first node of each depth, and ``nodes`` at the end.
+        points: the distinct labels, ascending [points].
+        places: where in ``points`` the label of a node is [nodes].
+        ids, ends: a token and its node [tokens in the trie].
+        opens: the distinct open characters that tokens end with, as ``utf8`` numbers them.
+        spans: first and last code point that each of them may become [opens, 2].
+        inside: tokens that begin inside a character.
+        rows: the masks that were made.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.size, self.words = vocabulary.size, vocabulary.words
+        self.encode = vocabulary.encode
+        self.eos = tuple(sorted(set(vocabulary.eos)))
+        hidden = vocabulary.special | set(self.eos)
+        self.tokens = [
+            b"" if token in hidden else data for token, data in enumerate(vocabulary.tokens)
+        ]
+        self.longest = max(map(len, self.tokens), default=0)
+        self.inside: list[int] = []
+        self.opens: list[int] = []
+        self.rows = RowCache(CACHE_BYTES)
+        self._plant(*self._spell())
+        self.spans = np.array([span(partial) for partial in self.opens], np.int32).reshape(-1, 2)
+
+    @staticmethod
+    def of(vocabulary: Vocabulary) -> TokenTable:
+        """The table of ``vocabulary``, made at the first call. Any thread may call."""
+        with _making:
+            if vocabulary not in _tables:
+                _tables[vocabulary] = TokenTable(vocabulary)
+            return _tables[vocabulary]
+
+    # -- looked up -------------------------------------------------------------------------------
+
+    @cached_property
+    def ordered(self) -> list[bytes]:
+        """The distinct plain tokens, ascending."""
+        return sorted({data for data in self.tokens if data})
+
+    def prepare(self) -> None:
+        """Make now what ``ordered`` and ``boundary`` make at their first use."""
+        _ = self.ordered, self.boundary
+
+    @cached_property
+    def numbers(self) -> dict[bytes, tuple[int, ...]]:
+        """The ids of a token's bytes, ascending."""
+        found: dict[bytes, tuple[int, ...]] = {}
+        for token, data in enumerate(self.tokens):
+            if data:
+                found[data] = (*found.get(data, ()), token)
+        return found
+
+    @cached_property
+    def joined(self) -> NDArray[np.bool_]:
+        """Whether a byte stands right before another in some token [256, 256]."""
+        flat = np.frombuffer(b"".join(self.tokens), dtype=np.uint8)
+        inner = np.ones(len(flat), dtype=np.bool_)
+        stops = np.cumsum([len(data) for data in self.tokens if data])
+        inner[stops - 1] = False
+        found = np.zeros((256, 256), dtype=np.bool_)
+        at = np.flatnonzero(inner)
+        found[flat[at], flat[at + 1]] = True
+        return found
+
+    @cached_property
+    def boundary(self) -> bytes:
+        """1 at 256 * left + right where no token holds the two bytes one after the other, and no
+        tokenizer looks across: a letter or digit before a mark, and anything before a space."""
+        found = np.zeros((256, 256), dtype=np.bool_)
+        words = np.frombuffer(_WORDS, dtype=np.uint8)
+        marks = np.frombuffer(_MARKS, dtype=np.uint8)
+        found[np.ix_(words, marks)] = True
+        found[0x21:0x7F, 0x20] = True
+        return (found & ~self.joined).tobytes()
+
+    def bounded(self, data: bytes, start: int) -> bool:
+        """Whether ``data`` holds a boundary that no token crosses, at ``start`` or behind."""
+        table = self.boundary
+        return any(table[left << 8 | right] for left, right in zip(data[start - 1 :], data[start:]))
+
+    def text(self, tokens: Sequence[int]) -> bytes:
+        return b"".join([self.tokens[token] for token in tokens])
+
+    def spell(self, data: bytes) -> list[int]:
+        """The canonical tokens of ``data``; none where it ends inside a character, or where the
+        tokenizer writes other bytes."""
+        parts = split(data)
+        if parts is None or parts[1]:
+            return []
+        found = self.encode([parts[0]])[0]
+        return found if self.text(found) == data else []
+
+    def row(self, tokens: NDArray[Any], ending: bool) -> Row:
+        """The row of some ids, or of one flag for each of ``32 * words`` ids (they are changed)."""
+        if tokens.dtype != np.bool_:
+            if len(tokens) <= NARROW:
+                return Row(tuple(sorted(tokens.tolist())), b"", ending)
+            flags = np.zeros(32 * self.words, dtype=np.bool_)
+            flags[tokens] = True
+            tokens = flags
+        if ending:
+            tokens[list(self.eos)] = True
+        return Row(None, np.packbits(tokens, bitorder="little").tobytes(), ending)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the arrays and the masks kept; the tokens themselves not counted."""
+        own = (self.labels, self.parents, self.points, self.places, self.ids, self.ends)
+        return sum(part.nbytes for part in own) + self.rows.nbytes
+
+    # -- making ----------------------------------------------------------------------------------
+
+    def _spell(self) -> tuple[list[int], Int32Array, Int32Array]:
+        """Ids of the tokens that begin between characters, their lengths and their labels."""
+        ids, lengths, flat = [], array("i"), array("i")
+        numbers: dict[int, int] = {}
+        for token, data in enumerate(self.tokens):
+            if not data:
+                continue
+            if data[0] & 0xC0 == 0x80:
+                self.inside.append(token)
+                continue
+            parts = split(data)
+            if parts is None:
+                continue
+            text, partial = parts
+            flat.extend(map(ord, text))
+            if partial:
+                flat.append(OPEN + numbers.setdefault(partial, len(numbers)))
+            ids.append(token)
+            lengths.append(len(text) + (partial > 0))
+        self.opens = list(numbers)
+        return ids, np.array(lengths, dtype=np.int32), np.array(flat, dtype=np.int32)
+
+    def _plant(self, ids: list[int], lengths: Int32Array, flat: Int32Array) -> None:
+        """Grow the trie by one level at a time: a node is a distinct (node above, label)."""
+        self.points, places = np.unique(flat, return_inverse=True)
+        starts = np.cumsum(lengths, dtype=np.int64) - lengths
+        ends = np.zeros(len(ids), dtype=np.int64)  # the node where each token stands now
+        growing = np.arange(len(ids))
+        above, under, levels = [np.zeros(1, np.int64)], [np.zeros(1, np.int64)], [0, 1]
+        width = max(1, len(self.points))
+        for depth in range(int(lengths.max(initial=0))):
+            growing = growing[lengths[growing] > depth]
+            key = ends[growing] * width + places[starts[growing] + depth]
+            nodes, inverse = np.unique(key, return_inverse=True)
+            ends[growing] = levels[-1] + inverse
+            above.append(nodes // width)
+            under.append(nodes % width)
+            levels.append(levels[-1] + len(nodes))
+        self.levels = levels
+        self.parents = np.concatenate(above).astype(np.int32)
+        self.places = np.concatenate(under).astype(np.int32)
+        self.labels = self.points[self.places] if len(self.points) else np.zeros(1, dtype=np.int32)
+        order = np.argsort(ends, kind="stable")
+        self.ids = np.array(ids, dtype=np.int32)[order]
+        self.ends = ends[order].astype(np.int32)
