@@ -9,55 +9,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from srt.core.matcher import GrammarError, Matcher
 
-class GrammarError(ValueError):
-    """A constraint that cannot be enforced. Says what, where, the limit and the fix."""
-
-
-class Matcher(Protocol):
-    """Where one generation stands. Begins before the first generated token."""
-
-    @property
-    def accepting(self) -> bool:
-        """Whether the text so far satisfies the constraint: an end token may follow."""
-        ...
-
-    @property
-    def finished(self) -> bool:
-        """Whether nothing but an end token may follow."""
-        ...
-
-    def mask(self) -> bytes:
-        """Allowed ids as little-endian int32 words, low bit first, ``Vocabulary.words`` of them.
-        End tokens are allowed where ``accepting``. All zero: a dead end.
-
-        Raises GrammarError where a limit of the step is exceeded.
-        """
-        ...
-
-    def advance(self, token: int) -> bool:
-        """Take the next token, not an end token. False, and no change, where it is not allowed by
-        the grammar (a token that is only left out of a canonical mask may be taken)."""
-        ...
-
-    def forced(self, limit: int) -> list[int]:
-        """The next tokens, at most ``limit``, as long as each is the only one its mask would allow.
-        Does not advance."""
-        ...
-
-    def draft(self, limit: int) -> list[int]:
-        """A guess at the next tokens, at most ``limit``, all of them allowed one after the other:
-        the forced ones, then those that most likely write the forced text behind them. Does not
-        advance."""
-        ...
-
-    def rollback(self, count: int) -> None:
-        """Undo the last ``count`` advances."""
-        ...
-
-    def fork(self) -> Matcher:
-        """An independent copy."""
-        ...
+__all__ = ["Grammar", "GrammarError", "Matcher"]
 
 
 class Grammar(Protocol):

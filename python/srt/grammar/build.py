@@ -1,0 +1,54 @@
+"""build: a plan and a vocabulary become a Grammar."""
+
+from __future__ import annotations
+
+from srt.core.vocabulary import Vocabulary
+from srt.grammar.automaton import Automaton
+from srt.grammar.base import Grammar, GrammarError
+from srt.grammar.plan import Plan
+
+
+def build(plan: Plan, vocabulary: Vocabulary, canonical: bool = True) -> Grammar:
+    """What ``plan.path`` names, with the first mask made, so that no step has to wait for it.
+
+    Args:
+        canonical: masks allow only tokens of the canonical tokenisation of some legal text, where
+            the path can tell.
+
+    Raises GrammarError for a plan that is an error, and where no token may begin a text.
+    """
+    if plan.error:
+        raise GrammarError(plan.error)
+    grammar = _grammar(plan, vocabulary, canonical)
+    if not any(grammar.matcher().mask()):
+        raise GrammarError("no text satisfies the constraint: no token may begin it.")
+    return grammar
+
+
+def warm(vocabulary: Vocabulary) -> None:
+    """Make what all grammars of a vocabulary share."""
+    from srt.grammar.fsm import TokenTable
+    from srt.grammar.guidance.tokens import TOKENIZERS
+
+    TokenTable.of(vocabulary)
+    TOKENIZERS.get(vocabulary)
+
+
+def _grammar(plan: Plan, vocabulary: Vocabulary, canonical: bool) -> Grammar:
+    if plan.path == "fsm":
+        from srt.grammar.fsm import FsmGrammar
+
+        return FsmGrammar(Automaton.unpack(plan.data), vocabulary, canonical)
+    if plan.path == "trie":
+        from srt.grammar.fsm import ChoicesGrammar
+
+        return ChoicesGrammar(plan.strings, vocabulary, canonical)
+    if plan.path == "llguidance":
+        from srt.grammar.guidance import GuidanceGrammar
+
+        return GuidanceGrammar(plan.text, vocabulary, canonical)
+    if plan.path == "outlines":
+        from srt.grammar.outlines import OutlinesGrammar
+
+        return OutlinesGrammar(plan.text, vocabulary)
+    raise GrammarError(f"a plan has no path {plan.path!r}.")

@@ -1,0 +1,173 @@
+"""child: plans constraints, one after the other, in a process that may be killed at any time.
+
+    python -m srt.grammar.child [--planner MODULE:FUNCTION] [--seconds S]
+
+A frame is its length (4 bytes, little-endian) and that many bytes. The child first writes an empty
+frame: it is ready. To each frame it reads, a MessagePack list (constraint, backend, whitespace), it
+writes an empty one as soon as it begins, and then the Plan.
+
+It ends when its input does, when its parent is gone, and, by an alarm, a while after a constraint
+should have been done: nobody may be left to kill it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from srt.core.constraint import Constraint
+from srt.grammar.plan import Plan
+
+Planner = Callable[[Constraint, str, str], Plan]
+
+PLANNER = "srt.grammar.planning:make_plan"
+MAX_FRAME = 4 << 20  # bytes of a constraint
+MAX_PLAN = 128 << 20  # bytes of a plan
+MEMORY = 1 << 30  # bytes of address space a constraint may take
+KEPT = 256 << 20  # bytes of memory it may leave behind; with more the child gives way to another
+STACK = 4 << 20  # bytes: what is too deep ends the child, and not the engine, where it is built
+ALARM = 3  # times its seconds before the child ends itself
+PARENT_SECONDS = 5.0  # between two looks at the parent
+
+
+class Request(msgspec.Struct, frozen=True, array_like=True):
+    """What the parent sends."""
+
+    constraint: Constraint
+    backend: str
+    whitespace: str
+
+
+class Frames:
+    """The child's end of the two pipes."""
+
+    def __init__(self, source: int, sink: int) -> None:
+        self._source = source
+        self._sink = sink
+        self._parent = os.getppid()
+
+    def read(self) -> bytes | None:
+        """The next frame, or None at the end: no more input, no parent, or a frame too long."""
+        head = self._take(4)
+        size = int.from_bytes(head or b"", "little")
+        return self._take(size) if head is not None and size <= MAX_FRAME else None
+
+    def write(self, frame: bytes) -> None:
+        """Raises OSError where nobody reads."""
+        left = memoryview(len(frame).to_bytes(4, "little") + frame)
+        while left:
+            left = left[os.write(self._sink, left) :]
+
+    def _take(self, size: int) -> bytes | None:
+        out = bytearray()
+        while len(out) < size:
+            while not select.select([self._source], [], [], PARENT_SECONDS)[0]:
+                if os.getppid() != self._parent:
+                    return None
+            data = os.read(self._source, size - len(out))
+            if not data:
+                return None
+            out += data
+        return bytes(out)
+
+
+def serve(frames: Frames, planner: Planner, seconds: float) -> None:
+    """Answer until the end of the input, or until a constraint has left too much behind."""
+    base = memory()[1]
+    frames.write(b"")
+    while memory()[1] < base + KEPT and (frame := frames.read()) is not None:
+        frames.write(b"")
+        signal.setitimer(signal.ITIMER_REAL, seconds * ALARM)
+        answer = msgspec.msgpack.encode(plan(planner, frame))
+        if len(answer) > MAX_PLAN:
+            answer = msgspec.msgpack.encode(
+                Plan(error=f"compiled, the constraint has {len(answer)} bytes; at most {MAX_PLAN}.")
+            )
+        frames.write(answer)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def plan(planner: Planner, frame: bytes) -> Plan:
+    """The planner's answer; what escapes from it becomes an error."""
+    try:
+        request = msgspec.msgpack.decode(frame, type=Request)
+        return planner(request.constraint, request.backend, request.whitespace)
+    except MemoryError:
+        return Plan(error="the constraint takes too much memory to compile; simplify it.")
+    except RecursionError:
+        return Plan(error="the constraint is nested too deeply; flatten it.")
+    except Exception as error:
+        return Plan(error=f"the constraint cannot be compiled: {type(error).__name__}: {error}")
+
+
+def memory() -> tuple[int, int]:
+    """(address space, resident) bytes of this process; zeros where the platform does not tell."""
+    try:
+        with open("/proc/self/statm") as file:
+            pages = file.read().split()
+        return int(pages[0]) * os.sysconf("SC_PAGE_SIZE"), int(pages[1]) * os.sysconf(
+            "SC_PAGE_SIZE"
+        )
+    except (OSError, ValueError, IndexError):
+        return 0, 0
+
+
+def limit(size: int) -> None:
+    """No more address space than now and ``size`` bytes; a small stack, no core files."""
+    try:
+        import resource
+    except ImportError:
+        return
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
+    most = STACK if hard == resource.RLIM_INFINITY else min(STACK, hard)
+    resource.setrlimit(resource.RLIMIT_STACK, (most, hard))
+    used = memory()[0]
+    if used:
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        most = used + size if hard == resource.RLIM_INFINITY else min(used + size, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def pipes() -> tuple[int, int]:
+    """Standard input and output for ourselves; whatever a library reads or prints goes nowhere."""
+    source, sink = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(null, number)
+    os.close(null)
+    return source, sink
+
+
+def load(name: str) -> Planner:
+    """The function ``module:function``, after its module's ``warm()`` where it has one."""
+    module, _, function = name.partition(":")
+    loaded = importlib.import_module(module)
+    getattr(loaded, "warm", lambda: None)()
+    planner: Planner = getattr(loaded, function)
+    return planner
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="srt.grammar.child", description=__doc__)
+    parser.add_argument("--planner", default=PLANNER)
+    parser.add_argument("--seconds", type=float, default=2.0)
+    options = parser.parse_args(arguments)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    frames = Frames(*pipes())
+    planner = load(options.planner)
+    limit(MEMORY)
+    with contextlib.suppress(OSError):
+        serve(frames, planner, options.seconds)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,317 @@
+"""Compiler: constraints to grammars, beside the engine loop, under limits of time and memory.
+
+A few threads, each with a child process that plans (``process``) and may be killed; the thread then
+builds the grammar with the vocabulary. Equal constraints are compiled once, however many ask.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import queue
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from srt.config import GrammarConfig
+from srt.core.constraint import Constraint
+from srt.core.vocabulary import Vocabulary
+from srt.grammar import child
+from srt.grammar.base import Grammar, GrammarError
+from srt.grammar.build import build, warm
+from srt.grammar.child import PLANNER, Request
+from srt.grammar.plan import Plan
+from srt.grammar.process import PlanProcess, ProcessDied
+from srt.grammar.shelf import Failures, Shelf
+
+WITH_WHITESPACE = ("json_schema", "structural_tag", "ebnf")  # all that may hold a schema
+MAX_WHITESPACE = 256  # characters of the pattern
+CLOSE_SECONDS = 5.0  # for grammars that are being built
+STACK = 4 * child.STACK  # bytes: what a child has done, a thread can do
+
+Waiter = Future[Grammar]
+_open: weakref.WeakSet[Compiler] = weakref.WeakSet()
+
+
+class Compiler:
+    """Used from any thread. Starts nothing before ``warm`` or the first ``submit``.
+
+    Args:
+        vocabulary: called once, in a thread of the compiler.
+        config: which backend, which whitespace, which masks.
+        workers: constraints compiled at once.
+        seconds: longest time a plan may take.
+        planner: what the children run, "module:function".
+
+    Attributes:
+        compiled: grammars made.
+        hits: asked for and found, or found under way.
+        failures: asked for and answered with an error.
+        killed: children ended because they were late.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Callable[[], Vocabulary],
+        config: GrammarConfig,
+        *,
+        workers: int = 2,
+        seconds: float = 2.0,
+        planner: str = PLANNER,
+    ) -> None:
+        self.config = config
+        self.seconds = seconds
+        self.compiled = 0
+        self.hits = 0
+        self.failures = 0
+        self.killed = 0
+        self._vocabulary = Once(vocabulary)
+        self._lock = threading.Lock()  # of all below, and of the counters
+        self._shelf = Shelf()
+        self._failed = Failures()
+        self._flights: dict[Constraint, list[Waiter]] = {}
+        self._jobs: queue.SimpleQueue[Constraint | None] = queue.SimpleQueue()
+        self._processes = [PlanProcess(planner, seconds) for _ in range(workers)]
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+
+    def submit(self, constraint: Constraint) -> Waiter:
+        """The grammar, or a GrammarError, in time. Cancelling it harms nobody else who waits; a
+        constraint nobody waits for any more is not begun.
+        """
+        waiter: Waiter = Future()
+        try:
+            key = self._key(constraint)
+        except GrammarError as error:
+            with self._lock:
+                self.failures += 1
+            waiter.set_exception(error)
+            return waiter
+        with self._lock:
+            grammar = self._shelf.get(key)
+            error_text = self._failed.get(key) if not self._closed else "the compiler is closed."
+            if grammar is None and error_text is None:
+                self._join(key, waiter)
+                return waiter
+            self.hits += grammar is not None
+            self.failures += grammar is None
+        _settle([waiter], grammar, error_text or "")
+        return waiter
+
+    def lookup(self, constraint: Constraint) -> Grammar | None:
+        """The grammar, if it has been compiled and kept. Does not wait."""
+        try:
+            key = self._key(constraint)
+        except GrammarError:
+            return None
+        with self._lock:
+            grammar = self._shelf.get(key)
+            self.hits += grammar is not None
+            return grammar
+
+    def warm(self) -> None:
+        """Start the children and make the vocabulary, in the background."""
+        with self._lock:
+            self._start()
+
+    def close(self) -> None:
+        """End the children and the threads. Whoever still waits gets a GrammarError."""
+        with self._lock:
+            self._closed = True
+            threads, self._threads = self._threads, []
+        for process in self._processes:
+            process.close()
+        for _ in threads:
+            self._jobs.put(None)
+        deadline = time.monotonic() + CLOSE_SECONDS
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+        with self._lock:
+            waiters = [waiter for flight in self._flights.values() for waiter in flight]
+            self._flights.clear()
+            self.failures += len(waiters)
+        _settle(waiters, None, "the compiler is closed.")
+
+    @property
+    def pending(self) -> int:
+        """Constraints under way or waiting for a worker."""
+        return len(self._flights)
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the children that run."""
+        return [pid for process in self._processes if (pid := process.pid) is not None]
+
+    # -- the caller's side, under the lock -------------------------------------------------------
+
+    def _key(self, constraint: Constraint) -> Constraint:
+        """The constraint with the whitespace that holds for it: what equal ones are compared by."""
+        space: str | None = None
+        try:
+            constraint.verify()
+            if constraint.kind in WITH_WHITESPACE:
+                space = constraint.whitespace
+                if space is None:
+                    space = self.config.constrained_json_whitespace_pattern
+                if len(space) > MAX_WHITESPACE:
+                    raise ValueError(
+                        f"whitespace has {len(space)} characters; at most {MAX_WHITESPACE}."
+                    )
+                space.encode()
+        except UnicodeEncodeError:
+            raise GrammarError("whitespace holds a lone surrogate.") from None
+        except ValueError as error:
+            raise GrammarError(str(error)) from None
+        return Constraint(constraint.kind, constraint.text, space)
+
+    def _join(self, key: Constraint, waiter: Waiter) -> None:
+        if key in self._flights:
+            self.hits += 1
+            self._flights[key].append(waiter)
+            return
+        self._start()
+        self._flights[key] = [waiter]
+        self._jobs.put(key)
+
+    def _start(self) -> None:
+        if self._threads or self._closed:
+            return
+        _open.add(self)
+        before = threading.stack_size(STACK)
+        try:
+            for number, process in enumerate(self._processes):
+                thread = threading.Thread(
+                    target=self._work, args=(process,), name=f"compile-{number}", daemon=True
+                )
+                thread.start()
+                self._threads.append(thread)
+        finally:
+            threading.stack_size(before)
+
+    # -- a worker's side -------------------------------------------------------------------------
+
+    def _work(self, process: PlanProcess) -> None:
+        try:
+            _start_quietly(process)
+            self._vocabulary.warm()
+            while (key := self._jobs.get()) is not None:
+                with self._lock:
+                    wanted = any(not waiter.cancelled() for waiter in self._flights.get(key, ()))
+                    if not wanted:
+                        self._flights.pop(key, None)
+                if wanted:
+                    self._compile(key, process)
+                    _start_quietly(process)
+        finally:
+            process.close()
+            process.kill()
+
+    def _compile(self, key: Constraint, process: PlanProcess) -> None:
+        grammar, error, lasting = None, "", True
+        try:
+            grammar = self._grammar(key, process)
+        except GrammarError as failure:
+            error = str(failure)
+        except Exception as failure:
+            error = f"{key.kind} cannot be compiled: {type(failure).__name__}: {failure}"
+            lasting = not isinstance(failure, OSError)  # the machine's fault, perhaps not for long
+        with self._lock:
+            waiters = self._flights.pop(key, [])
+            if grammar is not None:
+                self.compiled += 1
+                self._shelf.put(key, grammar)
+            else:
+                self.failures += len(waiters)
+                if lasting:
+                    self._failed.put(key, error)
+        _settle(waiters, grammar, error)
+
+    def _grammar(self, key: Constraint, process: PlanProcess) -> Grammar:
+        plan = self._plan(key, process)
+        if plan.error:
+            raise GrammarError(plan.error)
+        return build(plan, self._vocabulary.get(), canonical=self.config.jumps != "string")
+
+    def _plan(self, key: Constraint, process: PlanProcess) -> Plan:
+        request = Request(key, self.config.grammar_backend, key.whitespace or "")
+        try:
+            try:
+                return process.plan(request)
+            except ProcessDied as death:
+                if death.begun or self._closed:
+                    raise
+                return process.plan(request)  # it had died of something else, before it began
+        except TimeoutError:
+            with self._lock:
+                self.killed += 1
+            process.kill()
+            raise GrammarError(
+                f"{key.kind} takes longer than {self.seconds:g} s to compile; simplify it."
+            ) from None
+        except ProcessDied as death:
+            process.kill()
+            raise GrammarError(self._epitaph(key, death)) from None
+
+    def _epitaph(self, key: Constraint, death: ProcessDied) -> str:
+        if self._closed:
+            return "the compiler is closed."
+        if not death.begun:
+            return f"the compile process does not start: it ends with status {death.code}."
+        why = f"status {death.code}"
+        if death.code < 0:
+            why = signal.Signals(-death.code).name
+        return f"{key.kind} ends the compile process ({why}): too large or too deep; simplify it."
+
+
+class Once:
+    """A callable's value, made by whoever asks first. A failure is kept, too."""
+
+    def __init__(self, make: Callable[[], Vocabulary]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._value: Vocabulary | None = None
+        self._error = ""
+
+    def get(self) -> Vocabulary:
+        """Raises GrammarError where it could not be made."""
+        with self._lock:
+            if self._value is None and not self._error:
+                try:
+                    self._value = self._make()
+                except Exception as error:
+                    self._error = f"the tokenizer has no vocabulary for constraints: {error!r}"
+            if self._value is None:
+                raise GrammarError(self._error)
+            return self._value
+
+    def warm(self) -> None:
+        """Make it now, and what grammars share of it; a failure is for whoever needs it."""
+        with contextlib.suppress(Exception):
+            warm(self.get())
+
+
+def _start_quietly(process: PlanProcess) -> None:
+    """A child that cannot be started now is the next constraint's error."""
+    with contextlib.suppress(Exception):
+        process.start()
+
+
+def _settle(waiters: list[Waiter], grammar: Grammar | None, error: str) -> None:
+    """Each waiter gets an exception of its own: it is raised in several threads."""
+    for waiter in waiters:
+        if not waiter.set_running_or_notify_cancel():
+            continue
+        if grammar is not None:
+            waiter.set_result(grammar)
+        else:
+            waiter.set_exception(GrammarError(error))
+
+
+@atexit.register
+def _close_all() -> None:
+    for compiler in list(_open):
+        compiler.close()

@@ -1,0 +1,75 @@
+"""Shelf: finished grammars, and for a while the failed ones, both bounded."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+
+from srt.core.constraint import Constraint
+from srt.grammar.base import Grammar
+
+KEPT = 256  # grammars
+KEPT_BYTES = 64 << 20  # their size, where they tell it (``nbytes``), and their texts'
+FAILED = 64  # failures remembered
+FAILED_SECONDS = 60.0  # how long: a busy machine may be late once
+
+
+class Shelf:
+    """Grammar by constraint, the least recently used first to go. Not locked."""
+
+    def __init__(self, count: int = KEPT, size: int = KEPT_BYTES) -> None:
+        self.count = count
+        self.size = size
+        self.evicted = 0
+        self._grammars: OrderedDict[Constraint, Grammar] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._grammars)
+
+    def get(self, key: Constraint) -> Grammar | None:
+        grammar = self._grammars.get(key)
+        if grammar is not None:
+            self._grammars.move_to_end(key)
+        return grammar
+
+    def put(self, key: Constraint, grammar: Grammar) -> None:
+        """The newest stays, however large."""
+        self._grammars[key] = grammar
+        self._grammars.move_to_end(key)
+        while len(self._grammars) > 1 and (
+            len(self._grammars) > self.count or self.nbytes > self.size
+        ):
+            self._grammars.popitem(last=False)
+            self.evicted += 1
+
+    @property
+    def nbytes(self) -> int:
+        """Estimate: of a grammar that grows as it is used, what it has now."""
+        return sum(
+            len(key.text) + int(getattr(grammar, "nbytes", 0))
+            for key, grammar in self._grammars.items()
+        )
+
+
+class Failures:
+    """What was wrong, by constraint, oldest first to go: asking again costs nothing. Not locked."""
+
+    def __init__(self, count: int = FAILED, seconds: float = FAILED_SECONDS) -> None:
+        self.count = count
+        self.seconds = seconds
+        self._errors: OrderedDict[Constraint, tuple[float, str]] = OrderedDict()
+
+    def get(self, key: Constraint) -> str | None:
+        found = self._errors.get(key)
+        if found is None:
+            return None
+        if time.monotonic() - found[0] > self.seconds:
+            del self._errors[key]
+            return None
+        return found[1]
+
+    def put(self, key: Constraint, error: str) -> None:
+        self._errors[key] = (time.monotonic(), error)
+        self._errors.move_to_end(key)
+        while len(self._errors) > self.count:
+            self._errors.popitem(last=False)

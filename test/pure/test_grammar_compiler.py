@@ -1,0 +1,241 @@
+"""The compiler of constraints: one flight, bounded memory of what was made and what failed."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.compiling import BYTES, PlanGrammar, answer, odd_compiler, until
+from srt.config import GrammarConfig
+from srt.core.constraint import Constraint
+from srt.grammar import shelf as shelves
+from srt.grammar.base import GrammarError
+from srt.grammar.plan import Plan
+from srt.grammar.shelf import Failures, Shelf
+
+
+def lines(path: Path) -> int:
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def test_equal_constraints_are_compiled_once(monkeypatch: Any, tmp_path: Path) -> None:
+    told, gate = tmp_path / "told", tmp_path / "gate"
+    constraint = Constraint("regex", f"tell {told} gate {gate}")
+    found: list[Any] = []
+    with odd_compiler(monkeypatch, workers=2) as compiler:
+        threads = [
+            threading.Thread(target=lambda: found.append(compiler.submit(constraint)))
+            for _ in range(24)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert compiler.pending == 1
+        assert compiler.lookup(constraint) is None
+        cancelled = found[::3]
+        assert all(waiter.cancel() for waiter in cancelled)
+        gate.touch()
+        grammars = {id(waiter.result(90)) for waiter in found if waiter not in cancelled}
+        assert len(grammars) == 1
+        assert all(waiter.cancelled() for waiter in cancelled)
+        assert id(compiler.lookup(constraint)) in grammars
+        assert id(compiler.submit(constraint).result(0)) in grammars
+        assert lines(told) == 1
+        assert (compiler.compiled, compiler.hits, compiler.failures) == (1, 25, 0)
+        assert compiler.pending == 0
+
+
+def test_a_failure_reaches_everyone_and_is_remembered(monkeypatch: Any, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    constraint = Constraint("regex", f"tell {told} error [7]: no")
+    with odd_compiler(monkeypatch) as compiler:
+        errors = [compiler.submit(constraint).exception(90) for _ in range(8)]
+        assert [str(error) for error in errors] == ["[7]: no"] * 8
+        assert all(isinstance(error, GrammarError) for error in errors)
+        assert len({id(error) for error in errors}) == 8
+        assert lines(told) == 1
+        assert (compiler.compiled, compiler.failures) == (0, 8)
+        assert compiler.lookup(constraint) is None
+        compiler._failed.seconds = -1.0  # as if time had passed
+        assert answer(compiler, constraint.text) == "[7]: no"
+        assert lines(told) == 2
+
+
+def test_what_nobody_waits_for_is_not_begun(monkeypatch: Any, tmp_path: Path) -> None:
+    told, gate = tmp_path / "told", tmp_path / "gate"
+    with odd_compiler(monkeypatch) as compiler:
+        first = compiler.submit(Constraint("regex", f"gate {gate}"))
+        second = compiler.submit(Constraint("regex", f"tell {told} b"))
+        assert second.cancel()
+        gate.touch()
+        first.result(90)
+        assert answer(compiler, "c") == "c"
+        assert lines(told) == 0
+        assert answer(compiler, f"tell {told} b") == "b"  # asked for again, it is
+
+
+def test_a_cancelled_waiter_does_not_take_the_others_along(
+    monkeypatch: Any, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    with odd_compiler(monkeypatch) as compiler:
+        first = compiler.submit(Constraint("regex", f"gate {gate}"))
+        early, late = (compiler.submit(Constraint("regex", "b")) for _ in range(2))
+        early.cancel()
+        gate.touch()
+        assert late.result(90).path == "trie"
+        assert first.result(90).path == "trie"
+
+
+def test_a_callback_that_raises_harms_nobody(monkeypatch: Any, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with odd_compiler(monkeypatch) as compiler:
+        first, second = (compiler.submit(Constraint("regex", f"gate {gate}")) for _ in range(2))
+        first.add_done_callback(lambda future: 1 // 0)
+        gate.touch()
+        assert second.result(90).path == "trie"
+        assert answer(compiler, "b") == "b"
+
+
+@pytest.mark.parametrize(
+    ("setting", "kind", "own", "seen"),
+    [
+        ("", "json_schema", None, ""),
+        (" ?", "json_schema", None, " ?"),
+        (" ?", "json_schema", "", ""),
+        (" ?", "structural_tag", r"\n", r"\n"),
+        (" ?", "regex", r"\n", ""),
+        (" ?", "choices", None, ""),
+    ],
+)  # fmt: skip
+def test_whitespace_is_the_constraints_or_the_servers(
+    monkeypatch: Any, setting: str, kind: str, own: str | None, seen: str
+) -> None:
+    config = GrammarConfig(
+        grammar_backend="llguidance", constrained_json_whitespace_pattern=setting
+    )
+    with odd_compiler(monkeypatch, config=config) as compiler:
+        grammar = compiler.submit(Constraint(kind, "arguments", own)).result(90)
+        assert isinstance(grammar, PlanGrammar)
+        assert grammar.answer == f"llguidance {seen}"
+        effective = Constraint(kind, "arguments", seen)
+        assert compiler.lookup(effective) is grammar
+
+
+@pytest.mark.parametrize(("jumps", "canonical"), [("exact", True), ("string", False)])
+def test_string_jumps_are_not_canonical(monkeypatch: Any, jumps: str, canonical: bool) -> None:
+    with odd_compiler(monkeypatch, config=GrammarConfig(jump_forward=jumps)) as compiler:
+        grammar = compiler.submit(Constraint("regex", "a")).result(90)
+        assert isinstance(grammar, PlanGrammar)
+        assert grammar.canonical is canonical
+
+
+@pytest.mark.parametrize(
+    ("constraint", "error"),
+    [
+        (Constraint("gibberish", "a"), "kind 'gibberish'"),
+        (Constraint("regex", "a" * 4097), "4097 bytes; at most 4096"),
+        (Constraint("regex", "\ud800"), "lone surrogate"),
+        (Constraint("json_schema", "{}", "\ud800"), "whitespace holds a lone surrogate"),
+        (Constraint("json_schema", "{}", " " * 257), "257 characters; at most 256"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_sent_is_refused_at_once(
+    monkeypatch: Any, constraint: Constraint, error: str
+) -> None:
+    with odd_compiler(monkeypatch) as compiler:
+        with pytest.raises(GrammarError, match=error):
+            compiler.submit(constraint).result(0)
+        assert compiler.lookup(constraint) is None
+        assert compiler.pids == []
+        assert compiler.failures == 1
+
+
+def test_the_vocabulary_is_asked_for_once(monkeypatch: Any) -> None:
+    asked: list[str] = []
+
+    def vocabulary() -> Any:
+        asked.append(threading.current_thread().name)
+        return BYTES
+
+    with odd_compiler(monkeypatch, vocabulary, workers=2) as compiler:
+        compiler.warm()
+        compiler.warm()
+        until(lambda: asked)
+        for text in "abc":
+            answer(compiler, text)
+        assert len(asked) == 1
+        assert asked[0].startswith("compile-")
+
+
+def test_a_vocabulary_that_cannot_be_made_is_an_error(monkeypatch: Any) -> None:
+    asked: list[int] = []
+
+    def vocabulary() -> Any:
+        asked.append(1)
+        raise KeyError("no bytes")
+
+    with odd_compiler(monkeypatch, vocabulary, workers=2) as compiler:
+        for text in "ab":
+            assert "no vocabulary for constraints: KeyError('no bytes')" in answer(compiler, text)
+        assert len(asked) == 1
+
+
+def test_a_grammar_that_cannot_be_built_is_an_error(monkeypatch: Any) -> None:
+    with odd_compiler(monkeypatch) as compiler:
+        monkeypatch.setattr("srt.grammar.compiler.build", lambda *_, **__: 1 // 0)
+        assert "regex cannot be compiled: ZeroDivisionError" in answer(compiler, "a")
+        monkeypatch.undo()
+
+
+def test_grammars_are_kept_least_recently_used_first_to_go(monkeypatch: Any) -> None:
+    with odd_compiler(monkeypatch) as compiler:
+        compiler._shelf = Shelf(count=3)
+        for text in "abc":
+            answer(compiler, text)
+        assert compiler.lookup(Constraint("regex", "a"))
+        answer(compiler, "d")
+        kept = [text for text in "abcd" if compiler.lookup(Constraint("regex", text))]
+        assert kept == ["a", "c", "d"]
+        assert answer(compiler, "b") == "b"
+        assert compiler.compiled == 5
+
+
+def grammar(size: int) -> PlanGrammar:
+    made = PlanGrammar(Plan(), True)
+    made.nbytes = size
+    return made
+
+
+def test_a_shelf_is_bounded_by_bytes() -> None:
+    shelf = Shelf(count=100, size=1000)
+    keys = [Constraint("regex", f"{number:010}") for number in range(6)]
+    grown = grammar(190)
+    shelf.put(keys[0], grown)
+    for key in keys[1:5]:
+        shelf.put(key, grammar(190))
+    assert (len(shelf), shelf.nbytes, shelf.evicted) == (5, 1000, 0)
+    shelf.get(keys[0])
+    shelf.put(keys[5], grammar(0))
+    assert [shelf.get(key) is not None for key in keys] == [True, False, True, True, True, True]
+    grown.nbytes = 5000  # masks are cached as they are used
+    shelf.put(keys[1], grammar(1))
+    assert shelf.get(keys[0]) is None
+    shelf.put(keys[1], grammar(2000))
+    assert len(shelf) == 1
+    assert shelf.get(keys[1]) is not None
+
+
+def test_failures_are_bounded_by_count_and_time(monkeypatch: Any) -> None:
+    now = [100.0]
+    monkeypatch.setattr(shelves.time, "monotonic", lambda: now[0])
+    failures = Failures(count=2, seconds=10.0)
+    keys = [Constraint("regex", text) for text in "abc"]
+    for key in keys:
+        failures.put(key, f"no {key.text}")
+    assert [failures.get(key) for key in keys] == [None, "no b", "no c"]
+    now[0] = 110.5
+    assert [failures.get(key) for key in keys] == [None, None, None]

@@ -1,0 +1,298 @@
+"""Children that hang, crash, hog or are killed: an error in time, and the next one is served."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from helpers.compiling import ODD, alive, answer, descriptors, odd_compiler, until
+from srt.core.constraint import Constraint
+from srt.grammar import child
+from srt.grammar.child import MAX_FRAME, Request
+from srt.grammar.plan import Plan
+
+TEST = Path(__file__).resolve().parents[1]
+PYTHON = TEST.parent / "python"
+LIMIT = 1.5
+
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/stat").exists(), reason="looks at processes in /proc"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("signal 11", "ends the compile process (SIGSEGV)"),
+        ("signal 9", "ends the compile process (SIGKILL)"),
+        ("exit 3", "ends the compile process (status 3)"),
+        (f"memory {3 << 30}", "takes too much memory"),
+        ("deep", "nested too deeply"),
+        ("raise x", "cannot be compiled: ValueError: x"),
+        ("print", "nothing"),
+        (f"large {child.MAX_PLAN + 1}", f"at most {child.MAX_PLAN}"),
+    ],
+)  # fmt: skip
+def test_the_next_one_is_served_after(monkeypatch: Any, text: str, error: str) -> None:
+    with odd_compiler(monkeypatch) as compiler:
+        assert error in answer(compiler, text)
+        assert answer(compiler, "good") == "good"
+        assert compiler.killed == 0
+
+
+def test_a_late_child_is_replaced(monkeypatch: Any) -> None:
+    with odd_compiler(monkeypatch, seconds=LIMIT) as compiler:
+        before = answer(compiler, "pid")
+        assert answer(compiler, "sleep 60") == (
+            "regex takes longer than 1.5 s to compile; simplify it."
+        )
+        assert answer(compiler, "sleep 60").startswith("regex takes longer")  # without waiting
+        assert compiler.killed == 1
+        assert not alive(int(before))
+        until(lambda: compiler.pids)
+        assert compiler.pids != [int(before)]
+        assert answer(compiler, "good") == "good"
+
+
+def test_two_children_compile_at_once(monkeypatch: Any, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with odd_compiler(monkeypatch, workers=2) as compiler:
+        waiter = compiler.submit(Constraint("regex", f"gate {gate}"))
+        assert answer(compiler, "good") == "good"
+        assert not waiter.done()
+        gate.touch()
+        waiter.result(90)
+        assert len(compiler.pids) == 2
+
+
+def test_what_is_left_behind_is_bounded(monkeypatch: Any) -> None:
+    with odd_compiler(monkeypatch) as compiler:
+        before = answer(compiler, "pid")
+        assert answer(compiler, f"keep {child.KEPT}").startswith("keep")
+        until(lambda: not alive(int(before)))
+        assert answer(compiler, "good") == "good"
+        assert compiler.killed == 0
+
+
+def test_killed_while_idle_the_constraint_is_tried_again(monkeypatch: Any) -> None:
+    with odd_compiler(monkeypatch) as compiler:
+        for text in "abc":
+            answer(compiler, "warm")
+            os.kill(compiler.pids[0], signal.SIGKILL)
+            assert answer(compiler, text) == text
+        assert (compiler.failures, compiler.killed) == (0, 0)
+
+
+def test_killed_in_the_middle_it_is_an_error(monkeypatch: Any, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    with odd_compiler(monkeypatch) as compiler:
+        waiter = compiler.submit(Constraint("regex", f"tell {told} sleep 60"))
+        until(told.exists)
+        os.kill(compiler.pids[0], signal.SIGKILL)
+        assert "ends the compile process (SIGKILL)" in str(waiter.exception(90))
+        assert answer(compiler, "good") == "good"
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_stopped_child_is_replaced(monkeypatch: Any, tmp_path: Path, begun: bool) -> None:
+    told = tmp_path / "told"
+    with odd_compiler(monkeypatch, seconds=LIMIT) as compiler:
+        assert answer(compiler, "a") == "a"
+        pid = compiler.pids[0]
+        if not begun:
+            os.kill(pid, signal.SIGSTOP)
+        # Longer than a pipe holds, so that writing must wait, too.
+        text = f"tell {told} gate {tmp_path / 'gate'}" + " " * 100_000
+        waiter = compiler.submit(Constraint("json_schema", text))
+        if begun:
+            until(told.exists)
+            os.kill(pid, signal.SIGSTOP)
+        assert "takes longer than" in str(waiter.exception(90))
+        assert compiler.killed == 1
+        assert not alive(pid)
+        assert answer(compiler, "good") == "good"
+
+
+def test_interrupts_are_not_the_childs(monkeypatch: Any) -> None:
+    with odd_compiler(monkeypatch) as compiler:
+        pid = answer(compiler, "pid")
+        os.kill(int(pid), signal.SIGINT)
+        assert answer(compiler, "good") == "good"
+        assert str(compiler.pids[0]) == pid
+
+
+def test_a_child_that_cannot_start_is_an_error(monkeypatch: Any) -> None:
+    with odd_compiler(monkeypatch, planner="nowhere:make_plan") as compiler:
+        assert "does not start: it ends with status 1" in answer(compiler, "a")
+
+
+def test_a_child_that_could_not_start_is_tried_again(monkeypatch: Any) -> None:
+    with odd_compiler(monkeypatch) as compiler:
+        with monkeypatch.context() as broken:
+            broken.setattr(sys, "executable", "/nonexistent/python")
+            assert "FileNotFoundError" in answer(compiler, "a")
+        assert answer(compiler, "a") == "a"
+
+
+def test_closing_gives_everything_back(monkeypatch: Any, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with odd_compiler(monkeypatch) as compiler:
+        answer(compiler, "a")  # what a first use opens for good
+    descriptors_before, threads = descriptors(), threading.active_count()
+    for _ in range(3):
+        with odd_compiler(monkeypatch, workers=3) as compiler:
+            compiler.close()  # nothing has been started yet
+        with odd_compiler(monkeypatch, workers=3) as compiler:
+            answer(compiler, "a")
+            until(lambda: len(compiler.pids) == 3)
+            running = compiler.submit(Constraint("regex", f"gate {gate}"))
+            pids = compiler.pids
+            compiler.close()
+            compiler.close()
+            assert "closed" in str(running.exception(0))
+            assert "closed" in str(compiler.submit(Constraint("regex", "b")).exception(0))
+            assert not any(alive(pid) for pid in pids)
+            assert compiler.pids == []
+            assert compiler.pending == 0
+    assert descriptors() <= descriptors_before
+    assert threading.active_count() == threads
+
+
+def test_several_compilers_do_not_disturb_each_other(monkeypatch: Any) -> None:
+    with odd_compiler(monkeypatch) as one, odd_compiler(monkeypatch) as other:
+        assert (answer(one, "a"), answer(other, "b")) == ("a", "b")
+        assert one.pids != other.pids
+        one.close()
+        assert answer(other, "c") == "c"
+        assert other.compiled == 2
+
+
+# -- the end of the parent -----------------------------------------------------------------------
+
+
+PARENT = """
+import sys, time
+from helpers.compiling import BYTES, ODD, answer
+from srt.config import GrammarConfig
+from srt.core.constraint import Constraint
+from srt.grammar import compiler as module
+from srt.grammar.compiler import Compiler
+from helpers.compiling import build_nothing
+module.build = build_nothing
+module.warm = lambda vocabulary: None
+compiler = Compiler(lambda: BYTES, GrammarConfig(), workers=1, seconds={seconds}, planner=ODD)
+answer(compiler, "a")
+waiter = compiler.submit(Constraint("regex", "tell {told} {text}"))
+while True:
+    try:
+        open({told!r})
+        break
+    except OSError:
+        time.sleep(0.01)
+print(*compiler.pids, flush=True)
+{last}
+"""
+
+
+@contextmanager
+def parent(told: Path, text: str, last: str, seconds: float) -> Iterator[Any]:
+    code = PARENT.format(told=str(told), text=text, last=last, seconds=seconds)
+    paths = os.pathsep.join([str(PYTHON), str(TEST)])
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": paths},
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout
+        process.stdout.close()
+
+
+@pytest.mark.parametrize("last", ["", "raise ValueError", "sys.exit(3)", "compiler.close()"])
+def test_an_interpreter_that_ends_is_not_held_up(tmp_path: Path, last: str) -> None:
+    with parent(tmp_path / "told", "sleep 1000", last, seconds=1000) as process:
+        pid = int(process.stdout.readline())
+        assert process.wait(60) == {"raise ValueError": 1, "sys.exit(3)": 3}.get(last, 0)
+        until(lambda: not alive(pid))
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("a", 1000), ("sleep 1000", 0.5)])
+def test_a_child_outlives_no_killed_parent(tmp_path: Path, text: str, seconds: float) -> None:
+    """Idle, it sees the end of its input; at work, an alarm rings."""
+    last = "time.sleep(1000)"
+    if text != "a":  # the parent must not kill it first
+        last = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    with parent(tmp_path / "told", text, last, seconds) as process:
+        pid = int(process.stdout.readline())
+        process.kill()
+        process.wait(60)
+        until(lambda: not alive(pid))
+
+
+# -- the child's own protocol --------------------------------------------------------------------
+
+
+def frame(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "little") + data
+
+
+def talk(data: bytes) -> tuple[list[bytes], int]:
+    """Frames that a child writes for this input, and its exit status."""
+    done = subprocess.run(
+        [sys.executable, "-m", "srt.grammar.child", "--planner", ODD],
+        input=data, capture_output=True, timeout=120,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(PYTHON), str(TEST)])},
+    )  # fmt: skip
+    out, at = [], 0
+    while at < len(done.stdout):
+        size = int.from_bytes(done.stdout[at : at + 4], "little")
+        out.append(done.stdout[at + 4 : at + 4 + size])
+        at += 4 + size
+    return out, done.returncode
+
+
+def test_the_childs_frames() -> None:
+    good = frame(msgspec.msgpack.encode(Request(Constraint("regex", "a"), "auto", "")))
+    frames, status = talk(good + frame(b"\xc1garbage") + frame(b"") + good)
+    assert status == 0
+    assert frames[0::2][0] == b""
+    assert [bool(one) for one in frames] == [False, *[False, True] * 4]
+    plans = [msgspec.msgpack.decode(one, type=Plan) for one in frames[2::2]]
+    assert [plan.strings for plan in plans] == [("a",), (), (), ("a",)]
+    assert all("cannot be compiled" in plan.error for plan in plans[1:3])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\1\0", frame(b"x" * 10)[:-1], (MAX_FRAME + 1).to_bytes(4, "little") + b"x"],
+    ids=["nothing", "half a length", "half a frame", "too long"],
+)  # fmt: skip
+def test_the_child_ends_where_no_frame_follows(data: bytes) -> None:
+    assert talk(data) == ([b""], 0)
+
+
+def test_the_child_imports_no_tensors() -> None:
+    code = (
+        "import json, sys; import srt.grammar.child as c; c.load(c.PLANNER);"
+        "names = ('torch', 'transformers', 'tokenizers');"
+        "print(json.dumps([name for name in names if name in sys.modules]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(PYTHON)},
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert json.loads(done.stdout) == []
