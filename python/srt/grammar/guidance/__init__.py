@@ -1,0 +1,7 @@
+"""llguidance behind the interface of grammars: JSON schemas, EBNF, structural tags, large regexes."""
+
+from srt.grammar.guidance.checking import check
+from srt.grammar.guidance.grammar import GuidanceGrammar
+from srt.grammar.guidance.text import grammar_of
+
+__all__ = ["GuidanceGrammar", "check", "grammar_of"]

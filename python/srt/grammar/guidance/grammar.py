@@ -1,0 +1,59 @@
+"""GuidanceGrammar: a grammar of llguidance, compiled for a vocabulary."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from srt.core.vocabulary import Vocabulary
+from srt.grammar.base import GrammarError
+from srt.grammar.guidance.checking import limits, short
+from srt.grammar.guidance.matcher import GuidanceMatcher
+from srt.grammar.guidance.tags import for_vocabulary
+from srt.grammar.guidance.tokens import TOKENIZERS
+
+NOT_CANONICAL = '%llguidance {"no_forcing": true}\n'
+
+
+class GuidanceGrammar:
+    """``text`` is Lark as llguidance reads it, which ``grammar_of`` writes.
+
+    The matchers share a lexer, whose states are made when first met. Where it outgrows its limit a
+    matcher goes on with one of its own.
+
+    Raises GrammarError where the grammar does not compile, or names a token that there is not.
+    """
+
+    path = "llguidance"
+
+    def __init__(self, text: str, vocabulary: Vocabulary, canonical: bool = True) -> None:
+        self.vocabulary = vocabulary
+        self.canonical = canonical
+        self.tokenizer = TOKENIZERS.get(vocabulary)
+        self._text = for_vocabulary(text, vocabulary)
+        if not canonical:
+            self._text = NOT_CANONICAL + self._text
+        self._lock = threading.Lock()
+        self._root = self._compile()
+
+    def matcher(self) -> GuidanceMatcher:
+        with self._lock:
+            return GuidanceMatcher(self, self._root.deep_copy())
+
+    def replay(self, tokens: Sequence[int]) -> Any:
+        """A matcher of llguidance after ``tokens``, with a lexer of its own, which the matchers
+        made from now on share. It may be in error."""
+        with self._lock:
+            self._root = self._compile()
+            inner = self._root.deep_copy()
+        inner.try_consume_tokens(list(tokens))
+        return inner
+
+    def _compile(self) -> Any:
+        from llguidance import LLMatcher
+
+        inner = LLMatcher(self.tokenizer, self._text, log_level=0, limits=limits())
+        if inner.is_error():
+            raise GrammarError(f"grammar: {short(inner.get_error())}")
+        return inner

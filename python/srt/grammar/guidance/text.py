@@ -1,0 +1,102 @@
+"""grammar_of: a constraint as the text of a grammar that llguidance enforces."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from srt.core.constraint import Constraint
+from srt.grammar.base import GrammarError
+from srt.grammar.guidance.tags import tags_grammar
+from srt.grammar.schema import compile_schema, whitespace_pattern
+
+_JSON = re.compile(r"%json\b\s*")
+
+
+def grammar_of(constraint: Constraint, whitespace: str) -> str:
+    """Lark as llguidance reads it, for a constraint of any kind but choices.
+
+    Args:
+        whitespace: pattern allowed between two tokens of JSON where the constraint names none.
+
+    Raises GrammarError for what is malformed or cannot be enforced.
+    """
+    space = whitespace_pattern(
+        whitespace if constraint.whitespace is None else constraint.whitespace
+    )
+    if constraint.kind == "json_schema":
+        compiled = compile_schema(load(constraint.text, "json_schema"), "", space)
+        return "\n".join([f"start: {compiled.start}", *compiled.rules])
+    if constraint.kind == "regex":
+        return f"start: TEXT\nTEXT: {regex_terminal(constraint.text)}"
+    if constraint.kind == "ebnf":
+        return _ebnf(constraint.text, space)
+    if constraint.kind == "structural_tag":
+        schemas = Schemas(space)
+        tag = load(constraint.text, "structural_tag")
+        return "\n".join([tags_grammar(tag, schemas.rule, regex_terminal), *schemas.rules])
+    raise GrammarError(f"llguidance does not carry constraints of kind {constraint.kind!r}.")
+
+
+class Schemas:
+    """The schemas inside a larger grammar."""
+
+    def __init__(self, space: str) -> None:
+        self.rules: list[str] = []
+        self._space = space
+        self._count = 0
+
+    def rule(self, schema: Any, pointer: str) -> str:
+        """Name of the rule of a schema, which stands at ``pointer``."""
+        self._count += 1
+        compiled = compile_schema(schema, pointer, self._space, f"j{self._count}_")
+        self.rules += compiled.rules
+        return compiled.start
+
+
+def load(text: str, kind: str) -> Any:
+    """JSON of a constraint. Raises GrammarError."""
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except ValueError as error:
+        raise GrammarError(f"{kind} is not JSON: {error}") from None
+    except RecursionError:
+        raise GrammarError(f"{kind} is nested too deeply; flatten it.") from None
+
+
+def regex_terminal(pattern: str) -> str:
+    """A terminal of Lark."""
+    from llguidance import regex_to_lark
+
+    return f"/{regex_to_lark(pattern)}/"
+
+
+def _ebnf(text: str, space: str) -> str:
+    """GBNF made Lark, and the schemas in the grammar checked and rewritten."""
+    if "::=" in text:
+        from llguidance.gbnf_to_lark import gbnf_to_lark
+
+        try:
+            text = gbnf_to_lark(text)
+        except RecursionError:
+            raise GrammarError("ebnf is nested too deeply; flatten it.") from None
+        except Exception as error:  # the converter raises plain Exception
+            raise GrammarError(f"ebnf: {error}") from None
+    schemas = Schemas(space)
+    parts: list[str] = []
+    at = 0
+    for count, found in enumerate(_JSON.finditer(text)):
+        if found.start() < at:
+            continue
+        try:
+            schema, end = json.JSONDecoder().raw_decode(text, found.end())
+        except (ValueError, RecursionError) as error:
+            raise GrammarError(f"ebnf: the JSON after %json is malformed: {error}") from None
+        parts += [text[at : found.start()], schemas.rule(schema, f"/%json[{count}]")]
+        at = end
+    return "\n".join(["".join([*parts, text[at:]]), *schemas.rules])
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a number of JSON")

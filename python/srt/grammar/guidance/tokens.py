@@ -1,0 +1,87 @@
+"""llguidance's tokenizer of a vocabulary: a trie of the tokens, and how text is tokenised."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from srt.core.vocabulary import Vocabulary
+
+
+class TokenSource:
+    """What llguidance asks of a tokenizer. It aborts where a call raises, so none does.
+
+    Attributes:
+        tokens: bytes by id, ``Vocabulary.size`` of them.
+    """
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        missing = vocabulary.size - len(vocabulary.tokens)
+        self.tokens = [bytes(token) for token in vocabulary.tokens] + [b""] * missing
+        self.special_token_ids = sorted({*vocabulary.special, *vocabulary.eos})
+        self.eos_token_id = vocabulary.eos[0] if vocabulary.eos else None
+        self._encode: Callable[[Sequence[str]], list[list[int]]] = vocabulary.encode
+        self._ids: dict[bytes, int] = {}
+        self._longest = 0
+
+    def __call__(self, text: str) -> list[int]:
+        """Token ids whose bytes are those of ``text``: canonical ones where the tokenizer leaves
+        the text as it is, else the longest that match."""
+        data = text.encode()
+        try:
+            found = list(self._encode([text])[0])
+            if b"".join(self.tokens[token] for token in found) == data:
+                return found
+        except Exception:
+            pass
+        return self._greedy(data)
+
+    def _greedy(self, data: bytes) -> list[int]:
+        if not self._ids:
+            special = frozenset(self.special_token_ids)
+            self._ids = {
+                token: i for i, token in enumerate(self.tokens) if token and i not in special
+            }
+            self._longest = max(map(len, self._ids), default=1)
+        found, at = [], 0
+        while at < len(data):
+            for end in range(min(len(data), at + self._longest), at, -1):
+                token = self._ids.get(data[at:end])
+                if token is not None:
+                    found.append(token)
+                    at = end
+                    break
+            else:  # no token begins with this byte
+                break
+        return found
+
+
+class TokenizerCache:
+    """One ``LLTokenizer`` a vocabulary, for as long as the vocabulary lives. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: weakref.WeakKeyDictionary[Vocabulary, Any] = weakref.WeakKeyDictionary()
+
+    def get(self, vocabulary: Vocabulary) -> Any:
+        """The tokenizer; building it takes some 0.5 s for 131 k tokens."""
+        with self._lock:
+            made = self._made.get(vocabulary)
+            if made is None:
+                made = self._made[vocabulary] = self._make(vocabulary)
+            return made
+
+    @staticmethod
+    def _make(vocabulary: Vocabulary) -> Any:
+        from llguidance import LLTokenizer
+
+        source = TokenSource(vocabulary)
+        return LLTokenizer(source, eos_token=list(vocabulary.eos) or None)
+
+
+TOKENIZERS = TokenizerCache()
