@@ -70,6 +70,9 @@ def gen(
     regex: str | None = None,
     json_schema: Any = None,
     schema: Any = None,
+    ebnf: str | None = None,
+    structural_tag: Any = None,
+    whitespace_pattern: str | None = None,
     max_retries: int | None = None,
 ) -> Gen | Select:
     """Text drawn by the model, kept in variable ``name``; None inherits from ``run``.
@@ -79,7 +82,9 @@ def gen(
     One of ``dtype`` (int, float, str, bool), ``regex`` and ``schema`` (a pydantic model, dataclass,
     TypedDict, Enum, Literal, union, or a JSON schema as dict or text; ``json_schema`` is the same)
     constrains the text; ``s.value(name)`` is the typed object. A backend that cannot enforce it is
-    asked again with what was wrong, at most ``max_retries`` times.
+    asked again with what was wrong, at most ``max_retries`` times. ``ebnf`` (a GBNF or Lark
+    grammar) and ``structural_tag`` (free text in which tags hold JSON) need one that can. JSON is
+    compact, or has what ``whitespace_pattern`` matches between two tokens of it.
     """
     if choices is not None:
         return select(name, choices, temperature or 0.0, choices_method)
@@ -91,7 +96,8 @@ def gen(
         logit_bias=logit_bias, seed=seed, ignore_eos=ignore_eos, return_logprob=return_logprob,
         logprob_start_len=logprob_start_len, top_logprobs_num=top_logprobs_num,
         return_text_in_logprobs=return_text_in_logprobs, dtype=dtype, regex=regex,
-        json_schema=json_schema, schema=schema, max_retries=max_retries,
+        json_schema=json_schema, schema=schema, ebnf=ebnf, structural_tag=structural_tag,
+        whitespace_pattern=whitespace_pattern, max_retries=max_retries,
     )  # fmt: skip
     return Gen(name, checked(params, GEN_NAMES))
 
@@ -108,7 +114,8 @@ def gen_string(name: str | None = None, max_tokens: int | None = None, **params:
 
 # ``gen_int`` and ``gen_string`` take what ``gen`` takes, except what says how the text is made.
 _FIXED = (
-    "min_tokens", "dtype", "choices", "choices_method", "regex", "json_schema", "schema",
+    "min_tokens", "dtype", "choices", "choices_method", "regex", "json_schema", "schema", "ebnf",
+    "structural_tag", "whitespace_pattern",
 )  # fmt: skip
 
 

@@ -1,7 +1,9 @@
-"""Constraint: what generated text must be, by ``dtype``, ``regex``, ``json_schema``, ``schema``.
+"""Constraint: what generated text must be, by ``dtype``, ``regex``, ``json_schema``, ``schema``,
+``ebnf``, ``structural_tag``.
 
-A backend that enforces it while generating is sent the regex or JSON schema. For the others the
-text is checked afterwards, and the model is asked again with what was wrong (``feedback``).
+A backend that enforces it while generating is sent the regex, JSON schema, grammar or tag. For the
+others the text is checked afterwards, and the model is asked again with what was wrong
+(``feedback``); a grammar or tag is refused.
 """
 
 from __future__ import annotations
@@ -11,16 +13,17 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 from sglang import types
 from sglang.backend.base import Prompt
 from sglang.chat import ChatTemplate
-from sglang.errors import InvalidOutput
+from sglang.errors import InvalidOutput, Unsupported
 from sglang.params import GenParams, strings
 
-# A number ends where something follows that is not part of one, so int and float also stop there.
+# A number ends at a space or a line, so int and float stop there. A backend that enforces lets the
+# model write one: where only digits may follow, the number runs on.
 DTYPES: dict[str, tuple[str, tuple[str, ...]]] = {
     "int": (r"[-+]?[0-9]{1,20}", (" ", "\n")),
     "float": (r"[-+]?([0-9]{1,20}(\.[0-9]{0,20})?|\.[0-9]{1,20})", (" ", "\n")),
@@ -37,7 +40,7 @@ PLAIN_WORDS = {
 
 
 class Constraint:
-    """``kind`` is "regex" or "json_schema", as in ``Backend.constraints``."""
+    """``kind`` is one of those in ``Backend.constraints``."""
 
     kind: ClassVar[str]
 
@@ -49,8 +52,11 @@ class Constraint:
         """``params`` for a backend that does not enforce the constraint.
 
         The stops of a dtype are left out too: such a model may write a space before the value.
+        Raises Unsupported where only enforcing will do.
         """
-        return replace(params, dtype=None, regex=None, json_schema=None, schema=None)
+        return replace(
+            params, dtype=None, regex=None, json_schema=None, schema=None, whitespace_pattern=None
+        )
 
     def parse(self, text: str) -> Any:
         """The typed value of a finished text. Raises InvalidOutput."""
@@ -136,7 +142,9 @@ class Dtype(Constraint):
 
     def resolve(self, params: GenParams) -> GenParams:
         pattern, stops = DTYPES[self.name]
-        return replace(params, dtype=None, regex=pattern, stop=(*strings(params.stop), *stops))
+        ending = f"[{''.join(stops)}]?" if stops else ""
+        stop = (*strings(params.stop), *stops)
+        return replace(params, dtype=None, regex=pattern + ending, stop=stop)
 
     def parse(self, text: str) -> int | float | str | bool:
         word = text.strip()
@@ -184,8 +192,16 @@ class JsonSchema(Constraint):
     def __post_init__(self) -> None:
         object.__setattr__(self, "schema", types.json_schema_of(self.source))
 
+    @cached_property
+    def sent(self) -> dict[str, Any]:
+        """What a backend that enforces is sent. A type has no keys beside its own, so a model that
+        could still write others is not let to."""
+        if isinstance(self.source, (str, Mapping)):
+            return self.schema
+        return dict(types.closed(self.schema))
+
     def resolve(self, params: GenParams) -> GenParams:
-        return replace(params, schema=None, json_schema=self.schema)
+        return replace(params, schema=None, json_schema=self.sent)
 
     def parse(self, text: str) -> Any:
         return types.parse(self.source, text)
@@ -203,6 +219,27 @@ class JsonSchema(Constraint):
         """What a Markdown code fence holds, and outermost objects and arrays, where it is JSON."""
         fences = (fence[1].strip() for fence in re.finditer(FENCE, text, re.DOTALL))
         yield from filter(_is_json, (*fences, *_bracketed(text)))
+
+
+@dataclass(frozen=True)
+class Grammar(Constraint):
+    """Text of a grammar, or with a structural tag's parts: nobody can check it afterwards."""
+
+    kind: str  # type: ignore[misc]
+    source: Any
+
+    def resolve(self, params: GenParams) -> GenParams:
+        return params
+
+    def free(self, params: GenParams) -> GenParams:
+        raise Unsupported(
+            f"{self.kind} needs a backend that enforces it: use Engine or RuntimeEndpoint; or give "
+            "a regex or json_schema, which other backends check and ask again for"
+        )
+
+    def parse(self, text: str) -> str:
+        """The text itself."""
+        return text
 
 
 FENCE = r"```\w*\s(.*?)```"
@@ -240,7 +277,7 @@ def constraint_of(params: GenParams) -> Constraint | None:
         ValueError: more than one is given, or a dtype or schema is unknown or invalid.
         TypeError: no JSON schema can be made of the type.
     """
-    names = ("dtype", "regex", "json_schema", "schema")
+    names = ("dtype", "regex", "json_schema", "schema", "ebnf", "structural_tag")
     chosen = [name for name in names if getattr(params, name) is not None]
     if not chosen:
         return None
@@ -252,9 +289,18 @@ def constraint_of(params: GenParams) -> Constraint | None:
         if not isinstance(value, str):
             raise TypeError(f"regex is {value!r:.60}; give a str, such as r'[0-9]+'")
         return Regex(value)
+    if name in ("ebnf", "structural_tag"):
+        return _grammar(name, value)
     if name == "dtype":
         return Dtype(_dtype_name(value))
     return _json_schema(value)
+
+
+def _grammar(name: str, value: Any) -> Grammar:
+    kinds, words = ((str,), "a str") if name == "ebnf" else ((str, dict), "a dict, or its JSON")
+    if not isinstance(value, kinds):
+        raise TypeError(f"{name} is {value!r:.60}; give {words}")
+    return Grammar(name, value)
 
 
 def _json_schema(source: Any) -> JsonSchema:

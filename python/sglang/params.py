@@ -20,8 +20,10 @@ class GenParams:
     """Sampling, stops, log-probabilities and constraints of one generation.
 
     ``schema`` is ``json_schema`` by another name: both take a JSON schema (dict or text) or a type
-    that ``types`` can turn into one. ``max_retries`` is how often to ask again where the backend
-    does not enforce a constraint and the text does not satisfy it.
+    that ``types`` can turn into one. ``ebnf`` is a grammar, ``structural_tag`` a dict or its text.
+    ``whitespace_pattern`` is what a runtime lets the model write between two tokens of JSON.
+    ``max_retries`` is how often to ask again where the backend does not enforce a constraint and
+    the text does not satisfy it.
     """
 
     max_new_tokens: int | None = None
@@ -48,6 +50,9 @@ class GenParams:
     regex: str | None = None
     json_schema: Any = None
     schema: Any = None
+    ebnf: str | None = None
+    structural_tag: Any = None
+    whitespace_pattern: str | None = None
     max_retries: int | None = None
 
     def over(self, base: GenParams) -> GenParams:
@@ -116,6 +121,8 @@ def checked(params: GenParams, shown: Mapping[str, str] | None = None) -> GenPar
             low = (least is not None and value < least) or (name in _NOT_ZERO and value == 0)
             if low or (most is not None and value > most) or value != value:
                 raise ValueError(complaint)
+        elif name == "whitespace_pattern" and not isinstance(value, str):
+            raise TypeError(f"whitespace_pattern is {value!r:.60}; give a str, such as ' ?'")
         elif name in ("stop", "stop_regex") and not _are(value, str):
             raise TypeError(f"{name} is {value!r}; give a text or a list of texts")
         elif name == "stop_token_ids" and not (_are(value, int) and not isinstance(value, int)):
@@ -161,7 +168,8 @@ def strings(value: Stop) -> tuple[str, ...]:
 def to_wire(params: GenParams) -> dict[str, Any]:
     """Fields of a native ``/generate`` request: ``sampling_params`` and the log-probability ones.
 
-    Constraints must have been resolved to ``regex`` or ``json_schema``.
+    Constraints must have been resolved to ``regex``, ``json_schema``, ``ebnf`` or
+    ``structural_tag``.
     """
     values = given(params)
     values.pop("max_retries", None)
@@ -173,9 +181,12 @@ def to_wire(params: GenParams) -> dict[str, Any]:
         values["stop_token_ids"] = list(values["stop_token_ids"])
     if "logit_bias" in values:
         values["logit_bias"] = {str(token): bias for token, bias in values["logit_bias"].items()}
-    if not isinstance(values.get("json_schema", ""), str):
-        import json
+    for name in ("json_schema", "structural_tag"):
+        if not isinstance(values.get(name, ""), str):
+            import json
 
-        values["json_schema"] = json.dumps(values["json_schema"])
+            values[name] = json.dumps(values[name])
+    if not {"json_schema", "structural_tag"} & values.keys():
+        values.pop("whitespace_pattern", None)
     body["sampling_params"] = {WIRE_NAMES.get(name, name): v for name, v in values.items()}
     return body

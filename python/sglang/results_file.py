@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sglang.constraint import Constraint, Dtype, JsonSchema, Regex
+from sglang.constraint import Constraint, Dtype, Grammar, JsonSchema, Regex
 from sglang.errors import SglangError
 from sglang.media import Media, medium
 from sglang.params import GenParams, given
@@ -196,6 +196,8 @@ def _described(constraint: Constraint) -> dict[str, Any]:
         return {"regex": constraint.pattern}
     if isinstance(constraint, Dtype):
         return {"dtype": constraint.name}
+    if isinstance(constraint, Grammar):
+        return {constraint.kind: constraint.source}
     assert isinstance(constraint, JsonSchema)
     source = constraint.source
     if isinstance(source, (str, dict)):
@@ -210,6 +212,8 @@ def _constraint(described: dict[str, Any]) -> Constraint:
         return Regex(value)
     if kind == "dtype":
         return Dtype(value)
+    if kind in ("ebnf", "structural_tag"):
+        return Grammar(kind, value)
     if kind == "json_schema":
         return JsonSchema(value)
     if kind == "class" and (found := _class_at(*value)) is not None:

@@ -53,6 +53,26 @@ def json_schema_of(schema: Any) -> dict[str, Any]:
         raise _unusable(schema, error.message) from error
 
 
+_NAMED = frozenset({"properties", "$defs"})  # names to schemas
+_DATA = frozenset({"const", "default", "enum", "examples", "required"})
+
+
+def closed(schema: Any) -> Any:
+    """The JSON schema of a type, whose objects have no keys but those it names."""
+    if isinstance(schema, list):
+        return [closed(item) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    found = {
+        key: {name: closed(inner) for name, inner in value.items()} if key in _NAMED
+        else value if key in _DATA else closed(value)
+        for key, value in schema.items()
+    }  # fmt: skip
+    if "properties" in found:
+        found.setdefault("additionalProperties", False)
+    return found
+
+
 def parse(schema: Any, text: str) -> Any:
     """The typed object that ``text`` is; for a JSON schema the decoded JSON.
 

@@ -175,9 +175,11 @@ def test_media_and_types_come_back(tmp_path: Path) -> None:
         s += sgl.assistant(sgl.gen("n", dtype=int) + sgl.gen("mood", schema=Mood))
         s += sgl.assistant(sgl.gen("r", regex="[a-z]+") + sgl.gen("l", schema=list[int]))
         s += sgl.assistant(sgl.gen("j", json_schema={"type": "array"}))
+        s += sgl.assistant(sgl.gen("e", ebnf="x") + sgl.gen("t", structural_tag={"type": "x"}))
 
     def run() -> sgl.ProgramState:
-        mock = sgl.Mock(["7", '"good"', "abc", "[1]", "[2]"])
+        kinds = ["ebnf", "structural_tag"]
+        mock = sgl.Mock(["7", '"good"', "abc", "[1]", "[2]", "e", "t"], constraints=kinds)
         (state,) = looks.run_batch([()], backend=mock, results_file=tmp_path / "r")
         return state
 
@@ -185,7 +187,14 @@ def test_media_and_types_come_back(tmp_path: Path) -> None:
     assert len((tmp_path / "r").read_text().splitlines()) == 1
     assert restored.messages() == first.messages()
     assert "data:image/png" in json.dumps(restored.messages())
-    for name, value in {"n": 7, "mood": Mood.GOOD, "r": "abc", "j": [2]}.items():
+    for name, value in {
+        "n": 7,
+        "mood": Mood.GOOD,
+        "r": "abc",
+        "j": [2],
+        "e": "e",
+        "t": "t",
+    }.items():
         assert restored.value(name) == first.value(name) == value
     assert restored["l"] == "[1]"
     with pytest.raises(sgl.SglangError, match=r"made for list\[int\], which the results file"):

@@ -7,10 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jsonschema
 import pytest
+import sglang as sgl
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel, Field
 from sglang.backend.base import Prompt
+from sglang.backend.native import NativeBackend
 from sglang.chat import TEMPLATES, ChatTemplate, Message
 from sglang.constraint import Constraint, constraint_of, feedback
 from sglang.errors import InvalidOutput
@@ -36,14 +40,17 @@ def made(**params: Any) -> Constraint:
 @pytest.mark.parametrize(
     ("params", "kind", "sent"),
     [
-        ({"dtype": int}, "regex", {"regex": r"[-+]?[0-9]{1,20}", "stop": ["!", " ", "\n"]}),
+        ({"dtype": int}, "regex", {"regex": "[-+]?[0-9]{1,20}[ \n]?", "stop": ["!", " ", "\n"]}),
         ({"dtype": "bool"}, "regex", {"regex": "(True|False)", "stop": ["!"]}),
         ({"regex": "a+"}, "regex", {"regex": "a+", "stop": ["!"]}),
         ({"json_schema": PERSON}, "json_schema", {"json_schema": PERSON, "stop": ["!"]}),
         ({"schema": json.dumps(PERSON)}, "json_schema", {"json_schema": PERSON, "stop": ["!"]}),
         ({"json_schema": bool}, "json_schema", {"json_schema": {"type": "boolean"}, "stop": ["!"]}),
+        ({"json_schema": bool, "whitespace_pattern": " ?"}, "json_schema",
+         {"json_schema": {"type": "boolean"}, "whitespace_pattern": " ?", "stop": ["!"]}),
+        ({"regex": "a+", "whitespace_pattern": " ?"}, "regex", {"regex": "a+", "stop": ["!"]}),
     ],
-)
+)  # fmt: skip
 def test_what_the_backend_is_sent(params: Any, kind: str, sent: dict[str, Any]) -> None:
     given = GenParams(max_new_tokens=9, stop="!", **params)
     constraint = constraint_of(given)
@@ -56,11 +63,74 @@ def test_what_the_backend_is_sent(params: Any, kind: str, sent: dict[str, Any]) 
     assert constraint.free(given) == GenParams(max_new_tokens=9, stop="!")
 
 
+class Team(BaseModel):
+    lead: Person
+    notes: dict[str, int] = Field(default_factory=dict)
+    properties: Person | None = None
+
+
+def test_a_type_is_sent_closed() -> None:
+    """What is not among its keys would be dropped; JSON schemas are sent as they are."""
+    constraint = made(schema=Team)
+    sent = constraint.resolve(GenParams(schema=Team)).json_schema
+    assert sent["additionalProperties"] is False
+    assert sent["$defs"]["Person"]["additionalProperties"] is False
+    assert sent["properties"]["notes"]["additionalProperties"] == {"type": "integer"}
+    assert set(sent["properties"]) == {"lead", "notes", "properties"}
+    jsonschema.Draft202012Validator.check_schema(sent)
+    text = '{"lead": {"name": "a", "age": 3}, "notes": {"a": 1}}'
+    jsonschema.validate(json.loads(text), sent)
+    assert isinstance(constraint.parse(text), Team)
+    assert made(schema=PERSON).resolve(GenParams(schema=PERSON)).json_schema == PERSON
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("error", "no text can follow 'so far': the grammar ends"),
+        ("abort", "the request was aborted"),
+    ],
+)
+def test_a_generation_that_the_runtime_gave_up(kind: str, words: str) -> None:
+    class Stuck(NativeBackend):
+        def call(self, body: dict[str, Any]) -> Any:
+            reason = {"type": kind, "message": "the grammar ends"}
+            return {"text": "so far", "meta_info": {"finish_reason": reason}}
+
+    with pytest.raises(sgl.BackendError, match=words):
+        Stuck().complete(Prompt("x"), GenParams())
+
+
 def test_no_constraint() -> None:
     assert constraint_of(GenParams(max_new_tokens=3, stop="\n")) is None
 
 
-EXCLUSIVE = {"dtype": int, "regex": "a", "json_schema": PERSON, "schema": Person}
+EXCLUSIVE = {
+    "dtype": int, "regex": "a", "json_schema": PERSON, "schema": Person, "ebnf": "root ::= [a]",
+    "structural_tag": {"type": "structural_tag", "format": {"type": "any_text"}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["ebnf", "structural_tag"])
+def test_what_only_a_backend_can_enforce(name: str) -> None:
+    given = GenParams(stop="!", **{name: EXCLUSIVE[name]})
+    constraint = constraint_of(given)
+    assert constraint is not None
+    assert (constraint.kind, constraint.parse("x")) == (name, "x")
+    wire = to_wire(constraint.resolve(given))["sampling_params"]
+    sent = wire[name]
+    assert (json.loads(sent) if name == "structural_tag" else sent) == EXCLUSIVE[name]
+
+    @sgl.function
+    def program(s):
+        s += sgl.gen("x", **{name: EXCLUSIVE[name]})
+
+    with pytest.raises(sgl.ProgramError, match=f"{name} needs a backend that enforces it: use Eng"):
+        program.run(backend=sgl.Mock(["a"], constraints=["regex", "json_schema"]))["x"]
+    mock = sgl.Mock(["a"], constraints=[name])
+    state = program.run(backend=mock)
+    assert (state["x"], state.value("x")) == ("a", "a")
+    assert getattr(mock.calls[0].params, name) == EXCLUSIVE[name]
 
 
 @pytest.mark.parametrize("first", EXCLUSIVE)
@@ -80,6 +150,8 @@ def test_constraints_exclude_one_another(first: str, second: str) -> None:
         ({"dtype": complex}, ValueError, "<class 'complex'>; use int, float, str or bool"),
         ({"dtype": 3}, ValueError, "dtype is 3; use int, float, str or bool"),
         ({"regex": 3}, TypeError, "regex is 3; give a str"),
+        ({"ebnf": {}}, TypeError, "ebnf is {}; give a str"),
+        ({"structural_tag": 3}, TypeError, "structural_tag is 3; give a dict, or its JSON"),
         ({"schema": object()}, TypeError, "no JSON schema can be made of <object"),
         ({"json_schema": "{"}, ValueError, "json_schema is '{', not JSON"),
     ],

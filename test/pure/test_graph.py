@@ -70,8 +70,9 @@ def test_dependencies_within_and_between_streams() -> None:
 
 def test_json_there_and_back() -> None:
     params = GenParams(
-        stop=("a", "b"), dtype=int, logit_bias={5: 1.5}, json_schema={"type": "object"}
-    )
+        stop=("a", "b"), dtype=int, logit_bias={5: 1.5}, json_schema={"type": "object"},
+        ebnf="root ::= [a]", structural_tag={"triggers": ["<"]},
+    )  # fmt: skip
     graph = graph_of(
         ConstantText("ünïcode\n"),
         Image(Argument("a")),

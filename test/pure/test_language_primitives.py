@@ -69,7 +69,7 @@ def test_the_wire_has_the_native_names() -> None:
         "sampling_params": {
             "sampling_seed": 3,
             "stop": ["a", " ", "\n"],
-            "regex": r"[-+]?[0-9]{1,20}",
+            "regex": "[-+]?[0-9]{1,20}[ \n]?",
             "logit_bias": {"5": 1.0},
             "top_p": 0.5,
         },

@@ -61,8 +61,9 @@ class Backend:
     """The calls of the interpreter. A backend overrides those that it can honour.
 
     Attributes:
-        constraints: of "regex" and "json_schema", those that the backend enforces while it
-            generates. For the others the frontend validates, and asks again (``max_retries``).
+        constraints: of "regex", "json_schema", "ebnf" and "structural_tag", those that the backend
+            enforces while it generates. For the first two the frontend else validates, and asks
+            again (``max_retries``); the others are refused.
         speculates: how ``num_api_spec_tokens`` is used: "text" (a completion model: over-generate
             and reuse), "chat" (one reply for all gens of an assistant turn) or "" (ignored).
         messages_only: of a program with roles, the backend is sent the turns alone.

@@ -16,6 +16,7 @@ from sglang.errors import BackendError, ConnectionFailed, refusal
 
 # Of server-sent events; a line without a name is a comment, or ends an event.
 _FIELDS = ("data", "event", "id", "retry", "")
+KINDS = ("regex", "json_schema", "ebnf", "structural_tag")
 Held: TypeAlias = tuple[AsyncConnections, AsyncGenerator[AsyncConnections, None]]
 
 
@@ -72,7 +73,7 @@ class RuntimeEndpoint(NativeBackend):
         self._loops: dict[asyncio.AbstractEventLoop, Held] = {}
         self.model_info: dict[str, Any] = self._get("/get_model_info")
         # A runtime that does not tell is one that has always had them.
-        self.constraints = frozenset(self.model_info.get("constraints", ("regex", "json_schema")))
+        self.constraints = frozenset(self.model_info.get("constraints", KINDS))
         if chat_template_name is not None:
             self.chat_template = template_named(chat_template_name)
         else:

@@ -11,12 +11,12 @@ import asyncio
 import atexit
 import os
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import aclosing, contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from sglang.backend.loop_thread import drawn, finish, waited
+from sglang.backend.loop_thread import begin, drawn, finish, waited
 from sglang.backend.native import NativeBackend
 from sglang.backend.server_args import ServerArgs, settings_of
 from sglang.chat import template_for, template_named
@@ -25,6 +25,7 @@ from sglang.errors import BackendError, Unsupported
 if TYPE_CHECKING:
     from srt.server.service import Service
 
+T = TypeVar("T")
 _END = object()
 SHUTDOWN_SECONDS = 10.0
 
@@ -131,10 +132,12 @@ class Engine(NativeBackend):
         return await self.acall(body)
 
     def call(self, body: dict[str, Any]) -> Any:
-        return self._wait(self._answer(body))
+        return self._wait(lambda: self._answer(body))
 
     async def acall(self, body: dict[str, Any]) -> Any:
-        return await self._awaited(self._submit(self._answer(body)))
+        future: Future[Any] = Future()
+        self._begin(lambda: self._answer(body), future)
+        return await self._awaited(future)
 
     async def _awaited(self, future: Future[Any]) -> Any:
         try:
@@ -147,7 +150,7 @@ class Engine(NativeBackend):
 
     def call_stream(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         with _translated():
-            yield from drawn(lambda pump: self._submit(pump()), lambda: self._events(body))
+            yield from drawn(self._begin, lambda: self._events(body))
 
     async def acall_stream(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         loop = asyncio.get_running_loop()
@@ -157,9 +160,10 @@ class Engine(NativeBackend):
             with suppress(RuntimeError):  # the caller's loop is closed: nobody listens
                 loop.call_soon_threadsafe(items.put_nowait, item)
 
-        future = self._submit(self._pump(body, put))
+        future: Future[None] = Future()
         future.add_done_callback(lambda _: put(_END))
         try:
+            self._begin(lambda: self._pump(body, put), future)
             while (item := await items.get()) is not _END:
                 yield item
             await self._awaited(future)
@@ -172,7 +176,8 @@ class Engine(NativeBackend):
 
     def flush_cache(self) -> dict[str, Any]:
         """Empty the prefix cache. Raises BackendError while requests are running."""
-        reply = self._wait(self._alive().completion.control("flush"))
+        completion = self._alive().completion
+        reply = self._wait(lambda: completion.control("flush"))
         if not reply.ok:
             raise BackendError(f"the cache was not flushed: {reply.message}", 400)
         return {"success": True, **reply.data}
@@ -180,7 +185,7 @@ class Engine(NativeBackend):
     def get_server_info(self) -> dict[str, Any]:
         """Settings, the engine's facts and its counters of this moment (under ``stats``)."""
         service = self._alive()
-        reply = self._wait(service.completion.control("stats"))
+        reply = self._wait(lambda: service.completion.control("stats"))
         info = service.info
         facts = {name: getattr(info, name) for name in info.__struct_fields__}
         return {**service.config.settings(), **facts, "stats": reply.data}
@@ -224,17 +229,13 @@ class Engine(NativeBackend):
         finally:
             finish(self._loop)
 
-    def _submit(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
-        try:
-            self._alive()
-            return asyncio.run_coroutine_threadsafe(work, self._loop)
-        except BaseException:
-            work.close()
-            raise
+    def _begin(self, make: Callable[[], Coroutine[Any, Any, T]], future: Future[T]) -> None:
+        self._alive()
+        begin(self._loop, make, future)
 
-    def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
+    def _wait(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         with _translated():
-            return waited(self._submit(work))
+            return waited(lambda future: self._begin(make, future))
 
     async def _answer(self, body: dict[str, Any]) -> Any:
         from srt.server.body import convert

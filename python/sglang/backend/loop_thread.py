@@ -35,11 +35,11 @@ class LoopThread:
         It is cancelled with the run of the caller, and where the caller is interrupted. Raises
         CancelledError where it was cancelled, or ``close`` has been called.
         """
-        return waited(self._submit(lambda: function(*args)))
+        return waited(lambda future: self._begin(lambda: function(*args), future))
 
     def iterate(self, function: Callable[..., AsyncGenerator[T, None]], *args: Any) -> Iterator[T]:
         """The items of ``function(*args)``, as ``run``; to leave them cancels it."""
-        return drawn(self._submit, lambda: function(*args))
+        return drawn(self._begin, lambda: function(*args))
 
     def close(self) -> None:
         """End the thread; calling it again does nothing."""
@@ -50,14 +50,14 @@ class LoopThread:
             self._end()
             thread.join(CLOSE_SECONDS)
 
-    def _submit(self, make: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
+    def _begin(self, make: Callable[[], Coroutine[Any, Any, T]], future: Future[T]) -> None:
         """Under the lock, so that nothing comes to a loop that is ending already."""
         with self._lock:
             if self._closed:
                 raise CancelledError
             if self._thread is None or not self._thread.is_alive():  # as after os.fork
                 self._start()
-            return asyncio.run_coroutine_threadsafe(make(), self._loop)
+            begin(self._loop, make, future)
 
     def _start(self) -> None:
         loop, ended = asyncio.new_event_loop(), asyncio.Event()
@@ -81,12 +81,55 @@ def _end(loop: asyncio.AbstractEventLoop, ended: asyncio.Event) -> None:
         loop.call_soon_threadsafe(ended.set)
 
 
-def waited(future: Future[T]) -> T:
-    """The result of a call on another thread's loop, for a thread.
+def begin(
+    loop: asyncio.AbstractEventLoop, make: Callable[[], Coroutine[Any, Any, T]], future: Future[T]
+) -> None:
+    """Run ``make()`` on another thread's loop, for ``future``; to cancel that cancels it.
+
+    The future is there before the call begins: whoever is interrupted meanwhile can cancel it.
+    """
+    loop.call_soon_threadsafe(_run, loop, make, future)
+
+
+def _run(
+    loop: asyncio.AbstractEventLoop, make: Callable[[], Coroutine[Any, Any, T]], future: Future[T]
+) -> None:
+    if future.cancelled():
+        return
+    try:
+        task = loop.create_task(make())
+    except Exception as error:
+        future.set_exception(error)
+        return
+
+    def cancel(done: Future[T]) -> None:
+        if done.cancelled():
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(task.cancel)
+
+    def settle(done: asyncio.Task[T]) -> None:
+        if done.cancelled():
+            future.cancel()
+        error = None if done.cancelled() else done.exception()
+        if not future.set_running_or_notify_cancel():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(done.result())
+
+    future.add_done_callback(cancel)
+    task.add_done_callback(settle)
+
+
+def waited(start: Callable[[Future[T]], None]) -> T:
+    """The result of a call on another thread's loop, for a thread; ``start`` begins it.
 
     The call is cancelled with the run of the caller, and where the caller is interrupted.
     """
+    future: Future[T] = Future()
     try:
+        start(future)
         with aborted_by(future.cancel):
             return future.result()
     finally:
@@ -94,12 +137,12 @@ def waited(future: Future[T]) -> T:
 
 
 def drawn(
-    submit: Callable[[Callable[[], Coroutine[Any, Any, None]]], Future[None]],
+    start: Callable[[Callable[[], Coroutine[Any, Any, None]], Future[None]], None],
     make: Callable[[], AsyncGenerator[T, None]],
 ) -> Iterator[T]:
     """The items of a generator on another thread's loop, as ``waited``; to leave them cancels it.
 
-    ``submit`` starts the coroutine of what it is given on that loop.
+    ``start`` begins on that loop what it is given.
     """
     items: SimpleQueue[Any] = SimpleQueue()
 
@@ -108,9 +151,10 @@ def drawn(
             async for item in source:
                 items.put(item)
 
-    future = submit(pump)
+    future: Future[None] = Future()
     future.add_done_callback(lambda _: items.put(_END))
     try:
+        start(pump, future)
         with aborted_by(future.cancel):
             while (item := items.get()) is not _END:
                 yield item

@@ -207,11 +207,15 @@ def _completions(answer: Any) -> list[Completion]:
 
 
 def _completion(answer: dict[str, Any]) -> Completion:
-    """Raises BackendError where the runtime gave the request up."""
+    """Raises BackendError where the runtime gave the request up, or found no way on."""
     meta = answer["meta_info"]
     finish = meta.get("finish_reason")
-    if isinstance(finish, dict) and finish.get("type") in ("abort", "error"):
+    kind = finish.get("type") if isinstance(finish, dict) else None
+    if kind == "abort":
         raise BackendError(f"the request was aborted: {finish.get('message') or finish}")
+    if kind == "error":
+        text = answer["text"]
+        raise BackendError(f"no text can follow {text!r:.80}: {finish.get('message') or finish}")
     return Completion(answer["text"], meta)
 
 

@@ -3,6 +3,7 @@
     n = 1    Open, Advance(Generate)
     n > 1    Open, Advance(Fill), then n - 1 Forks and one Advance(Generate) each
     max 0    Open, Advance(Fill), or Advance(Score) where log-probabilities are wanted
+    whole    Open, Advance(Fill), then for every choice Fork, Append and Advance(Score)
 
 A stream that is closed or cancelled, at whatever moment, closes its contexts in the engine.
 """
@@ -11,15 +12,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
+from functools import cached_property
 from typing import Any
 
 import msgspec
 
-from srt.core.ints import Ints
+from srt.core.ints import Ints, ints
 from srt.core.messages import (
     Advance,
+    Append,
     Close,
     Done,
     Event,
@@ -37,9 +40,11 @@ from srt.core.messages import (
 from srt.core.sampling import SEED_LIMIT, SamplingParams
 from srt.engine.client import Client, EngineLost, Inbox
 from srt.engine.info import EngineInfo
+from srt.program.choose import Choice, pick, score
+from srt.program.constraint import choices_of
 from srt.program.merge import merge
 from srt.program.output import Assembler, Finish, Output, PromptLogprobs
-from srt.program.request import Ask, Logprobs, RequestError, verify_length
+from srt.program.request import Ask, Logprobs, RequestError, field_of, verify_length
 from srt.tokenizer import LONG, Tokenizer
 
 __all__ = ["Completion", "EngineLost"]
@@ -91,7 +96,7 @@ class Completion:
         Every Output comes once with ``finish`` set, and that time is its last. Raises
         RequestError, and EngineLost where the engine died.
         """
-        run = _Run(self.client, self.tokenizer, ask.verified(self.client.info))
+        run = _Run(self, ask.verified(self.client.info))
         self._runs.add(run)
         try:
             async with aclosing(run.outputs()) as outputs:
@@ -114,6 +119,25 @@ class Completion:
             async for output in outputs:
                 found[output.index] = output
         return [found[index] for index in sorted(found)]
+
+    def encode_inside(self, texts: Sequence[str]) -> list[list[int]]:
+        """Canonical ids of texts as they are written behind another; for a thread beside the loop.
+
+        Raises RequestError where the tokenizer cannot write one as it is.
+        """
+        found, table = self._inside(texts), self.tokenizer.token_bytes
+        for text, ids in zip(texts, found):
+            if b"".join(table[token] for token in ids) != text.encode():
+                raise RequestError(
+                    f"choices holds {text!r:.80}, which this model's tokenizer cannot write as it "
+                    "is; change it, or remove choices_scoring.",
+                    "choices",
+                )
+        return found
+
+    @cached_property
+    def _inside(self) -> Callable[[Sequence[str]], list[list[int]]]:
+        return self.tokenizer.vocabulary().encode
 
     @property
     def info(self) -> EngineInfo:
@@ -147,12 +171,13 @@ class Completion:
 class _Run:
     """One ask in the engine. ``_open`` holds the contexts that the engine may still hold."""
 
-    def __init__(self, client: Client, tokenizer: Tokenizer, ask: Ask) -> None:
+    def __init__(self, completion: Completion, ask: Ask) -> None:
         self.ask, self.started, self.aborted = ask, time.monotonic(), False
-        self._client, self._tokenizer = client, tokenizer
+        self._client, self._tokenizer = completion.client, completion.tokenizer
+        self._encode_inside = completion.encode_inside
         self._open: set[int] = set()
         self._inboxes: set[Inbox] = set()
-        ends = () if ask.sampling.ignore_eos else client.info.eos
+        ends = () if ask.sampling.ignore_eos else self._client.info.eos
         self._enders = frozenset((*ask.sampling.stop_token_ids, *ends))
 
     async def outputs(self) -> AsyncGenerator[Output, None]:
@@ -161,7 +186,7 @@ class _Run:
         ask = self.ask
         opening = Open(context, ask.prompt.tobytes(), ask.namespace, ask.segments)
         self._open.add(context)
-        if sampling.n == 1 and sampling.max_new_tokens > 0:
+        if sampling.n == 1 and sampling.max_new_tokens > 0 and not ask.score_choices:
             streams = [self._generate(0, context, [opening], self._score_from)]
             shared = Output(0, len(self.ask.prompt))
         else:
@@ -171,6 +196,10 @@ class _Run:
                 for index in range(sampling.n):
                     output = self._output(index, shared)
                     output.finish = Finish(reason)
+                    yield output
+                return
+            if ask.score_choices:
+                async for output in self._choose(context, shared):
                     yield output
                 return
             streams = self._fork(context, shared)
@@ -194,6 +223,7 @@ class _Run:
             shared.prompt_tokens,
             prompt_logprobs=shared.prompt_logprobs,
             cached_tokens=shared.cached_tokens,
+            passes=shared.passes,
             queued_seconds=shared.queued_seconds,
         )
 
@@ -210,6 +240,7 @@ class _Run:
                     shared.prompt_logprobs.extend(event)
                 elif isinstance(event, Done):
                     shared.cached_tokens, shared.queued_seconds = event.cached, event.queued
+                    shared.passes = event.passes
                     return event, shared
         raise RequestError("The engine ended a prompt without an answer.", code="internal_error")
 
@@ -259,6 +290,56 @@ class _Run:
                         output.cached_tokens = event.cached
                     yield output
 
+    async def _choose(self, context: int, shared: Output) -> AsyncGenerator[Output, None]:
+        """Every completion is one of the choices, drawn by their scores."""
+        ask, sampling = self.ask, self.ask.sampling
+        choices = await asyncio.to_thread(self._choices)
+        longest = max(len(choice.tokens) for choice in choices)
+        if longest > sampling.max_new_tokens:
+            raise RequestError(
+                f"choices has one of {longest} tokens; at most {sampling.max_new_tokens} can "
+                "follow the prompt (max_new_tokens, or the room left).",
+                "choices",
+            )
+        await score(choices, lambda choice: self._score(context, choice))
+        for index in range(sampling.n):
+            output = self._output(index, shared)
+            if self.aborted or any(len(c.logprobs) != len(c.tokens) for c in choices):
+                output.finish = Finish("abort")
+                yield output
+                continue
+            totals = [choice.total for choice in choices]
+            chosen = choices[pick(totals, _nth(sampling, index))]
+            output.text, output.tokens = chosen.text, list(chosen.tokens)
+            output.released = len(output.tokens)
+            output.choice_logprobs = totals
+            if ask.logprobs is not None:
+                output.logprobs, output.tops = chosen.logprobs, chosen.tops
+                output.probes = chosen.probes
+            output.passes += chosen.passes
+            output.finish = Finish("stop")
+            yield output
+
+    def _choices(self) -> list[Choice]:
+        """Raises RequestError."""
+        assert self.ask.sampling.constraint is not None
+        texts = choices_of(self.ask.sampling.constraint)
+        return [Choice(text, ids) for text, ids in zip(texts, self._encode_inside(texts))]
+
+    async def _score(self, context: int, choice: Choice) -> AsyncGenerator[Event, None]:
+        """Events of the choice behind the prompt, in a context of its own."""
+        logprobs, start = self.ask.logprobs or Logprobs(), len(self.ask.prompt)
+        child = self._client.new_id()
+        if not self.aborted:
+            self._open.add(child)
+        before: list[Verb] = [Fork(context, child), Append(child, ints(choice.tokens).tobytes())]
+        goal = Score(start, logprobs.top, logprobs.probe)
+        async with aclosing(self._advance(child, goal, before, True)) as events:
+            async for event in events:
+                if isinstance(event, Done):
+                    choice.passes = event.passes
+                yield event
+
     async def _advance(
         self, context: int, goal: Any, before: Sequence[Verb], close: bool
     ) -> AsyncGenerator[Event, None]:
@@ -275,7 +356,7 @@ class _Run:
                 self._open.discard(context)
             if isinstance(event, Failed):
                 code = _CODES.get(event.code, "internal_error")
-                raise RequestError(event.message, code=code)
+                raise RequestError(event.message, field_of(event.message), code)
             yield event
 
     def abort(self) -> None:

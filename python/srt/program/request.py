@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
+from srt.core.constraint import KINDS
 from srt.core.ints import Ints
 from srt.core.sampling import MAX_TOP_LOGPROBS, SamplingParams
 from srt.core.segments import Segments, verify, verify_score
 from srt.engine.info import EngineInfo
+from srt.program.choose import verify_whole
+from srt.program.constraint import NAMES as CONSTRAINT_NAMES
+from srt.program.constraint import take_constraint
 
 MAX_PROBES = 1024
 MAX_LOGPROB_ENTRIES = 1 << 20  # positions x entries of one request's input log-probabilities
 PRIORITY_LIMIT = 1 << 31
 MAX_NAME = 1024  # characters of rid and cache_salt
 
-UNAVAILABLE = ("regex", "json_schema", "ebnf", "structural_tag")
-CONSTRAINTS: tuple[str, ...] = ()  # of these, the ones that are enforced; clients are told
+CONSTRAINTS = KINDS  # those that are enforced; clients are told
 _RENAMED = {"sampling_seed": "seed", "max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
 _WITHOUT_EFFECT = ("spaces_between_special_tokens", "custom_params", "stream_interval")
 
@@ -69,6 +73,7 @@ class Ask:
         rid: a name to abort by; need not be unique.
         namespace: requests share cached KV only within one.
         segments: texts of the prompt that are encoded side by side.
+        score_choices: the constraint's choices are scored as wholes (``choose``).
     """
 
     prompt: Ints
@@ -78,6 +83,7 @@ class Ask:
     priority: int = 0
     namespace: str = ""
     segments: Segments = ()
+    score_choices: bool = False
 
     def verified(self, info: EngineInfo) -> Ask:
         """The same ask with every number within the engine's bounds.
@@ -90,8 +96,10 @@ class Ask:
         sampling = self.sampling
         try:
             sampling.verify(info.vocab_size)
+            if self.score_choices:
+                verify_whole(sampling)
         except ValueError as error:
-            raise RequestError(str(error), _field(str(error))) from error
+            raise RequestError(str(error), field_of(str(error))) from error
         self._verify_text()
         self._verify_logprobs(info.vocab_size)
         if not -PRIORITY_LIMIT <= self.priority < PRIORITY_LIMIT:
@@ -195,38 +203,31 @@ def sampling_from(settings: Mapping[str, Any]) -> SamplingParams:
     """
     values: dict[str, Any] = {}
     for name, value in settings.items():
-        if name in UNAVAILABLE:
-            refuse_constraint(name, value)
-        elif name not in _WITHOUT_EFFECT and value is not None:
+        if name not in _WITHOUT_EFFECT and value is not None:
             values[_RENAMED.get(name, name)] = value
     for name in ("stop", "stop_regex"):
         if isinstance(values.get(name), str):
             values[name] = (values[name],)
     if isinstance(values.get("stop_token_ids"), int):
         values["stop_token_ids"] = (values["stop_token_ids"],)
-    known = SamplingParams.__struct_fields__
+    try:
+        constraint = take_constraint(values)
+    except ValueError as error:
+        raise RequestError(str(error), field_of(str(error))) from error
+    known = [name for name in SamplingParams.__struct_fields__ if name != "constraint"]
     for name in values:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+            near = difflib.get_close_matches(name, [*known, *CONSTRAINT_NAMES], n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise RequestError(f"Unknown sampling parameter {name!r}.{hint}", name)
     try:
         bias = values.get("logit_bias")
         if isinstance(bias, Mapping):
             values["logit_bias"] = {int(token): value for token, value in bias.items()}
-        return msgspec.convert(values, SamplingParams)
+        params = msgspec.convert(values, SamplingParams)
     except (msgspec.ValidationError, ValueError, TypeError, OverflowError) as error:
         raise RequestError(f"sampling_params: {error}.", _path(str(error))) from error
-
-
-def refuse_constraint(name: str, value: Any) -> None:
-    """Constraints are refused, never dropped: the text would not be what was asked for."""
-    if value is not None:
-        raise RequestError(
-            f"{name}: constrained decoding is not available yet in this version; remove {name!r}.",
-            name,
-            "unsupported",
-        )
+    return msgspec.structs.replace(params, constraint=constraint) if constraint else params
 
 
 def _too_long(length: str, info: EngineInfo, advice: str) -> RequestError:
@@ -241,10 +242,10 @@ def _too_long(length: str, info: EngineInfo, advice: str) -> RequestError:
     )
 
 
-def _field(message: str) -> str | None:
+def field_of(message: str) -> str | None:
     """The sampling parameter that a message begins with."""
-    word = message.split(" ", 1)[0]
-    return word if word in SamplingParams.__struct_fields__ else None
+    word = re.split(r"[^a-z_]", message, maxsplit=1)[0]
+    return word if word in (*SamplingParams.__struct_fields__, *CONSTRAINT_NAMES) else None
 
 
 def _path(message: str) -> str | None:

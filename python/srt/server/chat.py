@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from srt.core.messages import TopPairs
 from srt.program.output import Output
 from srt.program.request import Ask, Logprobs, RequestError
+from srt.program.tool_parser import Begin, Delta, Words
 from srt.server.body import read_body
 from srt.server.errors import json_response
 from srt.server.openai import (
@@ -28,6 +30,7 @@ from srt.server.openai import (
 )
 from srt.server.service import Service
 from srt.server.stream import respond, unless_gone
+from srt.server.tools import ToolUse, delta_of, message_of, read_tools, with_tools
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 KIND, CHUNK = "chat.completion", "chat.completion.chunk"
@@ -45,6 +48,8 @@ class ChatBody(SharedBody, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     chat_template: Any = None
     tools: list[Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     functions: list[Any] | None = None
     audio: Any = None
     modalities: list[str] | None = None
@@ -52,29 +57,38 @@ class ChatBody(SharedBody, kw_only=True):
 
 async def chat_completions(service: Service, request: Request) -> Response:
     body = await read_body(request, ChatBody, service.body_limit)
-    ask = await _ask(service, body)
+    use = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
+    ask = await _ask(service, body, use)
     reply = new_reply(service, body, "chatcmpl")
-    if body.stream:
-        return await respond(request, _events(service, body, reply, ask))
-    results = await unless_gone(request, service.finish([ask]))
+    with nullcontext() if use is None else use.named():
+        if body.stream:
+            return await respond(request, _events(service, body, reply, ask, use))
+        results = await unless_gone(request, service.finish([ask]))
     choices = []
     for output in results[0]:
-        message = {"role": "assistant", "content": output.text, "refusal": None}
+        message = message_of(_all_deltas(output.text, use))
         choice = {"index": output.index, "message": message, "logprobs": None}
         if ask.logprobs is not None:
             choice["logprobs"] = _logprobs(service, output, range(output.released))
-        choices.append({**choice, **finish_fields(output)})
+        choices.append({**choice, **finish_fields(output, "tool_calls" in message)})
     return json_response({**reply.head(KIND), "choices": choices, "usage": usage(results)})
 
 
-async def _ask(service: Service, body: ChatBody) -> Ask:
+def _all_deltas(text: str, use: ToolUse | None) -> list[Delta]:
+    if use is None:
+        return [Words(text)]
+    parser = use.parser()
+    return [*parser.feed(text), *parser.finish()]
+
+
+async def _ask(service: Service, body: ChatBody, use: ToolUse | None) -> Ask:
     if body.chat_template:
         raise RequestError(
             "A request may not bring its own chat_template; start the server with --chat-template.",
             "chat_template",
             "forbidden",
         )
-    for name in ("tools", "functions", "audio"):
+    for name in ("functions", "audio"):
         refuse(name, getattr(body, name))
     if set(body.modalities or ["text"]) != {"text"}:
         refuse("modalities", body.modalities)
@@ -88,20 +102,32 @@ async def _ask(service: Service, body: ChatBody) -> Ask:
     elif body.top_logprobs:
         raise RequestError("top_logprobs needs logprobs: true.", "top_logprobs")
     sampling = sampling_of(body, service.info.context_length if limit is None else limit)
-    ids = await service.completion.encode_prompt(_prompt(service, body), False)
-    return Ask(ids, sampling, logprobs, body.rid or "", body.priority or 0, body.cache_salt or "")
+    if use is not None:
+        constraint = use.constraint(sampling.constraint)
+        special = service.tokenizer.special_ids
+        hidden = any(service.tokenizer.id_of(mark) in special for mark in use.format.marks)
+        sampling = msgspec.structs.replace(
+            sampling,
+            constraint=constraint,
+            skip_special_tokens=sampling.skip_special_tokens and not hidden,
+        )
+    ids = await service.completion.encode_prompt(_prompt(service, body, use), False)
+    rid, salt = body.rid or "", body.cache_salt or ""
+    whole = body.choices_scoring == "whole"
+    return Ask(ids, sampling, logprobs, rid, body.priority or 0, salt, score_choices=whole)
 
 
-def _prompt(service: Service, body: ChatBody) -> str:
+def _prompt(service: Service, body: ChatBody, use: ToolUse | None) -> str:
     """The conversation as the model's own template writes it."""
     if not body.messages:
         raise RequestError("messages is empty; give at least one.", "messages")
     messages = [_message(i, message) for i, message in enumerate(body.messages)]
+    messages, told = with_tools(messages, service.tokenizer.chat_template or "", use)
     generation = True if body.add_generation_prompt is None else body.add_generation_prompt
     variables = {
         key: value
         for key, value in (body.chat_template_kwargs or {}).items()
-        if key not in ("messages", "add_generation_prompt", "continue_final_message")
+        if key not in ("messages", "tools", "add_generation_prompt", "continue_final_message")
     }
     try:
         return service.tokenizer.apply_chat_template(
@@ -109,6 +135,7 @@ def _prompt(service: Service, body: ChatBody) -> str:
             generation,
             continue_final_message=bool(body.continue_final_message),
             **variables,
+            **told,
         )
     except (ValueError, TypeError) as error:
         raise RequestError(f"{error}.", "messages") from error
@@ -142,12 +169,12 @@ def _part(where: str, part: Any) -> str:
 
 
 async def _events(
-    service: Service, body: ChatBody, reply: Reply, ask: Ask
+    service: Service, body: ChatBody, reply: Reply, ask: Ask, use: ToolUse | None = None
 ) -> AsyncGenerator[dict[str, Any], None]:
     counted = bool(body.stream_options and body.stream_options.include_usage)
     head = {**reply.head(CHUNK), **({"usage": None} if counted else {})}
     interval = service.config.server.stream_interval
-    progress: defaultdict[int, Progress] = defaultdict(Progress)
+    streams: defaultdict[int, _Stream] = defaultdict(lambda: _Stream(use))
     collected = Collected(1)
 
     def chunk(index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -158,22 +185,40 @@ async def _events(
         async for _, output in items:
             collected.note(0, output)
             # Read once: while a chunk is on its way the output may finish, and come again for that.
-            finished = output.finish is not None
-            sent = progress[output.index]
-            if not sent.begun:
-                sent.begun = True
+            finished, stream = output.finish is not None, streams[output.index]
+            if not stream.sent.begun:
+                stream.sent.begun = True
                 yield chunk(output.index, {"role": "assistant", "content": ""})
-            if sent.ready(output, interval):
-                text, tokens = sent.take(output)
+            if stream.sent.ready(output, interval):
+                deltas, tokens = stream.take(output, finished)
                 more = {}
                 if ask.logprobs is not None and tokens:
                     more["logprobs"] = _logprobs(service, output, tokens)
-                if text or more:
-                    yield chunk(output.index, {"content": text}, **more)
+                    deltas = deltas or [{"content": ""}]
+                for delta in deltas:
+                    yield chunk(output.index, delta, **more)
+                    more = {}
             if finished:
-                yield chunk(output.index, {}, **finish_fields(output))
+                yield chunk(output.index, {}, **finish_fields(output, stream.called))
     if counted:
         yield {**head, "choices": [], "usage": collected.usage()}
+
+
+class _Stream:
+    """What a stream has sent of one completion, and the reader of its calls."""
+
+    def __init__(self, use: ToolUse | None) -> None:
+        self.sent, self.called = Progress(), False
+        self._parser = None if use is None else use.parser()
+
+    def take(self, output: Output, finished: bool) -> tuple[list[dict[str, Any]], range]:
+        """The deltas of what was not sent yet, and its tokens."""
+        text, tokens = self.sent.take(output)
+        if self._parser is None:
+            return ([{"content": text}] if text else []), tokens
+        deltas = [*self._parser.feed(text), *(self._parser.finish() if finished else ())]
+        self.called = self.called or any(isinstance(delta, Begin) for delta in deltas)
+        return [delta_of(delta) for delta in deltas], tokens
 
 
 def _logprobs(service: Service, output: Output, which: range) -> dict[str, Any]:

@@ -84,8 +84,10 @@ async def _asks(service: Service, body: CompletionBody) -> tuple[list[Ask], list
     asks, echoes = [], []
     for prompt in prompts:
         ids = await service.prompt(prompt)
+        rid, salt = body.rid or "", body.cache_salt or ""
+        whole = body.choices_scoring == "whole"
         asks.append(
-            Ask(ids, sampling, logprobs, body.rid or "", body.priority or 0, body.cache_salt or "")
+            Ask(ids, sampling, logprobs, rid, body.priority or 0, salt, score_choices=whole)
         )
         text = prompt if isinstance(prompt, str) else service.tokenizer.decode(ids)
         echoes.append(text if body.echo else "")

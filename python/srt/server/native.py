@@ -135,7 +135,8 @@ async def _asks(service: Service, body: GenerateBody) -> Asked:
         logprobs = Logprobs(top=tops[i], start=starts[i], probe=probes[i]) if wanted[i] else None
         ids, segments = await _read(service, body, prompt)
         salt = body.cache_salt or ""
-        asks.append(Ask(ids, sampling, logprobs, rid, body.priority or 0, salt, segments))
+        whole = settings[i].get("choices_scoring") == "whole"
+        asks.append(Ask(ids, sampling, logprobs, rid, body.priority or 0, salt, segments, whole))
     single = not listed and asks[0].sampling.n == 1
     return Asked(asks, single, bool(body.return_text_in_logprobs))
 
@@ -191,8 +192,14 @@ def _show(ask: Ask, output: Output) -> dict[str, Any]:
         "prompt_tokens": output.prompt_tokens,
         "completion_tokens": output.completion_tokens,
         "cached_tokens": output.cached_tokens,
+        "forward_passes": output.passes,
+        "forced_tokens": output.forced,
+        "drafted_tokens": output.drafted,
+        "accepted_tokens": output.accepted,
         "e2e_latency": output.seconds,
     }
+    if output.choice_logprobs:
+        meta["choice_logprobs"] = output.choice_logprobs
     return {"text": output.text, "output_ids": list(output.tokens), "meta_info": meta}
 
 
@@ -203,6 +210,8 @@ def finish_reason(output: Output) -> dict[str, Any] | None:
         return {"type": "stop", "matched": output.finish.matched}
     if output.finish.reason == "length":
         return {"type": "length", "length": output.completion_tokens}
+    if output.finish.reason == "error":
+        return {"type": "error", "message": output.finish.message}
     return {"type": "abort", "message": "The request was aborted."}
 
 

@@ -11,7 +11,8 @@ import msgspec
 
 from srt.core.sampling import SamplingParams
 from srt.program.output import Output
-from srt.program.request import UNAVAILABLE, RequestError, refuse_constraint, sampling_from
+from srt.program.request import RequestError, sampling_from
+from srt.server.constraint import ConstraintFields, settings_of
 from srt.server.service import Service
 
 Stops = str | list[str] | None
@@ -21,7 +22,7 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
-class SharedBody(msgspec.Struct, kw_only=True):
+class SharedBody(ConstraintFields, kw_only=True):
     """Fields of both routes; what SGLang adds to OpenAI's comes after ``user``. Null is unset.
 
     Other fields are ignored, as OpenAI's own without effect here are; a field that would change the
@@ -53,11 +54,6 @@ class SharedBody(msgspec.Struct, kw_only=True):
     rid: str | None = None
     priority: int | None = None
     cache_salt: str | None = None
-    regex: Any = None
-    json_schema: Any = None
-    ebnf: Any = None
-    structural_tag: Any = None
-    response_format: dict[str, Any] | None = None
     lora_path: Any = None
 
 
@@ -70,13 +66,9 @@ _SAMPLING = (
 
 def sampling_of(body: SharedBody, max_tokens: int) -> SamplingParams:
     """The body's sampling parameters. Raises RequestError."""
-    for name in UNAVAILABLE:
-        refuse_constraint(name, getattr(body, name))
-    if (body.response_format or {}).get("type", "text") != "text":
-        refuse_constraint("response_format", body.response_format)
     refuse("lora_path", body.lora_path)
     settings = {name: getattr(body, name) for name in _SAMPLING}
-    return sampling_from({**settings, "max_new_tokens": max_tokens})
+    return sampling_from({**settings, **settings_of(body), "max_new_tokens": max_tokens})
 
 
 def refuse(name: str, value: Any) -> None:
@@ -121,13 +113,18 @@ def usage(results: Sequence[Sequence[Output]]) -> dict[str, Any]:
     }
 
 
-def finish_fields(output: Output) -> dict[str, Any]:
-    """``finish_reason`` and, as an addition, what the stop matched."""
+def finish_fields(output: Output, called: bool = False) -> dict[str, Any]:
+    """``finish_reason`` and, as an addition, what the stop matched; ``called``: the text has calls
+    of tools."""
     if output.finish is None:
         return {"finish_reason": None}
     found: dict[str, Any] = {"finish_reason": output.finish.reason}
     if output.finish.reason == "stop":
+        if called:
+            found["finish_reason"] = "tool_calls"
         found["matched_stop"] = output.finish.matched
+    elif output.finish.reason == "error":
+        found["finish_message"] = output.finish.message
     return found
 
 

@@ -19,7 +19,10 @@ class Inside:
 
     def __init__(self, model: tokenizers.Tokenizer, table: Sequence[bytes]) -> None:
         self._model, self._table = model, table
-        self._mark = next((mark for mark in ("", *MARKS) if self._separable(mark)), "")
+        for self._mark in ("", *MARKS):
+            if self._separable():
+                return
+        self._mark = ""
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text."""
@@ -31,10 +34,9 @@ class Inside:
             found = [each.ids for each in encoded]
         return [self._without_mark(ids) for ids in found] if self._mark else found
 
-    def _separable(self, mark: str) -> bool:
-        ids = self._model.encode(mark + "a", add_special_tokens=False).ids
-        text = b"".join(self._table[i] for i in (self._without_mark(ids) if mark else ids))
-        return text == b"a"
+    def _separable(self) -> bool:
+        (ids,) = self.encode(["a"])
+        return b"".join(self._table[i] for i in ids) == b"a"
 
     def _without_mark(self, ids: list[int]) -> list[int]:
         seen = b""

@@ -1,0 +1,94 @@
+"""Choices scored as wholes: one of several texts, drawn by its probability behind the prompt.
+
+Token by token, a choice is taken by its first token, before the model has read the rest: an "A"
+drawn because "Above Average" begins with it. Here each choice's log-probability is the sum over all
+of its tokens, and the draw is from softmax(sums / temperature). Every token of every choice is
+computed, whichever is taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from srt.core.messages import Event, Prompt, TopPairs
+from srt.core.sampling import SamplingParams
+
+AT_ONCE = 32  # choices of one prompt that are in the engine at the same time
+
+
+@dataclass(slots=True)
+class Choice:
+    """One text: its tokens behind the prompt, and once they are scored, what is known of each."""
+
+    text: str
+    tokens: list[int]
+    logprobs: list[float] = field(default_factory=list)
+    tops: list[TopPairs] = field(default_factory=list)
+    probes: list[list[float]] = field(default_factory=list)
+    passes: int = 0
+
+    @property
+    def total(self) -> float:
+        """Log-probability of the text."""
+        return math.fsum(self.logprobs)
+
+    def take(self, event: Prompt) -> None:
+        """Log-probabilities of the next tokens."""
+        self.logprobs += [value or 0.0 for value in event.logprobs]
+        self.tops += [top or [] for top in event.tops]
+        self.probes += [probe or [] for probe in event.probes]
+
+
+async def score(
+    choices: Sequence[Choice], ask: Callable[[Choice], AsyncGenerator[Event, None]]
+) -> None:
+    """Score all choices by the events that ``ask`` gives for each. Raises what it raises."""
+    slots = asyncio.Semaphore(AT_ONCE)
+
+    async def one(choice: Choice) -> None:
+        async with slots, aclosing(ask(choice)) as events:
+            async for event in events:
+                if isinstance(event, Prompt):
+                    choice.take(event)
+
+    tasks = [asyncio.ensure_future(one(choice)) for choice in choices]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def pick(totals: Sequence[float], sampling: SamplingParams) -> int:
+    """Index of the choice that is drawn, the first of the best where sampling is greedy."""
+    if sampling.greedy:
+        return max(range(len(totals)), key=totals.__getitem__)
+    best = max(totals)
+    weights = [math.exp((total - best) / sampling.temperature) for total in totals]
+    point = random.Random(sampling.seed).random() * math.fsum(weights)
+    for index, weight in enumerate(weights):
+        point -= weight
+        if point < 0:
+            return index
+    return max(range(len(totals)), key=totals.__getitem__)  # rounding
+
+
+def verify_whole(sampling: SamplingParams) -> None:
+    """Raise ValueError where a parameter asks for what a draw of wholes cannot do."""
+    plain = SamplingParams()
+    fields = ["top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
+              "logit_bias", "min_new_tokens"]  # fmt: skip
+    if not sampling.greedy:
+        fields.append("top_k")
+    for name in fields:
+        if getattr(sampling, name) != getattr(plain, name):
+            raise ValueError(
+                f"{name} works on tokens and cannot be honoured where choices are scored as "
+                "wholes; remove it, or choices_scoring."
+            )

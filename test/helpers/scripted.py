@@ -1,0 +1,77 @@
+"""A Completion that answers with scripted texts, and the HTTP application over it, in process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import httpx
+from srt.config import Config
+from srt.core.ints import Ints
+from srt.engine.info import EngineInfo
+from srt.program.output import Finish, Output
+from srt.program.request import Ask, RequestError
+from srt.server.app import make_app
+from srt.server.service import Service
+from srt.tokenizer import Tokenizer
+
+
+class Scripted:
+    """Every completion writes ``text``, ``piece`` characters at a time, and ends as ``finish``.
+
+    Attributes:
+        asks: verified, in order.
+        prompts: texts that were to be tokenized.
+        refuse: an error that the engine answers with.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.info = EngineInfo(
+            model_path="toy", architecture="Toy", dtype="none", device="none",
+            vocab_size=tokenizer.vocab_size, context_length=4096, capacity=4096, page_size=1,
+            max_running_requests=8, max_queued_requests=8, eos=tokenizer.eos_ids,
+        )  # fmt: skip
+        self.text, self.piece, self.finish = "", 5, Finish("stop")
+        self.refuse: RequestError | None = None
+        self.asks: list[Ask] = []
+        self.prompts: list[str] = []
+        self.pending, self.lost = 0, None
+
+    async def encode_prompt(self, text: str, add_special_tokens: bool = True) -> Ints:
+        self.prompts.append(text)
+        return self.tokenizer.encode(text, add_special_tokens)
+
+    async def stream(self, ask: Ask) -> AsyncGenerator[Output, None]:
+        self.asks.append(ask.verified(self.info))
+        if self.refuse is not None:
+            raise self.refuse
+        for index in range(ask.sampling.n):
+            output = Output(index, len(ask.prompt))
+            for at in range(0, len(self.text), self.piece):
+                output.text = self.text[: at + self.piece]
+                output.tokens = list(range(len(output.text)))
+                await asyncio.sleep(0)
+                yield output
+            output.finish = self.finish
+            yield output
+
+
+def posted(completion: Scripted, path: str, body: dict[str, Any]) -> httpx.Response:
+    """The application's answer."""
+    app = make_app(Service(Config.of(), completion))  # type: ignore[arg-type]
+
+    async def post() -> httpx.Response:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://toy") as client:
+            return await client.post(path, json=body)
+
+    return asyncio.run(post())
+
+
+def pieces(text: str, cuts: Sequence[int]) -> list[str]:
+    """The text cut at these places."""
+    places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
+    return [text[a:b] for a, b in pairwise(places)]
