@@ -118,7 +118,7 @@ class Collector:
         news = Tokens(request.id, [])
         for draw in draws:
             if draw.error:
-                end = self.dead_end(request, draw.error)
+                end = self.dead_end(request, draw.error.removeprefix(f"{NONE_ALLOWED}: "))
                 return [news, end] if news.tokens else [end]
             if goal.top >= 0:
                 news.logprobs.append(draw.logprob)
