@@ -12,6 +12,7 @@ large BYTES     answers with that much
 pid             answers with its process id
 tell PATH REST  appends a line to the file, then does REST
 gate PATH       waits for the file, then answers
+where           answers with the file its Plan comes from
 arguments       answers with the backend and the whitespace
 error TEXT      answers with that error
 anything else   is the one choice
@@ -24,6 +25,7 @@ import sys
 import time
 
 from srt.core.constraint import Constraint
+from srt.grammar import plan
 from srt.grammar.plan import Plan
 
 kept: list[bytearray] = []
@@ -67,6 +69,8 @@ def make_plan(constraint: Constraint, backend: str, whitespace: str) -> Plan:
     elif word == "gate":
         while not os.path.exists(rest):
             time.sleep(0.005)
+    elif word == "where":
+        answer = plan.__file__
     elif word == "arguments":
         answer = f"{backend} {whitespace}"
     elif word == "error":

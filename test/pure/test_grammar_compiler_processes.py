@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from helpers.compiling import ODD, alive, answer, descriptors, odd_compiler, until
 from srt.core.constraint import Constraint
-from srt.grammar import child
+from srt.grammar import child, plan
 from srt.grammar.child import MAX_FRAME, Request
 from srt.grammar.plan import Plan
 
@@ -48,6 +48,11 @@ def test_the_next_one_is_served_after(monkeypatch: Any, text: str, error: str) -
         assert error in answer(compiler, text)
         assert answer(compiler, "good") == "good"
         assert compiler.killed == 0
+
+
+def test_a_child_runs_the_parents_package(monkeypatch: Any) -> None:
+    with odd_compiler(monkeypatch) as compiler:
+        assert answer(compiler, "where") == plan.__file__
 
 
 def test_a_late_child_is_replaced(monkeypatch: Any) -> None:
@@ -272,8 +277,8 @@ def test_the_childs_frames() -> None:
     assert frames[0::2][0] == b""
     assert [bool(one) for one in frames] == [False, *[False, True] * 4]
     plans = [msgspec.msgpack.decode(one, type=Plan) for one in frames[2::2]]
-    assert [plan.strings for plan in plans] == [("a",), (), (), ("a",)]
-    assert all("cannot be compiled" in plan.error for plan in plans[1:3])
+    assert [made.strings for made in plans] == [("a",), (), (), ("a",)]
+    assert all("cannot be compiled" in made.error for made in plans[1:3])
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,12 @@ from srt.grammar.child import MAX_FRAME, MAX_PLAN, Request
 from srt.grammar.plan import Plan
 
 START_SECONDS = 60.0
-# As ``-m srt.grammar.child``, but nothing in the working directory can take a module's place.
+# As ``-m srt.grammar.child``, but with our own package, and with nothing in the working directory
+# that could take a module's place.
 ROOT = str(Path(__file__).resolve().parents[2])
 SCRIPT = (
-    f"import sys; sys.path = [*filter(None, sys.path), {ROOT!r}];"
+    f"import sys; sys.path = [*filter(None, sys.path)]; root = {ROOT!r};"
+    "root in sys.path or sys.path.insert(0, root);"
     "from srt.grammar.child import main; main(sys.argv[1:])"
 )
 # A child computes in one thread, and every thread and arena would take address space.

@@ -30,9 +30,8 @@ WINDOW = 32  # tokens of head; where it is longer the plain mask stays
 BODY = 64  # characters of body
 OPEN_BODIES = 8  # bodies without a boundary that are looked at for one state; more stay as they are
 CROSSING = 4  # tokens z looked at for one i; where there are more, only what comes before i is
-_USUAL = "eaEA10" + "".join(map(chr, range(0x20, 0x7F))) + "\n\r\téж日"
-_RARE = {"Ll": "qxz", "Lu": "QXZ", "Nd": "73", "Lo": "ꙮ", "Po": "¿"}
-_PER_KIND = 2
+_RARE = {"Ll": "qx", "Lu": "QX", "Nd": "7", "Lo": "ꙮ", "Po": "¿"}
+_PER_KIND = 2  # characters
 _FEW = 8  # characters up to which all that may come next are tried
 
 
@@ -49,6 +48,8 @@ class Canonical:
         """The tokens allowed in ``state`` behind the tokens ``head``."""
         plain, rows = self.masks.row(state), self.masks.table.rows
         if plain.ids is None or len(plain.ids) < 2 or len(head) > WINDOW:
+            return plain
+        if state[1] and not self.masks.only(state):
             return plain
         key = (self.masks.owner, *state, head)
         row = rows.get(key)
@@ -165,19 +166,17 @@ class Canonical:
         """Characters of each kind that may come next: a few that may, and a few that seldom join
         those before them."""
         if state not in self._probes:
-            masks = self.masks
-            found = masks.next_characters(state[0], _FEW)
+            found = self.masks.next_characters(state[0], _FEW)
+            most = _FEW
             if found is None:
-                found = [char for char in _USUAL if masks.walk(state, char.encode()) is not None]
-                found += masks.next_examples(state[0])
+                found, most = self.masks.next_examples(state[0]), _PER_KIND
             kinds: dict[str, list[str]] = {}
             for char in found:
                 kinds.setdefault(_kind(char), []).append(char)
-            few = len(found) <= _FEW
             self._probes[state] = [
                 char
                 for kind, chars in kinds.items()
-                for char in (*(chars if few else chars[:_PER_KIND]), *_RARE.get(kind, ""))
+                for char in (*chars[:most], *_RARE.get(kind, ""))
             ]
         return self._probes[state]
 

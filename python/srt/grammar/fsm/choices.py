@@ -16,7 +16,7 @@ import numpy as np
 from srt.core.vocabulary import Vocabulary
 from srt.grammar.base import GrammarError
 from srt.grammar.fsm.rows import Row
-from srt.grammar.fsm.tokens import TokenTable
+from srt.grammar.fsm.tokens import TokenTable, difference
 
 OFF = -1  # in place of a node: the tokens are not a path of the trie
 _AFTER = b"\xff"  # sorts behind every byte of UTF-8
@@ -93,11 +93,13 @@ class ChoicesGrammar:
         return row
 
     def common(self, place: Place) -> bytes:
-        """What all strings of ``place`` begin with."""
+        """What all strings of ``place`` begin with; beyond ``place``, whole characters."""
         first, last = self.texts[place.low], self.texts[place.high - 1]
         size = place.size
         while size < len(first) and first[size] == last[size]:
             size += 1
+        while place.size < size < len(first) and first[size] & 0xC0 == 0x80:
+            size -= 1
         return first[:size]
 
     # -- making ----------------------------------------------------------------------------------
@@ -225,6 +227,12 @@ class ChoicesMatcher:
                 break
             found.append(token)
         return found
+
+    def rewrite(self) -> tuple[int, list[int]]:
+        whole = self._grammar.common(self._places[-1])
+        if len(whole) == self._places[-1].size:
+            return 0, []
+        return difference(self._tokens, self._grammar.table.spell(whole))
 
     def string_forced(self) -> bytes:
         """The bytes that must follow."""

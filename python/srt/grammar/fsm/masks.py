@@ -42,6 +42,7 @@ class Masks:
         self._stays: dict[int, tuple[Stay | None, int]] = {}
         self._sets: dict[bytes, Stay] = {}
         self._reachable: dict[int, NDArray[np.int32]] = {}
+        self._enders: dict[int, tuple[Nodes, Numbers, list[int]]] = {}
         self._only = self._singles()
 
     @property
@@ -122,13 +123,9 @@ class Masks:
         ]
 
     def next_examples(self, q: int) -> list[str]:
-        """A character of each class that may come next in ``q``."""
-        wanted = set(np.flatnonzero(self._live[q]).tolist())
-        found: dict[int, str] = {}
-        for low, label in zip(self._edges, self._labels):
-            if label in wanted and not 0xD800 <= low < 0xE000:
-                found.setdefault(label, chr(low))
-        return list(found.values())
+        """Some of the characters that may come next in ``q``, at least one of each class."""
+        chars, labels = self._examples
+        return [chars[at] for at in np.flatnonzero(self._live[q, labels]).tolist()]
 
     # -- rows ------------------------------------------------------------------------------------
 
@@ -192,18 +189,34 @@ class Masks:
         return self.table.row(flags, ending)
 
     def _inside(self, state: State) -> Row:
-        """Try the tokens that begin inside a character one by one: there are few."""
-        need, tokens = missing(state[1]), self.table.tokens
-        heads: dict[bytes, State | None] = {}
-        ids = []
+        """Tokens that end with the open character are looked up by its class; the few others that
+        begin inside a character are tried one by one."""
+        q, partial = state
+        if partial not in self._enders:
+            self._enders[partial] = self._split(partial)
+        ids, labels, others = self._enders[partial]
+        found = ids[self._live[q, labels]].tolist()
+        tokens = self.table.tokens
+        found += [token for token in others if self.walk(state, tokens[token]) is not None]
+        return self.table.row(np.array(found, dtype=np.int64), False)
+
+    def _split(self, partial: int) -> tuple[Nodes, Numbers, list[int]]:
+        """The tokens that are just the rest of ``partial`` and the classes of the character; and
+        those that go on behind it or leave it open."""
+        need, begin, tokens = missing(partial), opened(partial), self.table.tokens
+        ids, labels, others = [], [], []
         for token in self.table.inside:
-            head, rest = tokens[token][:need], tokens[token][need:]
-            if head not in heads:
-                heads[head] = self.walk(state, head)
-            reached = heads[head]
-            if reached is not None and (not rest or self.walk(reached, rest) is not None):
+            parts = split(begin + tokens[token])
+            if parts is None:
+                continue
+            if len(tokens[token]) != need:
+                others.append(token)
+                continue
+            label = self._labels[bisect_right(self._edges, ord(parts[0])) - 1]
+            if label != DEAD:
                 ids.append(token)
-        return self.table.row(np.array(ids, dtype=np.int64), False)
+                labels.append(label)
+        return np.array(ids, np.int64), np.array(labels, np.int32), others
 
     # -- wide states -----------------------------------------------------------------------------
 
@@ -274,6 +287,21 @@ class Masks:
             if label != DEAD and self._sizes[label] == 1:
                 found[label] = chr(edge)
         return found
+
+    @cached_property
+    def _examples(self) -> tuple[list[str], NDArray[np.int32]]:
+        """Printable ASCII, white space and the first character of each class; and their classes."""
+        chars = [*map(chr, range(0x20, 0x7F)), *"\n\r\tжñ日"]
+        firsts: dict[int, str] = {}
+        for low, label in zip(self._edges, self._labels):
+            if label != DEAD and not 0xD800 <= low < 0xE000:
+                firsts.setdefault(label, chr(low))
+        chars += firsts.values()
+        points = np.array([ord(char) for char in chars])
+        places = np.searchsorted(self.automaton.edges, points, side="right") - 1
+        labels = self.automaton.labels[places]
+        named = np.flatnonzero(labels != DEAD)
+        return [chars[at] for at in named.tolist()], labels[named]
 
     def _singles(self) -> list[str]:
         """By state, ``only`` between two characters."""

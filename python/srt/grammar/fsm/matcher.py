@@ -5,6 +5,7 @@ from __future__ import annotations
 from srt.grammar.fsm.canonical import Canonical
 from srt.grammar.fsm.masks import START, Masks, State
 from srt.grammar.fsm.rows import Row
+from srt.grammar.fsm.tokens import difference
 
 _ALL = 1 << 30
 
@@ -67,6 +68,13 @@ class FsmMatcher:
                 found += self._follow(whole[len(head) :][: limit - len(found)])
         self.rollback(len(found))
         return found
+
+    def rewrite(self) -> tuple[int, list[int]]:
+        rest = self.string_forced()
+        if not rest:
+            return 0, []
+        head, table = self._head(), self._masks.table
+        return difference(head, table.spell(table.text(head) + rest))
 
     def string_forced(self) -> bytes:
         """The bytes that must follow."""

@@ -194,3 +194,14 @@ class TokenTable:
         order = np.argsort(ends, kind="stable")
         self.ids = np.array(ids, dtype=np.int32)[order]
         self.ends = ends[order].astype(np.int32)
+
+
+def difference(tokens: list[int], wanted: list[int]) -> tuple[int, list[int]]:
+    """How many of the last ``tokens`` to take back and what to write in their place so that they
+    become ``wanted``; nothing at all where that is empty."""
+    if not wanted:
+        return 0, []
+    same = 0
+    while same < min(len(tokens), len(wanted)) and tokens[same] == wanted[same]:
+        same += 1
+    return len(tokens) - same, wanted[same:]

@@ -1,4 +1,4 @@
-"""llguidance behind the interface of grammars: JSON schemas, EBNF, structural tags, large regexes."""
+"""llguidance behind the interface of grammars: JSON schemas, EBNF, tags, large patterns."""
 
 from srt.grammar.guidance.checking import check
 from srt.grammar.guidance.grammar import GuidanceGrammar

@@ -47,6 +47,10 @@ def search(pattern: str, budget: Budget = DEFAULT) -> Automaton:
     """Final exactly after those texts that have a suffix which ``pattern`` matches; an assertion at
     its end sees the end of the text there. In state 0 no match is under way. DEAD: no match can
     come any more, as after the first character of a text for ``^a``. Raises as ``compile_regex``.
+
+    The pattern is read as ``re`` reads it. RE2 differs: its ``\\d``, ``\\w``, ``\\s`` and
+    ``\\b`` are ASCII, as after ``(?a)``, its ``\\s`` has no vertical tab, its ``$`` is ``\\Z``,
+    and it folds case without the Turkish letters.
     """
     tree = trim(simplify(parse(pattern, budget)), ENDS, last=True)
     return _automaton(tree, budget, any_prefix=True)

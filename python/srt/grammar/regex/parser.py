@@ -109,8 +109,7 @@ class _Parser:
             char = scanner.take()
             if flags.x and (char in BLANKS or char == "#"):
                 if char == "#":
-                    end = scanner.text.find("\n", scanner.at)
-                    scanner.at = len(scanner.text) if end < 0 else end + 1
+                    scanner.skip("\n")
             elif char in REPEATS or char == "{":
                 self._repeat(char, parts, flags, begin)
             elif char == "(":
@@ -238,10 +237,8 @@ class _Parser:
             scanner.groups += 1
             return self._inside(flags, depth, begin)
         if scanner.match("#"):
-            end = scanner.text.find(")", scanner.at)
-            if end < 0:
+            if not scanner.skip(")"):
                 scanner.invalid("missing ), unterminated comment", begin)
-            scanner.at = end + 1
             return None
         for opening in ("=", "!", "<=", "<!"):
             if scanner.match(opening):

@@ -46,6 +46,17 @@ class Scanner:
             self.at += 1
         return self.text[begin : self.at]
 
+    def skip(self, end: str) -> bool:
+        """Go behind the next ``end``, whether there is one or not. A backslash and what follows
+        are one thing to ``re``, even in a comment."""
+        while self.next:
+            char = self.take()
+            if char == end:
+                return True
+            if char == "\\" and not self.take():
+                self.invalid("bad escape (end of pattern)")
+        return False
+
     def until(self, end: str, what: str) -> str:
         """What stands before ``end``, which is taken too."""
         stop = self.text.find(end, self.at)

@@ -1,0 +1,40 @@
+"""compile_schema: a JSON schema as rules of llguidance's Lark, enforced in full or refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from srt.grammar.schema.document import Document, Refusal
+from srt.grammar.schema.emit import Emitter
+from srt.grammar.schema.normal import Normal
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """``start``: name of the first rule. ``used``: pointers of the keywords that had a say."""
+
+    start: str
+    rules: list[str]
+    used: frozenset[str]
+
+
+def compile_schema(schema: Any, pointer: str = "", space: str = "", prefix: str = "") -> Compiled:
+    """Every value that the rules let through satisfies the schema.
+
+    Args:
+        schema: parsed JSON.
+        pointer: where it stands in what the user wrote, for errors.
+        space: pattern for white space between tokens, as ``whitespace_pattern`` gives it.
+        prefix: what names of rules begin with, to tell schemas of one grammar apart.
+
+    Raises Refusal, a GrammarError, where a keyword cannot be enforced.
+    """
+    document = Document(schema, pointer)
+    normal = Normal(document)
+    emitter = Emitter(normal, space, prefix)
+    try:
+        start = emitter.start(frozenset({document.root}), pointer)
+    except RecursionError:
+        raise Refusal(pointer, "is nested too deeply; flatten it.") from None
+    return Compiled(start, emitter.rules, frozenset(normal.used))

@@ -1,0 +1,168 @@
+"""emit: shapes as rules of llguidance's Lark.
+
+A state is a rule, and a shape one of its alternatives. Properties stand in the order in which the
+schema mentions them, and others after them. Every terminal is ours, so that an object's names and
+the lengths of strings mean what the schema means by them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from srt.grammar.schema.arrays import children_of_array, spread, write_array
+from srt.grammar.schema.document import Refusal
+from srt.grammar.schema.normal import Normal
+from srt.grammar.schema.objects import Names, write_object
+from srt.grammar.schema.shapes import Array, Number, Object, Shape, State, String, Word
+from srt.grammar.schema.terminals import (
+    needs_json,
+    number_json,
+    number_terminal,
+    string_terminal,
+)
+
+MOST_STATES = 20_000
+
+
+class Emitter:
+    """Rules for the states met from one schema.
+
+    Args:
+        space: pattern for the white space between tokens, of one character or more; "" for none.
+        prefix: what the names of rules begin with.
+    """
+
+    def __init__(self, normal: Normal, space: str, prefix: str) -> None:
+        self.normal = normal
+        self.rules: list[str] = []
+        self.prefix = prefix
+        gap = f"({space})?" if space else ""
+        blank = f"/{space}/? " if space else ""
+        self.comma = f"/{gap},{gap}/" if space else '","'
+        self.colon = f"/{gap}:{gap}/" if space else '":"'
+        self.blank = blank
+        self.names = Names(normal)
+        self._terminals: dict[str, str] = {}
+        self._rules: dict[State, str] = {}
+        self._shapes: dict[State, list[Shape]] = {}
+        self._dead: set[State] = set()
+
+    def start(self, state: State, pointer: str) -> str:
+        """The rule of a state, with all that it needs. Raises Refusal."""
+        self._reach(state, pointer)
+        self._bury()
+        if state in self._dead:
+            raise Refusal(pointer, "allows no value at all; its conditions contradict each other.")
+        waiting = [state]
+        found = self.rule(state)
+        while waiting:
+            one = waiting.pop()
+            for shape in self._shapes[one]:
+                for child in self._children(shape):
+                    if child in self._dead or child in self._rules:
+                        continue
+                    self.rule(child)
+                    waiting.append(child)
+        for one in list(self._rules):
+            self._write(one)
+        return found
+
+    def rule(self, state: State) -> str:
+        if state not in self._rules:
+            self._rules[state] = f"{self.prefix}s{len(self._rules)}"
+        return self._rules[state]
+
+    def dead(self, state: State) -> bool:
+        """Whether no value satisfies a state."""
+        return state in self._dead
+
+    def shapes(self, state: State) -> list[Shape]:
+        return self._shapes[state]
+
+    def terminal(self, expression: str) -> str:
+        """The name of a terminal."""
+        name = self._terminals.get(expression)
+        if name is None:
+            name = self._terminals[expression] = f"{self.prefix.upper()}T{len(self._terminals)}"
+            self.rules.append(f"{name}: {expression}")
+        return name
+
+    def helper(self, body: str) -> str:
+        """The name of one more rule."""
+        name = f"{self.prefix}r{len(self.rules)}"
+        self.rules.append(f"{name}: {body}")
+        return name
+
+    # -- what there is ---------------------------------------------------------------------------
+
+    def _reach(self, state: State, pointer: str) -> None:
+        waiting = [state]
+        while waiting:
+            one = waiting.pop()
+            if one in self._shapes:
+                continue
+            found = [s for shape in self.normal.shapes(one) for s in spread(shape)]
+            self._shapes[one] = found
+            if len(self._shapes) > MOST_STATES:
+                raise Refusal(
+                    pointer, f"has more than {MOST_STATES} different places; simplify it."
+                )
+            waiting += [child for shape in found for child in self._children(shape)]
+
+    def _children(self, shape: Shape) -> Iterator[State]:
+        if isinstance(shape, Object):
+            yield from (shape.named(name) for name in [*shape.order, *self.names.extra(shape)])
+            yield from (state for _, state in self.names.others(shape))
+            if shape.some:
+                yield from (state for _, state in self.names.others(shape, True))
+        elif isinstance(shape, Array):
+            yield from children_of_array(shape)
+
+    def _bury(self) -> None:
+        """Find the states without a finite value: all but those that are shown to have one."""
+        alive: set[State] = set()
+        left = dict(self._shapes)
+        while True:
+            found = [
+                state for state, shapes in left.items() if any(self._ends(s, alive) for s in shapes)
+            ]
+            if not found:
+                break
+            alive.update(found)
+            for state in found:
+                del left[state]
+        self._dead = set(left)
+
+    def _ends(self, shape: Shape, alive: set[State]) -> bool:
+        if isinstance(shape, Object):
+            if shape.some and not any(s in alive for _, s in self.names.others(shape, True)):
+                return False
+            return all(shape.named(name) in alive for name in shape.required)
+        if isinstance(shape, Array):
+            return all(shape.item(at) in alive for at in range(min(shape.low, shape.prefix + 1)))
+        return not isinstance(shape, Number) or needs_json(shape) or bool(number_terminal(shape))
+
+    # -- rules -----------------------------------------------------------------------------------
+
+    def _write(self, state: State) -> None:
+        plain: list[str] = []
+        options: list[str] = []
+        for shape in self._shapes[state]:
+            if isinstance(shape, Word):
+                plain.append(f'"{shape.text}"')
+            elif isinstance(shape, String):
+                plain.append(string_terminal(shape))
+            elif isinstance(shape, Number):
+                if needs_json(shape):
+                    options.append(f"%json {json.dumps(number_json(shape))}")
+                else:
+                    text = number_terminal(shape)
+                    plain += [f"({text})"] if text else []
+            elif isinstance(shape, Array):
+                options += write_array(self, shape)
+            else:
+                options += write_object(self, shape)
+        if plain:
+            options.insert(0, self.terminal(" | ".join(dict.fromkeys(plain))))
+        self.rules.append(f"{self._rules[state]}: " + " | ".join(dict.fromkeys(options)))

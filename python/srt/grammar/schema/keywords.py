@@ -1,0 +1,47 @@
+"""What is known of each keyword: enforced, of no consequence, or refused and what to write instead.
+
+The names are those of drafts 3 to 2020-12. A name that none of them has says nothing about values,
+as the drafts have it.
+"""
+
+from __future__ import annotations
+
+ANNOTATIONS = frozenset({
+    "$comment", "$id", "$schema", "$vocabulary", "contentEncoding", "contentMediaType",
+    "contentSchema", "default", "deprecated", "description", "examples", "id", "readOnly", "title",
+    "writeOnly",
+})  # fmt: skip
+PLACES = frozenset({"$anchor", "$defs", "$dynamicAnchor", "$recursiveAnchor", "definitions"})
+REFUSED = {
+    "$dynamicRef": "use $ref",
+    "$recursiveRef": "use $ref",
+    "disallow": "a keyword of draft 3; use not",
+    "divisibleBy": "a keyword of draft 3; use multipleOf",
+    "extends": "a keyword of draft 3; use allOf",
+    "maxContains": "say with prefixItems and items what each item is",
+    "minContains": "say with prefixItems and items what each item is",
+    "unevaluatedItems": "use items beside prefixItems",
+    "unevaluatedProperties": "write all properties in one schema, with additionalProperties",
+}
+OF_NUMBERS = ("exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf")
+OF_STRINGS = ("format", "maxLength", "minLength", "pattern")
+OF_ARRAYS = ("additionalItems", "contains", "items", "maxItems", "minItems", "prefixItems",
+             "uniqueItems")  # fmt: skip
+OF_OBJECTS = ("additionalProperties", "dependencies", "dependentRequired", "dependentSchemas",
+              "maxProperties", "minProperties", "patternProperties", "properties",
+              "propertyNames", "required")  # fmt: skip
+OF_ALL = ("$ref", "allOf", "anyOf", "const", "else", "enum", "if", "not", "oneOf", "then", "type")
+ENFORCED = frozenset((*OF_NUMBERS, *OF_STRINGS, *OF_ARRAYS, *OF_OBJECTS, *OF_ALL))
+TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
+
+
+def kind(keyword: str) -> str:
+    """ "enforced", "annotation", "place" (a part that is met through references), "refused" or
+    "unknown"."""
+    if keyword in ENFORCED:
+        return "enforced"
+    if keyword in ANNOTATIONS:
+        return "annotation"
+    if keyword in PLACES:
+        return "place"
+    return "refused" if keyword in REFUSED else "unknown"

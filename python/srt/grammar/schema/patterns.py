@@ -1,0 +1,155 @@
+"""Patterns of a schema, as terminals that match the quoted strings in which they are found.
+
+A pattern is enforced as both its readings, that of Python's ``re`` and that of ECMA-262, where
+``\\d``, ``\\w`` and ``\\s`` are ASCII: what is written satisfies a validator of either kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from srt.grammar.automaton import Automaton
+from srt.grammar.base import GrammarError
+from srt.grammar.regex import BeyondBudget, Budget, compile_regex
+from srt.grammar.regex.parser import parse
+from srt.grammar.regex.tree import Assert, Chars, Concat, Either, Look, Node, Repeat
+from srt.grammar.schema.eliminate import from_automaton
+from srt.grammar.schema.quoted import CHAR, any_of, common, literals
+
+BUDGET = Budget(pattern=16 << 10)
+BRANCHES = 64
+LONGEST = 256 << 10  # bytes of one terminal
+STARTS = frozenset({"start"})
+ENDS = frozenset({"end", "tail"})
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A condition on a string.
+
+    Attributes:
+        expression: terminal of Lark for the quoted strings that satisfy it.
+        source: what ``re`` searches in the string itself; "" where ``words`` are meant.
+        words: the strings that satisfy it.
+    """
+
+    expression: str
+    source: str = ""
+    words: frozenset[str] = field(default=frozenset())
+
+    def fits(self, text: str) -> bool:
+        if not self.source:
+            return text in self.words
+        return _automaton(self.source).accepts(text)
+
+
+@lru_cache(maxsize=256)
+def _automaton(source: str) -> Automaton:
+    """Of the texts in which ``re`` finds the pattern. ``re`` itself may take for ever."""
+    try:
+        return compile_regex(rf"[\s\S]*(?:{source})[\s\S]*", BUDGET)
+    except BeyondBudget as error:
+        raise GrammarError(f"{source!r} beside names or values: {error}") from None
+
+
+def one_of(words: frozenset[str]) -> Pattern:
+    return Pattern(literals(sorted(words)), words=words)
+
+
+@lru_cache(maxsize=1024)
+def pattern_of(source: str) -> Pattern:
+    """Raises GrammarError for what ``re`` does not compile, or what is not carried."""
+    wide = parse(source, BUDGET)
+    try:
+        narrow = parse(f"(?a:{source})", BUDGET)
+        node = _both(wide, narrow)
+        body = "|".join(_branch(parts) for parts in _branches([node]))
+        expression = f'/"(?:{body})"/'
+    except BeyondBudget:
+        expression = f"({from_automaton(source)} & {from_automaton(f'(?a:{source})')})"
+    if len(expression) > LONGEST:
+        raise GrammarError(f"the pattern takes more than {LONGEST} bytes to write out; shorten it")
+    return Pattern(expression, source or "(?:)")
+
+
+def _both(wide: Node, narrow: Node) -> Node:
+    """What both trees match: they have the same form, and sets of their own."""
+    wide, narrow = _bare(wide), _bare(narrow)
+    if isinstance(wide, Chars) and isinstance(narrow, Chars):
+        return Chars(common(wide.members, narrow.members))
+    if isinstance(wide, Concat) and isinstance(narrow, Concat):
+        return Concat(tuple(map(_both, wide.parts, narrow.parts)))
+    if isinstance(wide, Either) and isinstance(narrow, Either):
+        return Either(tuple(map(_both, wide.parts, narrow.parts)))
+    if isinstance(wide, Repeat) and isinstance(narrow, Repeat):
+        return Repeat(_both(wide.part, narrow.part), wide.low, wide.high)
+    if isinstance(wide, Assert) and wide.kind in STARTS | ENDS:
+        return wide
+    raise BeyondBudget("the pattern has an assertion in the middle")
+
+
+def _bare(node: Node) -> Node:
+    """Without groups around a single part."""
+    while isinstance(node, Concat | Either) and len(node.parts) == 1:
+        node = node.parts[0]
+    return node
+
+
+def _branches(parts: list[Node]) -> Iterator[list[Node]]:
+    """The sequences that a sequence stands for, where an alternative with an anchor in it comes
+    first or last."""
+    waiting, made = [parts], 0
+    while waiting:
+        parts = waiting.pop()
+        flat: list[Node] = []
+        for part in parts:
+            flat += part.parts if isinstance(part, Concat) else [part]
+        if any(isinstance(part, Concat) for part in flat):
+            waiting.append(flat)
+            continue
+        at = next((i for i in (0, len(flat) - 1) if flat and _splits(flat[i])), None)
+        if at is None:
+            yield flat
+        else:
+            chosen = flat[at]
+            assert isinstance(chosen, Either)
+            waiting += [[*flat[:at], part, *flat[at + 1 :]] for part in reversed(chosen.parts)]
+        made += 1
+        if made > BRANCHES:
+            raise BeyondBudget("the pattern has too many alternatives with anchors")
+
+
+def _splits(node: Node) -> bool:
+    return isinstance(node, Either) and _anchored(node)
+
+
+def _anchored(node: Node) -> bool:
+    if isinstance(node, Assert | Look):
+        return True
+    if isinstance(node, Repeat):
+        return _anchored(node.part)
+    return isinstance(node, Concat | Either) and any(map(_anchored, node.parts))
+
+
+def _branch(parts: list[Node]) -> str:
+    begin = end = f"{CHAR}*"
+    while parts and isinstance(parts[0], Assert) and parts[0].kind in STARTS:
+        begin, parts = "", parts[1:]
+    while parts and isinstance(parts[-1], Assert) and parts[-1].kind in ENDS:
+        end, parts = "", parts[:-1]
+    return begin + "".join(map(_text, parts)) + end
+
+
+def _text(node: Node) -> str:
+    if isinstance(node, Chars):
+        return any_of(node.members)
+    if isinstance(node, Concat):
+        return "".join(map(_text, node.parts))
+    if isinstance(node, Either):
+        return f"(?:{'|'.join(map(_text, node.parts))})"
+    if isinstance(node, Repeat):
+        high = "" if node.high is None else node.high
+        return f"(?:{_text(node.part)}){{{node.low},{high}}}"
+    raise BeyondBudget("the pattern has an assertion in the middle")

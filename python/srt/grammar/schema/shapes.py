@@ -1,0 +1,212 @@
+"""Shapes: JSON values of one type under conditions that are all positive.
+
+A schema becomes a list of shapes, any of which a value may have (``normal``). What stands inside an
+array or an object is a *state*: the schemas, by their numbers, that a value there must satisfy all
+at once; ``~number`` is one that it must not satisfy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+
+from srt.grammar.schema.numbers import Bound, exact
+from srt.grammar.schema.patterns import Pattern
+
+State = frozenset[int]
+ANY: State = frozenset()
+
+
+@dataclass(frozen=True)
+class Word:
+    """null, true or false."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Number:
+    """``values`` instead of the bounds: as written, and these only."""
+
+    integer: bool = False
+    fraction: bool = False
+    low: Bound | None = None
+    high: Bound | None = None
+    multiple: int = 1
+    values: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class String:
+    """Lengths count code points."""
+
+    low: int = 0
+    high: int | None = None
+    like: frozenset[Pattern] = frozenset()
+    unlike: frozenset[Pattern] = frozenset()
+    values: tuple[str, ...] | None = None
+
+    @property
+    def conditions(self) -> int:
+        """Above 1: they may contradict each other."""
+        sized = self.low > 0 or self.high is not None
+        return len(self.like) + len(self.unlike) + sized
+
+
+@dataclass(frozen=True)
+class Array:
+    """``parts``: for each schema the items of its prefix, and its others. ``contains``: an item
+    that satisfies each of them there must be."""
+
+    parts: tuple[tuple[tuple[State, ...], State], ...] = ()
+    low: int = 0
+    high: int | None = None
+    unique: str = ""  # pointer of the keyword; "" where it is not asked for
+    contains: frozenset[tuple[State, str]] = frozenset()
+
+    def item(self, at: int) -> State:
+        """What the item at an index must satisfy."""
+        found: State = ANY
+        for prefix, rest in self.parts:
+            found |= prefix[at] if at < len(prefix) else rest
+        return found
+
+    @property
+    def prefix(self) -> int:
+        """Items after which all are alike."""
+        return max((len(prefix) for prefix, _ in self.parts), default=0)
+
+
+@dataclass(frozen=True, eq=False)
+class Scope:
+    """``properties``, ``patternProperties`` and ``additionalProperties`` of one schema."""
+
+    properties: dict[str, State]
+    patterns: tuple[tuple[Pattern, State], ...] = ()
+    additional: State = ANY
+
+    def named(self, name: str) -> State:
+        """What the value of a property must satisfy."""
+        found = self.properties.get(name, ANY)
+        known = name in self.properties
+        for pattern, state in self.patterns:
+            if pattern.fits(name):
+                found, known = found | state, True
+        return found if known else found | self.additional
+
+    def matching(self, patterns: frozenset[Pattern]) -> State:
+        """The same for names that no ``properties`` has, by the patterns that they match."""
+        found: State = ANY
+        known = False
+        for pattern, state in self.patterns:
+            if pattern in patterns:
+                found, known = found | state, True
+        return found if known else found | self.additional
+
+
+@dataclass(frozen=True, eq=False)
+class Other:
+    """A property that must be there: of a name that is not in ``names``, matches ``inside`` and
+    none of ``outside``."""
+
+    state: State
+    names: frozenset[str] = frozenset()
+    inside: frozenset[Pattern] = frozenset()
+    outside: frozenset[Pattern] = frozenset()
+
+
+@dataclass(frozen=True)
+class Object:
+    """``order``: names that are mentioned, in the order in which they are written."""
+
+    scopes: tuple[Scope, ...] = ()
+    order: tuple[str, ...] = ()
+    required: frozenset[str] = frozenset()
+    names: State = ANY
+    low: int = 0
+    high: int | None = None
+    some: tuple[Other, ...] = ()
+
+    def named(self, name: str) -> State:
+        found: State = ANY
+        for scope in self.scopes:
+            found |= scope.named(name)
+        return found
+
+    @property
+    def patterns(self) -> tuple[Pattern, ...]:
+        found = [pattern for scope in self.scopes for pattern, _ in scope.patterns]
+        return tuple(dict.fromkeys(found))
+
+    def matching(self, patterns: frozenset[Pattern]) -> State:
+        found: State = ANY
+        for scope in self.scopes:
+            found |= scope.matching(patterns)
+        return found
+
+
+Shape = Word | Number | String | Array | Object
+EVERY: tuple[Shape, ...] = (
+    Word("null"), Word("true"), Word("false"), Number(), String(), Array(), Object()
+)  # fmt: skip
+
+
+def apart(one: list[Shape], other: list[Shape]) -> bool:
+    """Whether it is plain that no value has a shape of both lists."""
+    return all(_differ(left, right) for left in one for right in other)
+
+
+def _differ(left: Shape, right: Shape) -> bool:
+    if type(left) is not type(right):
+        return True
+    if isinstance(left, Word) and isinstance(right, Word):
+        return left.text != right.text
+    if isinstance(left, String) and isinstance(right, String):
+        return bool(left.values and right.values) and set(left.values or ()).isdisjoint(
+            right.values or ()
+        )
+    if isinstance(left, Number) and isinstance(right, Number):
+        if left.values is None or right.values is None:
+            return False
+        return set(map(Decimal, left.values)).isdisjoint(map(Decimal, right.values))
+    return False
+
+
+def fits_number(shape: Number, text: str) -> bool:
+    """Whether a number, as JSON writes it, has the shape."""
+    value = Decimal(text)
+    whole = value == value.to_integral_value()
+    if shape.values is not None and not any(Decimal(one) == value for one in shape.values):
+        return False
+    if (shape.integer and not whole) or (shape.fraction and whole):
+        return False
+    if shape.multiple != 1 and (not whole or int(value) % shape.multiple):
+        return False
+    low, high = shape.low, shape.high
+    if low is not None and (value < low[0] or (value == low[0] and low[1])):
+        return False
+    return not (high is not None and (value > high[0] or (value == high[0] and high[1])))
+
+
+def fits_string(shape: String, text: str) -> bool:
+    """Whether a string has the shape."""
+    if shape.values is not None and text not in shape.values:
+        return False
+    if len(text) < shape.low or (shape.high is not None and len(text) > shape.high):
+        return False
+    return all(p.fits(text) for p in shape.like) and not any(p.fits(text) for p in shape.unlike)
+
+
+def tighter_low(one: Bound | None, other: Bound | None) -> Bound | None:
+    return max((bound for bound in (one, other) if bound is not None), default=None)
+
+
+def tighter_high(one: Bound | None, other: Bound | None) -> Bound | None:
+    bounds = [bound for bound in (one, other) if bound is not None]
+    return min(bounds, key=lambda bound: (bound[0], not bound[1]), default=None)
+
+
+__all__ = [
+    "ANY", "EVERY", "Array", "Number", "Object", "Scope", "Shape", "State", "String", "Word",
+    "apart", "exact", "fits_number", "fits_string", "tighter_high", "tighter_low",
+]  # fmt: skip
