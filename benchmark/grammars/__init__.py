@@ -1,0 +1,1 @@
+"""Constraints through our grammars and through those of other projects: right, wrong, how fast."""
