@@ -139,7 +139,8 @@ class Planner:
                 continue
             prompt = context.saved < request.prompt
             spare = self.store.available >= owed + MAX_DRAFTS  # pages against tokens
-            drafts = self._drafts(request) if spare and context.work == 1 and not prompt else []
+            tip = count == context.work and not prompt
+            drafts = self._drafts(request) if spare and tip else []
             count += len(drafts)
             if not self.store.grow(context, count):
                 self.stats.plan_misses += 1

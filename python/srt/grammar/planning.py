@@ -64,6 +64,10 @@ def _plan(constraint: Constraint, backend: str, whitespace: str) -> Plan:
 
     grammar = grammar_of(constraint, whitespace)
     check(grammar)
+    if kind == "ebnf":  # schemas are bounded keyword by keyword
+        from srt.grammar.guidance.probe import probe
+
+        probe(grammar)
     return Plan(path="llguidance", text=grammar)
 
 
@@ -113,11 +117,13 @@ def _guided(pattern: str, reason: GrammarError | None) -> Plan:
     """llguidance, for a pattern that can be written so that it reads it as ``re`` does; else the
     error is ``reason``, where there is one."""
     from srt.grammar.guidance import check, grammar_of
+    from srt.grammar.guidance.probe import probe
     from srt.grammar.portable import portable
 
     try:
         grammar = grammar_of(Constraint("regex", portable(pattern)), "")
         check(grammar)
+        probe(grammar)
     except GrammarError as error:
         raise reason or error from None
     return Plan(path="llguidance", text=grammar)

@@ -8,6 +8,7 @@ from typing import Any
 from srt.grammar.schema.document import Document, Refusal
 from srt.grammar.schema.emit import Emitter
 from srt.grammar.schema.normal import Normal
+from srt.grammar.schema.order import shallow
 
 
 @dataclass(frozen=True)
@@ -37,4 +38,5 @@ def compile_schema(schema: Any, pointer: str = "", space: str = "", prefix: str 
         start = emitter.start(frozenset({document.root}), pointer)
     except RecursionError:
         raise Refusal(pointer, "is nested too deeply; flatten it.") from None
-    return Compiled(start, emitter.rules, frozenset(normal.used))
+    start, rules = shallow(start, emitter.rules)
+    return Compiled(start, rules, frozenset(normal.used))

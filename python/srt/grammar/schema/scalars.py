@@ -128,7 +128,7 @@ def _bound(node: Node, keyword: str) -> Bound | None:
         raise Refusal(at, f"{value!r} is not a number.")
     found = exact(value)
     if len(f"{found:f}") > MOST_DIGITS:
-        raise Refusal(at, f"{value!r} has more than {MOST_DIGITS} digits; use a smaller number.")
+        raise Refusal(at, f"has more than {MOST_DIGITS} digits; use a smaller number.")
     return found, out
 
 

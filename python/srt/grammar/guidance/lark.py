@@ -1,0 +1,45 @@
+"""What a grammar of a user must not be: one that llguidance, which follows rules by recursion, may
+overflow its stack with."""
+
+from __future__ import annotations
+
+import re
+
+from srt.grammar.base import GrammarError
+
+DEEPEST = 200
+_PLAIN = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*|#[^\n]*')
+_RULE = re.compile(r"(?m)^[ \t]*[?!]*([A-Za-z_][\w-]*)(?:\[[^\]\n]*\])?(?:::_|\.\d+)?[ \t]*:(?!:)")
+_NAME = re.compile(r"[A-Za-z_][\w-]*")
+
+
+def check_depth(text: str) -> None:
+    """Raises GrammarError where rules refer to each other more than DEEPEST levels deep."""
+    text = _PLAIN.sub(lambda found: " " if found[0][0] in '"/#' else "", text)
+    found = list(_RULE.finditer(text))
+    bodies: dict[str, list[str]] = {}
+    for at, rule in enumerate(found):
+        end = found[at + 1].start() if at + 1 < len(found) else len(text)
+        bodies.setdefault(rule[1], []).extend(_NAME.findall(text, rule.end(), end))
+    seen: set[str] = set()
+    for start in ["start", *bodies]:
+        if start in bodies and start not in seen:
+            _walk(start, bodies, seen)
+
+
+def _walk(start: str, bodies: dict[str, list[str]], seen: set[str]) -> None:
+    """Depth first, as llguidance goes: what was met already costs nothing."""
+    seen.add(start)
+    stack = [iter(bodies[start])]
+    while stack:
+        if len(stack) > DEEPEST:
+            raise GrammarError(
+                f"ebnf: rules refer to each other more than {DEEPEST} levels deep; "
+                "shorten the chain."
+            )
+        after = next((name for name in stack[-1] if name in bodies and name not in seen), None)
+        if after is None:
+            stack.pop()
+        else:
+            seen.add(after)
+            stack.append(iter(bodies[after]))
