@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
+import weakref
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from srt.core.vocabulary import Vocabulary
 from srt.grammar.automaton import Automaton
 from srt.grammar.fsm import TokenTable
 from srt.grammar.fsm.masks import Masks, State
+from srt.grammar.fsm.rows import Row, RowCache
 from srt.grammar.fsm.utf8 import missing, opened, span, split
 from srt.grammar.regex import compile_regex
 
@@ -29,6 +32,7 @@ PATTERNS = [
     r"[\s\S]{3}",
     r"(aab|abab|a,b)(a|b)?",
     r"[é€]{2}|a€b",
+    r"[aé]{1,3}è",
     r"",
 ]
 
@@ -188,3 +192,29 @@ def test_masks_of_real_vocabularies(make, pattern: str) -> None:
         table = masks.table
         found = ids_of(masks.row(state).mask(table.words, table.eos), vocabulary)
         assert found == naive.allowed(state, vocabulary), (pattern, state)
+
+
+# -- the cache ---------------------------------------------------------------------------------
+
+
+def test_the_rows_used_last_are_kept() -> None:
+    cache = RowCache(3 * 1400)
+    rows = [Row(None, bytes(1000), False) for _ in range(4)]
+    for key in range(3):
+        cache.put(key, rows[key])
+    assert cache.get(0) is rows[0]
+    cache.put(3, rows[3])
+    assert [cache.get(key) for key in range(4)] == [rows[0], None, rows[2], rows[3]]
+    assert cache.nbytes == sum(row.nbytes for row in (rows[0], *rows[2:])) <= cache.limit
+    cache.put(3, Row((), b"", True))
+    assert cache.nbytes == rows[0].nbytes + rows[2].nbytes + Row((), b"", True).nbytes
+
+
+def test_a_table_is_made_once_and_let_go_with_its_vocabulary() -> None:
+    vocabulary = toy()
+    table = TokenTable.of(vocabulary)
+    assert TokenTable.of(vocabulary) is table
+    gone = weakref.ref(table)
+    del vocabulary, table
+    gc.collect()
+    assert gone() is None

@@ -88,6 +88,13 @@ def test_masks_are_those_of_their_definition(
                     for token in draft:
                         assert token in ids_of(probe.mask())
                         assert probe.advance(token)
+                count, wanted = matcher.rewrite()
+                assert bool(wanted) == bool(matcher.string_forced())
+                probe = matcher.fork()
+                probe.rollback(count)
+                assert all(probe.advance(token) for token in wanted)
+                after = b"".join(vocabulary.tokens[token] for token in probe._tokens)
+                assert after == text + matcher.string_forced()
                 ids = [token for token in ids if token not in vocabulary.eos]
                 if not ids:
                     break

@@ -11,7 +11,7 @@ import re
 import warnings
 
 import pytest
-from helpers.patterns import all_texts, members, mutated, patterns, small_pattern
+from helpers.patterns import SYNTAX, all_texts, members, mutated, patterns, small_pattern
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from srt.grammar.automaton import DEAD, Automaton
@@ -98,6 +98,31 @@ def test_a_pattern_means_what_re_makes_of_it(pattern: str, rng: random.Random) -
         assert (automaton is not None and automaton.accepts(text)) == bool(
             expected.fullmatch(text)
         ), (pattern, text)
+
+
+def test_any_text_is_a_pattern_where_it_is_one_to_re() -> None:
+    """Pieces of syntax in any order: most are no pattern, and the same ones as for ``re``."""
+    rng = random.Random(11)
+    valid = 0
+    for _ in range(CASES * 20):
+        pattern = "".join(rng.choices(SYNTAX, k=rng.randint(1, 9)))
+        expected = read_by_re(pattern)
+        try:
+            automaton = compiled(pattern)
+        except InvalidPattern:
+            assert expected is None, pattern
+            continue
+        except BeyondBudget:
+            continue
+        assert expected is not None, pattern
+        valid += 1
+        texts = {"", "a", "1", pattern, pattern[1:], pattern[:-1]}
+        alphabet = "ab01-^ ]{\nK#" + pattern
+        texts |= {"".join(rng.choices(alphabet, k=rng.randint(1, 4))) for _ in range(8)}
+        for text in texts:
+            got = automaton is not None and automaton.accepts(text)
+            assert got == bool(expected.fullmatch(text)), (pattern, text)
+    assert valid > CASES
 
 
 SMALL = all_texts("ab\n ", 4)
