@@ -329,6 +329,7 @@ class Engine:
             **self.stats.as_dict(),
             "running": len(self.running),
             "waiting": len(self.waiting),
+            "compiling": len(self._compiling),
             "contexts": len(store.contexts),
             "free_tokens": store.pool.free * size,
             "evictable_tokens": store.tree.evictable * size,

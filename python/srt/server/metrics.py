@@ -39,6 +39,10 @@ class Metrics:
         )
         self._running = self._make(Gauge, "num_running_reqs", "requests being computed")
         self._waiting = self._make(Gauge, "num_queue_reqs", "requests waiting")
+        self._compiling = self._make(
+            Gauge, "num_grammar_queue_reqs", "requests whose grammar is being compiled"
+        )
+        self._forced = self._make(Gauge, "forced_tokens", "tokens written without a draw so far")
         self._used = self._make(Gauge, "num_used_tokens", "KV tokens of running requests")
         self._usage = self._make(Gauge, "token_usage", "their share of the KV cache")
         self._rate = self._make(Gauge, "gen_throughput", "tokens generated a second")
@@ -60,6 +64,8 @@ class Metrics:
         used = total - stats.get("free_tokens", total) - stats.get("evictable_tokens", 0)
         self._running.set(stats.get("running", 0))
         self._waiting.set(stats.get("waiting", 0))
+        self._compiling.set(stats.get("compiling", 0))
+        self._forced.set(stats.get("forced_tokens", 0))
         self._used.set(used)
         self._usage.set(used / total if total else 0.0)
         prompt = stats.get("prompt_tokens", 0)
