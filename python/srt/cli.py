@@ -22,6 +22,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         launch.add_parser_arguments(serve)
         return launch.run(parser.parse_args(argv), serve)
+    schema = commands.add_parser(
+        "schema",
+        help="say what becomes of a JSON schema or another constraint",
+        description="Examine a constraint: every keyword of a JSON schema, enforced or refused, "
+        "the path taken, a sample, and an instance that is refused. Exit code 1 if it is refused.",
+    )
+    if argv[:1] == ["schema"]:
+        from srt.server import schema_command
+
+        schema_command.add_parser_arguments(schema)
+        return schema_command.run(parser.parse_args(argv))
     parser.parse_args(argv)
     return 0
 

@@ -36,6 +36,7 @@ RULES = {
     "srt.program": "srt.core srt.tokenizer srt.engine.client srt.engine.info msgspec",
     "srt.server": "srt.core srt.config srt.tokenizer srt.program msgspec"
     " fastapi starlette pydantic uvicorn httptools prometheus_client psutil",
+    "srt.server.schema_command": "srt.core srt.grammar srt.tokenizer msgspec numpy jsonschema",
     "srt.server.launch": "srt.core srt.config srt.tokenizer srt.program srt.server srt.engine"
     " srt.worker uvicorn",
     "srt.cli": "srt.server",

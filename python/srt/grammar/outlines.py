@@ -19,6 +19,8 @@ from srt.grammar.schema.plain import plain
 MOST_STATES = 1000
 MOST_WORK = 1 << 25  # states times tokens: some 30 s
 MASKS = 256  # kept a grammar
+END = "\U0010ffff"  # a noncharacter; of the plane's other characters, for private use, none is written
+LEAD = END.encode()[:1]
 BUDGET = Budget(pattern=256 << 10, dfa=4 * MOST_STATES)
 
 
@@ -91,25 +93,26 @@ class OutlinesGrammar:
             )
         self.vocabulary = vocabulary
         try:
-            self.index: Any = Index(pattern, _outlines_vocabulary(vocabulary))
+            self.index: Any = Index(f"(?:{pattern}){END}", _outlines_vocabulary(vocabulary))
         except ValueError as error:
             raise GrammarError(f"regex: outlines-core refuses it: {error}") from None
         self._masks: dict[int, bytes] = {}
         self._allowed: dict[int, tuple[int, ...]] = {}
+        self._end = vocabulary.size + 1
 
     def matcher(self) -> OutlinesMatcher:
         return OutlinesMatcher(self, [self.index.get_initial_state()])
 
     def final(self, state: int) -> bool:
-        return bool(self.index.is_final_state(state))
+        """Whether the text may end in a state."""
+        return self.index.get_next_state(state, self._end) is not None
 
     def allowed(self, state: int) -> tuple[int, ...]:
         """The tokens that may follow, end tokens not among them."""
         found = self._allowed.get(state)
         if found is None:
-            eos = frozenset(self.vocabulary.eos)
             tokens = self.index.get_allowed_tokens(state) or ()
-            found = tuple(token for token in tokens if token not in eos)
+            found = tuple(token for token in tokens if token < self.vocabulary.size)
             self._allowed[state] = found
         return found
 
@@ -168,6 +171,9 @@ class OutlinesMatcher:
     def draft(self, limit: int) -> list[int]:
         return self.forced(limit)
 
+    def rewrite(self) -> tuple[int, list[int]]:
+        return 0, []  # the string-level jump is that of the compressed FSM
+
     def rollback(self, count: int) -> None:
         if not 0 <= count < len(self._states):
             raise ValueError(f"rollback of {count} tokens; {len(self._states) - 1} were taken.")
@@ -178,15 +184,16 @@ class OutlinesMatcher:
 
 
 def _outlines_vocabulary(vocabulary: Vocabulary) -> Any:
+    """The plain tokens, and END after their ids; the library's own end token is never used."""
     from outlines_core import Vocabulary as Theirs
 
     out = {*vocabulary.special, *vocabulary.eos}
     ids: dict[bytes, list[int]] = {}
     for token, data in enumerate(vocabulary.tokens):
-        if data and token not in out:
+        if data and token not in out and LEAD not in data:
             ids.setdefault(bytes(data), []).append(token)
-    end = vocabulary.eos[0] if vocabulary.eos else vocabulary.size
-    return Theirs(end, ids)
+    ids[END.encode()] = [vocabulary.size + 1]
+    return Theirs(vocabulary.size, ids)
 
 
 def _bits(tokens: Sequence[int], words: int) -> bytes:

@@ -24,6 +24,8 @@ _LIMITS = (
     ("too many items", f"a step takes more than {STEP_ITEMS} parser items; "
      "make the grammar less ambiguous"),
     ("lexer state", f"its lexer needs more than {LEXER_STATES} states; make its patterns smaller"),
+    ("too many expressions", f"a step takes more than {STEP_FUEL} units of lexer work; "
+     "make its patterns smaller"),
     ("lexer exceeded", f"a step takes more than {STEP_FUEL} units of lexer work; "
      "make its patterns smaller"),
     ("grammar size", f"it has more than {GRAMMAR_SYMBOLS} symbols; make it smaller"),

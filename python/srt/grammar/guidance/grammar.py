@@ -29,10 +29,10 @@ class GuidanceGrammar:
 
     def __init__(self, text: str, vocabulary: Vocabulary, canonical: bool = True) -> None:
         self.vocabulary = vocabulary
-        self.canonical = canonical
-        self.tokenizer = TOKENIZERS.get(vocabulary)
+        self.tokenizer, complete = TOKENIZERS.get(vocabulary)
+        self.canonical = canonical and complete
         self._text = for_vocabulary(text, vocabulary)
-        if not canonical:
+        if not self.canonical:
             self._text = NOT_CANONICAL + self._text
         self._lock = threading.Lock()
         self._root = self._compile()

@@ -114,6 +114,9 @@ class GuidanceMatcher:
             found.append(token)
         return found
 
+    def rewrite(self) -> tuple[int, list[int]]:
+        return 0, []  # the string-level jump is that of the compressed FSM
+
     def rollback(self, count: int) -> None:
         if not 0 <= count <= len(self._tokens):
             raise ValueError(f"rollback of {count} tokens; {len(self._tokens)} were taken.")
@@ -136,8 +139,10 @@ class GuidanceMatcher:
             run = NO_RUN
             if self._grammar.canonical and not self._inner.is_stopped():
                 found = self._inner.compute_ff_tokens()
-                if found:
-                    run = (found, 0)
+                ends = self._grammar.vocabulary.eos
+                stop = next((at for at, token in enumerate(found) if token in ends), len(found))
+                if stop:
+                    run = (found[:stop], 0)
             self._runs[-1] = run
         return run
 

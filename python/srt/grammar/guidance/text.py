@@ -10,7 +10,7 @@ from srt.core.constraint import Constraint
 from srt.grammar.base import GrammarError
 from srt.grammar.guidance.lark import check_depth
 from srt.grammar.guidance.tags import tags_grammar
-from srt.grammar.schema import compile_schema, whitespace_pattern
+from srt.grammar.schema import Refusal, compile_schema, whitespace_pattern
 
 _JSON = re.compile(r"%json\b\s*")
 _GBNF_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
@@ -35,7 +35,7 @@ def grammar_of(constraint: Constraint, whitespace: str) -> str:
     if constraint.kind == "ebnf":
         return _ebnf(constraint.text, space)
     if constraint.kind == "structural_tag":
-        schemas = Schemas(space)
+        schemas = Schemas(space, "structural_tag")
         tag = load(constraint.text, "structural_tag")
         return "\n".join([tags_grammar(tag, schemas.rule, regex_terminal), *schemas.rules])
     raise GrammarError(f"llguidance does not carry constraints of kind {constraint.kind!r}.")
@@ -44,15 +44,20 @@ def grammar_of(constraint: Constraint, whitespace: str) -> str:
 class Schemas:
     """The schemas inside a larger grammar."""
 
-    def __init__(self, space: str) -> None:
+    def __init__(self, space: str, kind: str) -> None:
         self.rules: list[str] = []
         self._space = space
+        self._kind = kind
         self._count = 0
 
     def rule(self, schema: Any, pointer: str) -> str:
         """Name of the rule of a schema, which stands at ``pointer``."""
         self._count += 1
-        compiled = compile_schema(schema, pointer, self._space, f"j{self._count}_")
+        try:
+            compiled = compile_schema(schema, pointer, self._space, f"j{self._count}_")
+        except Refusal as error:
+            at = error.pointer or "/"
+            raise GrammarError(f"{self._kind} at {at}: {error.reason}") from None
         self.rules += compiled.rules
         return compiled.start
 
@@ -93,7 +98,7 @@ def _ebnf(text: str, space: str) -> str:
         except Exception as error:  # the converter raises plain Exception
             raise GrammarError(f"ebnf: {error}") from None
     check_depth(text)
-    schemas = Schemas(space)
+    schemas = Schemas(space, "ebnf")
     parts: list[str] = []
     at = 0
     for count, found in enumerate(_JSON.finditer(text)):

@@ -10,11 +10,16 @@ from typing import Any
 from srt.core.vocabulary import Vocabulary
 
 
+UTF8 = [byte for byte in range(256) if byte < 0xC0 or 0xC2 <= byte < 0xF5]
+
+
 class TokenSource:
     """What llguidance asks of a tokenizer. It aborts where a call raises, so none does.
 
     Attributes:
         tokens: bytes by id, ``Vocabulary.size`` of them.
+        complete: whether every byte of UTF-8 is a token, so that any text can be written. Where one
+            is not, llguidance would take forced text that has no tokens as written.
     """
 
     is_tokenizer_wrapper = True
@@ -26,8 +31,10 @@ class TokenSource:
         self.special_token_ids = sorted({*vocabulary.special, *vocabulary.eos})
         self.eos_token_id = vocabulary.eos[0] if vocabulary.eos else None
         self._encode: Callable[[Sequence[str]], list[list[int]]] = vocabulary.encode
-        self._ids: dict[bytes, int] = {}
-        self._longest = 0
+        special = frozenset(self.special_token_ids)
+        self._ids = {token: i for i, token in enumerate(self.tokens) if token and i not in special}
+        self._longest = max(map(len, self._ids), default=1)
+        self.complete = all(bytes([byte]) in self._ids for byte in UTF8)
 
     def __call__(self, text: str) -> list[int]:
         """Token ids whose bytes are those of ``text``: canonical ones where the tokenizer leaves
@@ -42,12 +49,6 @@ class TokenSource:
         return self._greedy(data)
 
     def _greedy(self, data: bytes) -> list[int]:
-        if not self._ids:
-            special = frozenset(self.special_token_ids)
-            self._ids = {
-                token: i for i, token in enumerate(self.tokens) if token and i not in special
-            }
-            self._longest = max(map(len, self._ids), default=1)
         found, at = [], 0
         while at < len(data):
             for end in range(min(len(data), at + self._longest), at, -1):
@@ -57,18 +58,21 @@ class TokenSource:
                     at = end
                     break
             else:  # no token begins with this byte
-                break
+                return found
         return found
 
 
 class TokenizerCache:
-    """One ``LLTokenizer`` a vocabulary, for as long as the vocabulary lives. Thread-safe."""
+    """One ``LLTokenizer`` a vocabulary, and whether the vocabulary is complete, for as long as the
+    vocabulary lives. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._made: weakref.WeakKeyDictionary[Vocabulary, Any] = weakref.WeakKeyDictionary()
+        self._made: weakref.WeakKeyDictionary[Vocabulary, tuple[Any, bool]] = (
+            weakref.WeakKeyDictionary()
+        )
 
-    def get(self, vocabulary: Vocabulary) -> Any:
+    def get(self, vocabulary: Vocabulary) -> tuple[Any, bool]:
         """The tokenizer; building it takes some 0.5 s for 131 k tokens."""
         with self._lock:
             made = self._made.get(vocabulary)
@@ -77,11 +81,11 @@ class TokenizerCache:
             return made
 
     @staticmethod
-    def _make(vocabulary: Vocabulary) -> Any:
+    def _make(vocabulary: Vocabulary) -> tuple[Any, bool]:
         from llguidance import LLTokenizer
 
-        source = TokenSource(vocabulary)
-        return LLTokenizer(source, eos_token=list(vocabulary.eos) or None)
+        source: Any = TokenSource(vocabulary)
+        return LLTokenizer(source, eos_token=list(vocabulary.eos) or None), source.complete
 
 
 TOKENIZERS = TokenizerCache()

@@ -14,7 +14,8 @@ from srt.grammar.schema.shapes import ANY, Array, Object, Other, Scope, Shape, S
 if TYPE_CHECKING:
     from srt.grammar.schema.normal import Normal
 
-SCOPE = ("properties", "patternProperties", "additionalProperties")
+SCOPE = ("properties", "patternProperties", "additionalProperties", "unevaluatedProperties")
+ITEMS = ("prefixItems", "items", "unevaluatedItems")
 
 
 def narrow_container(normal: Normal, shape: Shape, node: Node, keyword: str) -> Iterator[Shape]:
@@ -48,6 +49,8 @@ def _items(normal: Normal, node: Node) -> tuple[tuple[State, ...], State]:
     if first is not None and not isinstance(first, list):
         raise Refusal(f"{node.pointer}/{word}", "must be a list of schemas.")
     prefix = tuple(frozenset({child(node, s, word, i)}) for i, s in enumerate(first or ()))
+    if rest not in schema:
+        rest = "unevaluatedItems"
     others = frozenset({child(node, schema[rest], rest)}) if rest in schema else ANY
     return prefix, others
 
@@ -66,7 +69,7 @@ def _narrow_array(normal: Normal, shape: Array, node: Node, keyword: str) -> Ite
             state = frozenset({normal.document.child(node, schema[keyword], keyword)})
             entry = (state, f"{node.pointer}/{keyword}")
             shape = replace(shape, contains=shape.contains | {entry})
-    elif keyword == _first(schema, ("prefixItems", "items")):
+    elif keyword == _first(schema, ITEMS):
         shape = replace(shape, parts=(*shape.parts, _items(normal, node)))
         shape = _without_false(normal, shape)
     if shape.high is None or shape.low <= shape.high:
@@ -102,7 +105,7 @@ def _fail_array(normal: Normal, shape: Array, node: Node, keyword: str) -> Itera
     elif keyword == "uniqueItems":
         if node.value[keyword] is True:
             raise Refusal(at, f"{keyword!r} cannot be enforced inside not; write it without.")
-    elif keyword == _first(node.value, ("prefixItems", "items")):
+    elif keyword == _first(node.value, ITEMS):
         yield from _fail_items(normal, shape, node, at)
 
 
@@ -147,8 +150,8 @@ def _scope(normal: Normal, node: Node) -> Scope:
         number = child(node, value, "patternProperties", source)
         pattern = carried(source, normal.document.nodes[number].pointer)
         patterns.append((pattern, frozenset({number})))
-    word = "additionalProperties"
-    rest = frozenset({child(node, schema[word], word)}) if word in schema else ANY
+    word = next((word for word in SCOPE[2:] if word in schema), "")
+    rest = frozenset({child(node, schema[word], word)}) if word else ANY
     return Scope(properties, tuple(patterns), rest)
 
 
@@ -184,9 +187,9 @@ def _narrow_object(normal: Normal, shape: Object, node: Node, keyword: str) -> I
             raise Refusal(at, "a bool is of draft 3; list the names beside properties.")
         shape = _need(shape, _names(node, schema[keyword], keyword))
     elif keyword == "minProperties":
-        shape = replace(shape, low=max(shape.low, size(node, keyword)))
+        shape = replace(shape, low=max(shape.low, size(node, keyword)), counted=at)
     elif keyword == "maxProperties":
-        shape = _few(shape, size(node, keyword))
+        shape = replace(_few(shape, size(node, keyword)), counted=at)
     elif keyword == "propertyNames":
         number = normal.document.child(node, schema[keyword], keyword)
         shape = replace(shape, names=shape.names | {number})
@@ -236,11 +239,11 @@ def _fail_object(normal: Normal, shape: Object, node: Node, keyword: str) -> Ite
     elif keyword == "minProperties":
         most = size(node, keyword) - 1
         if most >= max(shape.low, len(shape.required)):
-            yield _few(shape, most)
+            yield replace(_few(shape, most), counted=at)
     elif keyword == "maxProperties":
         least = size(node, keyword) + 1
         if shape.high is None or least <= shape.high:
-            yield replace(shape, low=max(shape.low, least))
+            yield replace(shape, low=max(shape.low, least), counted=at)
     else:
         raise Refusal(at, f"{keyword!r} cannot be enforced inside not; write it without.")
 

@@ -16,11 +16,11 @@ BUDGET = Budget(pattern=16 << 10, dfa=2000, strings=1)
 
 
 def from_automaton(source: str) -> str:
-    """Terminal of Lark for the quoted strings in which ``re`` finds ``source``.
+    """Terminal of Lark for the quoted strings that ``source`` matches whole.
 
     Raises GrammarError where the automaton, or the pattern made of it, is too large.
     """
-    automaton = compile_regex(rf"[\s\S]*(?:{source})[\s\S]*", BUDGET)
+    automaton = compile_regex(source, BUDGET)
     if automaton.states > MOST_STATES:
         raise GrammarError(
             f"the pattern needs {automaton.states} states, and with assertions at most "

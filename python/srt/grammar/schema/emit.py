@@ -80,6 +80,12 @@ class Emitter:
     def shapes(self, state: State) -> list[Shape]:
         return self._shapes[state]
 
+    def pointer(self, shape: Object) -> str:
+        """Where a schema of the object stands."""
+        nodes = self.normal.document.nodes
+        found = [state for scope in shape.scopes for state in scope.properties.values() if state]
+        return nodes[max(found[0])].pointer.rpartition("/")[0] if found else ""
+
     def terminal(self, expression: str) -> str:
         """The name of a terminal."""
         name = self._terminals.get(expression)

@@ -20,16 +20,21 @@ REFUSED = {
     "extends": "a keyword of draft 3; use allOf",
     "maxContains": "say with prefixItems and items what each item is",
     "minContains": "say with prefixItems and items what each item is",
-    "unevaluatedItems": "use items beside prefixItems",
+}
+# What they may not stand beside: other schemas for the same value, that evaluate parts of it.
+ALONE = {
+    "unevaluatedItems": "use items beside prefixItems, in one schema",
     "unevaluatedProperties": "write all properties in one schema, with additionalProperties",
 }
+EVALUATING = frozenset({"$ref", "allOf", "anyOf", "contains", "dependentSchemas", "else", "if",
+                        "oneOf", "then"})  # fmt: skip
 OF_NUMBERS = ("exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf")
 OF_STRINGS = ("format", "maxLength", "minLength", "pattern")
 OF_ARRAYS = ("additionalItems", "contains", "items", "maxItems", "minItems", "prefixItems",
-             "uniqueItems")  # fmt: skip
+             "unevaluatedItems", "uniqueItems")  # fmt: skip
 OF_OBJECTS = ("additionalProperties", "dependencies", "dependentRequired", "dependentSchemas",
               "maxProperties", "minProperties", "patternProperties", "properties",
-              "propertyNames", "required")  # fmt: skip
+              "propertyNames", "required", "unevaluatedProperties")  # fmt: skip
 OF_ALL = ("$ref", "allOf", "anyOf", "const", "else", "enum", "if", "not", "oneOf", "then", "type")
 ENFORCED = frozenset((*OF_NUMBERS, *OF_STRINGS, *OF_ARRAYS, *OF_OBJECTS, *OF_ALL))
 TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")

@@ -13,6 +13,8 @@ from typing import Any
 from srt.grammar.schema.containers import fail_container, narrow_container
 from srt.grammar.schema.document import Document, Node, Refusal
 from srt.grammar.schema.keywords import (
+    ALONE,
+    EVALUATING,
     OF_ARRAYS,
     OF_NUMBERS,
     OF_OBJECTS,
@@ -126,15 +128,23 @@ class Normal:
         schema = node.value
         if self.document.old and "$ref" in schema:
             return ["$ref"]
-        for keyword in schema:
-            if keyword in REFUSED:
+        for keyword, value in schema.items():
+            if keyword in REFUSED and not (keyword == "minContains" and value in (0, 1)):
                 raise Refusal(
                     f"{node.pointer}/{keyword}",
                     f"{keyword!r} cannot be enforced; {REFUSED[keyword]}.",
                 )
+            if keyword in ALONE and not EVALUATING.isdisjoint(schema):
+                raise Refusal(
+                    f"{node.pointer}/{keyword}",
+                    f"{keyword!r} cannot be enforced beside $ref, allOf and their like; "
+                    f"{ALONE[keyword]}.",
+                )
         early = [keyword for keyword in FIRST if keyword in schema]
         late = [keyword for keyword in LAST if keyword in schema]
-        return [*early, *(k for k in schema if k not in FIRST and k not in LAST), *late]
+        rest = [keyword for keyword in schema if keyword not in FIRST and keyword not in LAST]
+        rest.sort(key=lambda keyword: keyword == "required")  # properties give the order of names
+        return [*early, *rest, *late]
 
     def _count(self, shapes: list[Shape], node: Node, keyword: str) -> None:
         self._work += len(shapes) + 1

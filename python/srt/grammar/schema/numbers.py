@@ -6,6 +6,7 @@ them: what is greater than a bound as text is greater as a number too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from decimal import Decimal
 
 from srt.grammar.schema.quoted import NEVER
@@ -73,7 +74,7 @@ def _size(low: Bound, high: Bound | None, integer: bool, fraction: bool) -> str 
     return _conjunction(parts)
 
 
-def _conjunction(parts: list[str | None]) -> str:
+def _conjunction(parts: Sequence[str | None]) -> str:
     return f"({' & '.join(part for part in parts if part)})"
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from srt.grammar.schema.emit import Emitter
 
 MOST_TOGETHER = 64  # sets of patterns that a name may match at once
+MOST_OPTIONAL = 1500  # they are all under way at once in llguidance's parser, which takes 2,000
 MOST_COUNTED = 4000  # rules for one object
 
 
@@ -120,6 +121,11 @@ def write_object(emitter: Emitter, shape: Object) -> list[str]:
             continue
         text = f"{literal(name)} {emitter.colon} {emitter.rule(state)}"
         pairs.append((text, name in shape.required))
+    if sum(not required for _, required in pairs) > MOST_OPTIONAL:
+        raise Refusal(
+            emitter.pointer(shape),
+            f"an object has more than {MOST_OPTIONAL} properties that are not required; use fewer.",
+        )
     other = _others(emitter, shape, False)
     hit = _others(emitter, shape, True) if shape.some else ""
     if shape.some and not hit:
@@ -130,7 +136,7 @@ def write_object(emitter: Emitter, shape: Object) -> list[str]:
     ):
         content, empty = _uncounted(emitter, pairs, other, hit), needed == 0 and not hit
     elif hit:
-        raise Refusal("", "a count of properties beside a negated schema cannot be enforced.")
+        raise Refusal(shape.counted, "cannot be enforced beside a negated schema of properties.")
     else:
         content, empty = _Counter(emitter, shape, pairs, other).content(), shape.low == 0 == needed
     blank = emitter.blank
@@ -184,7 +190,9 @@ class _Counter:
         self._made: dict[tuple[int, int], str | None] = {}
         if len(pairs) * (self._cap + 1) > MOST_COUNTED:
             raise Refusal(
-                "", f"counting {len(pairs)} properties up to {self._cap} takes too many rules."
+                shape.counted,
+                f"counting {len(pairs)} properties up to {self._cap} takes too many rules; "
+                "use a smaller number.",
             )
 
     def content(self) -> str:
@@ -226,9 +234,9 @@ class _Counter:
             return "" if low == 0 and count else None
         if low > 1:
             raise Refusal(
-                "",
-                "minProperties above the number of listed properties plus one cannot be enforced, "
-                "since a name may be written twice; list the properties, or lower it.",
+                self._shape.counted,
+                "more than one property that is not listed cannot be counted, since a name may be "
+                "written twice; list the properties, or ask for fewer.",
             )
         comma, other = self._emitter.comma, self._other
         if count:

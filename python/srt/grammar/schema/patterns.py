@@ -6,6 +6,7 @@ A pattern is enforced as both its readings, that of Python's ``re`` and that of 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -23,6 +24,9 @@ BRANCHES = 64
 LONGEST = 256 << 10  # bytes of one terminal
 STARTS = frozenset({"start"})
 ENDS = frozenset({"end", "tail"})
+FLAGS = re.compile(r"\(\?[aimsux]+\)")
+ANYTHING = r"[\s\S]*"
+BEFORE = (f"{ANYTHING}(?:", f"{ANYTHING}(?a:")
 
 
 @dataclass(frozen=True)
@@ -49,9 +53,18 @@ class Pattern:
 def _automaton(source: str) -> Automaton:
     """Of the texts in which ``re`` finds the pattern. ``re`` itself may take for ever."""
     try:
-        return compile_regex(rf"[\s\S]*(?:{source})[\s\S]*", BUDGET)
+        return compile_regex(wrapped(source, BEFORE[0], rf"){ANYTHING}"), BUDGET)
     except BeyondBudget as error:
         raise GrammarError(f"{source!r} beside names or values: {error}") from None
+
+
+def wrapped(source: str, before: str, after: str) -> str:
+    """The pattern between two texts; flags at its start stay at the start."""
+    flags = FLAGS.match(source)
+    if flags is None:
+        return f"{before}{source}{after}"
+    end = "\n" if "x" in flags[0] else ""  # after a comment
+    return f"{flags[0]}{before}{source[flags.end() :]}{end}{after}"
 
 
 def one_of(words: frozenset[str]) -> Pattern:
@@ -63,12 +76,13 @@ def pattern_of(source: str) -> Pattern:
     """Raises GrammarError for what ``re`` does not compile, or what is not carried."""
     wide = parse(source, BUDGET)
     try:
-        narrow = parse(f"(?a:{source})", BUDGET)
+        narrow = parse(wrapped(source, "(?a:", ")"), BUDGET)
         node = _both(wide, narrow)
         body = "|".join(_branch(parts) for parts in _branches([node]))
         expression = f'/"(?:{body})"/'
     except BeyondBudget:
-        expression = f"({from_automaton(source)} & {from_automaton(f'(?a:{source})')})"
+        texts = (wrapped(source, before, rf"){ANYTHING}") for before in BEFORE)
+        expression = f"({' & '.join(map(from_automaton, texts))})"
     if len(expression) > LONGEST:
         raise GrammarError(f"the pattern takes more than {LONGEST} bytes to write out; shorten it")
     return Pattern(expression, source or "(?:)")

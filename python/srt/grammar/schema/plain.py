@@ -91,9 +91,8 @@ class _Plain:
         return {"enum": values}
 
     def _string(self, words: dict[str, Any], at: str, depth: int) -> dict[str, Any]:
-        if ("pattern" in words) + ("format" in words) + bool(
-            {"minLength", "maxLength"} & {*words}
-        ) > 1:
+        sized = not words.keys().isdisjoint(("minLength", "maxLength"))
+        if ("pattern" in words) + ("format" in words) + sized > 1:
             keyword = "format" if "format" in words else "pattern"
             raise Refusal(f"{at}/{keyword}", f"{keyword!r} beside another condition {FIX}")
         found = None

@@ -16,7 +16,8 @@ BYTES = Vocabulary(
     special=frozenset({END}),
     encode=lambda texts: [list(text.encode()) for text in texts],
 )
-LONGEST = 4000  # bytes
+LONGEST = 40_000  # bytes
+PATIENCE = 600  # bytes after which what closes the text is taken where it can be
 TRIES = 8
 WORD = b"abcdefghijklmnopqrstuvwxyz0123456789 ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -27,7 +28,7 @@ def sample(grammar: Grammar, seed: int) -> str:
     ``grammar`` is over BYTES.
     """
     for at in range(TRIES):
-        found = _walk(grammar, random.Random(f"{seed}/{at}"), LONGEST >> at)
+        found = _walk(grammar, random.Random(f"{seed}/{at}"), PATIENCE >> at)
         if found is not None:
             return found.decode()
     raise GrammarError(f"no text of at most {LONGEST} bytes was found; the shortest is longer.")

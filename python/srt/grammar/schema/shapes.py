@@ -117,7 +117,8 @@ class Other:
 
 @dataclass(frozen=True)
 class Object:
-    """``order``: names that are mentioned, in the order in which they are written."""
+    """``order``: names that are mentioned, in the order in which they are written; ``names``: what
+    each name must satisfy."""
 
     scopes: tuple[Scope, ...] = ()
     order: tuple[str, ...] = ()
@@ -126,6 +127,7 @@ class Object:
     low: int = 0
     high: int | None = None
     some: tuple[Other, ...] = ()
+    counted: str = ""  # pointer of the keyword that counts
 
     def named(self, name: str) -> State:
         found: State = ANY
