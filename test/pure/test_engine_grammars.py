@@ -10,7 +10,8 @@ from helpers.fake_worker import EOS, TOKEN_BYTES, VOCAB
 from helpers.toy_grammar import bits
 from srt.core.constraint import Constraint
 from srt.core.ints import ints
-from srt.core.messages import Advance, Close, Control, Done, Failed, Open, Tokens
+from srt.core.messages import Advance, Close, Control, Done, Failed, Open, Prompt, Tokens
+from srt.engine.collect import MAX_FORCED
 from srt.grammar.base import Grammar, GrammarError, Matcher
 
 FREE = frozenset(range(VOCAB))
@@ -32,6 +33,7 @@ class Steps:
         self.words: list[int] = []
 
     def matcher(self) -> Matcher:
+        self._call("matcher")
         return Steps(self.steps, self.broken)
 
     def _call(self, name: str) -> None:
@@ -80,6 +82,7 @@ class Steps:
         return (len(last), [*last, *forced]) if forced else (0, [])
 
     def rollback(self, count: int) -> None:
+        self._call("rollback")
         self.at -= count
         del self.words[len(self.words) - count :]
 
@@ -90,8 +93,12 @@ class Steps:
 class Shop:
     """Grammars by name; "slow" ones are never ready, "name!method" break in a method."""
 
+    def __init__(self) -> None:
+        self.asked: list[Future[Grammar]] = []
+
     def submit(self, constraint: Constraint) -> Future[Grammar]:
         future: Future[Grammar] = Future()
+        self.asked.append(future)
         name, _, broken = constraint.text.partition("!")
         if name == "bad":
             future.set_exception(GrammarError("regex[0]: bad"))
@@ -168,7 +175,7 @@ def test_a_dead_end_keeps_the_text() -> None:
     assert isinstance(ended(desk, 2)[1], Done)
 
 
-@pytest.mark.parametrize("method", ["mask", "advance", "forced"])
+@pytest.mark.parametrize("method", ["mask", "advance", "forced", "rollback"])
 def test_a_broken_grammar_fails_alone(method: str) -> None:
     desk = Desk(grammars=Shop())
     ask(desk, 1, f"late!{method}")
@@ -180,6 +187,43 @@ def test_a_broken_grammar_fails_alone(method: str) -> None:
     assert desk.engine.stats.failed_passes == 0
     for number in (2, 3):
         assert isinstance(ended(desk, number)[1], Done)
+
+
+def test_a_grammar_without_a_matcher_fails_alone() -> None:
+    desk = Desk(grammars=Shop())
+    ask(desk, 1, "late!matcher")
+    ask(desk, 2, "late")
+    desk.run()
+    _, end = ended(desk, 1)
+    assert isinstance(end, Failed)
+    assert (end.code, end.message) == ("internal", "RuntimeError: a bug")
+    assert isinstance(ended(desk, 2)[1], Done)
+
+
+def test_the_prompts_log_probabilities_come_before_forced_text() -> None:
+    desk = Desk(grammars=Shop())
+    ask(desk, 1, "whole", score_from=1)
+    desk.run()
+    prompt, *tokens, done = desk.events[1]
+    assert isinstance(prompt, Prompt)
+    assert (prompt.start, len(prompt.logprobs)) == (1, 2)
+    assert [token for event in tokens if isinstance(event, Tokens) for token in event.tokens] == [
+        1, 2, 3,
+    ]  # fmt: skip
+    assert isinstance(done, Done)
+    assert done.passes == 1
+
+
+def test_a_long_forced_text_is_written_in_parts() -> None:
+    STEPS["long"] = [{3}] * (2 * MAX_FORCED + 5)
+    desk = Desk(grammars=Shop())
+    ask(desk, 1, "long", most=1000)
+    assert len(desk.events[1]) == 1, "other requests have their turn"
+    desk.run()
+    tokens, done = ended(desk, 1)
+    assert tokens == [3] * (2 * MAX_FORCED + 5)
+    assert isinstance(done, Done)
+    assert (done.passes, done.forced) == (2, 2 * MAX_FORCED)
 
 
 @pytest.mark.parametrize("method", ["mask", "forced"])
@@ -215,10 +259,12 @@ def test_what_cannot_be_compiled_is_invalid() -> None:
 
 
 def test_a_request_can_be_closed_while_its_grammar_is_made() -> None:
-    desk = Desk(grammars=Shop())
+    shop = Shop()
+    desk = Desk(grammars=shop)
     ask(desk, 1, "slow")
     assert not desk.engine.busy
     assert desk.engine.compiling == 1
+    assert desk.engine.stats_now()["compiling"] == 1
     desk.send(Control(9, "flush"))
     assert not desk.replies[-1].ok
     desk.send(Close(1))
@@ -226,6 +272,7 @@ def test_a_request_can_be_closed_while_its_grammar_is_made() -> None:
     assert isinstance(done, Done)
     assert done.reason == "abort"
     assert desk.engine.compiling == 0
+    assert shop.asked[0].cancelled(), "nobody else waits: it need not be made"
     assert not desk.engine.store.contexts
 
 

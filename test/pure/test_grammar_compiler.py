@@ -34,17 +34,16 @@ def test_equal_constraints_are_compiled_once(monkeypatch: Any, tmp_path: Path) -
         for thread in threads:
             thread.join()
         assert compiler.pending == 1
-        assert compiler.lookup(constraint) is None
+        assert compiler._shelf.get(constraint) is None
         cancelled = found[::3]
         assert all(waiter.cancel() for waiter in cancelled)
         gate.touch()
         grammars = {id(waiter.result(90)) for waiter in found if waiter not in cancelled}
         assert len(grammars) == 1
         assert all(waiter.cancelled() for waiter in cancelled)
-        assert id(compiler.lookup(constraint)) in grammars
         assert id(compiler.submit(constraint).result(0)) in grammars
         assert lines(told) == 1
-        assert (compiler.compiled, compiler.hits, compiler.failures) == (1, 25, 0)
+        assert (compiler.compiled, compiler.hits, compiler.failures) == (1, 24, 0)
         assert compiler.pending == 0
 
 
@@ -58,7 +57,7 @@ def test_a_failure_reaches_everyone_and_is_remembered(monkeypatch: Any, tmp_path
         assert len({id(error) for error in errors}) == 8
         assert lines(told) == 1
         assert (compiler.compiled, compiler.failures) == (0, 8)
-        assert compiler.lookup(constraint) is None
+        assert compiler._shelf.get(constraint) is None
         compiler._failed.seconds = -1.0  # as if time had passed
         assert answer(compiler, constraint.text) == "[7]: no"
         assert lines(told) == 2
@@ -122,7 +121,7 @@ def test_whitespace_is_the_constraints_or_the_servers(
         assert isinstance(grammar, PlanGrammar)
         assert grammar.answer == f"llguidance {seen}"
         effective = Constraint(kind, "arguments", seen)
-        assert compiler.lookup(effective) is grammar
+        assert compiler.submit(effective).result(0) is grammar
 
 
 @pytest.mark.parametrize(("jumps", "canonical"), [("exact", True), ("string", False)])
@@ -149,7 +148,7 @@ def test_what_cannot_be_sent_is_refused_at_once(
     with odd_compiler(monkeypatch) as compiler:
         with pytest.raises(GrammarError, match=error):
             compiler.submit(constraint).result(0)
-        assert compiler.lookup(constraint) is None
+        assert compiler._shelf.get(constraint) is None
         assert compiler.pids == []
         assert compiler.failures == 1
 
@@ -191,14 +190,30 @@ def test_a_grammar_that_cannot_be_built_is_an_error(monkeypatch: Any) -> None:
         monkeypatch.undo()
 
 
+def test_a_library_that_panics_takes_no_worker_along(monkeypatch: Any) -> None:
+    class Panic(BaseException):
+        """What a library in Rust raises."""
+
+    def build(plan: Plan, *_: Any, **__: Any) -> PlanGrammar:
+        if plan.strings[0] == "a":
+            raise Panic("index out of range")
+        return PlanGrammar(plan, True)
+
+    with odd_compiler(monkeypatch) as compiler:
+        monkeypatch.setattr("srt.grammar.compiler.build", build)
+        waiter = compiler.submit(Constraint("regex", "a"))
+        assert "Panic: index out of range" in str(waiter.exception(20))
+        assert answer(compiler, "b") == "b"
+
+
 def test_grammars_are_kept_least_recently_used_first_to_go(monkeypatch: Any) -> None:
     with odd_compiler(monkeypatch) as compiler:
         compiler._shelf = Shelf(count=3)
         for text in "abc":
             answer(compiler, text)
-        assert compiler.lookup(Constraint("regex", "a"))
+        answer(compiler, "a")
         answer(compiler, "d")
-        kept = [text for text in "abcd" if compiler.lookup(Constraint("regex", text))]
+        kept = [text for text in "abcd" if compiler._shelf.get(Constraint("regex", text))]
         assert kept == ["a", "c", "d"]
         assert answer(compiler, "b") == "b"
         assert compiler.compiled == 5

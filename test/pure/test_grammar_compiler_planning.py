@@ -183,8 +183,19 @@ def test_a_grammar_that_nothing_can_begin_is_refused() -> None:
     with pytest.raises(GrammarError, match="no token may begin it"):
         build(regex("[cd]+x"), few)
     assert build(regex("[ac]+"), few).path == "fsm"
-    with pytest.raises(GrammarError, match="no token may begin it"):
-        build(make_plan(Constraint("ebnf", "start: other\nother: start"), "auto", ""), BYTES)
+    circle = make_plan(Constraint("ebnf", "start: other\nother: start"), "auto", "")
+    assert "no text satisfies it" in circle.error
+
+
+def test_a_pattern_whose_masks_cost_too_much_is_refused() -> None:
+    """llguidance compiles it, and gives up a dozen characters later."""
+    assert "20000 states" in make_plan(regex_of("(((.{1,30}){1,30}){1,30})"), "auto", "").error
+    assert "grammar" in make_plan(regex_of("(((.{1,30}){1,30}){1,30})"), "llguidance", "").error
+    assert make_plan(regex_of("(.*a.{18}){3}"), "auto", "").path == "llguidance"
+
+
+def regex_of(pattern: str) -> Constraint:
+    return Constraint("regex", pattern)
 
 
 @pytest.mark.parametrize("plan", [Plan(error="no"), Plan(path="gibberish"), Plan()])

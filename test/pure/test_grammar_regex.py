@@ -1,4 +1,4 @@
-"""compile_regex and search: features, refusals, budgets, and the form of what they make."""
+"""compile_regex: features, refusals, budgets, and the form of what they make."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from helpers.patterns import all_texts
 from srt.grammar.automaton import DEAD, Automaton
 from srt.grammar.base import GrammarError
-from srt.grammar.regex import BeyondBudget, Budget, InvalidPattern, compile_regex, search
+from srt.grammar.regex import BeyondBudget, Budget, InvalidPattern, compile_regex
 from srt.grammar.regex import minimal as minimal_module
 from srt.grammar.regex.charset import LIMIT, CharSet, cases, category, shorthand
 from srt.grammar.regex.parser import parse
@@ -441,40 +441,6 @@ def test_a_class_ignoring_case_is_what_re_makes_of_it(members: str, negated: str
         inside[span.start() : span.end()] = True
     inside[0xD800:0xE000] = False
     assert ((labels != DEAD) == inside).all()
-
-
-# -- search --------------------------------------------------------------------------------------
-
-
-def test_search_says_where_a_match_ends() -> None:
-    automaton = search("aba|b+c")
-    text = "xxabababbcaba"
-    ends = [at for at in range(len(text) + 1) if automaton.accepts(text[:at])]
-    assert ends == [at for at in range(len(text) + 1) if re.search("(aba|b+c)\\Z", text[:at])]
-    assert ends == [5, 7, 10, 13]
-
-
-def test_the_start_of_a_search_is_where_no_match_is_under_way() -> None:
-    automaton = search("\n\nHuman:")
-    state = 0
-    trace = []
-    for char in "a\nb\n\nHumor \n\n\n":
-        label = automaton.labels[np.searchsorted(automaton.edges, ord(char), side="right") - 1]
-        state = int(automaton.next[state, label])
-        trace.append(state)
-    assert [state == 0 for state in trace] == [
-        True, False, True, False, False, False, False, False, True, True, True, False, False, False,
-    ]  # fmt: skip
-    assert (automaton.next != DEAD).all()
-
-
-def test_a_search_from_the_start_only_dies_after_it() -> None:
-    automaton = search("^ab")
-    assert automaton.accepts("ab")
-    assert not automaton.accepts("xab")
-    assert search("(?m)^ab").accepts("x\nab")
-    assert search(r"\bab\b").accepts("x ab")
-    assert not search(r"\bab\b").accepts("xab")
 
 
 # -- interegular ---------------------------------------------------------------------------------

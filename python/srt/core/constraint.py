@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 KINDS = ("regex", "json_schema", "ebnf", "structural_tag", "choices")
@@ -42,10 +40,3 @@ class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
             raise ValueError(f"{self.kind} holds a lone surrogate.") from None
         if size > MAX_BYTES[self.kind]:
             raise ValueError(f"{self.kind} has {size} bytes; at most {MAX_BYTES[self.kind]}.")
-
-
-def as_text(value: Any) -> str:
-    """A schema, tag or list as canonical JSON text; a str as it is."""
-    if isinstance(value, str):
-        return value
-    return msgspec.json.encode(value).decode()

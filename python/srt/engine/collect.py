@@ -13,6 +13,8 @@ from srt.engine.rows import forbidden
 from srt.engine.stats import Stats
 from srt.memory.store import Store
 
+MAX_FORCED = 256  # tokens a pass: all other requests wait while they are found
+
 
 class Collector:
     """Appends drawn tokens to their contexts, finds stops and limits, makes events.
@@ -104,13 +106,15 @@ class Collector:
         return event
 
     def begin(self, request: Request) -> list[Event]:
-        """What a constrained request writes before its first pass: the forced beginning."""
+        """What a constrained request writes before its first pass: the forced beginning. Nothing
+        where the prompt's log-probabilities are to be reported first."""
         assert isinstance(request.goal, Generate)
         assert request.matcher is not None
-        news = Tokens(request.id, [])
-        if request.matcher.finished and request.score_from < 0:
+        if request.score_from >= 0:
+            return []
+        if request.matcher.finished:
             return [self.done(request, "stop")]
-        return self._jump(request, request.goal, news)
+        return self._jump(request, request.goal, Tokens(request.id, []))
 
     def _drawn(self, request: Request, goal: Generate, draws: Sequence[Drawn]) -> list[Event]:
         if request.matcher is not None and request.matcher.finished:
@@ -140,7 +144,8 @@ class Collector:
         more: list[Event] = []
         try:
             if self._jumps == "exact":
-                more = self._force(request, goal, matcher.forced(request.growth), news)
+                forced = matcher.forced(min(request.growth, MAX_FORCED))
+                more = self._force(request, goal, forced, news)
             elif self._jumps == "string":
                 more = self._rewrite(request, goal)
         except GrammarError as error:
@@ -210,6 +215,7 @@ class Collector:
         if ended or token in sampling.stop_token_ids:
             return self.done(request, "stop", token, before)
         if request.matcher is not None and not request.matcher.advance(token):
+            self._stats.failed += 1
             return Failed(request.id, "internal", f"token {token} was drawn against the grammar")
         if hit is not None:
             return self.done(request, "stop", hit.matched, hit.cut)

@@ -11,7 +11,7 @@ from srt.core.constraint import Constraint
 from srt.core.request import Request
 from srt.core.vocabulary import Vocabulary
 from srt.engine.info import EngineInfo
-from srt.grammar.base import Grammar, GrammarError
+from srt.grammar.base import Grammar
 from srt.grammar.compiler import Compiler
 
 # From the number of logits and the end tokens.
@@ -44,20 +44,22 @@ class Compiling:
         self._pending[request.id] = (request, self._grammars.submit(constraint))
 
     def drop(self, request: int) -> None:
-        """Wait for it no longer; others may want the same grammar, so its making goes on."""
-        self._pending.pop(request, None)
+        """Wait for it no longer. Nobody else who wants the same grammar is harmed."""
+        dropped = self._pending.pop(request, None)
+        if dropped is not None:
+            dropped[1].cancel()
 
-    def ready(self) -> list[tuple[Request, str]]:
-        """Requests that now have their matcher, or else a message why they get none."""
+    def ready(self) -> list[tuple[Request, Exception | None]]:
+        """Requests that now have their matcher, or else what was raised in place of one."""
         done = [number for number, (_, future) in self._pending.items() if future.done()]
-        found = []
+        found: list[tuple[Request, Exception | None]] = []
         for number in done:
             request, future = self._pending.pop(number)
             try:
                 request.matcher = future.result().matcher()
-                found.append((request, ""))
-            except GrammarError as error:
-                found.append((request, str(error)))
+                found.append((request, None))
+            except Exception as error:  # a GrammarError, or a bug of the grammar
+                found.append((request, error))
         return found
 
 

@@ -186,9 +186,9 @@ class Engine:
         """Requests whose grammar is ready enter the queue, if anything is left to draw; those whose
         grammar cannot be made fail."""
         for request, error in self._compiling.ready():
-            if error:
+            if error is not None:
                 self.stats.failed += 1
-                events.append(Failed(request.id, "invalid", error))
+                events.append(self._refusal(request.id, error))
                 self._forget(request)
                 continue
             news = self._written(request, partial(self._collector.begin, request))

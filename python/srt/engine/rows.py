@@ -122,13 +122,19 @@ class Masks:
                     break
                 advanced += 1
                 self._made.append(self._matcher.mask())
-        except GrammarError as error:
-            self._error = error
         except Exception as error:
-            log.exception("a grammar failed")
-            self._error = GrammarError(f"the grammar failed: {type(error).__name__}: {error}")
-        finally:
+            self._fail(error)
+        try:
             self._matcher.rollback(advanced)
+        except Exception as error:  # nobody knows where it stands: no mask of it is good
+            self._made.clear()
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        if not isinstance(error, GrammarError):
+            log.error("a grammar failed", exc_info=error)
+            error = GrammarError(f"the grammar failed: {type(error).__name__}: {error}")
+        self._error = error
 
 
 def forbidden(

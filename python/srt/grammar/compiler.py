@@ -101,17 +101,6 @@ class Compiler:
         _settle([waiter], grammar, error_text or "")
         return waiter
 
-    def lookup(self, constraint: Constraint) -> Grammar | None:
-        """The grammar, if it has been compiled and kept. Does not wait."""
-        try:
-            key = self._key(constraint)
-        except GrammarError:
-            return None
-        with self._lock:
-            grammar = self._shelf.get(key)
-            self.hits += grammar is not None
-            return grammar
-
     def warm(self) -> None:
         """Start the children and make the vocabulary, in the background."""
         with self._lock:
@@ -216,7 +205,7 @@ class Compiler:
             grammar = self._grammar(key, process)
         except GrammarError as failure:
             error = str(failure)
-        except Exception as failure:
+        except BaseException as failure:  # a library in Rust that panics raises no Exception
             error = f"{key.kind} cannot be compiled: {type(failure).__name__}: {failure}"
             lasting = not isinstance(failure, OSError)  # the machine's fault, perhaps not for long
         with self._lock:
@@ -290,7 +279,7 @@ class Once:
 
     def warm(self) -> None:
         """Make it now, and what grammars share of it; a failure is for whoever needs it."""
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(BaseException):
             warm(self.get())
 
 

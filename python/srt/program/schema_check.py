@@ -20,9 +20,9 @@ _BROKEN = (
 
 
 def first_fault(schema: Any) -> str:
-    """The first wrong type or pattern, with its JSON pointer; "" where there is none.
+    """A wrong type or pattern, with its JSON pointer; "" where there is none.
 
-    Level by level: deep nesting costs no stack.
+    No recursion: deep nesting costs no stack.
     """
     waiting = [("", schema)]
     while waiting:

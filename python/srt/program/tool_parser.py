@@ -41,6 +41,11 @@ Delta: TypeAlias = Words | Begin | Arguments
 class ToolParser(Protocol):
     """Reads one text."""
 
+    @property
+    def cut(self) -> bool:
+        """Whether the text so far ends inside the arguments of a call."""
+        ...
+
     def feed(self, text: str) -> list[Delta]:
         """What the next piece of the text adds."""
         ...
@@ -83,6 +88,10 @@ class HermesParser:
         self._space: list[str] = []  # that a call would swallow
         self._tag = ""  # what may become a tag
         self._block: list[str] = []  # of a call, as long as it may turn out to be text
+
+    @property
+    def cut(self) -> bool:
+        return self._step == self._in_object and self._calls > 0 and self._object.ready
 
     def feed(self, text: str) -> list[Delta]:
         for char in text:

@@ -25,7 +25,7 @@ Numbers = NDArray[np.integer]
 START: State = (0, 0)
 SCATTER = 1 << 14  # tokens up to which bits are set one by one rather than gathered for all
 STAYS = 16  # sets W kept for one automaton; the states of further ones are walked in full
-RUN = 96  # characters up to which a forced run is followed at once
+RUN = 256  # characters up to which a forced run is followed for drafts
 
 
 class Masks:

@@ -60,7 +60,7 @@ class FsmMatcher:
 
     def draft(self, limit: int) -> list[int]:
         found = self._force(limit)
-        rest = b"" if len(found) == limit else self.string_forced()
+        rest = b"" if len(found) == limit else self._masks.run(self._states[-1])[0]
         if rest:
             head, table = self._head(), self._masks.table
             whole = table.spell(table.text(head) + rest)

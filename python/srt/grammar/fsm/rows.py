@@ -60,7 +60,6 @@ class RowCache:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.nbytes = 0
-        self.made = 0
         self._rows: OrderedDict[Hashable, Row] = OrderedDict()
         self._lock = threading.Lock()
         self._owners = itertools.count()
@@ -81,7 +80,6 @@ class RowCache:
             old = self._rows.pop(key, None)
             self._rows[key] = row
             self.nbytes += row.nbytes - (old.nbytes if old else 0)
-            self.made += 1
             while self.nbytes > self.limit and len(self._rows) > 1:
                 self.nbytes -= self._rows.popitem(last=False)[1].nbytes
         return row

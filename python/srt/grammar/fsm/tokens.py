@@ -34,10 +34,10 @@ class TokenTable:
 
     Attributes:
         tokens: bytes by id; b"" where the id is no plain token.
-        labels: code point, or OPEN + number in ``opens``, by node [nodes].
         parents: node above, by node [nodes]; 0 is the root.
         levels: first node of each depth, and ``nodes`` at the end.
-        points: the distinct labels, ascending [points].
+        points: the distinct labels, ascending; a label is a code point, or OPEN + the number of an
+            open character in ``opens`` [points].
         places: where in ``points`` the label of a node is [nodes].
         ids, ends: a token and its node [tokens in the trie].
         opens: the distinct open characters that tokens end with, as ``utf8`` numbers them.
@@ -141,12 +141,6 @@ class TokenTable:
             tokens[list(self.eos)] = True
         return Row(None, np.packbits(tokens, bitorder="little").tobytes(), ending)
 
-    @property
-    def nbytes(self) -> int:
-        """Of the arrays and the masks kept; the tokens themselves not counted."""
-        own = (self.labels, self.parents, self.points, self.places, self.ids, self.ends)
-        return sum(part.nbytes for part in own) + self.rows.nbytes
-
     # -- making ----------------------------------------------------------------------------------
 
     def _spell(self) -> tuple[list[int], Int32Array, Int32Array]:
@@ -190,7 +184,6 @@ class TokenTable:
         self.levels = levels
         self.parents = np.concatenate(above).astype(np.int32)
         self.places = np.concatenate(under).astype(np.int32)
-        self.labels = self.points[self.places] if len(self.points) else np.zeros(1, dtype=np.int32)
         order = np.argsort(ends, kind="stable")
         self.ids = np.array(ids, dtype=np.int32)[order]
         self.ends = ends[order].astype(np.int32)

@@ -40,28 +40,13 @@ def compile_regex(pattern: str, budget: Budget = DEFAULT, front: str = "own") ->
         dfa, parts = interegular(pattern, tree, budget)
         return minimise(dfa, parts, budget, Meter(budget))
     tree = trim(trim(tree, STARTS, last=False), ENDS, last=True)
-    return _automaton(tree, budget, any_prefix=False)
+    return _automaton(tree, budget)
 
 
-def search(pattern: str, budget: Budget = DEFAULT) -> Automaton:
-    """Final exactly after those texts that have a suffix which ``pattern`` matches; an assertion at
-    its end sees the end of the text there. In state 0 no match is under way. DEAD: no match can
-    come any more, as after the first character of a text for ``^a``. Raises as ``compile_regex``.
-
-    The pattern is read as ``re`` reads it. RE2 differs: its ``\\d``, ``\\w``, ``\\s`` and
-    ``\\b`` are ASCII, as after ``(?a)``, its ``\\s`` has no vertical tab, its ``$`` is ``\\Z``,
-    and it folds case without the Turkish letters.
-    """
-    tree = trim(simplify(parse(pattern, budget)), ENDS, last=True)
-    return _automaton(tree, budget, any_prefix=True)
-
-
-def _automaton(tree: Node, budget: Budget, any_prefix: bool) -> Automaton:
+def _automaton(tree: Node, budget: Budget) -> Automaton:
     meter = Meter(budget)
     nfa = Nfa(meter)
     start = nfa.add(tree, nfa.accept)
-    if any_prefix:
-        start = nfa.after_any(start)
     if nfa.plain:
         parts = partition(nfa.sets)
         dfa = determinize(nfa, start, parts, meter)
