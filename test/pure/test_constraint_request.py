@@ -13,10 +13,10 @@ from helpers.scripted import Scripted, posted
 from helpers.toy_tokenizer import byte_level
 from hypothesis import given
 from hypothesis import strategies as st
-from srt.core.constraint import KINDS, MAX_BYTES, Constraint
+from srt.core.constraint import KINDS, MAX_BYTES, MAX_CHOICES, Constraint
 from srt.core.sampling import SamplingParams
 from srt.program.choose import Choice, pick, verify_whole
-from srt.program.constraint import MAX_CHOICES, MAX_NESTING, MAX_SCORED, choices_of
+from srt.program.constraint import MAX_NESTING, MAX_SCORED
 from srt.program.output import Finish
 from srt.program.request import RequestError, sampling_from
 from srt.tokenizer import Tokenizer
@@ -90,15 +90,16 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"json_schema": nested(MAX_NESTING + 1)}, "is nested deeper than 128", "json_schema"),
     ({"structural_tag": True}, "structural_tag is true; give an object", "structural_tag"),
     ({"choices": "abc"}, "choices is 'abc'; give a list", "choices"),
-    ({"choices": []}, "choices is []; give a list of at least one", "choices"),
+    ({"choices": []}, "choices has 0 entries; give 1 to", "choices"),
     ({"choices": ["a", 1]}, "choices holds 1; give texts", "choices"),
-    ({"choices": ["a"] * (MAX_CHOICES + 1)}, f"at most {MAX_CHOICES}", "choices"),
+    ({"choices": ["a"] * (MAX_CHOICES + 1)}, f"give 1 to {MAX_CHOICES}", "choices"),
     ({"choices": ["a"], "choices_scoring": "best"}, "choices_scoring is 'best'; use one of tokens",
      "choices_scoring"),
     ({"choices_scoring": "whole"}, "given without choices", "choices_scoring"),
     ({"choices": ["a"] * (MAX_SCORED + 1), "choices_scoring": "whole"}, "scored as wholes",
      "choices"),
-    ({"choices": ["a", ""], "choices_scoring": "whole"}, "holds an empty text", "choices"),
+    ({"choices": ["a", ""], "choices_scoring": "whole"}, "is empty; a choice needs", "choices"),
+    ({"choices": ["a", "b", "a"]}, "choices[2] is the same as choices[0]", "choices"),
     ({"regex": "a", "whitespace_pattern": " "}, "whitespace_pattern is given without",
      "whitespace_pattern"),
     ({"json_schema": {}, "whitespace_pattern": 5}, "whitespace_pattern is 5",
@@ -269,8 +270,5 @@ def test_what_wholes_cannot_honour() -> None:
             verify_whole(params)
 
 
-def test_choices_are_read_once_each() -> None:
-    constraint = read(choices=["b", "a", "b"])
-    assert constraint is not None
-    assert choices_of(constraint) == ["b", "a"]
+def test_the_score_of_a_choice() -> None:
     assert Choice("x", [1, 2], [-1.0, -0.5]).total == -1.5

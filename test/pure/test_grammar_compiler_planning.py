@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from helpers.compiling import BYTES
 from srt.config import GRAMMAR_BACKENDS
-from srt.core.constraint import Constraint
+from srt.core.constraint import MAX_CHOICE, MAX_CHOICES, Constraint
 from srt.grammar.automaton import Automaton
 from srt.grammar.base import GrammarError
 from srt.grammar.build import build
 from srt.grammar.plan import Plan
-from srt.grammar.planning import MAX_CHOICE, MAX_CHOICES, make_plan
+from srt.grammar.planning import make_plan
 
 
 @pytest.mark.parametrize("backend", GRAMMAR_BACKENDS)

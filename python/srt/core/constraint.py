@@ -10,8 +10,11 @@ MAX_BYTES = {
     "json_schema": 256 << 10,
     "ebnf": 256 << 10,
     "structural_tag": 256 << 10,
-    "choices": 1 << 20,
+    "choices": 256 << 10,
 }
+MAX_CHOICES = 10_000
+MAX_CHOICE = 4096  # bytes of one
+MAX_WHITESPACE = 256  # characters of its pattern
 
 
 class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -31,7 +34,7 @@ class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
     whitespace: str | None = None
 
     def verify(self) -> None:
-        """Raise ValueError where the kind is unknown or the text is too long or is not Unicode."""
+        """Raise ValueError where the kind is unknown or a text is too long or is not Unicode."""
         if self.kind not in KINDS:
             raise ValueError(f"constraint is of kind {self.kind!r}; use one of {', '.join(KINDS)}.")
         try:
@@ -40,3 +43,29 @@ class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
             raise ValueError(f"{self.kind} holds a lone surrogate.") from None
         if size > MAX_BYTES[self.kind]:
             raise ValueError(f"{self.kind} has {size} bytes; at most {MAX_BYTES[self.kind]}.")
+        if len(self.whitespace or "") > MAX_WHITESPACE:
+            raise ValueError(
+                f"whitespace_pattern has {len(self.whitespace or '')} characters; "
+                f"at most {MAX_WHITESPACE}."
+            )
+
+    def choices(self) -> list[str]:
+        """The texts of a constraint of kind "choices". Raises ValueError."""
+        try:
+            found = msgspec.json.decode(self.text, type=list[str])
+        except msgspec.DecodeError as error:
+            raise ValueError(f"choices must be a JSON list of strings: {error}.") from None
+        if not 1 <= len(found) <= MAX_CHOICES:
+            raise ValueError(f"choices has {len(found)} entries; give 1 to {MAX_CHOICES}.")
+        first: dict[str, int] = {}
+        for at, choice in enumerate(found):
+            size = len(choice.encode())
+            if not choice:
+                raise ValueError(f"choices[{at}] is empty; a choice needs at least one character.")
+            if size > MAX_CHOICE:
+                raise ValueError(f"choices[{at}] has {size} bytes; at most {MAX_CHOICE}.")
+            if first.setdefault(choice, at) != at:
+                raise ValueError(
+                    f"choices[{at}] is the same as choices[{first[choice]}]; drop one."
+                )
+        return found

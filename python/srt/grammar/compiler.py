@@ -16,6 +16,8 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 
+import msgspec
+
 from srt.config import GrammarConfig
 from srt.core.constraint import Constraint
 from srt.core.vocabulary import Vocabulary
@@ -28,7 +30,6 @@ from srt.grammar.process import PlanProcess, ProcessDied
 from srt.grammar.shelf import Failures, Shelf
 
 WITH_WHITESPACE = ("json_schema", "structural_tag", "ebnf")  # all that may hold a schema
-MAX_WHITESPACE = 256  # characters of the pattern
 CLOSE_SECONDS = 5.0  # for grammars that are being built
 STACK = 4 * child.STACK  # bytes: what a child has done, a thread can do
 
@@ -146,10 +147,7 @@ class Compiler:
                 space = constraint.whitespace
                 if space is None:
                     space = self.config.constrained_json_whitespace_pattern
-                if len(space) > MAX_WHITESPACE:
-                    raise ValueError(
-                        f"whitespace has {len(space)} characters; at most {MAX_WHITESPACE}."
-                    )
+                msgspec.structs.replace(constraint, whitespace=space).verify()
                 space.encode()
         except UnicodeEncodeError:
             raise GrammarError("whitespace holds a lone surrogate.") from None

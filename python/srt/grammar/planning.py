@@ -10,15 +10,11 @@ ebnf, structural_tag           llguidance
 
 from __future__ import annotations
 
-import msgspec
-
 from srt.core.constraint import Constraint
 from srt.grammar.base import GrammarError
 from srt.grammar.plan import Plan
 
 LONGEST = 400  # characters of an error
-MAX_CHOICES = 10_000
-MAX_CHOICE = 4096  # bytes: its tokenisation is made beside the engine loop
 
 
 def make_plan(constraint: Constraint, backend: str, whitespace: str) -> Plan:
@@ -53,7 +49,7 @@ def warm() -> None:
 def _plan(constraint: Constraint, backend: str, whitespace: str) -> Plan:
     kind, text = constraint.kind, constraint.text
     if kind == "choices":
-        return _choices(text)
+        return Plan(path="trie", strings=tuple(constraint.choices()))
     if kind == "regex":
         return _regex(text, backend)
     if kind == "json_schema" and backend == "outlines":
@@ -69,25 +65,6 @@ def _plan(constraint: Constraint, backend: str, whitespace: str) -> Plan:
 
         probe(grammar)
     return Plan(path="llguidance", text=grammar)
-
-
-def _choices(text: str) -> Plan:
-    try:
-        choices = msgspec.json.decode(text, type=list[str])
-    except msgspec.DecodeError as error:
-        raise GrammarError(f"choices must be a JSON list of strings: {error}") from None
-    if not 1 <= len(choices) <= MAX_CHOICES:
-        raise GrammarError(f"choices has {len(choices)} entries; give 1 to {MAX_CHOICES}.")
-    first: dict[str, int] = {}
-    for at, choice in enumerate(choices):
-        if not choice:
-            raise GrammarError(f"choices[{at}] is empty; a choice needs at least one character.")
-        if len(choice.encode()) > MAX_CHOICE:
-            size = len(choice.encode())
-            raise GrammarError(f"choices[{at}] has {size} bytes; at most {MAX_CHOICE}.")
-        if first.setdefault(choice, at) != at:
-            raise GrammarError(f"choices[{at}] is the same as choices[{first[choice]}]; drop one.")
-    return Plan(path="trie", strings=tuple(choices))
 
 
 def _regex(pattern: str, backend: str) -> Plan:

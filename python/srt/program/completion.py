@@ -41,7 +41,6 @@ from srt.core.sampling import SEED_LIMIT, SamplingParams
 from srt.engine.client import Client, EngineLost, Inbox
 from srt.engine.info import EngineInfo
 from srt.program.choose import Choice, pick, score
-from srt.program.constraint import choices_of
 from srt.program.merge import merge
 from srt.program.output import Assembler, Finish, Output, PromptLogprobs
 from srt.program.request import Ask, Logprobs, RequestError, field_of, verify_length
@@ -323,7 +322,7 @@ class _Run:
     def _choices(self) -> list[Choice]:
         """Raises RequestError."""
         assert self.ask.sampling.constraint is not None
-        texts = choices_of(self.ask.sampling.constraint)
+        texts = self.ask.sampling.constraint.choices()
         return [Choice(text, ids) for text, ids in zip(texts, self._encode_inside(texts))]
 
     async def _score(self, context: int, choice: Choice) -> AsyncGenerator[Event, None]:

@@ -12,9 +12,7 @@ from srt.core.constraint import KINDS, Constraint
 SCORINGS = ("tokens", "whole")
 NAMES = (*KINDS, "whitespace_pattern", "choices_scoring")
 MAX_NESTING = 128  # levels of a schema or tag, as of a body
-MAX_CHOICES = 10_000
 MAX_SCORED = 1024  # choices scored as wholes: each is a request of its own
-MAX_WHITESPACE = 256  # characters of the pattern
 _OF_JSON = ("json_schema", "structural_tag")
 
 
@@ -38,12 +36,9 @@ def take_constraint(values: dict[str, Any]) -> Constraint | None:
         Constraint(kind, given[kind]).verify()  # before it is parsed
     constraint = Constraint(kind, _readers[kind](kind, given[kind]), whitespace)
     constraint.verify()
+    if kind == "choices":
+        constraint.choices()
     return constraint
-
-
-def choices_of(constraint: Constraint) -> list[str]:
-    """The strings of a constraint of kind "choices"; each once."""
-    return list(dict.fromkeys(json.loads(constraint.text)))
 
 
 def _verify_scoring(given: dict[str, Any]) -> None:
@@ -54,23 +49,17 @@ def _verify_scoring(given: dict[str, Any]) -> None:
         raise ValueError(f"choices_scoring is {scoring!r:.60}; use one of {', '.join(SCORINGS)}.")
     if "choices" not in given:
         raise ValueError("choices_scoring is given without choices; give choices, or remove it.")
-    if scoring == "whole" and isinstance(given["choices"], list):
-        if len(given["choices"]) > MAX_SCORED:
-            raise ValueError(
-                f"choices has {len(given['choices'])} entries; at most {MAX_SCORED} are scored as "
-                "wholes. Give fewer, or choices_scoring: tokens."
-            )
-        if "" in given["choices"]:
-            raise ValueError("choices holds an empty text, which has no score; remove it.")
+    count = len(given["choices"]) if isinstance(given["choices"], list) else 0
+    if scoring == "whole" and count > MAX_SCORED:
+        raise ValueError(
+            f"choices has {count} entries; at most {MAX_SCORED} are scored as wholes. "
+            "Give fewer, or choices_scoring: tokens."
+        )
 
 
 def _verify_whitespace(pattern: Any, kinds: list[str]) -> None:
     if not isinstance(pattern, str):
         raise ValueError(f"whitespace_pattern is {pattern!r:.60}; give a text.")
-    if len(pattern) > MAX_WHITESPACE:
-        raise ValueError(
-            f"whitespace_pattern has {len(pattern)} characters; at most {MAX_WHITESPACE}."
-        )
     if not pattern.isascii():
         raise ValueError("whitespace_pattern holds characters that no JSON has between tokens.")
     if not set(kinds) & set(_OF_JSON):
@@ -84,10 +73,8 @@ def _text(name: str, value: Any) -> str:
 
 
 def _choices(name: str, value: Any) -> str:
-    if not isinstance(value, (list, tuple)) or not value:
-        raise ValueError(f"{name} is {value!r:.60}; give a list of at least one text.")
-    if len(value) > MAX_CHOICES:
-        raise ValueError(f"{name} has {len(value)} entries; at most {MAX_CHOICES}.")
+    if not isinstance(value, (list, tuple)):
+        raise ValueError(f"{name} is {value!r:.60}; give a list of texts.")
     for choice in value:
         if not isinstance(choice, str):
             raise ValueError(f"{name} holds {choice!r:.60}; give texts.")

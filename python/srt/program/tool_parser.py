@@ -91,7 +91,7 @@ class HermesParser:
 
     @property
     def cut(self) -> bool:
-        return self._step == self._in_object and self._calls > 0 and self._object.ready
+        return self._step == self._in_object and self._object.ready and self._object.open
 
     def feed(self, text: str) -> list[Delta]:
         for char in text:
@@ -200,6 +200,11 @@ class _Object:
     @property
     def ready(self) -> bool:
         return self.done or (self.name is not None and bool(self.arguments))
+
+    @property
+    def open(self) -> bool:
+        """Whether the text so far ends inside ``arguments``."""
+        return self._inside and self._state == "value" and self._key == "arguments"
 
     def take(self, char: str) -> str:
         """Read the next character; what it adds to ``arguments``."""
