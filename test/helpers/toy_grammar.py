@@ -103,6 +103,10 @@ class ToyGrammars:
         self.random, self.late = random.Random(seed), late
         self.pending: list[tuple[int, Future[Grammar], Constraint]] = []
 
+    @property
+    def counts(self) -> dict[str, int]:
+        return {}
+
     def submit(self, constraint: Constraint) -> Future[Grammar]:
         future: Future[Grammar] = Future()
         if self.random.random() < self.late:

@@ -80,10 +80,10 @@ MUTATIONS = {
         Edit(rows, "_samples", "len(tokens) - count + i]", "len(tokens)]"),
     ],
     "a mask is that of the draft before": [
-        Edit(rows.Masks, "at", "self._made[index]", "self._made[max(index - 1, 0)]"),
+        Edit(rows.DraftMasks, "at", "self._made[index]", "self._made[max(index - 1, 0)]"),
     ],
     "a matcher is left where the drafts end": [
-        Edit(rows.Masks, "_make", "self._matcher.rollback(advanced)", "pass"),
+        Edit(rows.DraftMasks, "_make", "self._matcher.rollback(advanced)", "pass"),
     ],
     "a draft is believed": [
         Edit(engine, "verify", "out.checks[kept].token == drafts[kept]", "True"),

@@ -42,7 +42,7 @@ class Request:
     """State of a request inside the engine.
 
     Attributes:
-        arrival: place in the queue; also tells older from younger.
+        arrival: place in the queue, given when it enters; also tells older from younger.
         prompt: tokens of the context when the request came.
         drawn: tokens generated so far, the forced ones included.
         matcher: where the text stands in its grammar; None where it is free.
@@ -60,8 +60,8 @@ class Request:
     id: int
     context: Context
     goal: Goal
-    arrival: int
     seed: int
+    arrival: int = 0
     priority: int = 0
     close: bool = False
     received: float = 0.0

@@ -22,6 +22,8 @@ class Grammars(Protocol):
     """Where grammars come from (``grammar.compiler.Compiler``)."""
 
     def submit(self, constraint: Constraint) -> Future[Grammar]: ...
+    @property
+    def counts(self) -> dict[str, int]: ...
 
 
 class Compiling:
@@ -33,6 +35,11 @@ class Compiling:
 
     def __len__(self) -> int:
         return len(self._pending)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What the grammars' maker has counted."""
+        return self._grammars.counts if self._grammars is not None else {}
 
     def __contains__(self, request: int) -> bool:
         return request in self._pending

@@ -149,6 +149,7 @@ class Planner:
             rows[number] = make_rows(request, count, self.info.eos, drafts)
             self.store.advance(context, count, publish=prompt)
             request.passes += 1
+            count -= len(drafts)  # they are no part of the plan
             if count > 1 or prompt:
                 used += count
         return used, saved

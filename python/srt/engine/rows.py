@@ -80,7 +80,7 @@ def _samples(
 ) -> list[Sample]:
     """How to draw before each of the drafts, and after the last."""
     count, params, tokens = len(drafts), goal.sampling, request.context.tokens
-    masks = None if request.matcher is None else Masks(request.matcher, drafts)
+    masks = None if request.matcher is None else DraftMasks(request.matcher, drafts)
     samples = []
     for i in range(count + 1):
         out = Sample(params, top=goal.top)
@@ -97,7 +97,7 @@ def _samples(
     return samples
 
 
-class Masks:
+class DraftMasks:
     """Masks before each of some drafts and after the last, made when the first is asked for."""
 
     def __init__(self, matcher: Matcher, drafts: Sequence[int]) -> None:

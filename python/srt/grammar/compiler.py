@@ -127,6 +127,16 @@ class Compiler:
         _settle(waiters, None, "the compiler is closed.")
 
     @property
+    def counts(self) -> dict[str, int]:
+        """The counters, by the names of the engine's statistics."""
+        return {
+            "grammars_compiled": self.compiled,
+            "grammar_hits": self.hits,
+            "grammar_failures": self.failures,
+            "grammar_kills": self.killed,
+        }
+
+    @property
     def pending(self) -> int:
         """Constraints under way or waiting for a worker."""
         return len(self._flights)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from srt.attention.base import Attention
 from srt.core.batch import Batch, Drawn, Row, RowOutput, Sample, Score, StepResult
+from srt.core.matcher import GrammarError
 from srt.models.llama import LlamaForCausalLM
 from srt.worker import logprobs as readout
 from srt.worker.inputs import Inputs, read_batch
@@ -60,6 +62,7 @@ class ModelRunner:
         )  # fmt: skip
         self.attention.plan(inputs.layout)
         hidden = self.model.forward(inputs.tokens, inputs.positions, self.attention)
+        _make_masks(batch)
         outputs = [RowOutput() for _ in batch.rows]
         self._tips(batch, inputs, hidden, outputs)
         self._scores(batch, inputs, hidden, outputs)
@@ -172,6 +175,16 @@ class ModelRunner:
                 output.scores.append(value)
                 output.score_tops.append(top)
                 output.score_probes.append(probe)
+
+
+def _make_masks(batch: Batch) -> None:
+    """Now, while a device still computes: the next copy to it waits until it is done. They are kept
+    where they were made, and so is what went wrong."""
+    for row in batch.rows:
+        for sample in (*row.checks, row.sample):
+            if sample is not None and callable(sample.mask):
+                with suppress(GrammarError):
+                    sample.mask()
 
 
 def _wanted(rows: list[Row], inputs: Inputs, outputs: list[RowOutput]) -> Iterator[_Tip]:
