@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,7 @@ GIVEN: list[tuple[str, str, list[tuple[str, str]]]] = [
      [("add", '{"s":"\\"}\\\\"}')]),
     ('<tool_call>{"name":"\\u0061dd","arguments":{}}</tool_call>', "", [("add", "{}")]),
     ('<tool_call>{"name":"add","arguments":{"a": 1', "", [("add", '{"a": 1')]),  # cut off
+    (f"{CALL[:-3]}", "", [("get_weather", '{"city": "Köln"}')]),
     ('<tool_call>{"name":"add","argum', '<tool_call>{"name":"add","argum', []),
     ('<tool_call>{"name":"rm","arguments":{}}</tool_call>',
      '<tool_call>{"name":"rm","arguments":{}}</tool_call>', []),
@@ -288,6 +291,26 @@ def test_patterns_of_other_dialects_are_let_pass(pattern: str) -> None:
     assert first_fault({"pattern": pattern}) == ""
 
 
+@given(JSON, JSON, st.sampled_from([None, "type", "function", "name", "parameters", "strict"]))
+@settings(max_examples=300)
+def test_any_json_for_tools_is_read_or_refused(a: Any, b: Any, at: str | None) -> None:
+    """Whatever stands at whatever place, nothing but a RequestError comes of it."""
+    given_tool = json.loads(json.dumps(WEATHER))
+    if at in given_tool:
+        given_tool[at] = a
+    elif at is not None:
+        given_tool["function"][at] = a
+    choices = (None, "required", b, {"type": "function", "function": b})
+    for given_tools, choice in itertools.product((a, [a], [given_tool, b], [given_tool]), choices):
+        with suppress(RequestError):
+            use = read_tools(given_tools, choice, None)
+            if use is not None:
+                use.constraint(None)
+    for calls in (a, [a], [{"function": a}], [{"function": {"name": "f", "arguments": a}}]):
+        with suppress(RequestError):
+            with_tools([{**CALLED, "tool_calls": calls}], KNOWS, None)
+
+
 # -- the conversation -----------------------------------------------------------------------------
 
 CALLED: dict[str, Any] = {
@@ -381,6 +404,23 @@ def test_calls_in_an_answer(scripted: Scripted) -> None:
     assert choice["message"] == {"role": "assistant", "content": "Hello.", "refusal": None}
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (CALL[:CALL.index("K")], "stop"),
+        (f"{CALL}\n{CALL[: CALL.index('K')]}", "stop"),
+        (CALL[: CALL.index("\n</tool_call>")], "tool_calls"),
+        (CALL[: CALL.rindex("}")], "tool_calls"),
+    ],
+)  # fmt: skip
+def test_a_call_that_a_stop_cuts_is_not_called_whole(
+    scripted: Scripted, text: str, reason: str
+) -> None:
+    scripted.text = text
+    assert chat(scripted)["choices"][0]["finish_reason"] == reason
+    assert streamed(scripted)[-1]["finish_reason"] == reason
+
+
 def test_without_a_call_to_make_the_text_is_left_alone(scripted: Scripted) -> None:
     scripted.text = CALL
     for fields in ({"tool_choice": "none"}, {"tools": None}):
@@ -438,6 +478,17 @@ def test_what_the_engine_is_asked_for(scripted: Scripted) -> None:
     )  # fmt: skip
 
 
+def test_a_tag_that_is_a_control_token_is_not_hidden(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat(scripted)
+    assert scripted.asks[-1].sampling.skip_special_tokens
+    special = min(scripted.tokenizer.special_ids)
+    monkeypatch.setattr(scripted.tokenizer, "id_of", lambda text: special if text == END else None)
+    chat(scripted)
+    assert not scripted.asks[-1].sampling.skip_special_tokens
+
+
 def test_tools_reach_the_prompt(scripted: Scripted) -> None:
     chat(scripted, messages=[*CHAT["messages"], CALLED, RESULT])
     prompt = scripted.prompts[-1]
@@ -461,6 +512,8 @@ def test_the_engines_refusal_names_the_tool(scripted: Scripted, stream: bool) ->
         error = is_error(posted(scripted, "/v1/chat/completions", body), 400)
         assert f"tools[{place}].function.parameters/properties/a: no" in error["message"]
         assert error["param"] == "tools"
+    scripted.refuse = RequestError("structural_tag takes too long", "structural_tag")
+    assert is_error(posted(scripted, "/v1/chat/completions", CHAT), 400)["param"] == "tools"
     scripted.refuse = RequestError("other")
     assert is_error(posted(scripted, "/v1/chat/completions", CHAT), 400)["message"] == "other"
 

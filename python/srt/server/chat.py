@@ -66,19 +66,13 @@ async def chat_completions(service: Service, request: Request) -> Response:
         results = await unless_gone(request, service.finish([ask]))
     choices = []
     for output in results[0]:
-        message = message_of(_all_deltas(output.text, use))
+        stream = _Stream(use)
+        message = message_of(stream.read(output.text, True))
         choice = {"index": output.index, "message": message, "logprobs": None}
         if ask.logprobs is not None:
             choice["logprobs"] = _logprobs(service, output, range(output.released))
-        choices.append({**choice, **finish_fields(output, "tool_calls" in message)})
+        choices.append({**choice, **finish_fields(output, stream.called)})
     return json_response({**reply.head(KIND), "choices": choices, "usage": usage(results)})
-
-
-def _all_deltas(text: str, use: ToolUse | None) -> list[Delta]:
-    if use is None:
-        return [Words(text)]
-    parser = use.parser()
-    return [*parser.feed(text), *parser.finish()]
 
 
 async def _ask(service: Service, body: ChatBody, use: ToolUse | None) -> Ask:
@@ -205,20 +199,31 @@ async def _events(
 
 
 class _Stream:
-    """What a stream has sent of one completion, and the reader of its calls."""
+    """What a stream has sent of one completion, and the reader of its calls.
+
+    ``called``: there are calls, and the last one is whole.
+    """
 
     def __init__(self, use: ToolUse | None) -> None:
-        self.sent, self.called = Progress(), False
+        self.sent, self._calls = Progress(), 0
         self._parser = None if use is None else use.parser()
+
+    @property
+    def called(self) -> bool:
+        return self._parser is not None and self._calls > 0 and not self._parser.cut
 
     def take(self, output: Output, finished: bool) -> tuple[list[dict[str, Any]], range]:
         """The deltas of what was not sent yet, and its tokens."""
         text, tokens = self.sent.take(output)
+        return [delta_of(delta) for delta in self.read(text, finished)], tokens
+
+    def read(self, text: str, finished: bool) -> list[Delta]:
+        """What the next piece of the text adds."""
         if self._parser is None:
-            return ([{"content": text}] if text else []), tokens
+            return [Words(text)] if text else []
         deltas = [*self._parser.feed(text), *(self._parser.finish() if finished else ())]
-        self.called = self.called or any(isinstance(delta, Begin) for delta in deltas)
-        return [delta_of(delta) for delta in deltas], tokens
+        self._calls += sum(isinstance(delta, Begin) for delta in deltas)
+        return deltas
 
 
 def _logprobs(service: Service, output: Output, which: range) -> dict[str, Any]:
