@@ -166,6 +166,20 @@ def test_limits_and_stops_hold_among_forced_tokens() -> None:
     assert results[4][0] == [1], "an end that is forced too early cannot be written"
 
 
+def test_stops_hold_among_rewritten_tokens() -> None:
+    desk = Desk(grammars=Shop(), jumps="string")
+    ask(desk, 1, "late", stop=(TOKEN_BYTES[3].decode(),))
+    ask(desk, 2, "late", stop_token_ids=(3,))
+    ask(desk, 3, "late", most=2)
+    desk.run()
+    for number, reason in ((1, "stop"), (2, "stop"), (3, "length")):
+        tokens, done = ended(desk, number)
+        assert tokens[1:] == [3]
+        assert isinstance(done, Done)
+        assert (done.reason, done.completion) == (reason, 2)
+        assert desk.engine.store.contexts[number].tokens[3:].tolist() == tokens
+
+
 def test_a_dead_end_keeps_the_text() -> None:
     desk = Desk(grammars=Shop())
     ask(desk, 1, "dead")

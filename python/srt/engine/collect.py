@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from srt.core.batch import NONE_ALLOWED, Drawn, Row, RowOutput
-from srt.core.ints import ints
 from srt.core.matcher import GrammarError
 from srt.core.messages import Distribution, Done, Event, Failed, Generate, Prompt, Tokens
 from srt.core.request import Request
@@ -153,14 +152,21 @@ class Collector:
         return [news, *more] if news.tokens else more
 
     def _force(
-        self, request: Request, goal: Generate, forced: Sequence[int], news: Tokens
+        self,
+        request: Request,
+        goal: Generate,
+        forced: Sequence[int],
+        news: Tokens,
+        again: int = 0,
     ) -> list[Event]:
-        """Add ``forced`` to ``news``. Returns the terminal event where the text ends among them."""
+        """Add ``forced`` to ``news``; their first ``again`` bytes were in the text before. Returns
+        the terminal event where the text ends among them."""
         for token in forced:
             if token in forbidden(request, goal, self._ends):
                 break
             request.forced += 1
-            end = self._take(request, goal, token, news)
+            end = self._take(request, goal, token, news, again)
+            again = max(again - len(self._bytes[token]), 0)
             if end is not None:
                 return [end]
         return []
@@ -170,40 +176,32 @@ class Collector:
         text anew, and go on from the first token that differs. Tokens may change, text does not."""
         assert request.matcher is not None
         taken, tokens = request.matcher.rewrite()
-        if not tokens or len(tokens) - taken > request.growth:
-            return []
+        ends = {*forbidden(request, goal, self._ends), *goal.sampling.stop_token_ids}
+        if not tokens or len(tokens) - taken > request.growth or ends & set(tokens):
+            return []  # what the text has already must not be cut
         request.matcher.rollback(taken)
         kept = request.prompt + request.drawn - taken
-        void = b"".join(self._bytes[token] for token in request.context.tokens[kept:])
+        again = sum(len(self._bytes[token]) for token in request.context.tokens[kept:])
         self._store.truncate(request.context, kept)
         request.drawn -= taken
-        request.forced += len(tokens) - taken
-        news = Tokens(request.id, tokens, taken=taken)
-        for token in tokens:
-            assert request.matcher.advance(token), "a forced text leaves the grammar"
-        self._store.append(request.context, ints(tokens))
-        request.drawn += len(tokens)
-        self._stats.generated_tokens += len(tokens) - taken
-        data = b"".join(self._bytes[token] for token in tokens)[len(void) :]
-        request.length += len(data)
-        hit = request.watch.feed(data) if request.watch else None
-        if hit is not None:
-            news.held = request.length - hit.cut
-            return [news, self.done(request, "stop", hit.matched, hit.cut)]
-        news.held = request.watch.held if request.watch else 0
-        if request.matcher.finished:
-            return [news, self.done(request, "stop")]
-        return [news, self.done(request, "length")] if request.growth <= 0 else [news]
+        self._stats.generated_tokens -= taken
+        request.forced -= taken
+        news = Tokens(request.id, [], taken=taken)
+        more = self._force(request, goal, tokens, news, again)
+        return [news, *more] if news.tokens or taken else more
 
-    def _take(self, request: Request, goal: Generate, token: int, news: Tokens) -> Event | None:
-        """The text grows by a token. Returns the terminal event where it ends there."""
+    def _take(
+        self, request: Request, goal: Generate, token: int, news: Tokens, again: int = 0
+    ) -> Event | None:
+        """The text grows by a token, whose first ``again`` bytes it has already. Returns the
+        terminal event where it ends there."""
         sampling, tokens = goal.sampling, request.context.tokens
         if len(tokens) == request.prompt + request.drawn:  # not there yet as a draft
             tokens.append(token)
         request.drawn += 1
         self._stats.generated_tokens += 1
         before = request.length
-        data = self._bytes[token] if token < len(self._bytes) else b""
+        data = (self._bytes[token] if token < len(self._bytes) else b"")[again:]
         request.length += len(data)
         hit = request.watch.feed(data) if request.watch else None
         held = request.watch.held if request.watch else 0

@@ -1,5 +1,9 @@
 """OutlinesGrammar: outlines-core behind the interface of grammars, for ``--grammar-backend
-outlines``. Its index is built in full before the first mask: states times tokens."""
+outlines``. Its index is built in full before the first mask: states times tokens.
+
+outlines-core 0.2.14 drops the tokens that lead from a state where the text may end to one where it
+may not. So a pattern some of whose texts begin others is followed by an END that no text has.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from typing import Any
 
 from srt.core.constraint import Constraint
 from srt.core.vocabulary import Vocabulary
+from srt.grammar.automaton import DEAD, Automaton
 from srt.grammar.base import GrammarError
 from srt.grammar.portable import portable
 from srt.grammar.regex import BeyondBudget, Budget, compile_regex
@@ -19,7 +24,7 @@ from srt.grammar.schema.plain import plain
 MOST_STATES = 1000
 MOST_WORK = 1 << 25  # states times tokens: some 30 s
 MASKS = 256  # kept a grammar
-END = "\U0010ffff"  # a noncharacter; of the plane's other characters, for private use, none is written
+END = "\U0010ffff"  # a noncharacter; others of its plane, for private use, are not written either
 LEAD = END.encode()[:1]
 BUDGET = Budget(pattern=256 << 10, dfa=4 * MOST_STATES)
 
@@ -39,7 +44,7 @@ def pattern_of(constraint: Constraint, whitespace: str) -> str:
             f"outlines-core does not carry constraints of kind {constraint.kind!r}; "
             "use --grammar-backend auto."
         )
-    _states(pattern, constraint.kind)
+    _automaton(pattern, constraint.kind)
     return pattern
 
 
@@ -59,22 +64,23 @@ def _schema_pattern(text: str, space: str) -> str:
         raise Refusal("", f"outlines-core refuses it: {error}") from None
 
 
-def _states(pattern: str, kind: str) -> int:
-    """States of the pattern's automaton, which bound those of the index."""
+def _automaton(pattern: str, kind: str) -> Automaton:
+    """The pattern's automaton, whose states tell of those of the index. Raises GrammarError where
+    they are many."""
     ours = re.sub(r"\\u\{([0-9a-f]+)\}", lambda found: f"\\U{int(found[1], 16):08x}", pattern)
     try:
-        states = compile_regex(ours, BUDGET).states
+        found = compile_regex(ours, BUDGET)
     except BeyondBudget as error:
         raise GrammarError(
             f"{kind}: outlines-core would take long to index it ({error}); "
             "use --grammar-backend auto."
         ) from None
-    if states > MOST_STATES:
+    if found.states > MOST_STATES:
         raise GrammarError(
-            f"{kind} has {states} states; outlines-core indexes at most {MOST_STATES} here. "
+            f"{kind} has {found.states} states; outlines-core indexes at most {MOST_STATES} here. "
             "Use --grammar-backend auto."
         )
-    return states
+    return found
 
 
 class OutlinesGrammar:
@@ -85,27 +91,33 @@ class OutlinesGrammar:
     def __init__(self, pattern: str, vocabulary: Vocabulary) -> None:
         from outlines_core import Index
 
-        work = _states(pattern, "regex") * len(vocabulary.tokens)
+        automaton = _automaton(pattern, "regex")
+        work = automaton.states * len(vocabulary.tokens)
         if work > MOST_WORK:
             raise GrammarError(
                 f"regex: states times tokens are {work}; outlines-core indexes at most "
                 f"{MOST_WORK} here. Use --grammar-backend auto."
             )
         self.vocabulary = vocabulary
+        goes_on = bool((automaton.next[automaton.final] != DEAD).any())
+        self._end = vocabulary.size + 1 if goes_on else None
+        whole = f"(?:{pattern}){END}" if goes_on else pattern
         try:
-            self.index: Any = Index(f"(?:{pattern}){END}", _outlines_vocabulary(vocabulary))
+            self.index: Any = Index(whole, _outlines_vocabulary(vocabulary))
         except ValueError as error:
             raise GrammarError(f"regex: outlines-core refuses it: {error}") from None
         self._masks: dict[int, bytes] = {}
         self._allowed: dict[int, tuple[int, ...]] = {}
-        self._end = vocabulary.size + 1
 
     def matcher(self) -> OutlinesMatcher:
         return OutlinesMatcher(self, [self.index.get_initial_state()])
 
     def final(self, state: int) -> bool:
         """Whether the text may end in a state."""
-        return self.index.get_next_state(state, self._end) is not None
+        if self._end is None:
+            return bool(self.index.is_final_state(state))
+        after = self.index.get_next_state(state, self._end)
+        return after is not None and bool(self.index.is_final_state(after))
 
     def allowed(self, state: int) -> tuple[int, ...]:
         """The tokens that may follow, end tokens not among them."""

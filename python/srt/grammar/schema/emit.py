@@ -51,22 +51,32 @@ class Emitter:
     def start(self, state: State, pointer: str) -> str:
         """The rule of a state, with all that it needs. Raises Refusal."""
         self._reach(state, pointer)
-        self._bury()
-        if state in self._dead:
-            raise Refusal(pointer, "allows no value at all; its conditions contradict each other.")
+        while True:
+            self._bury()
+            if state in self._dead:
+                raise Refusal(
+                    pointer, "allows no value at all; its conditions contradict each other."
+                )
+            found = self.rule(state)
+            self._number(state)
+            empty = [one for one in list(self._rules) if not self._write(one)]
+            if not empty:
+                return found
+            for one in empty:  # what no rule could be written for, which counting shows alone
+                self._shapes[one] = []
+            self.rules.clear()
+            self._rules.clear()
+            self._terminals.clear()
+
+    def _number(self, state: State) -> None:
+        """Name the rules of the states below one."""
         waiting = [state]
-        found = self.rule(state)
         while waiting:
-            one = waiting.pop()
-            for shape in self._shapes[one]:
+            for shape in self._shapes[waiting.pop()]:
                 for child in self._children(shape):
-                    if child in self._dead or child in self._rules:
-                        continue
-                    self.rule(child)
-                    waiting.append(child)
-        for one in list(self._rules):
-            self._write(one)
-        return found
+                    if child not in self._dead and child not in self._rules:
+                        self.rule(child)
+                        waiting.append(child)
 
     def rule(self, state: State) -> str:
         if state not in self._rules:
@@ -151,7 +161,8 @@ class Emitter:
 
     # -- rules -----------------------------------------------------------------------------------
 
-    def _write(self, state: State) -> None:
+    def _write(self, state: State) -> bool:
+        """Whether there is anything to write."""
         plain: list[str] = []
         options: list[str] = []
         for shape in self._shapes[state]:
@@ -172,3 +183,4 @@ class Emitter:
         if plain:
             options.insert(0, self.terminal(" | ".join(dict.fromkeys(plain))))
         self.rules.append(f"{self._rules[state]}: " + " | ".join(dict.fromkeys(options)))
+        return bool(options)

@@ -22,6 +22,7 @@ from srt.grammar.schema.keywords import (
     REFUSED,
     TYPES,
 )
+from srt.grammar.schema.probe import unmatched
 from srt.grammar.schema.scalars import failing, narrowed, settled
 from srt.grammar.schema.shapes import (
     ANY,
@@ -37,12 +38,12 @@ from srt.grammar.schema.shapes import (
     fits_number,
     fits_string,
 )
-from srt.grammar.schema.terminals import string_terminal, unmatched
+from srt.grammar.schema.terminals import string_terminal
 from srt.grammar.schema.words import Words
 
 MOST_SHAPES = 512
 MOST_WORK = 100_000  # keywords applied to shapes, some 20 us each
-PROBE = 50  # of these for asking whether patterns exclude each other
+PROBE = 100  # of these for asking whether patterns exclude each other
 MOST_ENUM = 10_000
 SCALARS = frozenset((*OF_NUMBERS, *OF_STRINGS))
 CONTAINERS = frozenset((*OF_ARRAYS, *OF_OBJECTS))

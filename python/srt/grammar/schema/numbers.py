@@ -16,6 +16,7 @@ ANY_INTEGER = f"/-?(0|[1-9][0-9]{{0,{DIGITS - 1}}})/"
 ANY_NUMBER = (
     f"/-?(0|[1-9][0-9]{{0,{DIGITS - 1}}})(\\.[0-9]{{1,{DIGITS}}})?([eE][+-]?[0-9]{{1,2}})?/"
 )
+ANY_FRACTION = r"/(0|[1-9][0-9]*)\.[0-9]*[1-9]/"
 EXACT = "/[0-9.]{1,16}/"  # fifteen digits and a point
 MOST_DIGITS = 300
 
@@ -36,7 +37,7 @@ def number(low: Bound | None, high: Bound | None, integer: bool, fraction: bool)
     """
     if low is None and high is None:
         if fraction:
-            return f"/-?(0|[1-9][0-9]{{0,{DIGITS - 1}}})\\.[0-9]*[1-9]/"
+            return f'("-"? ({ANY_FRACTION} & {EXACT}))'
         return ANY_INTEGER if integer else ANY_NUMBER
     parts = []
     if low is None or low[0] < 0:

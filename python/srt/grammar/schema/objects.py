@@ -8,9 +8,10 @@ from srt.grammar.schema.arrays import repeated
 from srt.grammar.schema.document import Refusal
 from srt.grammar.schema.normal import Normal
 from srt.grammar.schema.patterns import Pattern
+from srt.grammar.schema.probe import unmatched
 from srt.grammar.schema.quoted import STRING, literal, literals
 from srt.grammar.schema.shapes import ANY, Object, State, String, fits_string
-from srt.grammar.schema.terminals import conjunction, string_terminal, unmatched
+from srt.grammar.schema.terminals import conjunction, string_terminal
 
 if TYPE_CHECKING:
     from srt.grammar.schema.emit import Emitter

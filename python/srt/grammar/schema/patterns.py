@@ -17,6 +17,7 @@ from srt.grammar.regex import BeyondBudget, Budget, compile_regex
 from srt.grammar.regex.parser import parse
 from srt.grammar.regex.tree import Assert, Chars, Concat, Either, Look, Node, Repeat
 from srt.grammar.schema.eliminate import from_automaton
+from srt.grammar.schema.probe import unmatched
 from srt.grammar.schema.quoted import CHAR, any_of, common, literals
 
 BUDGET = Budget(pattern=16 << 10)
@@ -85,6 +86,8 @@ def pattern_of(source: str) -> Pattern:
         expression = f"({' & '.join(map(from_automaton, texts))})"
     if len(expression) > LONGEST:
         raise GrammarError(f"the pattern takes more than {LONGEST} bytes to write out; shorten it")
+    if unmatched(expression):
+        raise GrammarError("no text satisfies the pattern; correct it")
     return Pattern(expression, source or "(?:)")
 
 

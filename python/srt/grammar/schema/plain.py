@@ -40,7 +40,7 @@ class _Plain:
         if isinstance(schema, bool):
             if not schema:
                 raise Refusal(at, "allows no value at all.")
-            return {}
+            raise Refusal(at, f"a schema that allows everything {FIX}")
         words = {k: v for k, v in schema.items() if kind(k) in ("enforced", "refused")}
         for first in ("$ref", "enum", "const", "anyOf"):
             if first in words:
@@ -52,7 +52,7 @@ class _Plain:
             return {"type": name, **made}
         self._only(words, (), at)
         if name is None:
-            return {}
+            raise Refusal(at, f"a schema that allows everything {FIX}")
         names = name if isinstance(name, list) else [name]
         for one in names:
             if one not in BARE and not (one == "string" and isinstance(name, list)):
@@ -111,8 +111,9 @@ class _Plain:
     def _array(self, words: dict[str, Any], at: str, depth: int) -> dict[str, Any]:
         if isinstance(words.get("items"), list):
             raise Refusal(f"{at}/items", f"a list {FIX}")
-        if "items" in words:
-            words["items"] = self.of(words["items"], f"{at}/items", depth + 1)
+        if "items" not in words:
+            raise Refusal(at, f"an array without items {FIX}")
+        words["items"] = self.of(words["items"], f"{at}/items", depth + 1)
         return words
 
     def _object(self, words: dict[str, Any], at: str, depth: int) -> dict[str, Any]:
@@ -121,10 +122,7 @@ class _Plain:
             raise Refusal(f"{at}/additionalProperties", f"a schema {FIX}")
         properties = words.get("properties")
         if not isinstance(properties, dict) or not properties:
-            if words or not others:
-                keyword = next(iter(words), "additionalProperties")
-                raise Refusal(f"{at}/{keyword}", f"an object without listed properties {FIX}")
-            return {}
+            raise Refusal(at, f"an object without listed properties {FIX}")
         for name in words.get("required", ()):
             if name not in properties:
                 raise Refusal(f"{at}/required", f"{name!r} is not in properties, which {FIX}")

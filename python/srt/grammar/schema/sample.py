@@ -16,7 +16,7 @@ BYTES = Vocabulary(
     special=frozenset({END}),
     encode=lambda texts: [list(text.encode()) for text in texts],
 )
-LONGEST = 40_000  # bytes
+LONGEST = 100_000  # bytes
 PATIENCE = 600  # bytes after which what closes the text is taken where it can be
 TRIES = 8
 WORD = b"abcdefghijklmnopqrstuvwxyz0123456789 ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -53,6 +53,11 @@ def _walk(grammar: Grammar, dice: random.Random, patience: int) -> bytes | None:
 
 def _choose(options: list[int], dice: random.Random, age: float) -> int:
     """``age``: from 1 on what closes the text is taken where it can be."""
+    if age >= 1:
+        text = len(options) > 40  # inside a string, where brackets close nothing
+        ends = [byte for byte in options if byte in (b'"' if text else b"]}")]
+        if ends:
+            return ends[0]
     closing = [byte for byte in options if byte in b'"]}']
     if closing and (len(options) > 3 or age > 0.1) and dice.random() < 0.15 + age:
         return dice.choice(closing)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Any
 
 from srt.grammar.schema.numbers import number
+from srt.grammar.schema.probe import unmatched
 from srt.grammar.schema.quoted import STRING, literals, sized
 from srt.grammar.schema.shapes import Number, String
-
-PROBE_FUEL = 200_000
 
 
 def string_terminal(shape: String) -> str:
@@ -72,23 +70,3 @@ def _ends(multiple: int) -> str:
     ends = [str(n).zfill(digits) for n in range(0, 10**digits, multiple)]
     short = [str(n) for n in range(0, 10 ** (digits - 1), multiple)] if digits > 1 else []
     return f"[0-9]*({'|'.join(ends)})" + "".join(f"|{text}" for text in short)
-
-
-@lru_cache(maxsize=4096)
-def unmatched(expression: str) -> bool:
-    """Whether nothing matches a terminal. False too where that is too much work to tell."""
-    from llguidance import LLMatcher, LLParserLimits
-
-    limits = LLParserLimits(initial_lexer_fuel=PROBE_FUEL, verbose_errors=False)
-    matcher = LLMatcher(_bytes(), f"start: T\nT: {expression}", log_level=0, limits=limits)
-    if matcher.is_error():
-        return False
-    matcher.compute_bitmask()
-    return bool(matcher.get_error().startswith("NoExtensionBias"))
-
-
-@lru_cache(maxsize=1)
-def _bytes() -> Any:
-    from llguidance import LLTokenizer
-
-    return LLTokenizer("byte", slices=[])
