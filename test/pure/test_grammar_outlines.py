@@ -16,6 +16,7 @@ from srt.core.constraint import Constraint
 from srt.grammar import outlines
 from srt.grammar.base import GrammarError
 from srt.grammar.outlines import OutlinesGrammar, pattern_of
+from srt.grammar.planning import make_plan
 
 SUITE = Path(__file__).parents[1] / "data" / "json-schema-test-suite" / "draft2020-12"
 
@@ -175,3 +176,12 @@ def test_one_end_token_more() -> None:
     assert matcher.forced(5) == [ord("a")]
     assert matcher.advance(ord("a"))
     assert ids(matcher.mask()) == [ord("b"), END]
+
+
+def test_names_that_need_escapes_are_refused() -> None:
+    """outlines-core writes them as they are, which is no JSON."""
+    schema = {"type": "object", "properties": {'a"b': {"type": "integer"}},
+              "required": ['a"b'], "additionalProperties": False}  # fmt: skip
+    plan = make_plan(Constraint("json_schema", json.dumps(schema)), "outlines", "")
+    assert "/properties" in plan.error
+    assert "needs escapes" in plan.error

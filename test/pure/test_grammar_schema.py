@@ -284,3 +284,20 @@ def test_text_that_is_not_a_schema() -> None:
     for text in ("{", "NaN", '{"minimum":Infinity}', '{"const":"\\ud800"}', "[" * 100_000):
         with pytest.raises(GrammarError):
             grammar_of(Constraint("json_schema", text), "")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "word"),
+    [(r"^(?!admin$)[a-z]{5}$", "stayn"), (r"^(?=.*\d)[a-z0-9]{4}$", "st4n"), ("^[a-z]+$", "a")],
+)
+def test_the_end_of_a_pattern_is_the_end_of_the_text(pattern: str, word: str) -> None:
+    """As in ECMA-262; Python's ``$`` also stands before a final line feed."""
+    schema = {"type": "string", "pattern": pattern}
+    assert takes(schema, word)
+    assert not takes(schema, word + "\n")
+
+
+def test_versions_of_a_uuid() -> None:
+    schema = {"type": "string", "format": "uuid4"}
+    assert takes(schema, "f47ac10b-58cc-4372-a567-0e02b2c3d479")
+    assert not takes(schema, "f47ac10b-58cc-1372-a567-0e02b2c3d479")

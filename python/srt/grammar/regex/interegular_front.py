@@ -49,7 +49,7 @@ def interegular(pattern: str, tree: Node, budget: Budget) -> tuple[Dfa, Partitio
 
 
 def _refusal(why: str) -> BeyondBudget:
-    return BeyondBudget(f"regex: front 'interegular': {why}; use front 'own'")
+    return BeyondBudget(f"regex: interegular: {why}; use --grammar-backend fsm")
 
 
 def _limited(work: Callable[[], Any]) -> Any:

@@ -55,7 +55,9 @@ class Emitter:
             self._bury()
             if state in self._dead:
                 raise Refusal(
-                    pointer, "allows no value at all; its conditions contradict each other."
+                    pointer,
+                    "allows no value that can be written: its conditions contradict each other, "
+                    "or a number needs more than 20 digits.",
                 )
             found = self.rule(state)
             self._number(state)

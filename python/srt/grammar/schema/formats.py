@@ -74,6 +74,11 @@ _PATTERNS = {
     "uri-template": rf"(?:[^\x00- \"'%<>\\^`{{|}}\x7f]|%[0-9a-fA-F]{{2}}"
     rf"|\{{[+#./;?&]?{_VARIABLE}(?:,{_VARIABLE})*\}})*",
     "uuid": "[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}",
+    **{
+        f"uuid{n}": f"[0-9a-fA-F]{{8}}-[0-9a-fA-F]{{4}}-{n}[0-9a-fA-F]{{3}}"
+        "-[89abAB][0-9a-fA-F]{3}-[0-9a-fA-F]{12}"
+        for n in range(1, 9)
+    },
 }
 LENGTHS = {"hostname": 253, "idn-hostname": 253, "email": 254, "idn-email": 254}
 HINTS = frozenset({"binary", "multiline", "password", "text", "textarea"})  # how to show a field

@@ -68,6 +68,14 @@ def wrapped(source: str, before: str, after: str) -> str:
     return f"{flags[0]}{before}{source[flags.end() :]}{end}{after}"
 
 
+def whole_end(source: str) -> str:
+    """The pattern with ``$`` as in ECMA-262: never before a final line feed."""
+    if (flags := FLAGS.match(source)) is not None and "m" in flags[0]:
+        return source
+    parts = re.findall(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", source, re.DOTALL)
+    return "".join(r"\Z" if part == "$" else part for part in parts)
+
+
 def one_of(words: frozenset[str]) -> Pattern:
     return Pattern(literals(sorted(words)), words=words)
 
@@ -82,7 +90,8 @@ def pattern_of(source: str) -> Pattern:
         body = "|".join(_branch(parts) for parts in _branches([node]))
         expression = f'/"(?:{body})"/'
     except BeyondBudget:
-        texts = (wrapped(source, before, rf"){ANYTHING}") for before in BEFORE)
+        ends = whole_end(source)
+        texts = (wrapped(ends, before, rf"){ANYTHING}") for before in BEFORE)
         expression = f"({' & '.join(map(from_automaton, texts))})"
     if len(expression) > LONGEST:
         raise GrammarError(f"the pattern takes more than {LONGEST} bytes to write out; shorten it")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from srt.grammar.schema.document import DEPTH, Document, Refusal, pointer
@@ -123,6 +124,9 @@ class _Plain:
         properties = words.get("properties")
         if not isinstance(properties, dict) or not properties:
             raise Refusal(at, f"an object without listed properties {FIX}")
+        for name in properties:
+            if json.dumps(name, ensure_ascii=False) != f'"{name}"':
+                raise Refusal(f"{at}/properties", f"{name!r} needs escapes, which {FIX}")
         for name in words.get("required", ()):
             if name not in properties:
                 raise Refusal(f"{at}/required", f"{name!r} is not in properties, which {FIX}")
