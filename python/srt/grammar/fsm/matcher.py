@@ -59,6 +59,8 @@ class FsmMatcher:
         return found
 
     def draft(self, limit: int) -> list[int]:
+        if self._row().ids is None:
+            return []
         found = self._force(limit)
         rest = b"" if len(found) == limit else self._masks.run(self._states[-1])[0]
         if rest:
@@ -97,8 +99,9 @@ class FsmMatcher:
         return self._tokens[self._heads[-1] :]
 
     def _row(self) -> Row:
-        if self._canonical is None:
-            return self._masks.row(self._states[-1])
+        row = self._masks.row(self._states[-1])
+        if row.ids is None or self._canonical is None:  # wide rows are as they are
+            return row
         return self._canonical.row(self._states[-1], tuple(self._head()))
 
     def _force(self, limit: int) -> list[int]:
