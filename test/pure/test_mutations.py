@@ -73,8 +73,8 @@ MUTATIONS = {
         Edit(rows, "_samples", "tokens[request.prompt : len", "tokens[request.context.saved : len"),
     ],
     "an end token comes one token early": [
-        Edit(rows, "forbidden", "request.drawn + ahead < params.min_new_tokens",
-             "request.drawn + ahead + 1 < params.min_new_tokens"),
+        Edit(rows, "forbidden", "request.drawn + ahead >= params.min_new_tokens",
+             "request.drawn + ahead + 1 >= params.min_new_tokens"),
     ],
     "a draft's penalties know what comes behind it": [
         Edit(rows, "_samples", "len(tokens) - count + i]", "len(tokens)]"),

@@ -80,7 +80,9 @@ def _samples(
 ) -> list[Sample]:
     """How to draw before each of the drafts, and after the last."""
     count, params, tokens = len(drafts), goal.sampling, request.context.tokens
-    masks = None if request.matcher is None else DraftMasks(request.matcher, drafts)
+    masks = None
+    if request.matcher is not None:
+        masks = DraftMasks(request.matcher, drafts, eos if params.ignore_eos else ())
     samples = []
     for i in range(count + 1):
         out = Sample(params, top=goal.top)
@@ -98,10 +100,15 @@ def _samples(
 
 
 class DraftMasks:
-    """Masks before each of some drafts and after the last, made when the first is asked for."""
+    """Masks before each of some drafts and after the last, made when the first is asked for.
 
-    def __init__(self, matcher: Matcher, drafts: Sequence[int]) -> None:
-        self._matcher, self._drafts = matcher, drafts
+    ``without``: end tokens that the request ignores, where a grammar would allow them.
+    """
+
+    def __init__(
+        self, matcher: Matcher, drafts: Sequence[int], without: tuple[int, ...] = ()
+    ) -> None:
+        self._matcher, self._drafts, self._without = matcher, drafts, without
         self._made: list[bytes] = []
         self._error: GrammarError | None = None  # why there is no further one
 
@@ -116,12 +123,12 @@ class DraftMasks:
     def _make(self) -> None:
         advanced = 0
         try:
-            self._made.append(self._matcher.mask())
+            self._made.append(self._mask())
             for token in self._drafts:
                 if not self._matcher.advance(token):
                     break
                 advanced += 1
-                self._made.append(self._matcher.mask())
+                self._made.append(self._mask())
         except Exception as error:
             self._fail(error)
         try:
@@ -129,6 +136,15 @@ class DraftMasks:
         except Exception as error:  # nobody knows where it stands: no mask of it is good
             self._made.clear()
             self._fail(error)
+
+    def _mask(self) -> bytes:
+        mask = self._matcher.mask()
+        if not self._without or not self._matcher.accepting:
+            return mask
+        changed = bytearray(mask)
+        for token in self._without:
+            changed[token >> 3] &= ~(1 << (token & 7))
+        return bytes(changed)
 
     def _fail(self, error: Exception) -> None:
         if not isinstance(error, GrammarError):
@@ -140,10 +156,8 @@ class DraftMasks:
 def forbidden(
     request: Request, goal: Generate, eos: tuple[int, ...], ahead: int = 0
 ) -> tuple[int, ...]:
-    """Ids that the next token but ``ahead`` may not be: those that would end too short a text, and
-    an end token that the request ignores where a grammar would allow it."""
+    """Ids that the next token but ``ahead`` may not be, since they would end too short a text."""
     params = goal.sampling
-    ends = () if params.ignore_eos and request.matcher is None else eos
-    if request.drawn + ahead < params.min_new_tokens:
-        return tuple(sorted({*ends, *params.stop_token_ids}))
-    return ends if params.ignore_eos else ()
+    if request.drawn + ahead >= params.min_new_tokens:
+        return ()
+    return tuple(sorted({*(() if params.ignore_eos else eos), *params.stop_token_ids}))
