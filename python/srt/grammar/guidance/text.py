@@ -8,12 +8,12 @@ from typing import Any
 
 from srt.core.constraint import Constraint
 from srt.grammar.base import GrammarError
+from srt.grammar.guidance.gbnf_lark import gbnf_to_lark
 from srt.grammar.guidance.lark import check_depth
 from srt.grammar.guidance.tags import tags_grammar
 from srt.grammar.schema import Refusal, compile_schema, whitespace_pattern
 
 _JSON = re.compile(r"%json\b\s*")
-_GBNF_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
 
 
 def grammar_of(constraint: Constraint, whitespace: str) -> str:
@@ -85,18 +85,11 @@ def regex_terminal(pattern: str) -> str:
 
 
 def _ebnf(text: str, space: str) -> str:
-    """GBNF made Lark, and the schemas in the grammar checked and rewritten."""
+    """GBNF made Lark; else Lark with its schemas checked and rewritten."""
     if "::=" in text:
-        from llguidance.gbnf_to_lark import gbnf_to_lark
-
-        try:
-            text = gbnf_to_lark(_GBNF_ESCAPE.sub(_plain, text))
-        except RecursionError:
-            raise GrammarError("ebnf is nested too deeply; flatten it.") from None
-        except IndexError:
-            raise GrammarError("ebnf ends in the middle of an escape; complete it.") from None
-        except Exception as error:  # the converter raises plain Exception
-            raise GrammarError(f"ebnf: {error}") from None
+        lark = gbnf_to_lark(text)
+        check_depth(lark)
+        return lark
     check_depth(text)
     schemas = Schemas(space, "ebnf")
     parts: list[str] = []
@@ -111,17 +104,6 @@ def _ebnf(text: str, space: str) -> str:
         parts += [text[at : found.start()], schemas.rule(schema, f"/%json[{count}]")]
         at = end
     return "\n".join(["".join([*parts, text[at:]]), *schemas.rules])
-
-
-def _plain(found: re.Match[str]) -> str:
-    """A character in place of its number, which the converter would shorten."""
-    name = found[1]
-    if name[0] not in "uU" or len(name) < 5:
-        return found[0]
-    code = int(name[1:], 16)
-    if code > 0x10FFFF or 0xD800 <= code < 0xE000:
-        raise GrammarError(f"ebnf: {found[0]} is not a character.")
-    return chr(code) if code >= 128 else f"\\x{code:02x}"
 
 
 def _no_constant(name: str) -> Any:

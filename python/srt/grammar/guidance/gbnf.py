@@ -1,0 +1,400 @@
+"""GBNF, the grammar notation of llama.cpp, as a tree.
+
+Beyond llama.cpp: a rule goes on in the next line unless a rule begins there, may end with ``;`` and
+may refer to itself on its left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NoReturn
+
+from srt.grammar.base import GrammarError
+from srt.grammar.regex.charset import EVERYTHING, CharSet, single
+
+DEEPEST = 64
+MOST_REPEATS = 2000
+SURROGATES = (0xD800, 0xE000)
+DIGITS = frozenset("0123456789")
+HEX = frozenset("0123456789abcdefABCDEF")
+NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
+REPEATS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+ESCAPES = {"n": "\n", "r": "\r", "t": "\t"} | {char: char for char in '\\"[]-^/'}
+HEX_ESCAPES = {"x": 2, "u": 4, "U": 8}
+
+
+@dataclass(frozen=True, eq=False)
+class Chars:
+    """One character."""
+
+    members: CharSet
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """Two characters or more."""
+
+    text: str
+
+
+@dataclass(frozen=True, eq=False)
+class Sequence:
+    parts: tuple[Node, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Either:
+    parts: tuple[Node, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Repeat:
+    part: Node
+    low: int
+    high: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class Ref:
+    name: str
+    at: int
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """``low`` to ``high`` characters of a set, or, ``looped``, as many as there are of a loop's
+    alternatives that are one character. The parser makes none."""
+
+    members: CharSet
+    low: int
+    high: int | None
+    looped: bool
+
+
+Node = Chars | Text | Sequence | Either | Repeat | Ref | Run
+EMPTY = Sequence(())
+
+
+@dataclass(frozen=True)
+class Rule:
+    body: Node
+    at: int
+
+
+def sequence(parts: list[Node]) -> Node:
+    """One part after another; literals in a row are one."""
+    flat: list[Node] = []
+    for part in parts:
+        flat += part.parts if isinstance(part, Sequence) else [part]
+    found: list[Node] = []
+    text = ""
+    for one in [*flat, None]:
+        char = _plain(one)
+        text += char
+        if not char:
+            found += [Chars(single(ord(text))) if len(text) == 1 else Text(text)] if text else []
+            found += [one] if one else []
+            text = ""
+    return found[0] if len(found) == 1 else Sequence(tuple(found)) if found else EMPTY
+
+
+def _plain(node: Node | None) -> str:
+    """The text of a literal; "" of anything else."""
+    if isinstance(node, Text):
+        return node.text
+    points = node.members.points if isinstance(node, Chars) else ()
+    return chr(points[0]) if len(points) == 2 and points[1] == points[0] + 1 else ""
+
+
+def either(parts: list[Node]) -> Node:
+    """Alternatives; those of one character are one set."""
+    flat: list[Node] = []
+    for part in parts:
+        flat += part.parts if isinstance(part, Either) else [part]
+    sets = [part.members for part in flat if isinstance(part, Chars)]
+    if len(sets) > 1:
+        rest: list[Node] = [part for part in flat if not isinstance(part, Chars)]
+        flat = [Chars(CharSet.union(sets)), *rest]
+    return flat[0] if len(flat) == 1 else Either(tuple(flat))
+
+
+def repeat(part: Node, low: int, high: int | None) -> Node:
+    """One of two marks such as ``*`` and ``?`` behind each other stands for both."""
+    if high == 0 or part is EMPTY:
+        return EMPTY
+    marks = REPEATS.values()
+    if isinstance(part, Repeat) and (part.low, part.high) in marks and (low, high) in marks:
+        return Repeat(part.part, min(low, part.low), 1 if high == part.high == 1 else None)
+    return part if low == high == 1 else Repeat(part, low, high)
+
+
+def children(node: Node) -> tuple[Node, ...]:
+    if isinstance(node, Sequence | Either):
+        return node.parts
+    return (node.part,) if isinstance(node, Repeat) else ()
+
+
+def refs(node: Node) -> Iterator[Ref]:
+    """The references in a tree, from left to right."""
+    if isinstance(node, Ref):
+        yield node
+    for child in children(node):
+        yield from refs(child)
+
+
+def parse(text: str) -> dict[str, Rule]:
+    """The rules that root needs, root the first. Raises GrammarError."""
+    parser = _Parser(text)
+    rules = parser.rules()
+    if "root" not in rules:
+        raise GrammarError("ebnf has no rule named root; name the first rule so.")
+    for rule in rules.values():
+        for ref in refs(rule.body):
+            if ref.name not in rules:
+                parser.fail(f"there is no rule {ref.name!r}", ref.at)
+    needed = _reachable(rules)
+    endless = needed.keys() - _productive(needed)
+    for name in needed:
+        if name in endless:
+            parser.fail(
+                f"no text satisfies rule {name!r}, which needs itself; give it a way to end",
+                needed[name].at,
+            )
+    return needed
+
+
+def _reachable(rules: dict[str, Rule]) -> dict[str, Rule]:
+    found = {"root": rules["root"]}
+    waiting = ["root"]
+    while waiting:
+        for ref in refs(rules[waiting.pop()].body):
+            if ref.name not in found:
+                found[ref.name] = rules[ref.name]
+                waiting.append(ref.name)
+    return found
+
+
+def _productive(rules: dict[str, Rule]) -> set[str]:
+    """Names of the rules that some finite text satisfies."""
+    found: set[str] = set()
+    users: dict[str, set[str]] = {name: set() for name in rules}
+    for name, rule in rules.items():
+        for ref in refs(rule.body):
+            users[ref.name].add(name)
+    waiting = list(rules)
+    while waiting:
+        name = waiting.pop()
+        if name not in found and _ends(rules[name].body, found):
+            found.add(name)
+            waiting += users[name]
+    return found
+
+
+def _ends(node: Node, known: set[str]) -> bool:
+    if isinstance(node, Ref):
+        return node.name in known
+    if isinstance(node, Either):
+        return any(_ends(part, known) for part in node.parts)
+    if isinstance(node, Repeat) and node.low == 0:
+        return True
+    return all(_ends(part, known) for part in children(node))
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.at = 0
+
+    def fail(self, reason: str, at: int | None = None) -> NoReturn:
+        at = self.at if at is None else at
+        line = self.text.count("\n", 0, at) + 1
+        column = at - self.text.rfind("\n", 0, at)
+        raise GrammarError(f"ebnf at line {line}, column {column}: {reason}.")
+
+    def rules(self) -> dict[str, Rule]:
+        found: dict[str, Rule] = {}
+        self._blanks()
+        while self._next:
+            begin = self.at
+            name = self._span(NAME)
+            if not name:
+                self._unexpected("the name of a rule")
+            self._blanks()
+            if not self._match("::="):
+                self._unexpected("::=")
+            if name in found:
+                self.fail(f"there are two rules {name!r}; join them with |", begin)
+            self._blanks()
+            found[name] = Rule(self._alternatives(0), begin)
+            if self._match(";"):
+                self._blanks()
+            elif self._next and self._next not in NAME:
+                self._unexpected("a rule, or a part of one")
+        return found
+
+    # -- characters ------------------------------------------------------------------------------
+
+    @property
+    def _next(self) -> str:
+        return self.text[self.at : self.at + 1]
+
+    def _match(self, text: str) -> bool:
+        found = self.text.startswith(text, self.at)
+        self.at += len(text) if found else 0
+        return found
+
+    def _span(self, chars: frozenset[str]) -> str:
+        begin = self.at
+        while self._next and self._next in chars:
+            self.at += 1
+        return self.text[begin : self.at]
+
+    def _blanks(self) -> None:
+        """White space and comments, line feeds among them."""
+        while self._next and self._next in " \t\r\n#":
+            if self._next == "#":
+                end = self.text.find("\n", self.at)
+                self.at = len(self.text) if end < 0 else end
+            else:
+                self.at += 1
+
+    def _unexpected(self, wanted: str) -> NoReturn:
+        found = repr(self._next) if self._next else "the end"
+        self.fail(f"{found} where {wanted} is due")
+
+    # -- parts -----------------------------------------------------------------------------------
+
+    def _alternatives(self, depth: int) -> Node:
+        parts = [self._sequence(depth)]
+        while self._match("|"):
+            self._blanks()
+            parts.append(self._sequence(depth))
+        return either(parts)
+
+    def _sequence(self, depth: int) -> Node:
+        parts: list[Node] = []
+        while (part := self._part(depth)) is not None:
+            self._blanks()
+            parts.append(self._repeated(part))
+        return sequence(parts)
+
+    def _part(self, depth: int) -> Node | None:
+        """None at the end of the sequence, where the next rule begins among others."""
+        begin = self.at
+        if self._match('"'):
+            return self._literal(begin)
+        if self._match("["):
+            return self._class(begin)
+        if self._match("."):
+            return Chars(EVERYTHING)
+        if self._match("("):
+            return self._group(begin, depth)
+        name = self._span(NAME)
+        if not name:
+            return None
+        end = self.at
+        self._blanks()
+        if self.text.startswith("::=", self.at):
+            self.at = begin
+            return None
+        self.at = end
+        return Ref(name, begin)
+
+    def _group(self, begin: int, depth: int) -> Node:
+        if depth >= DEEPEST:
+            self.fail(f"nested more than {DEEPEST} levels deep; make rules of the parts", begin)
+        self._blanks()
+        node = self._alternatives(depth + 1)
+        if not self._match(")"):
+            if self._next and self._next not in NAME:
+                self._unexpected("a part or )")
+            self.fail("this ( has no )", begin)
+        return node
+
+    def _repeated(self, part: Node) -> Node:
+        count = 0
+        while self._next and self._next in "*+?{":
+            begin = self.at
+            self.at += 1
+            char = self.text[begin]
+            low, high = self._counts(begin) if char == "{" else REPEATS[char]
+            part = repeat(part, low, high)
+            self._blanks()
+            count += 1
+            if count > 2:
+                self.fail("more than 2 repetitions of one part; one is enough", begin)
+        return part
+
+    def _counts(self, begin: int) -> tuple[int, int | None]:
+        self._blanks()
+        low = self._span(DIGITS)
+        self._blanks()
+        high = low
+        comma = self._match(",")
+        if comma:
+            self._blanks()
+            high = self._span(DIGITS)
+            self._blanks()
+        if not self._match("}") or not (low or high):
+            self.fail("a repetition is {2}, {2,}, {,3} or {2,3}", begin)
+        if max(len(number.lstrip("0")) for number in (low, high)) > 4 or (
+            max(int(low or 0), int(high or 0)) > MOST_REPEATS
+        ):
+            self.fail(f"a part may be repeated at most {MOST_REPEATS} times", begin)
+        if high and int(low or 0) > int(high):
+            self.fail(f"the repetition {{{low},{high}}} ends before it begins", begin)
+        return int(low or 0), int(high) if high else None
+
+    def _literal(self, begin: int) -> Node:
+        found: list[str] = []
+        while not self._match('"'):
+            found.append(self._character(begin, "literal"))
+        if len(found) == 1:
+            return Chars(single(ord(found[0])))
+        return Text("".join(found)) if found else EMPTY
+
+    def _class(self, begin: int) -> Node:
+        negated = self._match("^")
+        pairs: list[tuple[int, int]] = []
+        while not self._match("]"):
+            here = self.at
+            low = high = ord(self._character(begin, "class"))
+            if self._next == "-" and not self.text.startswith("-]", self.at):
+                self.at += 1
+                high = ord(self._character(begin, "class"))
+            if high < low:
+                self.fail(f"the range {self.text[here : self.at]} ends before it begins", here)
+            pairs.append((low, high + 1))
+        if not pairs:
+            self.fail("the class is empty; write . for any character", begin)
+        members = CharSet.of(pairs)
+        if negated:
+            members = members.complement()
+        if CharSet.of([*members.ranges(), SURROGATES]).points == SURROGATES:
+            self.fail("no character is in this class", begin)
+        return Chars(members)
+
+    def _character(self, begin: int, kind: str) -> str:
+        here = self.at
+        char = self._next
+        self.at += 1
+        if not char:
+            self.fail(f"this {kind} has no end", begin)
+        if char != "\\":
+            if "\ud800" <= char <= "\udfff":
+                self.fail("a lone surrogate is not a character", here)
+            return char
+        name = self._next
+        self.at += 1
+        if not name:
+            self.fail(f"this {kind} has no end", begin)
+        if name in ESCAPES:
+            return ESCAPES[name]
+        digits = self.text[self.at : self.at + HEX_ESCAPES.get(name, 0)]
+        if name not in HEX_ESCAPES or len(digits) < HEX_ESCAPES[name] or not HEX.issuperset(digits):
+            self.fail(f"unknown escape {self.text[here : self.at] + digits}", here)
+        self.at += len(digits)
+        code = int(digits, 16)
+        if code > 0x10FFFF or 0xD800 <= code < 0xE000:
+            self.fail(f"{self.text[here : self.at]} is not a character", here)
+        return chr(code)

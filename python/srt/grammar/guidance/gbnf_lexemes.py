@@ -1,0 +1,227 @@
+"""Which parts of a grammar may be read as a whole by llguidance's lexer.
+
+The lexer takes the longest match and never goes back. What it reads as one is right only where no
+other reading of the same text ends sooner and goes on with a character that lengthens the match.
+Here that is decided for a superset of what the grammar allows: what may stand after a character is
+taken from the rules without regard to where they were called from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from srt.grammar.guidance.gbnf import (
+    Chars,
+    Either,
+    Node,
+    Ref,
+    Repeat,
+    Run,
+    Sequence,
+    Text,
+    children,
+)
+from srt.grammar.regex.charset import CharSet, single
+from srt.grammar.regex.partition import partition
+
+MOST_POSITIONS = 5000
+MOST_ROUNDS = 20
+MOST_COUNTED = 32  # a longer repetition is taken for an endless one
+MOST_STEPS = 100_000
+
+
+def wholes(rules: Mapping[str, Node], start: str) -> set[int]:
+    """The ``id`` of each Text and Run that may be one terminal."""
+    return _Follow(rules).wholes(start)
+
+
+def bits(mask: int) -> Iterator[int]:
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+class _Follow:
+    """Positions are the places of characters in the grammar; a set of them is an int's bits.
+
+    Attributes:
+        inner: positions that follow a position inside its part [positions].
+        leave: those that follow it outside [positions].
+    """
+
+    def __init__(self, rules: Mapping[str, Node]) -> None:
+        self.rules = rules
+        self.sets: list[CharSet] = []
+        self.inner: list[int] = []
+        self.places: dict[int, range] = {}  # of a part, by its id
+        self.exits: dict[int, range] = {}  # those of them that may be its last
+        for body in rules.values():
+            self._number(body)
+        self.leave = [0] * len(self.sets)
+        self.firsts = dict.fromkeys(rules, 0)
+        self.empty = dict.fromkeys(rules, False)
+        self.after = dict.fromkeys(rules, 0)
+
+    def _number(self, node: Node) -> None:
+        low, last = 0, True
+        if isinstance(node, Chars):
+            sets = [node.members]
+        elif isinstance(node, Text):
+            sets = [single(ord(char)) for char in node.text]
+        elif isinstance(node, Run):
+            size = node.low if node.high is None else node.high
+            exact = size <= MOST_COUNTED
+            sets = [node.members] * (size if exact else 1)
+            last = exact and node.high is not None
+            low = node.low if exact else 1
+        else:
+            for child in children(node):
+                self._number(child)
+            return
+        begin, end = len(self.sets), len(self.sets) + len(sets)
+        self.places[id(node)] = range(begin, end)
+        self.exits[id(node)] = range(begin + low - 1 if low else end - 1, end)
+        self.sets += sets
+        self.inner += [1 << at for at in range(begin + 1, end)]
+        self.inner.append(0 if last else 1 << (end - 1))
+
+    def wholes(self, start: str) -> set[int]:
+        if not 0 < len(self.sets) <= MOST_POSITIONS:
+            return set()
+        beside = self._beside(start) if self._settle() else None
+        if beside is None:
+            return set()
+        owner = {
+            place: part for part, places in self.places.items() for place in places
+            if self.inner[places[-1]] or len(places) > 1
+        }  # fmt: skip
+        heads = [_heads(one) for one in self.sets]
+        inside = [_joined(heads, places) for places in self.inner]
+        outside = [_joined(heads, places) for places in self.leave]
+        found = set(owner.values())
+        waiting = True
+        while waiting:
+            waiting = False
+            ends = [
+                out if owner.get(place) in found else out | inside[place]
+                for place, out in enumerate(outside)
+            ]
+            for place, part in owner.items():
+                # Whether a reading may end where the part would go on.
+                if part in found and any(ends[one] & inside[place] for one in bits(beside[place])):
+                    found.discard(part)
+                    waiting = True
+        return found
+
+    # -- what follows what -----------------------------------------------------------------------
+
+    def _settle(self) -> bool:
+        """False where it takes too many rounds."""
+        for _ in range(MOST_ROUNDS):
+            before = dict(self.firsts), dict(self.empty)
+            for name in reversed(list(self.rules)):
+                self.empty[name] = self._empty(self.rules[name])
+                self.firsts[name] = self._first(self.rules[name])
+            if before == (self.firsts, self.empty):
+                break
+        else:
+            return False
+        for _ in range(MOST_ROUNDS):
+            after = dict(self.after)
+            for name, body in self.rules.items():
+                self._visit(body, self.after[name])
+            if after == self.after:
+                return True
+        return False
+
+    def _empty(self, node: Node) -> bool:
+        if isinstance(node, Ref):
+            return self.empty[node.name]
+        if isinstance(node, Either):
+            return any(self._empty(part) for part in node.parts)
+        if isinstance(node, Repeat):
+            return node.low == 0 or self._empty(node.part)
+        return isinstance(node, Sequence) and all(self._empty(part) for part in node.parts)
+
+    def _first(self, node: Node) -> int:
+        if isinstance(node, Ref):
+            return self.firsts[node.name]
+        if isinstance(node, Chars | Text | Run):
+            return 1 << self.places[id(node)][0]
+        found = 0
+        for part in children(node):
+            found |= self._first(part)
+            if isinstance(node, Sequence) and not self._empty(part):
+                break
+        return found
+
+    def _visit(self, node: Node, then: int) -> None:
+        """``then``: positions that may follow the node."""
+        if isinstance(node, Ref):
+            self.after[node.name] |= then
+        elif isinstance(node, Chars | Text | Run):
+            for place in self.exits[id(node)]:
+                self.leave[place] |= then
+        elif isinstance(node, Sequence):
+            for part in reversed(node.parts):
+                self._visit(part, then)
+                then = self._first(part) | (then if self._empty(part) else 0)
+        elif isinstance(node, Repeat):
+            again = self._first(node.part) if node.high is None or node.high > 1 else 0
+            parts = node.part.parts if isinstance(node.part, Either) else (node.part,)
+            for part in parts:
+                own = isinstance(part, Run) and part.looped
+                self._visit(part, then | (again & ~self._first(part) if own else again))
+        else:
+            for part in children(node):
+                self._visit(part, then)
+
+    def _beside(self, start: str) -> list[int] | None:
+        """For each position, those that may have read the same text. None if they are too many."""
+        sets = list(dict.fromkeys(self.sets))
+        keys = [sum(1 << one for one in members) for members in partition(sets).members]
+        key_of = dict(zip(sets, keys))
+        places: dict[CharSet, int] = {}
+        for place, members in enumerate(self.sets):
+            places[members] = places.get(members, 0) | 1 << place
+        meets = {
+            members: sum(there for other, there in places.items() if key_of[other] & key)
+            for members, key in key_of.items()
+        }
+        overlap = [meets[members] for members in self.sets]
+        found = [0] * len(overlap)
+        first = self.firsts[start]
+        waiting = [(first, first)]
+        steps = 0
+        while waiting:
+            left, right = waiting.pop()
+            for one in bits(left):
+                new = right & overlap[one] & ~found[one]
+                found[one] |= new
+                steps += 1
+                for other in bits(new):
+                    steps += 1
+                    waiting.append((self._next(one), self._next(other)))
+            if steps > MOST_STEPS:
+                return None
+        return found
+
+    def _next(self, place: int) -> int:
+        return self.inner[place] | self.leave[place]
+
+
+def _joined(heads: list[int], places: int) -> int:
+    found = 0
+    for place in bits(places):
+        found |= heads[place]
+    return found
+
+
+def _heads(members: CharSet) -> int:
+    """Bytes that the characters of a set begin with in UTF-8, as bits."""
+    found = 0
+    for low, end in members.ranges():
+        first, last = (chr(one).encode("utf-8", "surrogatepass")[0] for one in (low, end - 1))
+        found |= (2 << last) - (1 << first)
+    return found
