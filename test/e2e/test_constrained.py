@@ -49,7 +49,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "4 KB and more": {"regex": "a" * 5000},
     "10,000 levels": {"regex": "(" * 2000 + "a" + ")" * 2000},
     "unknown type": {"json_schema": {"type": "strng"}},
-    "unsupported keyword": {"json_schema": {"unevaluatedItems": False}},
+    "unsupported keyword": {"json_schema": {"type": "array", "uniqueItems": True}},
     "allows nothing": {"json_schema": {"allOf": [{"type": "string"}, {"type": "integer"}]}},
     "no such definition": {"json_schema": {"$ref": "#/$defs/none"}},
     "definitions in a circle": {"json_schema": LOOP},
