@@ -1,8 +1,8 @@
 """Automaton: a deterministic automaton over characters, as arrays.
 
 The alphabet is *character classes*: sets of code points that no state tells apart. So ``\\w`` costs
-one column, however many ranges Unicode gives it, and the bytes of a character are walked by one
-small automaton shared by all states (``utf8``).
+one column, however many ranges Unicode gives it. Bytes are the business of those who walk tokens
+(``fsm``).
 """
 
 from __future__ import annotations
