@@ -187,6 +187,12 @@ def test_a_start_that_fails_says_why(toy: list[str], tmp_path: Path) -> None:
         assert done.stdout == ""
 
 
+def test_a_white_space_pattern_that_is_none_is_refused_at_the_start(toy: list[str]) -> None:
+    done = run(*toy, "--port", "0", "--constrained-json-whitespace-pattern", "x")
+    assert done.returncode == 1
+    assert "--constrained-json-whitespace-pattern: whitespace pattern 'x'" in done.stderr
+
+
 def test_help_lists_every_flag() -> None:
     from srt.config import Config
 

@@ -301,3 +301,17 @@ def test_versions_of_a_uuid() -> None:
     schema = {"type": "string", "format": "uuid4"}
     assert takes(schema, "f47ac10b-58cc-4372-a567-0e02b2c3d479")
     assert not takes(schema, "f47ac10b-58cc-1372-a567-0e02b2c3d479")
+
+
+@pytest.mark.parametrize(
+    ("keyword", "meant"),
+    [("propertes", "properties"), ("maxLengh", "maxLength"), ("additionalproperties",
+     "additionalProperties"), ("tsAdditionalProperties", ""), ("nullable", ""), ("x-type", "")],
+)  # fmt: skip
+def test_a_slip_of_a_keyword_is_refused(keyword: str, meant: str) -> None:
+    schema = {"type": "object", keyword: True}
+    if not meant:
+        assert takes(schema, {})
+        return
+    with pytest.raises(GrammarError, match=f"did you mean '{meant}'"):
+        compiled(schema)

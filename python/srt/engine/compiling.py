@@ -11,8 +11,9 @@ from srt.core.constraint import Constraint
 from srt.core.request import Request
 from srt.core.vocabulary import Vocabulary
 from srt.engine.info import EngineInfo
-from srt.grammar.base import Grammar
+from srt.grammar.base import Grammar, GrammarError
 from srt.grammar.compiler import Compiler
+from srt.grammar.schema.whitespace import whitespace_pattern
 
 # From the number of logits and the end tokens.
 MakeVocabulary: TypeAlias = Callable[[int, Sequence[int]], Vocabulary]
@@ -73,7 +74,12 @@ class Compiling:
 def make_compiler(
     config: Config, info: EngineInfo, vocabulary: MakeVocabulary | None
 ) -> Compiler | None:
-    """The compiler that a configuration asks for; None where there is no vocabulary."""
+    """The compiler that a configuration asks for; None where there is no vocabulary. Raises
+    ValueError for a white space pattern that no JSON may have."""
+    try:
+        whitespace_pattern(config.grammar.constrained_json_whitespace_pattern)
+    except GrammarError as error:
+        raise ValueError(f"--constrained-json-whitespace-pattern: {error}") from None
     if vocabulary is None:
         return None
     return Compiler(lambda: vocabulary(info.vocab_size, info.eos), config.grammar)

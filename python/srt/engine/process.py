@@ -201,6 +201,7 @@ def main(directory: str, parent: int) -> int:
     channel = SocketChannel(f"ipc://{root}/wire", parent)
     try:
         executor, info = local_executor(config)
+        grammars = make_compiler(config, info, partial(_vocabulary, config))
     except (ValueError, OSError, MemoryError, RuntimeError) as error:
         log.debug("the engine could not start", exc_info=True)
         channel.emit([Reply(0, False, f"{error}")])
@@ -208,7 +209,6 @@ def main(directory: str, parent: int) -> int:
         return 1
     share = not config.memory.disable_radix_cache
     seed = config.model.random_seed
-    grammars = make_compiler(config, info, partial(_vocabulary, config))
     engine = Engine(
         executor, info, config.schedule, vocab, share=share, seed=seed,
         grammars=grammars, jumps=config.grammar.jumps,

@@ -58,12 +58,19 @@ def _plan(constraint: Constraint, backend: str, whitespace: str) -> Plan:
         return Plan(path="outlines", text=pattern_of(constraint, whitespace))
     from srt.grammar.guidance import check, grammar_of
 
-    grammar = grammar_of(constraint, whitespace)
-    check(grammar)
-    if kind == "ebnf":  # schemas are bounded keyword by keyword
-        from srt.grammar.guidance.probe import probe
+    try:
+        grammar = grammar_of(constraint, "" if kind == "ebnf" else whitespace)
+        check(grammar)
+        if kind == "ebnf":  # schemas are bounded keyword by keyword
+            from srt.grammar.guidance.probe import probe
 
-        probe(grammar)
+            probe(grammar)
+    except GrammarError as error:
+        how = ", read as Lark since it has no '::='" if kind == "ebnf" and "::=" not in text else ""
+        if how or str(error).startswith("grammar: "):
+            message = str(error).removeprefix("grammar: ").removeprefix("ebnf")
+            raise GrammarError(f"{kind}{how}: {message.lstrip(': ')}") from None
+        raise
     return Plan(path="llguidance", text=grammar)
 
 

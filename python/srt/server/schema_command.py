@@ -42,7 +42,7 @@ def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_mutually_exclusive_group()
     for name in KINDS:
         flag = f"--{name.replace('_', '-')}"
-        text = "the default" if name == KINDS[0] else f"FILE holds a {name.replace('_', ' ')}"
+        text = "the default" if name == KINDS[0] else f"FILE holds: {name.replace('_', ' ')}"
         kinds.add_argument(flag, dest="kind", action="store_const", const=name, help=text)
     parser.set_defaults(kind=KINDS[0])
     parser.add_argument(

@@ -1,10 +1,13 @@
 """What is known of each keyword: enforced, of no consequence, or refused and what to write instead.
 
 The names are those of drafts 3 to 2020-12. A name that none of them has says nothing about values,
-as the drafts have it.
+as the drafts have it, unless it is likely a slip for one of them.
 """
 
 from __future__ import annotations
+
+from difflib import get_close_matches
+from functools import lru_cache
 
 ANNOTATIONS = frozenset({
     "$comment", "$id", "$schema", "$vocabulary", "contentEncoding", "contentMediaType",
@@ -50,3 +53,14 @@ def kind(keyword: str) -> str:
     if keyword in PLACES:
         return "place"
     return "refused" if keyword in REFUSED else "unknown"
+
+
+@lru_cache(maxsize=1024)
+def slip(keyword: str) -> str | None:
+    """The enforced keyword that an unknown name is likely meant for."""
+    if kind(keyword) != "unknown":
+        return None
+    same = [known for known in ENFORCED if known.lower() == keyword.lower()]
+    close = same or get_close_matches(keyword, sorted(ENFORCED), 1, 0.9)
+    # A name that holds all of it, such as tsAdditionalProperties, is somebody's own.
+    return next((known for known in close if same or known[1:] not in keyword), None)

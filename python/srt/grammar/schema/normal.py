@@ -21,6 +21,7 @@ from srt.grammar.schema.keywords import (
     OF_STRINGS,
     REFUSED,
     TYPES,
+    slip,
 )
 from srt.grammar.schema.probe import unmatched
 from srt.grammar.schema.scalars import failing, narrowed, settled
@@ -130,6 +131,11 @@ class Normal:
         if self.document.old and "$ref" in schema:
             return ["$ref"]
         for keyword, value in schema.items():
+            if (meant := slip(keyword)) is not None:
+                raise Refusal(
+                    f"{node.pointer}/{keyword}",
+                    f"{keyword!r} is no keyword of JSON Schema; did you mean {meant!r}?",
+                )
             if keyword in REFUSED and not (keyword == "minContains" and value in (0, 1)):
                 raise Refusal(
                     f"{node.pointer}/{keyword}",
