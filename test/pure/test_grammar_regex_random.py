@@ -43,6 +43,21 @@ def compiled(pattern: str) -> Automaton | None:
         return None
 
 
+def both(pattern: str) -> tuple[Automaton | None, re.Pattern[str]] | None:
+    """The pattern as we read it and as ``re`` does; None where both say that it is none, or where
+    it is beyond our budget."""
+    expected = read_by_re(pattern)
+    try:
+        automaton = compiled(pattern)
+    except InvalidPattern:
+        assert expected is None, pattern
+        return None
+    except BeyondBudget:
+        return None
+    assert expected is not None, pattern
+    return automaton, expected
+
+
 def check_form(automaton: Automaton) -> None:
     """What the Automaton promises, and that it is minimal."""
     assert automaton.edges[0] == 0
@@ -72,15 +87,10 @@ def check_form(automaton: Automaton) -> None:
 @FEW
 @given(patterns(), st.randoms(use_true_random=False))
 def test_a_pattern_means_what_re_makes_of_it(pattern: str, rng: random.Random) -> None:
-    expected = read_by_re(pattern)
-    try:
-        automaton = compiled(pattern)
-    except InvalidPattern:
-        assert expected is None
+    found = both(pattern)
+    if found is None:
         return
-    except BeyondBudget:
-        return
-    assert expected is not None
+    automaton, expected = found
     alphabet = "aAb0_ -\né" + pattern
     texts = {
         "",
@@ -106,15 +116,10 @@ def test_any_text_is_a_pattern_where_it_is_one_to_re() -> None:
     valid = 0
     for _ in range(CASES * 20):
         pattern = "".join(rng.choices(SYNTAX, k=rng.randint(1, 9)))
-        expected = read_by_re(pattern)
-        try:
-            automaton = compiled(pattern)
-        except InvalidPattern:
-            assert expected is None, pattern
+        found = both(pattern)
+        if found is None:
             continue
-        except BeyondBudget:
-            continue
-        assert expected is not None, pattern
+        automaton, expected = found
         valid += 1
         texts = {"", "a", "1", pattern, pattern[1:], pattern[:-1]}
         alphabet = "ab01-^ ]{\nK#" + pattern
@@ -134,15 +139,10 @@ def test_every_short_text_is_judged_as_by_re(seed: int) -> None:
     judged = 0
     for _ in range(max(CASES // 2, 1)):
         pattern = small_pattern(rng)
-        expected = read_by_re(pattern)
-        try:
-            automaton = compiled(pattern)
-        except InvalidPattern:
-            assert expected is None, pattern
+        found = both(pattern)
+        if found is None:
             continue
-        except BeyondBudget:
-            continue
-        assert expected is not None, pattern
+        automaton, expected = found
         judged += 1
         for text in SMALL:
             got = automaton is not None and automaton.accepts(text)
