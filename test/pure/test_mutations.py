@@ -98,7 +98,7 @@ MUTATIONS = {
         Edit(Collector, "_force", "if token in forbidden(request, goal, self._ends):", "if False:"),
     ],
     "drafts take the memory of others": [
-        Edit(Planner, "_apply", "self.store.available >= owed + MAX_DRAFTS", "True"),
+        Edit(Planner, "_drafts", "self.store.available < owed + MAX_DRAFTS", "False"),
     ],
     "an older request gives way": [
         Edit(scheduler, "victims", "item.arrival > asker.arrival and item.id not in taken",

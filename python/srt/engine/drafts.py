@@ -40,7 +40,7 @@ class GrammarDrafter:
 
 
 def propose(drafter: Drafter, request: Request) -> list[int]:
-    """Drafts for a request that has one token of work. A draw always follows the last."""
+    """Drafts for a request whose work is all planned. A draw always follows the last."""
     if not isinstance(request.goal, Generate):
         return []
     if request.drafted >= TRIAL and request.accepted < LEAST * request.drafted:

@@ -120,10 +120,6 @@ class Planner:
         """Rows for the plan. Returns prompt tokens used, and how many the plan did not need since
         another row of this very pass computes them."""
         used = saved = 0
-        owed = sum(
-            len(self.waiting[number].context.tokens) if number in self.waiting else count
-            for number, count in planned
-        )
         for number, count in planned:
             request = self.waiting.get(number) or self.running[number]
             context = request.context
@@ -138,9 +134,8 @@ class Planner:
                 self.filled.append(request)
                 continue
             prompt = context.saved < request.prompt
-            spare = self.store.available >= owed + MAX_DRAFTS  # pages against tokens
             tip = count == context.work and not prompt
-            drafts = self._drafts(request) if spare and tip else []
+            drafts = self._drafts(request, planned) if tip else []
             count += len(drafts)
             if not self.store.grow(context, count):
                 self.stats.plan_misses += 1
@@ -154,11 +149,19 @@ class Planner:
                 used += count
         return used, saved
 
-    def _drafts(self, request: Request) -> list[int]:
-        """Guesses, which the context then ends with."""
+    def _drafts(self, request: Request, planned: Sequence[tuple[int, int]]) -> list[int]:
+        """Guesses, which the context then ends with. None where they might take memory that the
+        plan counts on."""
         drafts = propose(self.drafter, request) if self.drafter is not None else []
-        if drafts:
-            self.store.append(request.context, ints(drafts))
+        if not drafts:
+            return []
+        owed = sum(
+            len(self.waiting[number].context.tokens) if number in self.waiting else count
+            for number, count in planned
+        )
+        if self.store.available < owed + MAX_DRAFTS:  # pages against tokens
+            return []
+        self.store.append(request.context, ints(drafts))
         return drafts
 
     def _admit(self, request: Request) -> None:
