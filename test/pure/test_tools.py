@@ -15,17 +15,11 @@ from helpers.toy_tokenizer import byte_level
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from srt.core.constraint import Constraint
+from srt.program.deltas import Arguments, Begin, joined
 from srt.program.output import Finish
 from srt.program.request import RequestError
 from srt.program.schema_check import first_fault
-from srt.program.tool_parser import (
-    BEGIN,
-    END,
-    Arguments,
-    Begin,
-    HermesParser,
-    joined,
-)
+from srt.program.tool_parser import BEGIN, END, HermesParser
 from srt.program.tools import Hermes, Tool
 from srt.server.tools import read_tools, with_tools
 from srt.tokenizer import Tokenizer

@@ -68,7 +68,14 @@ class Distribution(msgspec.Struct, frozen=True, tag="distribution", omit_default
     probe: tuple[int, ...] = ()
 
 
-Goal: TypeAlias = Fill | Generate | Score | Distribution
+class Embed(msgspec.Struct, frozen=True, tag="embed", omit_defaults=True):
+    """The model's last hidden states of all tokens, pooled into one vector: "last" takes the last
+    token's, "mean" the average."""
+
+    pooling: str = "last"
+
+
+Goal: TypeAlias = Fill | Generate | Score | Distribution | Embed
 
 
 class Open(msgspec.Struct, frozen=True, tag="open", omit_defaults=True):
@@ -109,10 +116,14 @@ class Close(msgspec.Struct, frozen=True, tag="close"):
 
 
 class Control(msgspec.Struct, frozen=True, tag="control", omit_defaults=True):
-    """``op`` is one of "stats", "flush", "ping"; answered by a Reply with the same ``id``."""
+    """``op`` is one of "stats", "flush", "ping", "tree"; answered by a Reply with the same ``id``.
+
+    ``limit`` is how many entries of each list a "tree" may have.
+    """
 
     id: int
     op: str
+    limit: int = 0
 
 
 Verb: TypeAlias = Open | Fork | Append | Truncate | Advance | Close | Control
@@ -148,6 +159,29 @@ class Prompt(msgspec.Struct, tag="prompt", omit_defaults=True):
     probes: list[list[float] | None] = []
 
 
+class Origin(msgspec.Struct, omit_defaults=True):
+    """Why the rest of a prompt was not in the cache, found when it was first admitted.
+
+    Attributes:
+        matched: prompt tokens that the cache held; what stands behind them was computed.
+        limit: the most that it may have given; the last token is computed for its output.
+        cached_next: what the cache holds behind ``matched`` in place of the prompt's own tokens,
+            along its most recently used path.
+        evicted: prompt tokens behind ``matched`` that were there before; why: "evicted", "flushed"
+            or "failed" (a pass did, and its KV with it); evicted_ago: seconds.
+        other: prompt tokens that the cache holds in the namespace that knows most of them, where
+            that is more than ``matched``.
+    """
+
+    matched: int = 0
+    limit: int = 0
+    cached_next: list[int] = []
+    evicted: int = 0
+    why: str = ""
+    evicted_ago: float = 0.0
+    other: int = 0
+
+
 class Done(msgspec.Struct, tag="done", omit_defaults=True):
     """The request has ended well.
 
@@ -161,6 +195,7 @@ class Done(msgspec.Struct, tag="done", omit_defaults=True):
         passes: forward passes this request took part in; queued: seconds before its first.
         forced: tokens written without a draw; drafted: tokens guessed ahead; accepted: of these,
             the ones that were then drawn.
+        embedding: of an Embed, float32 in native order.
     """
 
     request: int
@@ -178,6 +213,8 @@ class Done(msgspec.Struct, tag="done", omit_defaults=True):
     drafted: int = 0
     accepted: int = 0
     message: str = ""
+    embedding: bytes = b""
+    origin: Origin | None = None
 
 
 class Failed(msgspec.Struct, tag="failed", omit_defaults=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from srt.core.constraint import Constraint
 from srt.core.context import Context
-from srt.core.messages import Fill, Generate, Goal
+from srt.core.messages import Embed, Fill, Generate, Goal
 from srt.core.request import score_from
 from srt.core.segments import verify_score
 from srt.engine.info import EngineInfo
@@ -28,7 +28,7 @@ def verify(goal: Goal, context: Context, info: EngineInfo) -> None:
             "shorten the prompt or lower max_new_tokens"
         )
     verify_score(context.segments, score_from(goal))
-    probe = () if isinstance(goal, Fill) else goal.probe
+    probe = () if isinstance(goal, Fill | Embed) else goal.probe
     for token in (min(tokens), max(tokens), *probe):
         if not 0 <= token < info.vocab_size:
             raise ValueError(f"token id {token} is outside the vocabulary of {info.vocab_size}")

@@ -99,13 +99,13 @@ class Client:
             raise
         return inbox
 
-    async def control(self, op: str) -> Reply:
+    async def control(self, op: str, limit: int = 0) -> Reply:
         """Raises EngineLost."""
         number = self.new_id()
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._replies[number] = future
         try:
-            self.send(Control(number, op))
+            self.send(Control(number, op, limit))
             return await future
         finally:
             self._replies.pop(number, None)

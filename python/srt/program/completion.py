@@ -152,16 +152,21 @@ class Completion:
         """Why the engine can answer no more, None while it can."""
         return self.client.lost
 
-    async def control(self, op: str, seconds: float = 5.0) -> Reply:
-        """The engine's answer to "stats", "flush" or "ping".
+    async def control(self, op: str, seconds: float = 5.0, limit: int = 0) -> Reply:
+        """The engine's answer to a Control of ``op`` and ``limit``.
 
         Raises EngineLost, and TimeoutError where the engine is silent for ``seconds``.
         """
-        return await asyncio.wait_for(self.client.control(op), seconds)
+        return await asyncio.wait_for(self.client.control(op, limit), seconds)
 
-    def abort(self, rid: str | None = None) -> int:
-        """End requests named ``rid`` (None: all) with reason "abort"; return how many."""
-        chosen = [run for run in self._runs if rid is None or run.ask.rid == rid]
+    def abort(self, rid: str | None = None, owner: str | None = None) -> int:
+        """End requests named ``rid`` (None: all) of ``owner`` (None: of all) with reason "abort";
+        return how many."""
+        chosen = [
+            run
+            for run in self._runs
+            if (rid is None or run.ask.rid == rid) and (owner is None or run.ask.owner == owner)
+        ]
         for run in chosen:
             run.abort()
         return len(chosen)
@@ -224,6 +229,7 @@ class _Run:
             cached_tokens=shared.cached_tokens,
             passes=shared.passes,
             queued_seconds=shared.queued_seconds,
+            origin=shared.origin,
         )
 
     async def _prefill(self, context: int, opening: Verb) -> tuple[Done, Output]:
@@ -239,7 +245,7 @@ class _Run:
                     shared.prompt_logprobs.extend(event)
                 elif isinstance(event, Done):
                     shared.cached_tokens, shared.queued_seconds = event.cached, event.queued
-                    shared.passes = event.passes
+                    shared.passes, shared.origin = event.passes, event.origin
                     return event, shared
         raise RequestError("The engine ended a prompt without an answer.", code="internal_error")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from srt.core.messages import Done, Prompt, Tokens, TopPairs
+from srt.core.messages import Done, Origin, Prompt, Tokens, TopPairs
 from srt.tokenizer import Detokenizer
 
 
@@ -52,6 +52,7 @@ class Output:
         passes: forward passes that it took part in, its prompt's included; forced: tokens written
             without a draw; drafted: tokens guessed ahead; accepted: of these, the ones that were
             then drawn. Known when ``finish`` is set.
+        origin: why the rest of the prompt was not in the cache; known when ``finish`` is set.
         seconds: from submission to the last update.
     """
 
@@ -72,6 +73,7 @@ class Output:
     drafted: int = 0
     accepted: int = 0
     queued_seconds: float = 0.0
+    origin: Origin | None = None
     seconds: float = 0.0
 
     @property
@@ -123,6 +125,7 @@ class Assembler:
         output.forced, output.drafted = event.forced, event.drafted
         output.accepted = event.accepted
         output.queued_seconds = event.queued
+        output.origin = output.origin or event.origin
 
     def _ending_bytes(self) -> int:
         """Bytes of the last token, if it is one that ends the text."""

@@ -71,6 +71,7 @@ class Ask:
         prompt: token ids, int32.
         logprobs: None for none.
         rid: a name to abort by; need not be unique.
+        owner: whose it is; others do not find it by its ``rid``.
         namespace: requests share cached KV only within one.
         segments: texts of the prompt that are encoded side by side.
         score_choices: the constraint's choices are scored as wholes (``choose``).
@@ -84,6 +85,7 @@ class Ask:
     namespace: str = ""
     segments: Segments = ()
     score_choices: bool = False
+    owner: str = ""
 
     def verified(self, info: EngineInfo) -> Ask:
         """The same ask with every number within the engine's bounds.

@@ -6,36 +6,12 @@ Character by character: what comes out is a function of the text alone, however 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from itertools import groupby
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
-
-@dataclass(frozen=True, slots=True)
-class Words:
-    """Text that belongs to no call."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Begin:
-    """A call begins, of the function ``name``; calls are numbered from 0."""
-
-    call: int
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Arguments:
-    """The next piece of a call's arguments, JSON text."""
-
-    call: int
-    text: str
-
-
-Delta: TypeAlias = Words | Begin | Arguments
+from srt.program.deltas import Arguments, Begin, Delta, Words
 
 
 class ToolParser(Protocol):
@@ -53,20 +29,6 @@ class ToolParser(Protocol):
     def finish(self) -> list[Delta]:
         """What was held back, once the text has ended."""
         ...
-
-
-def joined(deltas: Iterable[Delta]) -> tuple[str, list[tuple[str, str]]]:
-    """The words, and name and arguments of each call."""
-    words, calls = "", list[tuple[str, str]]()
-    for delta in deltas:
-        if isinstance(delta, Words):
-            words += delta.text
-        elif isinstance(delta, Begin):
-            calls.append((delta.name, ""))
-        else:
-            name, text = calls[delta.call]
-            calls[delta.call] = name, text + delta.text
-    return words, calls
 
 
 BEGIN, END = "<tool_call>", "</tool_call>"

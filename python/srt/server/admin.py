@@ -16,6 +16,7 @@ from srt.core.sampling import SamplingParams
 from srt.program.completion import EngineLost
 from srt.program.request import CONSTRAINTS, Ask, RequestError
 from srt.server.body import read_body, read_optional_body
+from srt.server.caller import current
 from srt.server.errors import ServerError, json_response
 from srt.server.service import Service
 from srt.server.stream import unless_gone
@@ -152,11 +153,13 @@ async def abort_request(service: Service, request: Request) -> Response:
     body = await read_optional_body(request, AbortBody, service.body_limit)
     if not body.rid and not body.abort_all:
         raise RequestError("Give rid, or abort_all: true.", "rid")
+    caller = current.get()
+    owner = None if caller.admin else caller.tenant
     if body.abort_all:
-        count = service.completion.abort()
+        count = service.completion.abort(owner=owner)
     else:
         rids = [body.rid] if isinstance(body.rid, str) else body.rid or []
-        count = sum(service.completion.abort(rid) for rid in dict.fromkeys(rids))
+        count = sum(service.completion.abort(rid, owner) for rid in dict.fromkeys(rids))
     return json_response({"success": True, "aborted": count})
 
 

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from srt.program.completion import EngineLost
 from srt.program.request import RequestError
-from srt.server import admin, chat, completions, native
+from srt.server import admin, chat, completions, native, talk
 from srt.server.errors import ServerError, error_response
 from srt.server.guard import Guard
 from srt.server.service import Service
@@ -37,7 +37,7 @@ _GET: list[tuple[str, Handler]] = [
 _POST: list[tuple[str, Handler, type | None]] = [
     ("/generate", native.generate, native.GenerateBody),
     ("/v1/completions", completions.completions, completions.CompletionBody),
-    ("/v1/chat/completions", chat.chat_completions, chat.ChatBody),
+    ("/v1/chat/completions", chat.chat_completions, talk.ChatBody),
     ("/flush_cache", admin.flush_cache, None),
     ("/abort_request", admin.abort_request, admin.AbortBody),
     ("/tokenize", admin.tokenize, admin.TokenizeBody),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 from srt.config import Config
 from srt.core.ints import Ints, ints
@@ -12,6 +13,7 @@ from srt.program.completion import Completion
 from srt.program.merge import merge
 from srt.program.output import Output
 from srt.program.request import Ask, RequestError
+from srt.server.caller import current
 from srt.server.metrics import Metrics
 
 MAX_CHOICES = 4096  # completions one HTTP request may ask for
@@ -46,7 +48,7 @@ class Service:
         Raises RequestError, ``queue_full`` where they would wait behind too many.
         """
         self.admit(sum(ask.sampling.n for ask in asks))
-        verified = [ask.verified(self.info) for ask in asks]
+        verified = [self._owned(ask).verified(self.info) for ask in asks]
         async with aclosing(merge([self._measured(ask) for ask in verified])) as merged:
             ended: set[tuple[int, int]] = set()
             async for index, output in merged:
@@ -92,6 +94,14 @@ class Service:
             raise RequestError(
                 f"{field} holds token id {wrong}; ids are 0 to {self.info.vocab_size - 1}.", field
             ) from None
+
+    @staticmethod
+    def _owned(ask: Ask) -> Ask:
+        """The ask as its caller's: nobody else meets its KV or ends it."""
+        caller = current.get()
+        salt = f"{caller.namespace}{ask.namespace}"
+        priority = ask.priority + caller.priority
+        return replace(ask, owner=caller.tenant, namespace=salt, priority=priority)
 
     async def _measured(self, ask: Ask) -> AsyncGenerator[Output, None]:
         watch = self.metrics.watch()

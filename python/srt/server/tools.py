@@ -12,9 +12,10 @@ from typing import Any
 
 from srt.core.constraint import Constraint
 from srt.program.constraint import json_text
+from srt.program.deltas import Begin, Delta, Thought, Words, joined
 from srt.program.request import RequestError
 from srt.program.schema_check import first_fault
-from srt.program.tool_parser import Arguments, Begin, Delta, ToolParser, Words, joined
+from srt.program.tool_parser import ToolParser
 from srt.program.tools import Hermes, Tool, ToolFormat
 
 MAX_TOOLS = 128
@@ -225,6 +226,8 @@ def message_of(deltas: Sequence[Delta]) -> dict[str, Any]:
     """The assistant's message of a whole reply."""
     words, calls = joined(deltas)
     message: dict[str, Any] = {"role": "assistant", "content": words, "refusal": None}
+    if thoughts := "".join(delta.text for delta in deltas if isinstance(delta, Thought)):
+        message["reasoning_content"] = thoughts
     if calls:
         message["content"] = words or None
         message["tool_calls"] = [
@@ -238,12 +241,13 @@ def delta_of(delta: Delta) -> dict[str, Any]:
     """One delta as a stream shows it."""
     if isinstance(delta, Words):
         return {"content": delta.text}
+    if isinstance(delta, Thought):
+        return {"reasoning_content": delta.text}
     call: dict[str, Any] = {"index": delta.call}
     if isinstance(delta, Begin):
         call |= {"id": _new_id(), "type": "function",
                  "function": {"name": delta.name, "arguments": ""}}  # fmt: skip
     else:
-        assert isinstance(delta, Arguments)
         call["function"] = {"arguments": delta.text}
     return {"tool_calls": [call]}
 
