@@ -219,7 +219,9 @@ MUTATIONS = {
         Edit(RadixTree, "_offer", "(node.used,", "(-node.used,"),
         Edit(RadixTree, "evict", "node.used != used", "node.used != -used"),
     ],
-    "releasing is no use": [Edit(RadixTree, "unlock", "step.used = clock", "pass")],
+    "releasing is no use": [
+        Edit(RadixTree, "unlock", "step.used, step.at = clock, now", "pass")
+    ],
     "pins of shared pages": [
         Edit(RadixTree, "match", "if node.locks == 0:", "if node.locks <= 1:"),
     ],

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from operator import attrgetter
 from typing import NamedTuple
 
-from srt.core.ints import Ints
+from srt.core.ints import Ints, ints
 
 # Bits of a key, above every token id.
 OPENS = 1 << 29
@@ -57,6 +57,11 @@ def key(tokens: Ints, segments: Segments) -> Ints:
         if segment.start < len(marked):
             marked[segment.start] |= OPENS if segment.sees == segment.start else SIBLING
     return marked
+
+
+def unmarked(key: Ints) -> Ints:
+    """The tokens of a part of a key."""
+    return ints(token & (OPENS - 1) for token in key)
 
 
 def split(segments: Segments, start: int, end: int) -> Iterator[tuple[int, int, Segment]]:

@@ -167,6 +167,8 @@ class Planner:
     def _admit(self, request: Request) -> None:
         del self.waiting[request.id]
         self.running[request.id] = request
+        if request.cached < 0:
+            request.origin = self.store.origin(request.context, request.match_limit)
         self.store.acquire(request.context, request.match_limit)
         if request.cached < 0:
             request.cached = min(request.context.saved, request.prompt)

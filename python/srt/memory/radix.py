@@ -16,18 +16,25 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import time
 from collections.abc import Iterator
 
 from srt.core.ints import Ints, common_prefix, ints
+from srt.memory.lost import Lost, checksum
 from srt.memory.pages import PagePool
 
 Key = int | bytes
 
 
 class Node:
-    """The edge that leads here, and what hangs below."""
+    """The edge that leads here, and what hangs below.
 
-    __slots__ = ("children", "locks", "number", "pages", "parent", "tokens", "used")
+    ``depth`` tokens with checksum ``mark`` stand before the edge.
+    """
+
+    __slots__ = (
+        "at", "children", "depth", "locks", "mark", "number", "pages", "parent", "tokens", "used",
+    )  # fmt: skip
 
     def __init__(self, number: int, parent: Node | None, tokens: Ints, pages: Ints) -> None:
         self.number = number
@@ -37,6 +44,9 @@ class Node:
         self.children: dict[Key, Node] = {}
         self.locks = 0
         self.used = 0  # clock of the last use, for LRU
+        self.at = 0.0  # time.monotonic() of it
+        self.depth: int = 0 if parent is None else parent.depth + len(parent.tokens)
+        self.mark: int = 0 if parent is None else checksum(parent.tokens, parent.mark)
 
 
 class RadixTree:
@@ -53,6 +63,7 @@ class RadixTree:
         self.protected = 0
         self.version = 0
         self.evicted = 0  # pages, since the start
+        self.lost = Lost()
         self._roots: dict[str, Node] = {}
         self._namespaces: dict[int, str] = {}  # by the root's number
         self._numbers = itertools.count()
@@ -98,7 +109,7 @@ class RadixTree:
         Returns the node now locked and the pages gained.
         """
         gained = ints()
-        clock = next(self._clock)
+        clock, now = next(self._clock), time.monotonic()
         while True:
             child, length = self._child(node, tokens, start, limit)
             if child is None:
@@ -110,7 +121,7 @@ class RadixTree:
                 self.evictable -= len(child.pages)
                 self.protected += len(child.pages)
             child.locks += 1
-            child.used = clock
+            child.used, child.at = clock, now
             gained.extend(child.pages)
             start += length
             node = child
@@ -118,11 +129,11 @@ class RadixTree:
 
     def unlock(self, node: Node) -> None:
         """Give back one lock on ``node`` and so on all its path."""
-        clock = next(self._clock)
+        clock, now = next(self._clock), time.monotonic()
         step: Node | None = node
         while step is not None:
             step.locks -= 1
-            step.used = clock
+            step.used, step.at = clock, now
             if step.locks == 0 and step.parent is not None:
                 self.version += 1
                 self.evictable += len(step.pages)
@@ -161,17 +172,18 @@ class RadixTree:
             at = start + len(kept) * self.page_size
             leaf = Node(next(self._numbers), node, tokens[at:end], rest)
             leaf.locks = 1
-            leaf.used = next(self._clock)
+            leaf.used, leaf.at = next(self._clock), time.monotonic()
             node.children[self._key(tokens, at)] = leaf
             self.protected += len(rest)
             self.version += 1
             node = leaf
         return node, kept + rest, spare
 
-    def evict(self, count: int) -> int:
+    def evict(self, count: int, why: str = "evicted") -> int:
         """Free at least ``count`` pages if so many are evictable, least recently used leaves first.
 
-        A leaf longer than needed loses its tail only. Returns the pages freed.
+        A leaf longer than needed loses its tail only; ``why`` is remembered in ``lost``. Returns
+        the pages freed.
         """
         freed = 0
         while freed < count and self._heap:
@@ -181,6 +193,7 @@ class RadixTree:
             cut = min(len(node.pages), count - freed)
             self.pool.give(node.pages[-cut:])
             key = self._key(node.tokens, 0)
+            self._lose(node, why)
             del node.pages[-cut:], node.tokens[-cut * self.page_size :]
             self.evictable -= cut
             self.evicted += cut
@@ -196,15 +209,39 @@ class RadixTree:
             self._drop_root_if_empty(parent)
         return freed
 
-    def clear(self) -> int:
+    def clear(self, why: str = "flushed") -> int:
         """Evict all that is evictable. Returns the pages freed."""
-        return self.evict(self.evictable)
+        return self.evict(self.evictable, why)
 
     # -- auditing --------------------------------------------------------------------------------
 
     def root(self, namespace: str) -> Node | None:
         """Where the paths of ``namespace`` begin."""
         return self._roots.get(namespace)
+
+    def namespace(self, node: Node) -> str:
+        """Whose path ``node`` is on."""
+        while node.parent is not None:
+            node = node.parent
+        return self._namespaces[node.number]
+
+    @property
+    def namespaces(self) -> list[str]:
+        """Those with a root."""
+        return list(self._roots)
+
+    def walk(self, tokens: Ints, limit: int, namespace: str) -> Iterator[tuple[Node, int]]:
+        """The nodes on the path of ``tokens[:limit]`` from the root on, each with how many tokens
+        of it match: all but for the last one's."""
+        node, length, done = self._roots.get(namespace), 0, 0
+        while node is not None:
+            yield node, length
+            done += length
+            if length < len(node.tokens):
+                return
+            node, length = self._child(node, tokens, done, limit)
+            if not length:
+                return
 
     def nodes(self) -> Iterator[Node]:
         """Every node with an edge, parents first."""
@@ -260,12 +297,18 @@ class RadixTree:
         parent = node.parent
         assert parent is not None
         upper = Node(next(self._numbers), parent, node.tokens[:length], node.pages[:pages])
-        upper.locks, upper.used = node.locks, node.used
+        upper.locks, upper.used, upper.at = node.locks, node.used, node.at
         parent.children[self._key(node.tokens, 0)] = upper
         node.tokens, node.pages = node.tokens[length:], node.pages[pages:]
         node.parent = upper
+        node.depth, node.mark = upper.depth + length, checksum(upper.tokens, upper.mark)
         upper.children[self._key(node.tokens, 0)] = node
         return upper
+
+    def _lose(self, node: Node, why: str) -> None:
+        """Remember an edge that is about to be cut."""
+        place = (self.namespace(node), node.depth, node.mark, node.tokens[0])
+        self.lost.note(place, node.number, node.tokens, why)
 
     def _offer(self, node: Node) -> None:
         """Note an evictable leaf."""

@@ -14,7 +14,9 @@ from typing import NamedTuple, cast
 
 from srt.core.context import Context
 from srt.core.ints import Ints, ints
+from srt.core.messages import Origin
 from srt.core.segments import Segments, cut, verify
+from srt.memory.origin import origin_of
 from srt.memory.pages import PagePool
 from srt.memory.radix import Node, RadixTree
 
@@ -100,6 +102,12 @@ class Store:
             return Match(0, 0, ())
         return Match(*self.tree.match(context.key, limit, context.namespace))
 
+    def origin(self, context: Context, limit: int) -> Origin:
+        """Why the cache holds no more of the context; before ``acquire(context, limit)``."""
+        if not self.share:
+            return Origin(0, limit)
+        return origin_of(self.tree, context.key, limit, context.namespace)
+
     def acquire(self, context: Context, limit: int) -> int:
         """Lock the longest cached prefix of at most ``limit`` tokens, for an idle context, or move
         an active one's lock further where the cache now holds more. Returns the tokens gained."""
@@ -161,9 +169,9 @@ class Store:
         context.shared = context.ready = context.saved = 0
         del self._active[context.id]
 
-    def flush(self) -> int:
+    def flush(self, why: str = "flushed") -> int:
         """Forget all KV that nobody uses. Returns the tokens forgotten."""
-        return self.tree.clear() * self.page_size
+        return self.tree.clear(why) * self.page_size
 
     # -- auditing --------------------------------------------------------------------------------
 

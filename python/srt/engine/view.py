@@ -1,0 +1,86 @@
+"""View: the engine of this moment as plain data, for somebody who watches: the hot part of the
+radix tree, who runs, who waits."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from srt.core.messages import Generate
+from srt.core.request import Request
+from srt.core.segments import unmarked
+from srt.engine.planner import Planner
+from srt.memory.radix import Node, RadixTree
+
+MAX_ENTRIES = 1024  # of each list
+TEXT_IDS = 16
+
+
+def view(
+    planner: Planner, requests: Iterable[Request], stats: Mapping[str, float], limit: int
+) -> dict[str, Any]:
+    """At most ``limit`` nodes and requests of each kind; those nodes' ancestors come with them."""
+    limit = max(0, min(limit, MAX_ENTRIES))
+    now = time.monotonic()
+    queued = [r for r in requests if r.id not in planner.running]
+    return {
+        "tree": _tree(planner.store.tree, limit, now),
+        "running": [_request(r, now) for r in list(planner.running.values())[:limit]],
+        "waiting": [_request(r, now) for r in queued[:limit]],
+        "compiling": len(queued) - len(planner.waiting),
+        "stats": dict(stats),
+    }
+
+
+def _tree(tree: RadixTree, limit: int, now: float) -> dict[str, Any]:
+    """The hottest nodes: in use, then used last, then the largest."""
+    total = 0
+
+    def counted() -> Iterable[Node]:
+        nonlocal total
+        for node in tree.nodes():
+            total += 1
+            yield node
+
+    hottest = heapq.nlargest(limit, counted(), key=lambda n: (n.locks > 0, n.used, len(n.tokens)))
+    shown: dict[int, Node] = {}
+    for node in hottest:
+        step: Node | None = node
+        while step is not None and step.number not in shown:
+            shown[step.number] = step
+            step = step.parent
+    nodes = [_node(tree, node, now) for node in shown.values() if node.parent is not None]
+    return {"nodes": nodes, "total_nodes": total, "shown": len(nodes)}
+
+
+def _node(tree: RadixTree, node: Node, now: float) -> dict[str, Any]:
+    assert node.parent is not None
+    return {
+        "id": node.number,
+        "parent": -1 if node.parent.parent is None else node.parent.number,
+        "tokens": len(node.tokens),
+        "depth": node.depth + len(node.tokens),
+        "locks": node.locks,
+        "children": len(node.children),
+        "age": now - node.at,
+        "text_ids": list(unmarked(node.tokens[:TEXT_IDS])),
+        "namespace": tree.namespace(node),
+    }
+
+
+def _request(request: Request, now: float) -> dict[str, Any]:
+    goal = request.goal
+    limit = goal.sampling.max_new_tokens if isinstance(goal, Generate) else 0
+    return {
+        "context": request.context.id,
+        "request": request.id,
+        "prompt": request.prompt,
+        "cached": max(request.cached, 0),
+        "drawn": request.drawn,
+        "max_new_tokens": limit,
+        "work": request.context.work,
+        "seconds": now - request.received,
+        "goal": type(goal).__name__.lower(),
+    }

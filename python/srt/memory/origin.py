@@ -1,0 +1,65 @@
+"""Origin: why the rest of a prompt was not in the cache. Reads the tree, changes nothing."""
+
+from __future__ import annotations
+
+import time
+from itertools import islice
+
+from srt.core.ints import Ints, common_prefix
+from srt.core.messages import Origin
+from srt.core.segments import unmarked
+from srt.memory.lost import checksum
+from srt.memory.radix import Node, RadixTree
+
+SHOWN = 16  # tokens of what the cache holds instead
+MAX_NAMESPACES = 64  # looked into
+MAX_CHILDREN = 16  # compared, the youngest
+
+
+def origin_of(tree: RadixTree, tokens: Ints, limit: int, namespace: str) -> Origin:
+    """What ``tree`` knows of ``tokens``, of which ``limit`` may come from the cache.
+
+    To be called before the tree is changed on behalf of ``tokens``.
+    """
+    path = list(tree.walk(tokens, limit, namespace))
+    matched = sum(length for _, length in path)
+    found = Origin(matched, limit)
+    if limit - matched < tree.page_size:
+        return found
+    _past(tree, tokens, namespace, path, found)
+    if path:
+        found.cached_next = list(
+            unmarked(_instead(*path[-1], tokens[matched : matched + tree.page_size]))
+        )
+    spaces = [space for space in tree.namespaces[:MAX_NAMESPACES] if space != namespace]
+    other = max((tree.match(tokens, limit, space)[0] for space in spaces), default=0)
+    found.other = other if other > matched else 0
+    return found
+
+
+def _past(
+    tree: RadixTree, tokens: Ints, namespace: str, path: list[tuple[Node, int]], found: Origin
+) -> None:
+    """What was there before, behind any node of the path."""
+    starts = [(node.depth, node.mark) for node, _ in path if node.parent is not None] or [(0, 0)]
+    if path and path[-1][1] == len(path[-1][0].tokens):
+        node = path[-1][0]
+        starts.append((node.depth + len(node.tokens), checksum(node.tokens, node.mark)))
+    for depth, mark in starts:
+        end, edge = tree.lost.follow(namespace, tokens, found.limit, depth, mark)
+        if edge is not None and end - found.matched > found.evicted:
+            found.evicted, found.why = end - found.matched, edge.why
+            found.evicted_ago = time.monotonic() - edge.at
+
+
+def _instead(node: Node, length: int, wanted: Ints) -> Ints:
+    """The tokens that the cache holds in place of ``wanted``: along the child that agrees longest
+    with it, of several such ones the most recently used."""
+    count = len(wanted) + SHOWN
+    if length < len(node.tokens):
+        return node.tokens[length : length + count]
+    children = list(islice(reversed(node.children.values()), MAX_CHILDREN))
+    if not children:
+        return node.tokens[:0]
+    nearest = max(children, key=lambda child: (common_prefix(child.tokens, wanted), child.used))
+    return nearest.tokens[:count]
