@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
+from benchmark.serving import overhead
 from benchmark.serving.http import HttpError
 from benchmark.serving.options import arrivals, parser, targets, workload
 from benchmark.serving.report import environment, table
@@ -23,11 +24,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     nothing could be measured."""
     options = parser().parse_args(arguments)
     try:
-        columns = asyncio.run(_measure(options))
+        measured = overhead.run(options) if options.http_overhead else _measure(options)
+        columns = asyncio.run(measured)
     except (ValueError, OSError, ImportError, HttpError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(table([(column.target.name, column.typical) for column in columns]))
+    if options.http_overhead:
+        print(overhead.report(columns))
     if options.output_file:
         _write(options, columns)
     return 0 if _verdict(columns) else 1

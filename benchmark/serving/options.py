@@ -146,6 +146,12 @@ def _add_run(group: Any) -> None:
     add("--warmup-requests", type=int, default=4, help="not measured; default: %(default)s")
     add("--flush-cache", action="store_true", help="empty the prefix cache before every run")
     add("--timeout", type=float, default=600.0, help="seconds a request may take")
+    add(
+        "--http-overhead",
+        action="store_true",
+        help="instead of all that: launch a server, and measure what HTTP adds to each token",
+    )
+    add("--clients", type=int, default=1000, help="streams at once, of --http-overhead")
     add("--output-file", default="", help="append one JSON line a run")  # fmt: skip
 
 

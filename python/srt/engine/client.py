@@ -13,10 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from srt.core.messages import Control, Done, Event, Failed, Reply, Verb
 from srt.engine.info import EngineInfo
+
+log = logging.getLogger("srt.engine")
+RETRY_SECONDS = 0.01  # until a message that was not taken is sent once more
 
 
 class EngineLost(RuntimeError):
@@ -60,7 +64,8 @@ class Inbox:
 
 
 class Client:
-    """Sends verbs through ``transmit`` and sorts the events that come back.
+    """Sends verbs through ``transmit`` and sorts the events that come back. ``transmit`` raises
+    OSError where it takes none of them.
 
     Every method belongs to the event loop that the client was made on.
     """
@@ -69,6 +74,7 @@ class Client:
         self.info = info
         self.lost: EngineLost | None = None
         self._transmit = transmit
+        self._unsent: list[Verb] = []
         self._ids = itertools.count(1)
         self._inboxes: dict[int, Inbox] = {}
         self._replies: dict[int, asyncio.Future[Reply]] = {}
@@ -83,10 +89,25 @@ class Client:
         return len(self._inboxes)
 
     def send(self, *verbs: Verb) -> None:
-        """Raises EngineLost."""
+        """In order, and again in a while where the transport does not take them now. Raises
+        EngineLost."""
         if self.lost is not None:
             raise self.lost.again()
-        self._transmit(verbs)
+        waiting = bool(self._unsent)
+        self._unsent += verbs
+        if not waiting:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self.lost is not None or not self._unsent:
+            return
+        try:
+            self._transmit(self._unsent)
+        except OSError as error:
+            log.warning("a message to the engine was not taken, once more: %s", error)
+            asyncio.get_running_loop().call_later(RETRY_SECONDS, self._flush)
+        else:
+            self._unsent = []
 
     def submit(self, request: int, verbs: Sequence[Verb]) -> Inbox:
         """Send ``verbs``, one of which is the Advance of ``request``. Raises EngineLost."""

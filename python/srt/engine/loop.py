@@ -13,7 +13,7 @@ from srt.engine.engine import Engine
 log = logging.getLogger("srt.engine")
 AUDIT_SECONDS = 10.0  # least time between two audits of an idle engine
 IDLE_SECONDS = 1.0
-COMPILING_SECONDS = 0.001  # between two looks at whether a grammar is there
+SOON_SECONDS = 0.001  # until it is asked again whether a grammar is there, or events are taken
 
 
 class Channel(Protocol):
@@ -23,25 +23,34 @@ class Channel(Protocol):
         """All verbs at hand, waiting at most so long for the first; None: the client is gone."""
         ...
 
-    def emit(self, events: Sequence[Event]) -> None: ...
+    def emit(self, events: Sequence[Event]) -> None:
+        """Raises OSError where none of them was taken."""
+        ...
 
 
 def serve(engine: Engine, channel: Channel) -> None:
     """Until the client is gone."""
     audited, passes = time.monotonic(), 0
+    events: list[Event] = []  # that were not taken yet
     while True:
-        idle = COMPILING_SECONDS if engine.compiling else IDLE_SECONDS
+        idle = SOON_SECONDS if engine.compiling or events else IDLE_SECONDS
         verbs = channel.receive(0.0 if engine.busy else idle)
         if verbs is None:
             return
-        events = engine.handle(verbs) if verbs or engine.compiling else []
+        if verbs or engine.compiling:
+            events += engine.handle(verbs)
         if engine.busy:
             events += engine.step()
         elif passes != engine.stats.passes and time.monotonic() - audited > AUDIT_SECONDS:
             audited, passes = time.monotonic(), engine.stats.passes
             audit(engine)
         if events:
-            channel.emit(events)
+            try:
+                channel.emit(events)
+            except OSError as error:
+                log.warning("events were not taken, once more: %s", error)
+            else:
+                events = []
 
 
 def audit(engine: Engine) -> None:

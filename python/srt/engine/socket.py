@@ -56,7 +56,10 @@ class SocketChannel:
                 log.error("dropped a malformed frame of %d bytes: %s", len(frame), error)
 
     def emit(self, events: Sequence[Event]) -> None:
-        self._socket.send(encode(list(events)))
+        try:
+            self._socket.send(encode(list(events)))
+        except zmq.ZMQError as error:
+            raise OSError(error.errno, str(error)) from error
 
     def close(self) -> None:
         """Waits, as long as the linger lasts, for what was emitted to be out."""

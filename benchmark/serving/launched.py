@@ -1,0 +1,101 @@
+"""Launched: a server started for the measurement, as its users start it, and watched."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from benchmark.serving.endpoint import Asking, Endpoint
+from benchmark.serving.result import Call, Result
+from benchmark.serving.target import Target
+
+PYTHON = Path(__file__).resolve().parents[2] / "python"
+READY_SECONDS = 120.0
+SAMPLE_SECONDS = 0.05
+_READY = re.compile(r"sglang serving \S+ at (http://\S+) ")
+
+
+@dataclass
+class Cost:
+    """Of one process: CPU seconds so far; resident bytes now, and the most that were seen."""
+
+    cpu: float = 0.0
+    resident: int = 0
+    peak: int = 0
+
+
+class Launched(Target):
+    """``arguments`` are those of ``sglang.launch_server``. The costs are of the server process and
+    of its engine, each without the other."""
+
+    def __init__(self, arguments: list[str], protocol: str, asking: Asking) -> None:
+        self.name = f"server, {protocol}"
+        self._arguments, self._protocol, self._asking = arguments, protocol, asking
+        self._process: asyncio.subprocess.Process | None = None
+        self._endpoint: Endpoint | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self.server, self.engine = Cost(), Cost()
+
+    async def start(self) -> None:
+        """Raises OSError where the server does not start."""
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "sglang.launch_server", "--port", "0", *self._arguments,
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(PYTHON)},
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        line = await asyncio.wait_for(self._process.stdout.readline(), READY_SECONDS)
+        found = _READY.match(line.decode())
+        if found is None:
+            raise OSError(f"the server did not start; it said {line!r}")
+        self._endpoint = Endpoint(self._protocol, found[1], self._asking)
+        await self._endpoint.start()
+        self._watch = asyncio.create_task(self._sample())
+
+    async def _sample(self) -> None:
+        assert self._process is not None
+        server = psutil.Process(self._process.pid)
+        processes = [(server, self.server), (server.children()[0], self.engine)]
+        while True:
+            for process, cost in processes:
+                with contextlib.suppress(psutil.Error):
+                    times = process.cpu_times()
+                    cost.cpu = times.user + times.system
+                    cost.resident = process.memory_info().rss
+                    cost.peak = max(cost.peak, cost.resident)
+            await asyncio.sleep(SAMPLE_SECONDS)
+
+    async def answer(self, call: Call, result: Result) -> None:
+        assert self._endpoint is not None
+        await self._endpoint.answer(call, result)
+
+    async def flush(self) -> None:
+        assert self._endpoint is not None
+        await self._endpoint.flush()
+
+    async def counters(self) -> dict[str, float]:
+        """The engine's, and what the processes have cost so far."""
+        assert self._endpoint is not None
+        await asyncio.sleep(2 * SAMPLE_SECONDS)
+        costs = {"server_cpu_seconds": self.server.cpu, "engine_cpu_seconds": self.engine.cpu}
+        return {**await self._endpoint.counters(), **costs}
+
+    async def close(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._endpoint is not None:
+            await self._endpoint.close()
+        if self._process is not None and self._process.returncode is None:
+            self._process.terminate()
+            try:
+                await asyncio.wait_for(self._process.wait(), 10)
+            except asyncio.TimeoutError:
+                self._process.kill()
+                await self._process.wait()
