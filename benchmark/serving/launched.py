@@ -81,10 +81,14 @@ class Launched(Target):
         await self._endpoint.flush()
 
     async def counters(self) -> dict[str, float]:
-        """The engine's, and what the processes have cost so far."""
+        """The engine's, and what the processes have cost so far: CPU, and the most memory."""
         assert self._endpoint is not None
         await asyncio.sleep(2 * SAMPLE_SECONDS)
-        costs = {"server_cpu_seconds": self.server.cpu, "engine_cpu_seconds": self.engine.cpu}
+        costs = {
+            "server_cpu_seconds": self.server.cpu,
+            "engine_cpu_seconds": self.engine.cpu,
+            "server_grown_bytes": self.server.peak,
+        }
         return {**await self._endpoint.counters(), **costs}
 
     async def close(self) -> None:

@@ -14,7 +14,7 @@ from benchmark.serving.offline import Offline
 from benchmark.serving.session import Column, Work, measure
 from benchmark.serving.workload import Tokens, random_lengths
 
-INPUT, OUTPUT = (16, 48), (16, 16)
+INPUT = (16, 48)  # tokens
 SPARE = 64  # descriptors besides those of the connections
 
 
@@ -25,7 +25,8 @@ async def run(options: argparse.Namespace) -> list[Column]:
     """
     _allow(options.clients + SPARE)
     rng, tokens = random.Random(f"overhead {options.seed}"), Tokens(*options.token_range)
-    work = random_lengths(rng, tokens, options.clients, input_len=INPUT, output_len=OUTPUT)
+    output = (options.output_len, options.output_len)
+    work = random_lengths(rng, tokens, options.clients, input_len=INPUT, output_len=output)
     settings = {"log_level": "warning", "dtype": "float32"}
     flags = ["--log-level", "warning", "--dtype", "float32"]
     if options.model_path:
