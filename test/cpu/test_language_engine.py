@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 import threading
 import time
@@ -248,6 +249,22 @@ def test_the_cache_is_flushed_and_counted(backend: Any) -> None:
     assert sgl.get_server_info(backend)["stats"]["evictable_tokens"] == 0
 
 
+def test_embeddings(backend: Any, engine: sgl.Engine) -> None:
+    one = backend.encode("The quick brown fox")
+    assert math.hypot(*one["embedding"]) == pytest.approx(1.0, abs=1e-5)
+    assert one["meta_info"]["prompt_tokens"] == len(engine.tokenizer.encode("The quick brown fox"))
+    both = backend.encode(["The quick brown fox", "lazy dog"], pooling="mean", normalize=False)
+    want = engine.encode(["The quick brown fox", "lazy dog"], pooling="mean", normalize=False)
+    for found, wanted in zip(both, want):
+        assert found["embedding"] == pytest.approx(wanted["embedding"], abs=1e-4)
+    assert both[0]["embedding"] != pytest.approx(both[1]["embedding"], abs=1e-2)
+    with pytest.raises(sgl.BackendError, match="pooling"):
+        backend.encode("a", pooling="max")
+    ids = list(engine.tokenizer.encode("lazy dog"))
+    found = asyncio.run(engine.async_encode(input_ids=ids))
+    assert found["embedding"] == pytest.approx(engine.encode("lazy dog")["embedding"], abs=1e-5)
+
+
 def test_shutdown_ends_the_threads_and_later_calls(settings: dict[str, Any]) -> None:
     before = set(threading.enumerate())
     engine = sgl.Engine(**settings)
@@ -269,8 +286,6 @@ def test_settings_are_checked(settings: dict[str, Any]) -> None:
         sgl.Engine(model_path="/nowhere/at/all")
     with pytest.raises(sgl.BackendError, match="nowhere"):
         sgl.Runtime(model_path="/nowhere/at/all")
-    with pytest.raises(sgl.Unsupported, match="encode"):
-        sgl.Engine.encode(None)
 
 
 @sgl.function

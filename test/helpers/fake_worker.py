@@ -4,6 +4,7 @@ shared wrongly, evicted while in use or read before it is written changes the te
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection, Iterable
 
 from srt.core.batch import NONE_ALLOWED, Batch, Drawn, Row, RowOutput, Sample, StepResult
@@ -51,6 +52,12 @@ def draw(
 def logprob(tokens: list[int], token: int) -> float:
     """The 'log-probability' of ``token`` after ``tokens``."""
     return -((next_token(tokens) * 13 + token) % 89) / 10
+
+
+def hidden_state(tokens: list[int]) -> list[float]:
+    """The 'hidden state' of the last of ``tokens``: whole numbers, whose sums are exact."""
+    value = next_token(tokens)
+    return [float(value), float(value * len(tokens) % 7), 1.0]
 
 
 class FakeWorker:
@@ -115,6 +122,9 @@ class FakeWorker:
             out.logprob, out.top = drawn.logprob, drawn.top
         if row.tip_top:
             out.top = [(next_token(seen), -0.5)]
+        if row.pool >= 0:
+            states = [hidden_state(seen[: i + 1]) for i in range(row.start + row.pool, end)]
+            out.pooled = array("d", map(sum, zip(*states)))
         return out
 
     @staticmethod

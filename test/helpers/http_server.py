@@ -21,6 +21,7 @@ from helpers.toy_tokenizer import byte_level
 from srt.config import Config
 from srt.program.completion import Completion
 from srt.server.app import make_app
+from srt.server.protocol import protocol
 from srt.server.service import Service
 from srt.tokenizer import Tokenizer
 
@@ -101,9 +102,14 @@ def serve_text(directory: Path, config: Config | None = None, **options: Any) ->
             app = make_app(service)
             server = uvicorn.Server(
                 uvicorn.Config(app, port=0, log_config=None, lifespan="off",
-                               http="httptools", ws="none", timeout_graceful_shutdown=1)
+                               http=protocol(config.edge), ws="none",
+                               timeout_keep_alive=config.edge.keep_alive_timeout,
+                               timeout_graceful_shutdown=1, access_log=False)
             )  # fmt: skip
-            listener = socket.create_server(("127.0.0.1", 0))
+            # asyncio sends at once (TCP_NODELAY) where the protocol is named, as the launcher does.
+            listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+            listener.bind(("127.0.0.1", 0))
+            listener.listen(1024)
             made.extend([app, service, server, listener.getsockname()[1]])
             ready.set()
             await server.serve([listener])

@@ -9,6 +9,7 @@ breaks a promise.
 from __future__ import annotations
 
 import random
+from array import array
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -20,6 +21,7 @@ from helpers.fake_worker import (
     FakeWorker,
     draw,
     fake_info,
+    hidden_state,
     logprob,
     next_token,
 )
@@ -34,6 +36,7 @@ from srt.core.messages import (
     Control,
     Distribution,
     Done,
+    Embed,
     Event,
     Failed,
     Fill,
@@ -290,7 +293,9 @@ class History:
             return Generate(sampling, top, start)
         if kind < 0.84:
             return Score(start=r.randint(0, length))
-        return Fill() if kind < 0.92 else Distribution(top=1)
+        if kind < 0.94:
+            return Fill() if kind < 0.89 else Distribution(top=1)
+        return Embed(r.choice(["last", "mean"]))
 
     def _constraint(self) -> Constraint | None:
         if self.random.random() < 0.6:
@@ -377,6 +382,15 @@ class History:
             assert asked.scores == scores, "log-probabilities of the prompt have changed"
         if isinstance(goal, Distribution):
             assert event.top == [(next_token(asked.prompt), -0.5)]
+        if isinstance(goal, Embed):
+            self._check_embedding(asked, goal, event.embedding)
+
+    def _check_embedding(self, asked: Asked, goal: Embed, found: bytes) -> None:
+        places = range(1 if goal.pooling == "mean" else len(asked.prompt), len(asked.prompt) + 1)
+        states = [hidden_state(asked.prompt[:i]) for i in places]
+        want = array("f", [sum(column) / len(states) for column in zip(*states)])
+        assert found == want.tobytes(), "an embedding has changed"
+        self.seen[f"embeddings by {goal.pooling}"] += 1
 
     def _check_logprobs(self, asked: Asked) -> None:
         """One for every drawn token, that of the token."""

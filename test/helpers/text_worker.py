@@ -4,6 +4,7 @@ programs are tested against the real scheduler and memory in milliseconds a requ
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Sequence
 
 from srt.config import Config
@@ -24,6 +25,12 @@ def drawn(tokens: Sequence[int], vocab: int, seed: int = 0) -> int:
 def logprob_of(tokens: Sequence[int], token: int, vocab: int) -> float:
     """The 'log-probability' of ``token`` after ``tokens``."""
     return -((drawn(tokens, vocab) * 13 + token) % 89) / 10
+
+
+def hidden_state(tokens: Sequence[int], vocab: int) -> list[float]:
+    """The 'hidden state' of the last of ``tokens``."""
+    value = drawn(tokens, vocab)
+    return [float(value), float(value * len(tokens) % 7), 1.0, -2.0]
 
 
 class TextWorker:
@@ -67,6 +74,13 @@ class TextWorker:
             out.logprob = logprob_of(seen, out.token, self.vocab)
             out.top = self._top(seen, max(row.sample.top, 0))
             out.probe = self._probe(seen, row.probe)
+        elif row.tip_top or row.probe:
+            out.top = self._top(seen, row.tip_top)
+            out.probe = self._probe(seen, row.probe)
+        if row.pool >= 0:
+            places = range(row.start + row.pool, end)
+            states = [hidden_state(seen[: i + 1], self.vocab) for i in places]
+            out.pooled = array("d", map(sum, zip(*states)))
         return out
 
     def _top(self, seen: Sequence[int], count: int) -> list[tuple[int, float]]:
@@ -93,6 +107,7 @@ def text_engine(
         model_path="toy", architecture="Toy", dtype="none", device="none",
         vocab_size=tokenizer.vocab_size, context_length=context, capacity=capacity, page_size=1,
         max_running_requests=running, max_queued_requests=queued, eos=tokenizer.eos_ids,
+        hidden_size=4,
     )  # fmt: skip
     config = config or Config.of(max_running_requests=running, max_queued_requests=queued)
     return LocalEngine(config, tokenizer.token_bytes, (worker, info)), worker

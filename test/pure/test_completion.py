@@ -53,7 +53,7 @@ def play(tokenizer: Tokenizer) -> Callable[..., Any]:
 async def idle(completion: Completion) -> dict[str, Any]:
     """The statistics once nothing is running; asserts that the books balance."""
     assert completion.pending == 0
-    assert not completion._runs
+    assert not completion.runs
     for _ in range(200):
         stats = (await completion.control("stats")).data
         if stats["running"] == stats["waiting"] == stats["contexts"] == 0:

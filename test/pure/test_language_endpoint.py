@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -247,7 +248,8 @@ def test_a_runtime_that_does_not_start_shows_its_log(monkeypatch: pytest.MonkeyP
 
     def broken(command: list[str], **options: Any) -> subprocess.Popen:
         assert command[1:3] == ["-m", "sglang.launch_server"]
-        assert command[5:] == ["--page-size", "16", "--no-enable-metrics", "--log-requests"]
+        assert command[5:-2] == ["--page-size", "16", "--no-enable-metrics", "--log-requests"]
+        assert command[-2:] == ["--exit-with-parent", str(os.getpid())]
         code = "import sys; print('no such model'); sys.exit(3)"
         return real([sys.executable, "-c", code], **options)
 

@@ -29,6 +29,7 @@ VERBS: list[Any] = [
     m.Advance(1, 12, m.Generate(SamplingParams())),
     m.Advance(1, 13, m.Score(4, 2, (1,))),
     m.Advance(1, 14, m.Distribution(8, (0,))),
+    m.Advance(1, 15, m.Embed("mean")),
     m.Close(1),
     m.Control(15, "flush"),
 ]
@@ -39,6 +40,8 @@ EVENTS: list[Any] = [
     m.Done(10, "stop", "\n", 12, 5, 4, 3, 7, 0.125),
     m.Done(11, "stop", 2),
     m.Done(12, "done", top=[(3, -0.1)], probe=[-4.0]),
+    m.Done(15, "done", embedding=b"\x00\x00\x80?"),
+    m.Done(16, "stop", origin=m.Origin(3, 8, [5, 6], 2, "evicted", 1.5, 4)),
     m.Failed(13, "capacity", "100 tokens wanted; 50 are there"),
     m.Reply(15, False, "busy", {"running": 3, "used": [1, 2], "nested": {"a": None}}),
 ]

@@ -33,8 +33,7 @@ MUTATIONS = {
         Edit(RadixTree, "_split", "node.pages[:pages])", "node.pages[: pages - 1])"),
     ],
     "a split forgets the locks": [
-        Edit(RadixTree, "_split", "upper.locks, upper.used = node.locks, node.used",
-             "upper.used = node.used"),
+        Edit(RadixTree, "_split", "upper.locks, upper.used, upper.at =", "_, upper.used, upper.at ="),
     ],
     "pins are not counted": [
         Edit(RadixTree, "match", "if node.locks == 0:", "if False:"),
@@ -65,6 +64,9 @@ MUTATIONS = {
     ],
     "scored positions come from the cache": [
         Edit(Request, "match_limit", "return min(length, self.unscored) - 1", "return length - 1"),
+    ],
+    "averaged positions come from the cache": [
+        Edit(Request, "match_limit", "return min(length - 1, self.summed)", "return length - 1"),
     ],
     "the random number is of the wrong position": [
         Edit(rows, "_samples", "request.drawn + i)", "request.drawn + i + 1)"),
@@ -118,7 +120,7 @@ MUTATIONS = {
     ],
     "a failed pass is believed": [
         Edit(Engine, "_fail_batch", "keep=False", "keep=True"),
-        Edit(Engine, "_fail_batch", "self.store.flush()", "pass"),
+        Edit(Engine, "_fail_batch", 'self.store.flush("failed")', "pass"),
     ],
     "an aborted request stays in the queue": [
         Edit(Planner, "drop", "self.waiting.pop(request.id, None)", "pass"),

@@ -39,6 +39,8 @@ USUAL = {
     "accepted drafts": 180,
     "rejected drafts": 180,
     "dead ends": 140,
+    "embeddings by last": 40,
+    "embeddings by mean": 40,
 }
 
 

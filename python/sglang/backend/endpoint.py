@@ -37,8 +37,10 @@ def _are_texts(value: Any) -> bool:
     return all(map(_is_text, value)) if isinstance(value, list) else _is_text(value)
 
 
-def _is_json(value: Any) -> bool:
-    return True
+def _are_vectors(value: Any) -> bool:
+    """Whether it is what ``/encode`` answers."""
+    several = value if isinstance(value, list) else [value]
+    return all(isinstance(one, dict) and isinstance(one.get("embedding"), list) for one in several)
 
 
 class RuntimeEndpoint(NativeBackend):
@@ -149,9 +151,14 @@ class RuntimeEndpoint(NativeBackend):
     def get_server_info(self) -> dict[str, Any]:
         return self._get("/get_server_info")
 
-    def encode(self, text: str | Sequence[str]) -> Any:
-        """Embedding of ``text``. Raises BackendError where the runtime serves none."""
-        return self._send("POST", "/encode", {"text": text}, _is_json)
+    def encode(self, text: str | Sequence[str], **fields: Any) -> Any:
+        """Answer of ``/encode``: ``{"embedding": [...], "meta_info": {...}}``, a list of them for
+        several texts. ``fields`` are further ones of the request.
+
+        Raises BackendError where the runtime serves none.
+        """
+        body = {"text": text if isinstance(text, str) else list(text), **fields}
+        return self._send("POST", "/encode", body, _are_vectors)
 
     def shutdown(self) -> None:
         """Close the connections; the runtime goes on."""

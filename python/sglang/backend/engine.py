@@ -170,9 +170,29 @@ class Engine(NativeBackend):
         finally:
             future.cancel()
 
-    def encode(self, *_: Any, **__: Any) -> Any:
-        """Embeddings are not served by this version: raises Unsupported."""
-        raise Unsupported("Engine has no encode: this version serves no embedding models")
+    def encode(
+        self,
+        prompt: str | list[str] | None = None,
+        input_ids: list[int] | list[list[int]] | None = None,
+        **fields: Any,
+    ) -> Any:
+        """Embedding of a text: the dict of ``/encode``, a list of them for several. ``fields``
+        (``pooling``, ``dimensions``, ``normalize``) are further ones of the request.
+
+        Raises BackendError.
+        """
+        return self._wait(lambda: self._encoded(prompt, input_ids, fields))
+
+    async def async_encode(
+        self,
+        prompt: str | list[str] | None = None,
+        input_ids: list[int] | list[list[int]] | None = None,
+        **fields: Any,
+    ) -> Any:
+        """``encode`` for a running event loop."""
+        future: Future[Any] = Future()
+        self._begin(lambda: self._encoded(prompt, input_ids, fields), future)
+        return await self._awaited(future)
 
     def flush_cache(self) -> dict[str, Any]:
         """Empty the prefix cache. Raises BackendError while requests are running."""
@@ -242,6 +262,13 @@ class Engine(NativeBackend):
         from srt.server.native import GenerateBody, answer
 
         return await answer(self._alive(), convert(body, GenerateBody))
+
+    async def _encoded(self, prompt: Any, input_ids: Any, fields: dict[str, Any]) -> Any:
+        from srt.server.body import convert
+        from srt.server.embeddings import EncodeBody, answer
+
+        body = convert({"text": prompt, "input_ids": input_ids, **fields}, EncodeBody)
+        return await answer(self._alive(), body)
 
     async def _pump(self, body: dict[str, Any], put: Any) -> None:
         async with aclosing(self._events(body)) as stream:

@@ -48,6 +48,7 @@ class Runtime:
         reach = "127.0.0.1" if host in ("0.0.0.0", "::") else host
         self.url = f"http://{reach}:{self.port}"
         command = [sys.executable, "-m", "sglang.launch_server", "--port", str(self.port)]
+        settings.setdefault("exit_with_parent", os.getpid())  # also where that is killed
         with tempfile.NamedTemporaryFile(prefix="sglang-", suffix=".log", delete=False) as log:
             self.log_path = log.name
             self.process = subprocess.Popen(
@@ -116,9 +117,9 @@ class Runtime:
                 yield text[shown:]
                 shown = len(text)
 
-    def encode(self, text: str | Sequence[str]) -> Any:
-        """Embedding of ``text``. Raises BackendError where the runtime serves none."""
-        return self.endpoint.encode(text)
+    def encode(self, text: str | Sequence[str], **fields: Any) -> Any:
+        """Embedding of ``text``, as ``RuntimeEndpoint.encode`` gives it."""
+        return self.endpoint.encode(text, **fields)
 
     def cache_prefix(self, prefix: str) -> None:
         """Have the server compute and cache ``prefix``."""

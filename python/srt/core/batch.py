@@ -9,10 +9,11 @@ requests that share an uncached prefix compute it once.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from srt.core.ints import Ints, ints
+from srt.core.ints import Floats, Ints, ints
 from srt.core.sampling import SamplingParams
 
 NONE_ALLOWED = "no token may be drawn: mask, bias and forbidden tokens exclude all of them"
@@ -79,6 +80,7 @@ class Row:
         checks: draws at the ``len(checks)`` positions before the last, each to be compared with the
             token behind it, a *draft*. Draw and draft agree up to some place; the draw there is the
             next token, and the tokens behind it were computed in vain.
+        pool: where >= 0, the sum of the final hidden states of ``tokens[pool:]`` is wanted.
     """
 
     context: int
@@ -92,6 +94,7 @@ class Row:
     tip_top: int = 0
     probe: tuple[int, ...] = ()
     adapter: str | None = None
+    pool: int = -1
 
 
 @dataclass(slots=True)
@@ -137,6 +140,7 @@ class RowOutput(Drawn):
         scores: log-probabilities of ``score.targets``.
         score_tops, score_probes: per scored position, what ``score.top`` and ``score.probe`` asked.
         checks: one for each of ``Row.checks``.
+        pooled: the sum that ``Row.pool`` asked for, float64 [hidden size].
         error: set where this row alone failed; the other rows are valid.
     """
 
@@ -144,6 +148,7 @@ class RowOutput(Drawn):
     score_tops: list[TopList] = field(default_factory=list)
     score_probes: list[list[float]] = field(default_factory=list)
     checks: list[Drawn] = field(default_factory=list)
+    pooled: Floats = field(default_factory=lambda: array("d"))
 
 
 @dataclass(slots=True)

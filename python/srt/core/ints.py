@@ -1,6 +1,7 @@
 """Ints: a compact int32 sequence (``array('i')``), compared and sliced by memcmp and memcpy.
 
-Token ids and page tables live in it; torch and numpy read it without a copy.
+Token ids and page tables live in it; torch and numpy read it without a copy. Floats are float32
+(``array('f')``) or float64 (``array('d')``).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 Ints: TypeAlias = "array[int]"
+Floats: TypeAlias = "array[float]"
 
 
 def ints(values: Iterable[int] = ()) -> Ints:

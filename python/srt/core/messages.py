@@ -68,6 +68,9 @@ class Distribution(msgspec.Struct, frozen=True, tag="distribution", omit_default
     probe: tuple[int, ...] = ()
 
 
+POOLINGS = ("last", "mean")
+
+
 class Embed(msgspec.Struct, frozen=True, tag="embed", omit_defaults=True):
     """The model's last hidden states of all tokens, pooled into one vector: "last" takes the last
     token's, "mean" the average."""

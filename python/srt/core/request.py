@@ -3,12 +3,14 @@ here, so that a context stays a token sequence with watermarks."""
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from srt.core.context import Context
+from srt.core.ints import Floats
 from srt.core.matcher import Matcher
-from srt.core.messages import Distribution, Fill, Generate, Goal, Score, TopPairs
+from srt.core.messages import Distribution, Embed, Fill, Generate, Goal, Origin, Score, TopPairs
 
 NEVER = 1 << 60
 
@@ -49,7 +51,10 @@ class Request:
         forced: tokens written without a draw; drafted: tokens guessed ahead of one; accepted: of
             these, the ones that were drawn.
         unscored: index of the next context token whose log-probability is wanted.
+        pooled: the hidden state wanted, float64: the last token's, or, where the mean is wanted,
+            the sum of the first ``summed`` tokens'.
         cached: prompt tokens found in the cache when first admitted; -1 before that.
+        origin: why the rest of the prompt was not in the cache; found with ``cached``.
         overtaken: later arrivals that were admitted before this request.
         watch: looks for stop strings; None where there are none.
         length: bytes of text drawn so far.
@@ -77,10 +82,13 @@ class Request:
     watch: Watch | None = None
     length: int = 0
     overtaken: int = 0
+    origin: Origin | None = None
     unscored: int = NEVER
     scores: list[float | None] = field(default_factory=list)
     tops: list[TopPairs | None] = field(default_factory=list)
     probes: list[list[float] | None] = field(default_factory=list)
+    summed: int = 0
+    pooled: Floats = field(default_factory=lambda: array("d"))
 
     def __post_init__(self) -> None:
         self.prompt = len(self.context.tokens)
@@ -109,7 +117,14 @@ class Request:
             return length
         if self.unscored < self.prompt:
             return min(length, self.unscored) - 1
+        if self.averaged:
+            return min(length - 1, self.summed)
         return length - 1
+
+    @property
+    def averaged(self) -> bool:
+        """Whether the hidden states of all its tokens are wanted."""
+        return isinstance(self.goal, Embed) and self.goal.pooling == "mean"
 
     @property
     def top(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from srt.core.constraint import Constraint
 from srt.core.context import Context
-from srt.core.messages import Embed, Fill, Generate, Goal
+from srt.core.messages import POOLINGS, Embed, Fill, Generate, Goal
 from srt.core.request import score_from
 from srt.core.segments import verify_score
 from srt.engine.info import EngineInfo
@@ -28,10 +28,19 @@ def verify(goal: Goal, context: Context, info: EngineInfo) -> None:
             "shorten the prompt or lower max_new_tokens"
         )
     verify_score(context.segments, score_from(goal))
+    if isinstance(goal, Embed):
+        _verify_pooling(goal, context)
     probe = () if isinstance(goal, Fill | Embed) else goal.probe
     for token in (min(tokens), max(tokens), *probe):
         if not 0 <= token < info.vocab_size:
             raise ValueError(f"token id {token} is outside the vocabulary of {info.vocab_size}")
+
+
+def _verify_pooling(goal: Embed, context: Context) -> None:
+    if goal.pooling not in POOLINGS:
+        raise ValueError(f"pooling is {goal.pooling!r}; use one of {', '.join(POOLINGS)}")
+    if goal.pooling == "mean" and context.segments:
+        raise ValueError("pooling is 'mean', which texts side by side have not; use 'last'")
 
 
 def seed_of(goal: Goal, seed: int, arrival: int) -> int:

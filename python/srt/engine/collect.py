@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+from operator import add
 
 from srt.core.batch import NONE_ALLOWED, Drawn, Row, RowOutput
 from srt.core.matcher import GrammarError
-from srt.core.messages import Distribution, Done, Event, Failed, Generate, Prompt, Tokens
+from srt.core.messages import Distribution, Done, Embed, Event, Failed, Generate, Prompt, Tokens
 from srt.core.request import Request
 from srt.engine.rows import forbidden
 from srt.engine.stats import Stats
@@ -48,6 +50,8 @@ class Collector:
             return [Failed(request.id, "internal", error)]
         if row.score is not None:
             self._scored(request, row, out)
+        if row.pool >= 0:
+            _pool(request, row, out)
         if request.context.work > 0:
             return []  # more of the prompt to compute
         events: list[Event] = []
@@ -59,6 +63,8 @@ class Collector:
             events.append(self.done(request, "done"))
             if isinstance(request.goal, Distribution):
                 events[-1] = self._with_tip(events[-1], out)
+            elif isinstance(request.goal, Embed):
+                events[-1] = self._with_embedding(events[-1], request)
         return events
 
     def done(
@@ -77,7 +83,7 @@ class Collector:
             request.id, reason, matched, cut, prompt=request.prompt,
             cached=max(request.cached, 0), completion=request.drawn,
             passes=request.passes, queued=request.queued, forced=request.forced,
-            drafted=request.drafted, accepted=request.accepted,
+            drafted=request.drafted, accepted=request.accepted, origin=request.origin,
         )  # fmt: skip
 
     def _scored(self, request: Request, row: Row, out: RowOutput) -> None:
@@ -102,6 +108,13 @@ class Collector:
         assert isinstance(event, Done)
         event.top = out.top
         event.probe = out.probe
+        return event
+
+    @staticmethod
+    def _with_embedding(event: Event, request: Request) -> Done:
+        assert isinstance(event, Done)
+        count = max(request.summed, 1)
+        event.embedding = array("f", [value / count for value in request.pooled]).tobytes()
         return event
 
     def begin(self, request: Request) -> list[Event]:
@@ -228,6 +241,16 @@ class Collector:
         done = self.done(request, "error")
         done.message = message
         return done
+
+
+def _pool(request: Request, row: Row, out: RowOutput) -> None:
+    """The last token's hidden state, or more of the sum of all."""
+    if not request.averaged:
+        request.pooled = out.pooled
+        return
+    before = request.pooled
+    request.pooled = array("d", map(add, before, out.pooled)) if before else out.pooled
+    request.summed += len(row.tokens) - row.pool
 
 
 def _open_report(request: Request) -> None:

@@ -44,6 +44,7 @@ from srt.engine.executor import Executor
 from srt.engine.info import EngineInfo
 from srt.engine.planner import Planner
 from srt.engine.stats import Stats
+from srt.engine.view import view
 from srt.grammar.watch import Watch
 from srt.memory.store import Store
 
@@ -229,7 +230,10 @@ class Engine:
             return Reply(verb.id, data={"tokens": self.store.flush()})
         if verb.op == "ping":
             return Reply(verb.id)
-        return Reply(verb.id, False, f"unknown control {verb.op!r}; use stats, flush or ping")
+        if verb.op == "tree":
+            data = view(self.planner, self._requests.values(), self.stats_now(), verb.limit)
+            return Reply(verb.id, data=data)
+        return Reply(verb.id, False, f"unknown control {verb.op!r}; use stats, flush, ping or tree")
 
     # -- the loop --------------------------------------------------------------------------------
 
@@ -294,7 +298,7 @@ class Engine:
             if request.context.id in failed:
                 self.store.release(request.context, keep=False)
         self.planner.retract([r for r in self.running.values() if r.context.id not in failed])
-        self.store.flush()
+        self.store.flush("failed")
         events: list[Event] = []
         for number in failed:
             request = self._requests[number]

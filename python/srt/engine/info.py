@@ -12,6 +12,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         capacity: KV cache size in tokens; no request may need more at once.
         context_length: longest sequence, prompt and generation together.
         eos: ids that end a generation.
+        hidden_size: numbers of an embedding.
     """
 
     model_path: str
@@ -27,3 +28,4 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     eos: tuple[int, ...]
     parameters: int = 0
     kv_bytes_per_token: int = 0
+    hidden_size: int = 0

@@ -8,7 +8,7 @@ from functools import partial
 
 from srt.core.batch import Row, Sample, Score
 from srt.core.matcher import GrammarError, Matcher
-from srt.core.messages import Distribution, Generate
+from srt.core.messages import Distribution, Embed, Generate
 from srt.core.request import Request
 from srt.core.segments import Segment, split
 
@@ -50,6 +50,8 @@ def make_rows(
         elif isinstance(request.goal, Distribution):
             tip.tip_top = max(request.goal.top, 1)
             tip.probe = request.goal.probe
+        elif isinstance(request.goal, Embed) and not request.averaged:
+            tip.pool = len(tip.tokens) - 1
     return rows
 
 
@@ -62,6 +64,8 @@ def _row(request: Request, start: int, end: int, segment: Segment) -> Row:
     place = segment.sees + start - segment.start
     row = Row(context.id, place, context.tokens[start:end], view)
     row.score = _score(request, start, end)
+    if request.averaged and end > request.summed:
+        row.pool = request.summed - start
     return row
 
 

@@ -43,20 +43,22 @@ from srt.engine.info import EngineInfo
 from srt.program.choose import Choice, pick, score
 from srt.program.merge import merge
 from srt.program.output import Assembler, Finish, Output, PromptLogprobs
-from srt.program.request import Ask, Logprobs, RequestError, field_of, verify_length
+from srt.program.reading import Reading, refused
+from srt.program.request import Ask, Logprobs, RequestError, verify_length
 from srt.tokenizer import LONG, Tokenizer
 
 __all__ = ["Completion", "EngineLost"]
 
-_CODES = {"invalid": "invalid_value", "busy": "queue_full"}
-
 
 class Completion:
-    """Completes prompts on one engine. Every method belongs to the client's event loop."""
+    """Completes prompts on one engine. Every method belongs to the client's event loop.
+
+    ``runs``: what is under way, to be found by ``abort``.
+    """
 
     def __init__(self, client: Client, tokenizer: Tokenizer) -> None:
         self.client, self.tokenizer = client, tokenizer
-        self._runs: set[_Run] = set()
+        self.runs: set[_Run | Reading] = set()
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> Ints:
         """Ids of a text. Raises RequestError on text that is not valid Unicode.
@@ -96,7 +98,7 @@ class Completion:
         RequestError, and EngineLost where the engine died.
         """
         run = _Run(self, ask.verified(self.client.info))
-        self._runs.add(run)
+        self.runs.add(run)
         try:
             async with aclosing(run.outputs()) as outputs:
                 ended: set[int] = set()
@@ -109,7 +111,7 @@ class Completion:
                     yield output
         finally:
             run.close()
-            self._runs.discard(run)
+            self.runs.discard(run)
 
     async def generate(self, ask: Ask) -> list[Output]:
         """The ``n`` completions of ``ask``, finished. Raises as ``stream`` does."""
@@ -164,7 +166,7 @@ class Completion:
         return how many."""
         chosen = [
             run
-            for run in self._runs
+            for run in self.runs
             if (rid is None or run.ask.rid == rid) and (owner is None or run.ask.owner == owner)
         ]
         for run in chosen:
@@ -360,8 +362,7 @@ class _Run:
             if isinstance(event, (Done, Failed)) and close:
                 self._open.discard(context)
             if isinstance(event, Failed):
-                code = _CODES.get(event.code, "internal_error")
-                raise RequestError(event.message, field_of(event.message), code)
+                raise refused(event)
             yield event
 
     def abort(self) -> None:

@@ -25,8 +25,8 @@ PRIORITY_LIMIT = 1 << 31
 MAX_NAME = 1024  # characters of rid and cache_salt
 
 CONSTRAINTS = KINDS  # those that are enforced; clients are told
-_RENAMED = {"sampling_seed": "seed", "max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
-_WITHOUT_EFFECT = ("spaces_between_special_tokens", "custom_params", "stream_interval")
+RENAMED = {"sampling_seed": "seed", "max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
+WITHOUT_EFFECT = ("spaces_between_special_tokens", "custom_params", "stream_interval")
 
 
 class RequestError(ValueError):
@@ -40,7 +40,7 @@ class RequestError(ValueError):
 
     CODES = (
         "invalid_value", "context_length_exceeded", "unsupported", "forbidden", "not_found",
-        "queue_full", "internal_error",
+        "queue_full", "internal_error", "previous_response_not_found",
     )  # fmt: skip
 
     def __init__(self, message: str, param: str | None = None, code: str = "invalid_value") -> None:
@@ -205,8 +205,8 @@ def sampling_from(settings: Mapping[str, Any]) -> SamplingParams:
     """
     values: dict[str, Any] = {}
     for name, value in settings.items():
-        if name not in _WITHOUT_EFFECT and value is not None:
-            values[_RENAMED.get(name, name)] = value
+        if name not in WITHOUT_EFFECT and value is not None:
+            values[RENAMED.get(name, name)] = value
     for name in ("stop", "stop_regex"):
         if isinstance(values.get(name), str):
             values[name] = (values[name],)
@@ -233,10 +233,9 @@ def sampling_from(settings: Mapping[str, Any]) -> SamplingParams:
 
 
 def _too_long(length: str, info: EngineInfo, advice: str) -> RequestError:
-    if info.capacity < info.context_length:
-        limit = f"the KV cache holds {info.capacity} tokens"
-    else:
-        limit = f"the context length is {info.context_length} tokens"
+    room = min(info.capacity, info.context_length)
+    why = " (what the KV cache holds)" if info.capacity < info.context_length else ""
+    limit = f"this model's maximum context length is {room} tokens{why}"  # clients look for that
     return RequestError(
         f"The prompt has {length} tokens and {limit}; {advice}.",
         "prompt",

@@ -47,10 +47,13 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     audio_data: Any = None
     lora_path: Any = None
     input_embeds: Any = None
+    return_hidden_states: Any = None
 
 
 _PROMPTS = ("text", "input_ids", "parts")
-_UNSUPPORTED = ("image_data", "video_data", "audio_data", "lora_path", "input_embeds")
+_UNSUPPORTED = (
+    "image_data", "video_data", "audio_data", "lora_path", "input_embeds", "return_hidden_states",
+)  # fmt: skip
 
 
 class Asked(msgspec.Struct):
@@ -115,7 +118,8 @@ async def events(service: Service, body: GenerateBody) -> AsyncGenerator[dict[st
 
 async def _asks(service: Service, body: GenerateBody) -> Asked:
     for name in _UNSUPPORTED:
-        if getattr(body, name):
+        value = getattr(body, name)
+        if any(value) if isinstance(value, list) else value:
             raise RequestError(
                 f"{name} is not available yet in this version; remove it.", name, "unsupported"
             )

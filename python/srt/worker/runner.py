@@ -16,6 +16,7 @@ from srt.models.llama import LlamaForCausalLM
 from srt.worker import logprobs as readout
 from srt.worker.inputs import Inputs, read_batch
 from srt.worker.kv import KVPool
+from srt.worker.pooling import sum_states
 from srt.worker.sampler import NOT_FINITE, draw
 
 # Logits computed at once: bounds the memory of a long prompt's scores.
@@ -66,6 +67,7 @@ class ModelRunner:
         outputs = [RowOutput() for _ in batch.rows]
         self._tips(batch, inputs, hidden, outputs)
         self._scores(batch, inputs, hidden, outputs)
+        sum_states(batch, inputs, hidden, outputs)
         for row, output in zip(batch.rows, outputs):
             if row.adapter is not None:
                 output.error = f"adapter {row.adapter!r} is not loaded"

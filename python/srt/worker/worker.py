@@ -37,8 +37,8 @@ class Worker:
         fields, architecture = read_config(directory)
         family = lookup(architecture)
         spec = family.read(fields, architecture)
-        length = _context_length(settings, spec)
-        device = _device(settings.device)
+        length = context_length_of(settings, spec)
+        device = device_of(settings.device)
         # A model without storage tells which tensors it needs before anything is allocated.
         outline = family(spec, Place(torch.device("meta"), torch.float32), 1)
         slots = outline.slots()
@@ -46,8 +46,8 @@ class Worker:
         entries = {} if dummy else weights.read_checkpoint(directory)
         if not dummy:
             weights.match(slots, entries, outline.ignores, directory)
-        parameters = _parameters(slots)
-        dtype = _dtype(settings.dtype, spec, parameters, device)
+        parameters = parameters_of(slots)
+        dtype = dtype_of(settings.dtype, spec, parameters, device)
         free = available_memory(device)
         token_bytes = bytes_per_token(spec, dtype)
         pages = pool_pages(
@@ -78,6 +78,7 @@ class Worker:
             "eos": spec.eos,
             "parameters": parameters,
             "kv_bytes_per_token": token_bytes,
+            "hidden_size": spec.hidden_size,
         }
 
     def run(self, batch: Batch) -> StepResult:
@@ -86,11 +87,11 @@ class Worker:
         return self.runner.run(batch)
 
 
-def _parameters(slots: Slots) -> int:
+def parameters_of(slots: Slots) -> int:
     return sum(math.prod(slot.shape) for slot in slots.values())
 
 
-def _context_length(settings: ModelConfig, spec: ModelSpec) -> int:
+def context_length_of(settings: ModelConfig, spec: ModelSpec) -> int:
     asked = settings.context_length
     if asked > spec.context_length:
         raise ValueError(
@@ -100,7 +101,7 @@ def _context_length(settings: ModelConfig, spec: ModelSpec) -> int:
     return asked or spec.context_length
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -115,7 +116,7 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _dtype(name: str, spec: ModelSpec, parameters: int, device: torch.device) -> torch.dtype:
+def dtype_of(name: str, spec: ModelSpec, parameters: int, device: torch.device) -> torch.dtype:
     """ "auto" is the checkpoint's dtype, except on a CPU: float32 for small models and in place of
     float16, which CPUs emulate."""
     if name == "auto":
