@@ -8,12 +8,13 @@ JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-CLIENTS := .venv-clients
-OPENAI := $(foreach major,1 2 3,.venv-openai-$(major)/.installed)
+# Other people's clients, each in an environment of its own.
+CASES := test/e2e/clients
+CLIENTS := $(patsubst $(CASES)/requirements/%.txt,.clients/%/.installed,$(wildcard $(CASES)/requirements/*.txt))
 PIP := -m pip install -qq --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-clients lint format bench clean
+.PHONY: help setup browser demo test test-clients lint format bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,11 +25,12 @@ demo: $(STAMP)  ## run a program with fork, select and gen on the embedded model
 	@$(BIN)/python examples/demo.py
 
 # One tensor thread a process: the test processes share the cores among them.
-test: $(STAMP)  ## the whole test suite, lint included
+test: $(STAMP) browser  ## the whole test suite, lint included
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
-test-clients: $(STAMP) $(CLIENTS)/.installed $(OPENAI)  ## DSPy and openai 1, 2, 3 (own environments)
-	@$(BIN)/python -m pytest test/e2e/test_dspy.py test/e2e/test_openai_clients.py $(ARGS)
+test-clients: $(STAMP)  ## other people's clients, installed into .clients, run with the network cut
+	@$(MAKE) --no-print-directory -j $(JOBS) $(CLIENTS) .clients/node/.installed
+	@$(BIN)/python $(CASES)/offline.py $(BIN)/python -m pytest -rs --durations 5 $(CASES) $(ARGS)
 
 lint: $(STAMP)  ## ruff check, ruff format --check, mypy (strict)
 	@$(BIN)/ruff check .
@@ -46,7 +48,7 @@ bench: $(STAMP)  ## every benchmark with its defaults: no GPU, no download
 	done; test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; }
 
 clean:  ## remove .venv, caches and build outputs
-	@rm -rf $(VENV) $(CLIENTS) .venv-openai-* build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) .clients build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@rm -rf python/*.egg-info
 	@find python test tools examples benchmark -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -61,15 +63,25 @@ $(STAMP): pyproject.toml constraints-cpu.txt
 	  $(BIN)/python $(PIP) $$pins --editable '.[dev]'
 	@touch $@
 
-# DSPy wants older releases of packages that .venv holds; it lives apart and needs none of ours.
-$(CLIENTS)/.installed: test/e2e/requirements-clients.txt
-	@echo "Setting up $(CLIENTS) ..."
-	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
-	@$(CLIENTS)/bin/python $(PIP) --requirement $<
-	@touch $@
+# The page at / is tested in a real browser. On a machine that is ours to change (root, Debian's
+# packages) and has none, one is installed; elsewhere, or without a network, that test is skipped.
+browser:
+	@for name in chromium chromium-browser google-chrome google-chrome-stable; do \
+	  command -v $$name >/dev/null && exit 0; done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "Installing chromium for the test of the page ..."; \
+	  export DEBIAN_FRONTEND=noninteractive; \
+	  { timeout 120 apt-get update; \
+	    timeout 400 apt-get install --yes --no-install-recommends chromium; } >/dev/null 2>&1 || \
+	    echo "chromium could not be installed; the test of the page will be skipped."; fi
 
-.venv-openai-%/.installed: test/e2e/openai-%.txt
+.clients/%/.installed: $(CASES)/requirements/%.txt
 	@echo "Setting up $(@D) ..."
 	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
 	@$(@D)/bin/python $(PIP) --requirement $<
 	@touch $@
+
+.clients/node/.installed: $(CASES)/node/package.json
+	@if ! command -v npm >/dev/null; then echo "No npm: its clients are left out."; else \
+	  echo "Setting up $(@D) ..." && mkdir -p $(@D) && cp $< $(@D) && cd $(@D) && \
+	  npm install --no-audit --no-fund --no-package-lock --loglevel=error && touch .installed; fi
