@@ -24,6 +24,7 @@ class Scripted:
     Attributes:
         asks: verified, in order.
         prompts: texts that were to be tokenized.
+        tokens: ids of a finished completion; None for one a character.
         refuse: an error that the engine answers with.
     """
 
@@ -35,6 +36,7 @@ class Scripted:
             max_running_requests=8, max_queued_requests=8, eos=tokenizer.eos_ids,
         )  # fmt: skip
         self.text, self.piece, self.finish = "", 5, Finish("stop")
+        self.tokens: list[int] | None = None
         self.refuse: RequestError | None = None
         self.asks: list[Ask] = []
         self.prompts: list[str] = []
@@ -55,17 +57,21 @@ class Scripted:
                 output.tokens = list(range(len(output.text)))
                 await asyncio.sleep(0)
                 yield output
+            if self.tokens is not None:
+                output.tokens = self.tokens
             output.finish = self.finish
             yield output
 
 
-def posted(completion: Scripted, path: str, body: dict[str, Any]) -> httpx.Response:
+def posted(
+    completion: Scripted, path: str, body: dict[str, Any], config: Config | None = None
+) -> httpx.Response:
     """The application's answer."""
-    app = make_app(Service(Config.of(), completion))  # type: ignore[arg-type]
+    app = make_app(Service(config or Config.of(), completion))  # type: ignore[arg-type]
 
     async def post() -> httpx.Response:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://toy") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.post(path, json=body)
 
     return asyncio.run(post())

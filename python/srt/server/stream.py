@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,8 +19,35 @@ DONE = b"data: [DONE]\n\n"
 
 
 def event(value: Any) -> bytes:
-    """One event."""
-    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+    """One event without a name."""
+    return b"".join((b"data: ", msgspec.json.encode(value), b"\n\n"))
+
+
+def typed_event(value: dict[str, Any]) -> bytes:
+    """One event named by the ``type`` of its value."""
+    return b"".join((b"event: ", value["type"].encode(), b"\n", event(value)))
+
+
+def error_body(error: Exception) -> dict[str, Any]:
+    return describe(error)[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How the events of one API are written.
+
+    Attributes:
+        write: a value as an event.
+        end: what follows the last event, if nothing failed.
+        error: the value that tells, as the last event, what failed.
+    """
+
+    write: Callable[[Any], bytes] = event
+    end: bytes = DONE
+    error: Callable[[Exception], Any] = error_body
+
+
+OPENAI = Form()
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -30,8 +58,10 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     return await _race(work, request.receive)
 
 
-async def respond(request: Request, events: AsyncGenerator[Any, None]) -> Response:
-    """A stream of ``events``, JSON values, then ``[DONE]``.
+async def respond(
+    request: Request, events: AsyncGenerator[Any, None], form: Form = OPENAI
+) -> Response:
+    """A stream of ``events``, JSON values, written as ``form`` says.
 
     The first one is awaited here, so that an error before it has its own status. Raises what
     ``events`` raises before its first item.
@@ -41,7 +71,7 @@ async def respond(request: Request, events: AsyncGenerator[Any, None]) -> Respon
     except BaseException:
         await events.aclose()
         raise
-    return _EventStream(first, events)
+    return _EventStream(first, events, form)
 
 
 async def _first(events: AsyncGenerator[Any, None]) -> Any:
@@ -51,10 +81,10 @@ async def _first(events: AsyncGenerator[Any, None]) -> Any:
 class _EventStream(Response):
     media_type = "text/event-stream"
 
-    def __init__(self, first: Any, events: AsyncGenerator[Any, None]) -> None:
+    def __init__(self, first: Any, events: AsyncGenerator[Any, None], form: Form) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._first, self._events = first, events
+        self._first, self._events, self._form = first, events, form
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -66,16 +96,16 @@ class _EventStream(Response):
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await self._chunk(send, event(self._first))
+        await self._chunk(send, self._form.write(self._first))
         try:
             async for value in self._events:
-                await self._chunk(send, event(value))
+                await self._chunk(send, self._form.write(value))
         except OSError:
             raise
         except Exception as error:  # the status is out: the error is the stream's last event
-            await self._chunk(send, event(describe(error)[1]))
+            await self._chunk(send, self._form.write(self._form.error(error)))
         else:
-            await self._chunk(send, DONE)
+            await self._chunk(send, self._form.end)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _chunk(self, send: Send, data: bytes) -> None:

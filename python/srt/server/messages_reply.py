@@ -1,0 +1,155 @@
+"""A reply of /v1/messages: its content blocks, whole or as events, why it stopped, and usage."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic_core import from_json
+
+from srt.program.deltas import Arguments, Begin, Delta, Thought
+from srt.program.output import Output
+
+NOT_JSON = "INVALID_JSON"  # key of the input of a call whose arguments are none
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}_{uuid.uuid4().hex[:24]}"
+
+
+class Blocks:
+    """The events of content blocks that deltas make, one block after the other.
+
+    Args:
+        thoughts: there are blocks of thinking; else what is thought is left out.
+        many: there may be several calls; else nothing is told that comes after the first one.
+    """
+
+    def __init__(self, thoughts: bool, many: bool) -> None:
+        self._thoughts, self._many = thoughts, many
+        self._index, self._open = -1, ""
+        self._full = False
+        self._signature = hashlib.sha256()
+
+    def add(self, deltas: Iterable[Delta]) -> list[dict[str, Any]]:
+        events: list[dict[str, Any]] = []
+        for delta in deltas:
+            if self._told(delta):
+                events += self._add(delta)
+        return events
+
+    def end(self) -> list[dict[str, Any]]:
+        """What closes the last block."""
+        kind, self._open = self._open, ""
+        if not kind:
+            return []
+        events = [{"type": "content_block_stop", "index": self._index}]
+        if kind == "thinking":
+            signature = self._signature.hexdigest()
+            events.insert(0, self._delta("signature_delta", "signature", signature))
+        return events
+
+    def _told(self, delta: Delta) -> bool:
+        if self._open == "tool_use" and not self._many:
+            self._full |= not isinstance(delta, Arguments)
+        return not self._full and (self._thoughts or not isinstance(delta, Thought))
+
+    def _add(self, delta: Delta) -> list[dict[str, Any]]:
+        if isinstance(delta, Begin):
+            block = {"id": new_id("toolu"), "name": delta.name, "input": {}}
+            return self._begin("tool_use", block)
+        if isinstance(delta, Arguments):
+            return [self._delta("input_json_delta", "partial_json", delta.text)]
+        if isinstance(delta, Thought):
+            begun = self._going("thinking", {"thinking": "", "signature": ""})
+            self._signature.update(delta.text.encode())
+            return [*begun, self._delta("thinking_delta", "thinking", delta.text)]
+        return [*self._going("text", {"text": ""}), self._delta("text_delta", "text", delta.text)]
+
+    def _going(self, kind: str, block: dict[str, Any]) -> list[dict[str, Any]]:
+        return [] if self._open == kind else self._begin(kind, block)
+
+    def _begin(self, kind: str, block: dict[str, Any]) -> list[dict[str, Any]]:
+        events = self.end()
+        self._index, self._open = self._index + 1, kind
+        self._signature = hashlib.sha256()
+        start = {"type": "content_block_start", "index": self._index}
+        return [*events, {**start, "content_block": {"type": kind, **block}}]
+
+    def _delta(self, kind: str, field: str, text: str) -> dict[str, Any]:
+        delta = {"type": kind, field: text}
+        return {"type": "content_block_delta", "index": self._index, "delta": delta}
+
+
+def content_of(events: Iterable[dict[str, Any]], cut: bool) -> list[dict[str, Any]]:
+    """The content that the events of blocks tell; ``cut``: a call at its end is not whole."""
+    blocks: list[dict[str, Any]] = []
+    pieces: list[dict[str, list[str]]] = []
+    for event in events:
+        if event["type"] == "content_block_start":
+            blocks.append(event["content_block"])
+            pieces.append({})
+        elif event["type"] == "content_block_delta":
+            _, (field, text) = event["delta"].items()
+            pieces[event["index"]].setdefault(field, []).append(text)
+    for block, found in zip(blocks, pieces):
+        texts = {field: "".join(parts) for field, parts in found.items()}
+        if block["type"] == "tool_use":
+            partial = cut and block is blocks[-1]
+            block["input"] = _input(texts.get("partial_json", ""), partial)
+        else:
+            block.update(texts)
+    return blocks
+
+
+def _input(text: str, partial: bool) -> dict[str, Any]:
+    """The object that a call's arguments are, or begin."""
+    try:
+        value = from_json(text or "{}", allow_inf_nan=False, allow_partial=partial)
+    except ValueError:
+        return {NOT_JSON: text}
+    return value if isinstance(value, dict) else {NOT_JSON: text}
+
+
+def usage(output: Output, thoughts: int | None) -> dict[str, Any]:
+    """Anthropic's ``input_tokens`` are those that were not met in the cache, which keeps all of
+    them of itself: none are paid for to be kept. ``thoughts``: tokens of the thought, None where
+    none is told from the answer."""
+    details = {} if thoughts is None else {"output_tokens_details": {"thinking_tokens": thoughts}}
+    return {
+        "input_tokens": output.prompt_tokens - output.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": output.cached_tokens,
+        "output_tokens": output.completion_tokens,
+        **details,
+    }
+
+
+def stopping(output: Output, called: bool, limit: int) -> dict[str, Any]:
+    """Why a finished output ended; ``limit`` is the ``max_tokens`` that was asked for.
+
+    An end that is no answer, after which no token could follow or which somebody else has
+    ordered, is a refusal: the one reason that lets clients trust nothing of the text.
+    """
+    assert output.finish is not None
+    reason, matched = output.finish.reason, output.finish.matched
+    sequence = matched if isinstance(matched, str) else None
+    found: dict[str, Any] = {
+        "stop_reason": "end_turn",
+        "stop_sequence": sequence,
+        "stop_details": None,
+    }
+    if reason == "length":
+        full = output.completion_tokens < limit
+        found["stop_reason"] = "model_context_window_exceeded" if full else "max_tokens"
+    elif reason != "stop":
+        why = output.finish.message or f"The completion ended by {reason}."
+        details = {"type": "refusal", "category": None, "explanation": why}
+        found |= {"stop_reason": "refusal", "stop_details": details}
+    elif called:
+        found["stop_reason"] = "tool_use"
+    elif sequence is not None:
+        found["stop_reason"] = "stop_sequence"
+    return found

@@ -1,0 +1,110 @@
+"""The HTTP application over a scripted completion, on a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import AsyncGenerator, Iterator, Sequence
+
+import uvicorn
+from helpers.scripted import Scripted, pieces
+from srt.config import Config
+from srt.program.output import Output
+from srt.program.request import Ask
+from srt.server.app import make_app
+from srt.server.service import Service
+from srt.tokenizer import Tokenizer
+
+
+class Paced(Scripted):
+    """A scripted completion that may take its time.
+
+    Attributes:
+        seconds: between two pieces.
+        real: the tokens are those of the text and the end token, with log-probabilities.
+        cuts: where the text is cut, in place of pieces of one length.
+        fault: raised after so many pieces.
+        closed: streams that have ended, however.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__(tokenizer)
+        self.seconds, self.real, self.closed = 0.0, False, 0
+        self.fault: tuple[int, Exception] | None = None
+        self.cuts: Sequence[int] | None = None
+
+    def abort(self, rid: str | None = None, owner: str | None = None) -> int:
+        return 0
+
+    async def stream(self, ask: Ask) -> AsyncGenerator[Output, None]:
+        try:
+            source = super().stream(ask)
+            if self.real or self.cuts is not None:
+                source = self._tokens(ask) if self.cuts is None else self._cut(ask, self.cuts)
+            async with contextlib.aclosing(source) as outputs:
+                count = 0
+                async for output in outputs:
+                    if self.fault is not None and self.fault[0] == count:
+                        raise self.fault[1]
+                    count += 1
+                    await asyncio.sleep(self.seconds)
+                    yield output
+        finally:
+            self.closed += 1
+
+    async def _cut(self, ask: Ask, cuts: Sequence[int]) -> AsyncGenerator[Output, None]:
+        output = Output(0, len(ask.prompt))
+        for piece in pieces(self.text, cuts):
+            output.text += piece
+            output.tokens = list(range(len(output.text)))
+            yield output
+        output.finish = self.finish
+        yield output
+
+    async def _tokens(self, ask: Ask) -> AsyncGenerator[Output, None]:
+        """``piece`` tokens at a time."""
+        self.asks.append(ask.verified(self.info))
+        ids = [*self.tokenizer.encode(self.text, False), self.tokenizer.eos_ids[0]]
+        decoder = self.tokenizer.detokenizer(ask.sampling.skip_special_tokens)
+        output = Output(0, len(ask.prompt))
+        for at in range(0, len(ids), self.piece):
+            fresh = ids[at : at + self.piece]
+            output.text += decoder.push(fresh)
+            output.tokens = output.tokens + fresh
+            output.released = decoder.released
+            output.logprobs = output.logprobs + [-token / 10 for token in fresh]
+            output.tops = output.tops + [[(token, -token / 10)] for token in fresh]
+            yield output
+        output.text += decoder.finish()
+        output.finish = self.finish
+        yield output
+
+
+@contextlib.contextmanager
+def serve_scripted(completion: Scripted, config: Config | None = None) -> Iterator[str]:
+    """The address of a server on a free port, until the end of the block."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    made: list[uvicorn.Server] = []
+    ready = threading.Event()
+
+    def run() -> None:
+        async def main() -> None:
+            app = make_app(Service(config or Config.of(), completion))  # type: ignore[arg-type]
+            options = uvicorn.Config(app, log_config=None, lifespan="off", http="httptools",
+                                     ws="none", timeout_graceful_shutdown=1)  # fmt: skip
+            made.append(uvicorn.Server(options))
+            ready.set()
+            await made[0].serve([listener])
+
+        asyncio.run(main())
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    ready.wait()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        made[0].should_exit = True
+        thread.join(timeout=10)
