@@ -2,37 +2,56 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
+
+# Module, what it is for, and more of that. A module is imported when it is asked for.
+COMMANDS = {
+    "serve": (
+        "srt.server.launch",
+        "serve a model over HTTP",
+        "Serve a model over HTTP: OpenAI's and Anthropic's routes under /v1, and /generate.",
+    ),
+    "doctor": (
+        "srt.server.doctor.command",
+        "say whether a server would start here, or whether a running one answers",
+        "Examine the machine, the installation and the model that the flags name, which are those "
+        "of 'serve'; or the server at --url. Exit code 1 if something fails.",
+    ),
+    "schema": (
+        "srt.server.schema_command",
+        "say what becomes of a JSON schema or another constraint",
+        "Examine a constraint: every keyword of a JSON schema, enforced or refused, "
+        "the path taken, a sample, and an instance that is refused. Exit code 1 if it is refused.",
+    ),
+    "explain": (
+        "srt.server.explain_command",
+        "say why a prompt was, or was not, in a server's cache",
+        "Ask a running server how much of a request's prompt came from its cache, "
+        "where the prompt left the nearest cached text, and why the rest was not there.",
+    ),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; the exit code."""
+    from srt.server.arguments import Parser
+
     argv = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(prog="sglang", description="Run and serve LM programs.")
+    parser = Parser(prog="sglang", description="Run and serve LM programs.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    serve = commands.add_parser(
-        "serve",
-        help="serve a model over HTTP",
-        description="Serve a model over HTTP: OpenAI's routes under /v1, and /generate.",
-    )
-    if argv[:1] == ["serve"]:  # the flags need what only a server needs
-        from srt.server import launch
-
-        launch.add_parser_arguments(serve)
-        return launch.run(parser.parse_args(argv), serve)
-    schema = commands.add_parser(
-        "schema",
-        help="say what becomes of a JSON schema or another constraint",
-        description="Examine a constraint: every keyword of a JSON schema, enforced or refused, "
-        "the path taken, a sample, and an instance that is refused. Exit code 1 if it is refused.",
-    )
-    if argv[:1] == ["schema"]:
-        from srt.server import schema_command
-
-        schema_command.add_parser_arguments(schema)
-        return schema_command.run(parser.parse_args(argv))
+    for name, (module, help, more) in COMMANDS.items():
+        commands.add_parser(name, help=help, description=more)
+        if argv[:1] == [name]:
+            try:
+                command = import_module(module)
+            except ModuleNotFoundError as error:
+                sys.exit(f"sglang {name} needs more: pip install 'sglang[srt]' ({error})")
+            own = Parser(prog=f"sglang {name}", description=more)
+            command.add_parser_arguments(own)
+            code: int = command.run(own.parse_args(argv[1:]), own)
+            return code
     parser.parse_args(argv)
     return 0
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +19,19 @@ LOAD_FORMATS = ("auto", "safetensors", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 GRAMMAR_BACKENDS = ("auto", "fsm", "interegular", "llguidance", "outlines")
 JUMP_FORWARD = ("exact", "string", "off")
+POOLINGS = ("last", "mean")
+TOOL_CALL_PARSERS = ("auto", "hermes", "qwen", "llama3", "mistral", "pythonic", "tiny")
+REASONING_PARSERS = (
+    "auto", "none", "deepseek-r1", "deepseek-v3", "glm45", "kimi", "kimi_k2", "minimax", "mistral",
+    "qwen3", "qwen3-thinking", "seed-oss", "step3",
+)  # fmt: skip
 LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
+_SECRET = ("api_key", "admin_api_key", "ssl_keyfile_password")
+_POSITIVE = (
+    "max_connections", "max_header_bytes", "header_timeout", "body_timeout", "keep_alive_timeout",
+    "stream_write_timeout",
+)  # fmt: skip
 
 
 def flag(
@@ -106,15 +119,83 @@ class ServerConfig:
 
     host: str = flag("127.0.0.1", "address to listen on")
     port: int = flag(30000, "port to listen on", type=int)
-    api_key: str = flag("", "required as 'Authorization: Bearer KEY' on every route, if set")
+    api_key: str = flag(
+        "", "required on every route, if set; better in the environment, as SGLANG_API_KEY"
+    )
     served_model_name: str = flag("", "name shown by /v1/models; default: the model path")
-    chat_template: str = flag("", "path of a jinja2 chat template, if not the model's own")
+    chat_template: str = flag(
+        "", "jinja2 chat template, if not the model's own: a path, or the name of a built-in one"
+    )
+    tool_call_parser: str = flag(
+        "auto", "how the model writes calls of tools; auto: as its chat template, or name, says",
+        choices=TOOL_CALL_PARSERS,
+    )  # fmt: skip
+    reasoning_parser: str = flag(
+        "auto", "what the model's thoughts stand between; auto: as its chat template says",
+        choices=REASONING_PARSERS,
+    )  # fmt: skip
+    embedding_pooling: str = flag(
+        "last", "how /v1/embeddings makes one vector of all tokens' states", choices=POOLINGS
+    )
     stream_interval: int = flag(1, "tokens between two stream chunks", type=int)
     log_level: str = flag("info", "least severe messages logged", choices=LOG_LEVELS)
     log_requests: bool = flag(False, "log one line a request")
     skip_server_warmup: bool = flag(False, "report ready without a first forward pass")
     enable_metrics: bool = flag(True, "accepted for compatibility: /metrics is always served")
     max_body_bytes: int = flag(16 << 20, "largest request body", type=int)
+    response_store_bytes: int = flag(
+        64 << 20, "memory for stored answers of /v1/responses; 0: none is kept", type=int
+    )
+
+
+@dataclass(frozen=True)
+class EdgeConfig:
+    """Who may connect, and how long he may take."""
+
+    admin_api_key: str = flag(
+        "", "required for what concerns others; also SGLANG_ADMIN_API_KEY; default: any key will do"
+    )
+    api_keys_file: str = flag("", "JSON list of keys and their limits, reread on SIGHUP")
+    allowed_hosts: str = flag("", "names this server is reached by, with commas; * for any")
+    cors_allow_origins: str = flag("", "origins whose pages may call, with commas; * for any")
+    ssl_certfile: str = flag("", "certificate chain (PEM); with it the server speaks TLS only")
+    ssl_keyfile: str = flag("", "its private key, if not in the same file")
+    ssl_keyfile_password: str = flag("", "that key's password")
+    ssl_ca_certs: str = flag("", "authorities (PEM) that must have signed a client's certificate")
+    max_connections: int = flag(8192, "connections open at once", type=int)
+    max_header_bytes: int = flag(64 << 10, "request line and headers of one request", type=int)
+    header_timeout: float = flag(10.0, "seconds for them to arrive", type=float)
+    body_timeout: float = flag(30.0, "seconds a body may stand still", type=float)
+    keep_alive_timeout: int = flag(
+        30, "seconds a connection may wait for its next request", type=int
+    )
+    stream_write_timeout: float = flag(
+        60.0, "seconds a client may read nothing of what is sent to it", type=float
+    )
+
+
+@dataclass(frozen=True)
+class OperationsConfig:
+    """How it is kept alive and watched."""
+
+    max_engine_restarts: int = flag(
+        3, "times in ten minutes that a lost engine is started again; 0: the server ends", type=int
+    )
+    watchdog_timeout: float = flag(
+        300.0, "seconds without an answer after which the engine counts as lost; 0: never",
+        type=float,
+    )  # fmt: skip
+    exit_with_parent: int = flag(
+        0, "drain and exit when the process of this id is no longer the parent; 0: never", type=int
+    )
+    log_format: str = flag("text", "json: one object a line", choices=LOG_FORMATS)
+    log_requests_level: int = flag(
+        0, "in the line of a request: 1 parameters, 2 also the beginnings of its texts, 3 all",
+        choices=(0, 1, 2, 3), type=int,
+    )  # fmt: skip
+    otlp_traces_endpoint: str = flag(
+        "", "URL that OpenTelemetry spans are sent to (OTLP over HTTP); needs the extra otel"
+    )
 
 
 @dataclass(frozen=True)
@@ -126,6 +207,8 @@ class Config:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     grammar: GrammarConfig = field(default_factory=GrammarConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
+    edge: EdgeConfig = field(default_factory=EdgeConfig)
+    operations: OperationsConfig = field(default_factory=OperationsConfig)
 
     @staticmethod
     def of(**settings: Any) -> Config:
@@ -173,11 +256,26 @@ class Config:
              self.server.stream_interval >= 1, "at least 1"),
             ("max_body_bytes", self.server.max_body_bytes,
              self.server.max_body_bytes >= 1, "at least 1"),
+            ("response_store_bytes", self.server.response_store_bytes,
+             self.server.response_store_bytes >= 0, "0 or more"),
             ("threads", self.model.threads, self.model.threads >= 0, "0 or more"),
+            ("max_engine_restarts", self.operations.max_engine_restarts,
+             self.operations.max_engine_restarts >= 0, "0 or more"),
+            ("watchdog_timeout", self.operations.watchdog_timeout,
+             0 <= self.operations.watchdog_timeout < math.inf, "0 or more, and finite"),
+            ("exit_with_parent", self.operations.exit_with_parent,
+             self.operations.exit_with_parent >= 0, "0 or more"),
         ]  # fmt: skip
+        for name in _POSITIVE:
+            value = getattr(self.edge, name)
+            checks.append((name, value, 0 < value < math.inf, "above 0, and finite"))
         for name, value, good, limit in checks:
             if not good:
                 raise ValueError(f"{_flag(name)} is {value}; it must be {limit}")
+
+    def public(self) -> Mapping[str, Any]:
+        """The settings without the secrets among them."""
+        return {name: value for name, value in self.settings().items() if name not in _SECRET}
 
     def settings(self) -> Mapping[str, Any]:
         """All settings by name, without sections."""
@@ -195,6 +293,8 @@ def _sections() -> Iterator[tuple[str, Any]]:
         ("schedule", ScheduleConfig),
         ("grammar", GrammarConfig),
         ("server", ServerConfig),
+        ("edge", EdgeConfig),
+        ("operations", OperationsConfig),
     )
 
 

@@ -121,7 +121,7 @@ def test_a_client_that_leaves_is_aborted(server: Server, http: Client, stream: b
     host, port = server.url.removeprefix("http://").split(":")
     body = json.dumps({"text": "a", "sampling_params": LONG, "stream": stream}).encode()
     head = (
-        f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"POST /generate HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     )
     with socket.create_connection((host, int(port))) as connection:
@@ -254,7 +254,7 @@ def test_an_engine_that_dies_ends_requests_and_server(toy: list[str], number: in
             f"{url}/generate", json={"text": "a", "sampling_params": LONG}, timeout=60
         )
 
-    with launched(toy) as server, client_of(server) as http:
+    with launched([*toy, "--max-engine-restarts", "0"]) as server, client_of(server) as http:
         engine = server.engine()
         with concurrent.futures.ThreadPoolExecutor() as pool:
             streamed = pool.submit(stream_lines, server.url, LONG)

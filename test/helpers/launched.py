@@ -20,7 +20,7 @@ from srt.tokenizer import Tokenizer
 from srt.tokenizer.tokenizer import EMBEDDED
 
 PYTHON = Path(__file__).resolve().parents[2] / "python"
-READY = re.compile(r"sglang serving (\S+) at (http://\S+) - (\d+) KV tokens\n")
+READY = re.compile(r"sglang serving (\S+) at (https?://\S+) - (\d+) KV tokens\n")
 
 
 def toy_model(directory: Path) -> list[str]:

@@ -26,7 +26,8 @@ from pathlib import Path
 
 import msgspec
 
-from srt.config import Config
+from srt.config import Config, EdgeConfig
+from srt.core import logs
 from srt.core.messages import Reply, decode_events, encode
 from srt.core.vocabulary import Vocabulary
 from srt.engine.client import Client, EngineLost
@@ -37,7 +38,7 @@ WATCH_SECONDS = 0.25
 
 
 class EngineProcess:
-    """The parent's handle. Made by ``spawn``."""
+    """The parent's handle. Made by ``spawn``, or by ``start`` and made ready by ``ready``."""
 
     def __init__(self, child: subprocess.Popen[bytes], directory: Path) -> None:
         import zmq
@@ -77,6 +78,12 @@ class EngineProcess:
         if hasattr(self, "client"):
             self._fail("the engine was shut down")
 
+    def lose(self, message: str) -> None:
+        """Kill it and treat it as dead, for what ``message`` says: it lives and cannot be used."""
+        if self._child.poll() is None:
+            self._child.kill()
+        self._fail(message)
+
     def kill(self) -> None:
         """At once. Leaves nothing behind."""
         if self._child.poll() is None:
@@ -85,8 +92,11 @@ class EngineProcess:
         self._socket.close(linger=0)
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    async def _ready(self) -> None:
-        """Raises EngineLost with the child's own words where it could not start."""
+    async def ready(self) -> None:
+        """Until it has loaded the model; ``client`` and ``info`` are there then.
+
+        Raises EngineLost with the child's own words where it could not start.
+        """
         first = asyncio.ensure_future(self._socket.recv())
         try:
             while not first.done():
@@ -108,7 +118,9 @@ class EngineProcess:
     def _transmit(self, verbs: Sequence[object]) -> None:
         # By the asyncio socket, which looks for input after it has sent: sending consumes the
         # edge-triggered notification of what has arrived meanwhile, and ``_read`` would sleep on.
-        self._socket.send(encode(list(verbs)))
+        sent = self._socket.send(encode(list(verbs)))
+        if sent.done() and (error := sent.exception()) is not None:
+            raise OSError(str(error)) from error
 
     async def _read(self) -> None:
         while True:
@@ -123,7 +135,6 @@ class EngineProcess:
     async def _watch(self) -> None:
         import psutil
 
-        stopped = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
         process = psutil.Process(self.pid)
         while True:
             await asyncio.sleep(WATCH_SECONDS)
@@ -131,9 +142,8 @@ class EngineProcess:
             if code is not None:
                 return self._fail(f"the engine process exited with code {code}")
             with contextlib.suppress(psutil.Error):
-                if process.status() in stopped:
-                    self._child.kill()
-                    return self._fail("the engine process was stopped from outside")
+                if process.status() == psutil.STATUS_STOPPED:
+                    return self.lose("the engine process was stopped from outside")
 
     def _fail(self, message: str) -> None:
         self.client.fail(EngineLost(message))
@@ -145,26 +155,32 @@ async def spawn(config: Config, token_bytes: Sequence[bytes]) -> EngineProcess:
 
     Raises EngineLost, with the reason, where it cannot start. Cancelling kills the child.
     """
-    directory = Path(tempfile.mkdtemp(prefix="sglang-"))  # mode 0700
+    process = start(config, token_bytes)
     try:
-        process = EngineProcess(_start(config, token_bytes, directory), directory)
-    except BaseException:
-        shutil.rmtree(directory, ignore_errors=True)
-        raise
-    try:
-        await process._ready()
+        await process.ready()
     except BaseException:
         process.kill()
         raise
     return process
 
 
-def _start(
+def start(config: Config, token_bytes: Sequence[bytes]) -> EngineProcess:
+    """Start the engine process and wait for nothing. Raises OSError."""
+    directory = Path(tempfile.mkdtemp(prefix="sglang-"))  # mode 0700
+    try:
+        return EngineProcess(_child(config, token_bytes, directory), directory)
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+
+
+def _child(
     config: Config, token_bytes: Sequence[bytes], directory: Path
 ) -> subprocess.Popen[bytes]:
     """The child, with what it needs in ``directory``. Raises OSError."""
-    # The engine serves no HTTP: the key stays out of the file system.
-    config = dataclasses.replace(config, server=dataclasses.replace(config.server, api_key=""))
+    # The engine serves no HTTP: the keys stay out of the file system.
+    server = dataclasses.replace(config.server, api_key="")
+    config = dataclasses.replace(config, server=server, edge=EdgeConfig())
     (directory / "config").write_bytes(msgspec.msgpack.encode(dataclasses.asdict(config)))
     (directory / "vocab").write_bytes(msgspec.msgpack.encode(list(token_bytes)))
     root = str(Path(__file__).resolve().parents[2])
@@ -197,7 +213,7 @@ def main(directory: str, parent: int) -> int:
     root = Path(directory)
     config = msgspec.msgpack.decode((root / "config").read_bytes(), type=Config)
     vocab = msgspec.msgpack.decode((root / "vocab").read_bytes(), type=list[bytes])
-    logging.basicConfig(level=config.server.log_level.upper(), format="%(levelname)s %(message)s")
+    logs.configure(config.server.log_level, config.operations.log_format)
     channel = SocketChannel(f"ipc://{root}/wire", parent)
     try:
         executor, info = local_executor(config)

@@ -1,4 +1,4 @@
-"""Routes about the server itself: health, information, metrics, cache, aborts, tokens."""
+"""Routes about the server itself: health, information, metrics, models, cache, aborts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
+from srt.core.ints import ints
 from srt.core.messages import Reply
 from srt.core.sampling import SamplingParams
-from srt.program.completion import EngineLost
+from srt.program.completion import Completion, EngineLost
 from srt.program.request import CONSTRAINTS, Ask, RequestError
 from srt.server.body import read_body, read_optional_body
 from srt.server.caller import current
@@ -37,17 +38,16 @@ async def health(service: Service, request: Request) -> Response:
 
 async def health_generate(service: Service, request: Request) -> Response:
     """200 when one token was drawn."""
-    await unless_gone(request, probe(service))
+    await unless_gone(request, probe(service.completion))
     return json_response({"status": "ok"})
 
 
-async def probe(service: Service) -> None:
+async def probe(completion: Completion) -> None:
     """Draw one token. Raises EngineLost, also where none comes in ``PROBE_SECONDS``."""
-    start = service.tokenizer.bos_id or 0
-    prompt = await service.prompt([start])
-    ask = Ask(prompt, SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True))
+    start = completion.tokenizer.bos_id or 0
+    sampling = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
     try:
-        await asyncio.wait_for(service.completion.generate(ask), PROBE_SECONDS)
+        await asyncio.wait_for(completion.generate(Ask(ints([start]), sampling)), PROBE_SECONDS)
     except asyncio.TimeoutError as error:
         raise EngineLost(f"no token in {PROBE_SECONDS:.0f} s") from error
 
@@ -67,12 +67,11 @@ async def model_info(service: Service, request: Request) -> Response:
 
 
 async def server_info(service: Service, request: Request) -> Response:
-    """Settings (without the key), the engine's facts, and its statistics of this moment."""
-    settings = {k: v for k, v in service.config.settings().items() if k != "api_key"}
+    """Settings (without keys), the engine's facts, and its statistics of this moment."""
     stats = await statistics(service)
     return json_response(
         {
-            **settings,
+            **service.config.public(),
             **msgspec.to_builtins(service.info),
             "model_path": service.info.model_path,
             "served_model_name": service.model_name,
@@ -126,12 +125,14 @@ async def model(service: Service, request: Request) -> Response:
 
 
 def _card(service: Service) -> dict[str, Any]:
+    """OpenAI's four fields, and what other servers add to them."""
     return {
         "id": service.model_name,
         "object": "model",
         "created": service.started,
         "owned_by": "sglang",
         "root": service.info.model_path,
+        "parent": None,
         "max_model_len": service.info.context_length,
     }
 
@@ -155,70 +156,11 @@ async def abort_request(service: Service, request: Request) -> Response:
         raise RequestError("Give rid, or abort_all: true.", "rid")
     caller = current.get()
     owner = None if caller.admin else caller.tenant
+    if body.abort_all and owner == "":
+        raise ServerError("forbidden", "abort_all needs the admin's key, or a key of one's own.")
     if body.abort_all:
         count = service.completion.abort(owner=owner)
     else:
         rids = [body.rid] if isinstance(body.rid, str) else body.rid or []
         count = sum(service.completion.abort(rid, owner) for rid in dict.fromkeys(rids))
     return json_response({"success": True, "aborted": count})
-
-
-class TokenizeBody(msgspec.Struct):
-    prompt: str | list[str] | None = None
-    text: str | list[str] | None = None
-    add_special_tokens: bool = True
-
-
-async def tokenize(service: Service, request: Request) -> Response:
-    """Ids of one text, or of each in a list."""
-    body = await read_body(request, TokenizeBody, service.body_limit)
-    given = body.text if body.prompt is None else body.prompt
-    if given is None:
-        raise RequestError("Give prompt, a text or a list of texts.", "prompt")
-    texts = [given] if isinstance(given, str) else given
-    found = [list(await service.completion.encode(text, body.add_special_tokens)) for text in texts]
-    counts = [len(ids) for ids in found]
-    single = isinstance(given, str)
-    return json_response(
-        {
-            "tokens": found[0] if single else found,
-            "count": counts[0] if single else counts,
-            "max_model_len": service.info.context_length,
-        }
-    )
-
-
-class DetokenizeBody(msgspec.Struct):
-    tokens: list[Any]
-    skip_special_tokens: bool = True
-
-
-async def detokenize(service: Service, request: Request) -> Response:
-    """The text of ids, or of each list of ids."""
-    body = await read_body(request, DetokenizeBody, service.body_limit)
-    nested = bool(body.tokens) and isinstance(body.tokens[0], list)
-    rows = body.tokens if nested else [body.tokens]
-    texts = []
-    for row in rows:
-        ids = await service.prompt(row, "tokens")
-        for token in (min(ids, default=0), max(ids, default=0)):
-            if not 0 <= token < service.info.vocab_size:
-                raise RequestError(
-                    f"tokens holds {token}; ids are 0 to {service.info.vocab_size - 1}.", "tokens"
-                )
-        texts.append(service.tokenizer.decode(ids, body.skip_special_tokens))
-    return json_response({"text": texts if nested else texts[0]})
-
-
-async def tokenizer_info(service: Service, request: Request) -> Response:
-    tokenizer = service.tokenizer
-    return json_response(
-        {
-            "vocab_size": tokenizer.vocab_size,
-            "special_tokens": {k: v for k, v in tokenizer.specials.items() if v},
-            "special_ids": sorted(tokenizer.special_ids),
-            "bos_token_id": tokenizer.bos_id,
-            "eos_token_ids": list(service.info.eos),
-            "chat_template": tokenizer.chat_template,
-        }
-    )

@@ -4,7 +4,7 @@ bound      the port is ours; a port in use ends the launch before a model is rea
 loading    the engine process reads the model
 serving    the first line of standard output is out
 draining   after SIGTERM or SIGINT: new requests get 503, open ones may finish
-(ended)    by the end of the drain, by a second signal, or because the engine was lost
+(ended)    by the end of the drain, by a second signal, or because the engine was lost for good
 """
 
 from __future__ import annotations
@@ -17,18 +17,22 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 import uvicorn
 
 from srt.config import Config, add_arguments, from_arguments
+from srt.core import logs
 from srt.engine.client import EngineLost
-from srt.engine.process import EngineProcess, spawn
-from srt.program.completion import Completion
+from srt.server import tls
 from srt.server.accept import calm
-from srt.server.admin import probe
 from srt.server.app import make_app
+from srt.server.arguments import Parser
+from srt.server.protocol import protocol
 from srt.server.service import Service
+from srt.server.supervisor import Supervisor
+from srt.server.tenants import Tenants
+from srt.server.tracing import TracingError, connect
 from srt.tokenizer import Tokenizer, TokenizerError
 from srt.tokenizer.chat import ChatTemplateError
 
@@ -37,6 +41,7 @@ log = logging.getLogger("sglang.server")
 DRAIN_SECONDS = 30.0  # open requests may take so long after the first signal
 CLOSE_SECONDS = 1  # and connections so long to take their last bytes
 BACKLOG = 2048
+PARENT_SECONDS = 0.25  # between two looks at who the parent is
 
 
 def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +51,7 @@ def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until told to stop; the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m sglang.launch_server",
         description="Serve a model over HTTP: OpenAI's routes under /v1, and /generate.",
     )
@@ -56,25 +61,31 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Serve as a parsed command line says."""
+    _read_environment(arguments)
     try:
         config = from_arguments(arguments)
-    except ValueError as error:
+        Tenants(config)
+        tls.options(config.edge)
+    except (OSError, ValueError) as error:
         parser.error(str(error))
-    logging.basicConfig(
-        level=config.server.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(message)s",
-        stream=sys.stderr,
-    )
+    logs.configure(config.server.log_level, config.operations.log_format)
     if config.server.log_level != "debug":
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     try:
         with _bind(config) as listener:
             return asyncio.run(_serve(config, listener))
-    except (OSError, TokenizerError, ChatTemplateError, EngineLost) as error:
+    except (OSError, TokenizerError, ChatTemplateError, TracingError, EngineLost) as error:
         print(f"sglang: {error}", file=sys.stderr)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
         return 130
+
+
+def _read_environment(arguments: argparse.Namespace) -> None:
+    """Keys may come from there: a command line can be read by everybody."""
+    for name in ("api_key", "admin_api_key"):
+        if not getattr(arguments, name):
+            setattr(arguments, name, os.environ.get(f"SGLANG_{name.upper()}", ""))
 
 
 def _bind(config: Config) -> socket.socket:
@@ -98,21 +109,24 @@ def _bind(config: Config) -> socket.socket:
 async def _serve(config: Config, listener: socket.socket) -> int:
     calm(asyncio.get_running_loop())
     signals = _Signals()
-    with signals.installed():
+    async with signals.installed(), _parented(config.operations.exit_with_parent, signals):
         tokenizer = Tokenizer.load(
             config.model.tokenizer_path or config.model.model_path,
             config.model.revision,
             config.server.chat_template,
         )
-        engine = await spawn(config, tokenizer.token_bytes)
+        supervisor = Supervisor(config, tokenizer)
+        signals.kill = supervisor.kill
+        endpoint = config.operations.otlp_traces_endpoint
+        tracing = connect(endpoint) if endpoint else None
         try:
-            signals.kill = engine.kill
-            service = Service(config, Completion(engine.client, tokenizer))
-            if not config.server.skip_server_warmup:
-                await probe(service)
-            return await _Server(service, engine, listener, signals).run()
+            service = Service(config, await supervisor.start())
+            service.tracing, supervisor.restarted = tracing, service.metrics.restarts.inc
+            return await _Server(service, supervisor, listener, signals).run()
         finally:
-            await engine.stop()
+            await supervisor.stop()
+            if tracing is not None:
+                tracing.close()
 
 
 def _nothing() -> None:
@@ -128,8 +142,8 @@ class _Signals:
         self.kill: Callable[[], None] = _nothing
         self._task = asyncio.current_task()
 
-    @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
+    @contextlib.asynccontextmanager
+    async def installed(self) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on, number)
@@ -143,31 +157,55 @@ class _Signals:
         if self.asked.is_set():
             self.kill()
             os._exit(128 + number)
+        self.ask()
+
+    def ask(self) -> None:
+        """As the first signal does."""
         self.asked.set()
         if not self.serving and self._task is not None:
             self._task.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _parented(pid: int, signals: _Signals) -> AsyncIterator[None]:
+    """Asks for the end when process ``pid`` is no longer the parent; never where it is 0."""
+
+    async def watch() -> None:
+        while pid and os.getppid() == pid:
+            await asyncio.sleep(PARENT_SECONDS)
+        if pid:
+            log.warning("process %d is gone, which this server was started for", pid)
+            signals.ask()
+
+    task = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        task.cancel()
 
 
 class _Server(uvicorn.Server):
     """uvicorn, with this module's signals, first line and end."""
 
     def __init__(
-        self, service: Service, engine: EngineProcess, listener: socket.socket, signals: _Signals
+        self, service: Service, supervisor: Supervisor, listener: socket.socket, signals: _Signals
     ) -> None:
         options = uvicorn.Config(
             make_app(service),
             loop="asyncio",
-            http="httptools",
+            http=protocol(service.config.edge),
+            timeout_keep_alive=service.config.edge.keep_alive_timeout,
             ws="none",
             lifespan="off",
             log_config=None,
-            access_log=service.config.server.log_requests,
+            access_log=False,
             backlog=BACKLOG,
             timeout_graceful_shutdown=CLOSE_SECONDS,
             server_header=False,
+            **tls.options(service.config.edge),
         )
         super().__init__(options)
-        self._service, self._engine, self._listener = service, engine, listener
+        self._service, self._supervisor, self._listener = service, supervisor, listener
         self._signals, self._code = signals, 0
 
     @contextlib.contextmanager
@@ -178,6 +216,8 @@ class _Server(uvicorn.Server):
     async def run(self) -> int:  # type: ignore[override]
         """Serve to the end; the exit code."""
         self._signals.serving = True
+        if self._service.config.edge.api_keys_file:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
         ends = [asyncio.ensure_future(end) for end in (self._on_signal(), self._on_loss())]
         try:
             await self.serve([self._listener])
@@ -196,7 +236,15 @@ class _Server(uvicorn.Server):
 
     def _url(self) -> str:
         host, port = self._listener.getsockname()[:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "https" if self._service.config.edge.ssl_certfile else "http"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+    def _reload(self) -> None:
+        try:
+            self._service.tenants.reload()
+            log.info("the API keys were read again")
+        except (OSError, ValueError) as error:
+            log.error("the API keys stay as they were: %s", error)
 
     async def _on_signal(self) -> None:
         await self._signals.asked.wait()
@@ -210,8 +258,11 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
     async def _on_loss(self) -> None:
-        lost = await self._engine.wait_lost()
-        log.error("%s; the server exits", lost)
+        try:
+            lost = await self._supervisor.run()
+            log.error("%s; the server exits", lost)
+        except Exception:
+            log.exception("the engine is not watched any more; the server exits")
         self._code = 1
         self._service.draining = True
         self.should_exit = True

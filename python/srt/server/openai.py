@@ -13,6 +13,7 @@ from srt.core.sampling import SamplingParams
 from srt.program.output import Output
 from srt.program.request import RequestError, sampling_from
 from srt.server.constraint import ConstraintFields, settings_of
+from srt.server.record import record
 from srt.server.service import Service
 
 Stops = str | list[str] | None
@@ -20,6 +21,7 @@ Stops = str | list[str] | None
 
 class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class SharedBody(ConstraintFields, kw_only=True):
@@ -96,7 +98,7 @@ class Reply(msgspec.Struct):
 
 
 def new_reply(service: Service, body: SharedBody, prefix: str) -> Reply:
-    name = body.rid or f"{prefix}-{uuid.uuid4().hex}"
+    name = record().response_id = body.rid or f"{prefix}-{uuid.uuid4().hex}"
     return Reply(name, body.model or service.model_name, int(time.time()))
 
 

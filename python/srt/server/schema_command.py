@@ -53,7 +53,7 @@ def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """1 where the constraint is refused, 2 where it cannot be read."""
     try:
         if arguments.file == "-":

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
 from srt.config import Config
 from srt.core.ints import Ints, ints
+from srt.core.messages import Distribution, Done, Embed
 from srt.program.completion import Completion
 from srt.program.merge import merge
 from srt.program.output import Output
+from srt.program.reading import read_all
+from srt.program.reasoning import marks_for
 from srt.program.request import Ask, RequestError
+from srt.program.tool_formats import format_for
 from srt.server.caller import current
+from srt.server.explanations import Explanations
 from srt.server.metrics import Metrics
+from srt.server.responses_store import Store
+from srt.server.tenants import Tenants
+from srt.server.tracing import Tracing
+from srt.server.turns import Turns
 
 MAX_CHOICES = 4096  # completions one HTTP request may ask for
 EMBEDDED_NAME = "sglang-tiny"
@@ -24,8 +33,11 @@ class Service:
     """Shared by all routes of one app.
 
     Attributes:
+        tracing: where spans go, if anywhere.
         draining: no new request is taken.
         open_requests: HTTP requests being answered.
+        tool_format: how the model writes calls. thought_marks: what its thoughts stand between.
+        tenants: the keys known.
     """
 
     def __init__(self, config: Config, completion: Completion) -> None:
@@ -33,8 +45,20 @@ class Service:
         self.tokenizer, self.info = completion.tokenizer, completion.info
         self.model_name = config.server.served_model_name or config.model.model_path
         self.model_name = self.model_name or EMBEDDED_NAME
+        template = self.tokenizer.chat_template or ""
+        model = config.model.model_path or self.tokenizer.path.name
+        self.tool_format = format_for(
+            config.server.tool_call_parser, template, model, self.info.architecture
+        )
+        self.thought_marks = marks_for(config.server.reasoning_parser, template)
         self.started = int(time.time())
         self.metrics = Metrics(self.model_name)
+        self.tracing: Tracing | None = None
+        self.explanations = Explanations()
+        self.tenants = Tenants(config)
+        self.responses = Store(config.server.response_store_bytes)
+        running = self.info.max_running_requests
+        self.turns = Turns(running + max(1, running // 4))
         self.draining = False
         self.open_requests = 0
 
@@ -48,6 +72,7 @@ class Service:
         Raises RequestError, ``queue_full`` where they would wait behind too many.
         """
         self.admit(sum(ask.sampling.n for ask in asks))
+        explained = self.explanations.begin(asks)
         verified = [self._owned(ask).verified(self.info) for ask in asks]
         async with aclosing(merge([self._measured(ask) for ask in verified])) as merged:
             ended: set[tuple[int, int]] = set()
@@ -56,6 +81,7 @@ class Service:
                     continue
                 if output.finish is not None:
                     ended.add((index, output.index))
+                    explained.note(index, asks[index], output)
                 yield index, output
 
     async def finish(self, asks: Sequence[Ask]) -> list[list[Output]]:
@@ -66,17 +92,42 @@ class Service:
                 found[index][output.index] = output
         return [[outputs[i] for i in sorted(outputs)] for outputs in found]
 
+    async def read(self, asks: Sequence[Ask], goal: Embed | Distribution) -> list[Done]:
+        """What ``goal``, which draws nothing, finds of each prompt. Raises as ``run`` does."""
+        self.admit(len(asks))
+        start, metrics = time.monotonic(), self.metrics
+        async with self._turn(1):
+            found = await read_all(self.completion, [self._owned(ask) for ask in asks], goal)
+        for done in found:
+            current.get().charge(done.prompt)
+            metrics.finished(done.reason)
+            metrics.whole.observe(time.monotonic() - start)
+            metrics.read(done.prompt, done.cached)
+        return found
+
     def admit(self, count: int) -> None:
         """Raise RequestError where ``count`` more requests are too many, now or ever."""
         if count > MAX_CHOICES:
             raise RequestError(
                 f"{count} completions are asked for in one request; at most {MAX_CHOICES}.", "n"
             )
-        pending = self.completion.pending
+        pending = self.completion.pending + self.turns.waiting
         limit = self.info.max_running_requests + self.info.max_queued_requests
-        if pending + count > limit:
+        if count > limit:
             raise RequestError(
-                f"{pending} requests are running or waiting and {limit} may "
+                f"{count} completions are asked for in one request; this server takes {limit} "
+                "(--max-running-requests and --max-queued-requests).",
+                "n",
+            )
+        # What a tenant holds must not outgrow what is free (Choudhury and Hahne 1998, dynamic
+        # queue thresholds): there is always room for one who holds nothing.
+        held = self.turns.held(current.get().tenant) if self.tenants.several else 0
+        if pending + held + count > limit:
+            raise RequestError(
+                f"{pending} requests are running or waiting, {held} of them counted twice as this "
+                f"key's own, and {limit} may (--max-queued-requests); try again later."
+                if held
+                else f"{pending} requests are running or waiting and {limit} may "
                 "(--max-queued-requests); try again later.",
                 code="queue_full",
             )
@@ -104,8 +155,21 @@ class Service:
         return replace(ask, owner=caller.tenant, namespace=salt, priority=priority)
 
     async def _measured(self, ask: Ask) -> AsyncGenerator[Output, None]:
-        watch = self.metrics.watch()
-        async with aclosing(self.completion.stream(ask)) as outputs:
-            async for output in outputs:
-                watch.update(output)
-                yield output
+        charge, counted = current.get().charge, dict[int, int]()
+        with self.metrics.watch(ask) as watch:
+            async with self._turn(ask.sampling.n), aclosing(self.completion.stream(ask)) as outputs:
+                charge(len(ask.prompt))
+                async for output in outputs:
+                    watch.update(output)
+                    charge(output.completion_tokens - counted.get(output.index, 0))
+                    counted[output.index] = output.completion_tokens
+                    yield output
+
+    @asynccontextmanager
+    async def _turn(self, count: int) -> AsyncIterator[None]:
+        """The caller's, where there are others that wait for theirs."""
+        if not self.tenants.several:
+            yield
+            return
+        async with self.turns.turn(current.get().tenant, count):
+            yield

@@ -1,0 +1,34 @@
+"""Finding: one thing that was looked at, and how it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+OK, WARN, FAIL = "ok", "warn", "fail"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """``state`` is "ok", "warn" or "fail"; ``fix`` is what to do about it, "" where nothing is."""
+
+    check: str
+    state: str
+    found: str
+    fix: str = ""
+
+
+Check: TypeAlias = Callable[[], Iterable[Finding]]
+
+
+def examine(checks: Iterable[tuple[str, Check]]) -> list[Finding]:
+    """What all checks find; one that breaks is itself a finding."""
+    found: list[Finding] = []
+    for name, check in checks:
+        try:
+            found += check()
+        except Exception as error:  # whatever a broken installation raises
+            reason = str(error).strip().split("\n")[0]
+            found.append(Finding(name, FAIL, f"{type(error).__name__}: {reason}"))
+    return found

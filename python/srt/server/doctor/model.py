@@ -1,0 +1,197 @@
+"""What of the model a server needs. Only headers of the weights are read; nothing is fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from srt.config import Config
+from srt.program.reasoning import marks_for
+from srt.program.tool_formats import format_for
+from srt.server.doctor.finding import FAIL, OK, WARN, Finding
+from srt.tokenizer import Tokenizer
+from srt.tokenizer.chat import ChatTemplateError
+
+if TYPE_CHECKING:
+    from srt.layers.weight import Slots
+    from srt.models.config import ModelSpec
+
+TEXT = "Grüße, 世界 🙂"
+USER = {"role": "user", "content": TEXT}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Looks something up.",
+        "parameters": {"type": "object", "properties": {"key": {"type": "string"}}},
+    },
+}
+
+
+class Model:
+    """The model that a configuration names, examined step by step."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._directory: Path | None = None
+        self._spec: ModelSpec | None = None
+        self._slots: Slots = {}  # tensors that the model needs
+
+    def directory(self) -> Iterator[Finding]:
+        """Where it is; nothing of the rest can be said of a model that is not here."""
+        from srt.models.location import HUB_ID, locate
+
+        path, revision = self._config.model.model_path, self._config.model.revision
+        if path and not Path(path).expanduser().exists() and HUB_ID.fullmatch(path):
+            self._directory = _fetched(path, revision)
+            if self._directory is None:
+                fix = "nothing; it is fetched at the first start, which needs a network"
+                yield Finding("model", WARN, f"{path} is not on this machine", fix)
+                return
+        try:
+            self._directory = self._directory or locate(path, revision)
+        except ValueError as error:
+            yield Finding("model", FAIL, str(error), "give a directory with --model-path")
+            return
+        size = sum(file.stat().st_size for file in self._directory.glob("*.safetensors"))
+        yield Finding("model", OK, f"{self._directory}, {size / 1e9:.2f} GB of weights")
+
+    def weights(self) -> Iterator[Finding]:
+        """The configuration and, by their headers, the weights."""
+        if self._directory is None:
+            return
+        import torch
+
+        from srt.layers.weight import Place
+        from srt.models import weights
+        from srt.models.config import read_config
+        from srt.models.registry import lookup
+
+        try:
+            fields, architecture = read_config(self._directory)
+            family = lookup(architecture)
+            self._spec = spec = family.read(fields, architecture)
+        except ValueError as error:
+            yield Finding("config", FAIL, str(error), "serve a model of a supported architecture")
+            return
+        outline = family(spec, Place(torch.device("meta"), torch.float32), 1)
+        self._slots = outline.slots()
+        found = f"{architecture}, {spec.num_layers} layers, {spec.context_length} tokens"
+        yield Finding("config", OK, found)
+        if self._config.model.load_format == "dummy":
+            yield Finding("weights", OK, "drawn at random (--load-format dummy)")
+            return
+        try:
+            entries = weights.read_checkpoint(self._directory)
+            weights.match(self._slots, entries, outline.ignores, self._directory)
+        except (ValueError, OSError) as error:
+            yield Finding("weights", FAIL, str(error), "fetch the checkpoint again")
+            return
+        yield Finding("weights", OK, f"{len(entries)} tensors, as the configuration says")
+
+    def memory(self) -> Iterator[Finding]:
+        """Whether weights and KV cache fit, as far as can be told without taking them."""
+        if self._spec is None:
+            return
+        from srt.worker.kv import available_memory, bytes_per_token, pool_pages
+        from srt.worker.worker import context_length_of, device_of, dtype_of, parameters_of
+
+        config, spec = self._config, self._spec
+        try:
+            length, device = context_length_of(config.model, spec), device_of(config.model.device)
+            count = parameters_of(self._slots)
+            dtype = dtype_of(config.model.dtype, spec, count, device)
+            token, free = bytes_per_token(spec, dtype), available_memory(device)
+            held = count * dtype.itemsize
+            tokens = pool_pages(config.memory, token, held, length, device, free)
+            tokens *= config.memory.page_size
+        except (ValueError, MemoryError) as error:
+            yield Finding("memory", FAIL, str(error), "lower what the message names")
+            return
+        need, dtype_name = held + tokens * token, str(dtype).removeprefix("torch.")
+        found = (
+            f"{count / 1e6:.1f} M parameters in {dtype_name} and {tokens} KV tokens of "
+            f"{token} bytes: {need / 1e9:.2f} GB of {free / 1e9:.2f} GB free on {device}"
+        )
+        if need > free:
+            yield Finding("memory", FAIL, found, "lower --max-total-tokens, or free memory")
+        elif tokens < length:
+            fix = f"raise --mem-fraction-static, or set --context-length {tokens}"
+            yield Finding("memory", WARN, f"{found}; less than one context of {length}", fix)
+        else:
+            yield Finding("memory", OK, found)
+
+    def tokenizer(self) -> Iterator[Finding]:
+        """Whether it reads and writes text, and what its chat template knows."""
+        model = self._config.model
+        if self._directory is None and not model.tokenizer_path:
+            return
+        path = model.tokenizer_path or str(self._directory)
+        try:
+            tokenizer = Tokenizer.load(path, model.revision, self._config.server.chat_template)
+        except ValueError as error:
+            yield Finding("tokenizer", FAIL, str(error), "give another with --tokenizer-path")
+            return
+        found = f"{tokenizer.vocab_size} tokens, ends {list(tokenizer.eos_ids)}"
+        vocab = self._spec.vocab_size if self._spec is not None else None
+        if tokenizer.decode(tokenizer.encode(TEXT, False)) != TEXT:
+            fix = "its files do not belong together; fetch them again"
+            yield Finding("tokenizer", WARN, f"{found}; {TEXT!r} does not come back", fix)
+        elif vocab is not None and tokenizer.vocab_size > vocab:
+            fix = "serve the model with its own tokenizer"
+            yield Finding("tokenizer", FAIL, f"{found}; the model has {vocab}", fix)
+        elif not tokenizer.eos_ids:
+            fix = "requests end by max_tokens and stops only"
+            yield Finding("tokenizer", WARN, f"{found}: no token ends a text", fix)
+        else:
+            yield Finding("tokenizer", OK, found)
+        yield from self._template(tokenizer)
+
+    def _template(self, tokenizer: Tokenizer) -> Iterator[Finding]:
+        if tokenizer.chat_template is None:
+            fix = "give one with --chat-template; /v1/completions and /generate need none"
+            yield Finding("chat template", WARN, "the model has none", fix)
+            return
+        try:
+            plain = _rendered(tokenizer)
+        except ChatTemplateError as error:
+            fix = "give another with --chat-template"
+            yield Finding("chat template", FAIL, str(error), fix)
+            return
+        told = "knows tools" if _knows_tools(tokenizer, plain) else "knows no tools: told as text"
+        model = str(self._directory or self._config.model.model_path)
+        names = () if self._spec is None else (self._spec.architecture,)
+        calls = type(format_for("auto", tokenizer.chat_template, model, *names)).__name__
+        marks = marks_for("auto", tokenizer.chat_template)
+        thinks = "no reasoning" if marks is None else f"reasoning between {marks.begin} and "
+        thinks += "" if marks is None else marks.end
+        known = f"{told}, calls in the format {calls}, {thinks}"
+        if TEXT not in plain:
+            fix = "give another with --chat-template"
+            yield Finding("chat template", FAIL, "it drops what the user says", fix)
+        else:
+            yield Finding("chat template", OK, f"renders; {known}")
+
+
+def _rendered(tokenizer: Tokenizer, **variables: Any) -> str:
+    messages: list[Mapping[str, Any]] = [USER]
+    return tokenizer.apply_chat_template(messages, **variables)
+
+
+def _knows_tools(tokenizer: Tokenizer, plain: str) -> bool:
+    try:
+        return _rendered(tokenizer, tools=[TOOL]) != plain
+    except ChatTemplateError:
+        return False
+
+
+def _fetched(name: str, revision: str) -> Path | None:
+    """The hub model's directory in the cache of this machine."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, revision=revision or None, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError, OSError):
+        return None

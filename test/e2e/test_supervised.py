@@ -1,0 +1,165 @@
+"""A launched server whose engine is lost: it goes on, ends in order, or ends with the reason."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from helpers.http_server import Client, is_error
+from helpers.launched import PYTHON, Server, client_of, gone, launched, toy_model
+
+LONG = {"max_new_tokens": 3000, "ignore_eos": True, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return toy_model(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where servers of this test keep what is temporary."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return tmp_path
+
+
+def stream_lines(url: str) -> list[str]:
+    body = {"text": "a", "sampling_params": LONG, "stream": True}
+    with httpx.stream("POST", f"{url}/generate", json=body, timeout=60) as reply:
+        assert reply.status_code == 200
+        return [line for line in reply.iter_lines() if line]
+
+
+def ask(url: str) -> httpx.Response:
+    return httpx.post(f"{url}/generate", json={"text": "a", "sampling_params": LONG}, timeout=60)
+
+
+def running(http: Client, count: int) -> None:
+    deadline = time.monotonic() + 20
+    while http.stats()["running"] < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def health(http: Client, status: int) -> httpx.Response:
+    """The answer of /health once it has this status."""
+    deadline = time.monotonic() + 30
+    while True:
+        reply = http.get("/health")
+        if reply.status_code == status:
+            return reply
+        assert time.monotonic() < deadline, reply.text
+        time.sleep(0.02)
+
+
+def test_after_a_kill_and_a_stop_the_same_bytes_come_again(toy: list[str]) -> None:
+    with launched(toy) as server, client_of(server) as http:
+        before, info = http.golden(), http.get("/get_model_info").json()
+        engines = []
+        for number in (signal.SIGKILL, signal.SIGSTOP):
+            engines.append(server.engine())
+            with concurrent.futures.ThreadPoolExecutor() as pool:
+                streamed = pool.submit(stream_lines, server.url)
+                plain = pool.submit(ask, server.url)
+                running(http, 2)
+                engines[-1].send_signal(number)
+                lost = time.monotonic()
+                assert is_error(plain.result(), 503)["code"] == "engine_lost"
+                last = json.loads(streamed.result()[-1].removeprefix("data: "))
+                assert last["error"]["code"] == "engine_lost"
+                assert time.monotonic() - lost < 2.0
+            refused = health(http, 503)
+            assert refused.headers["retry-after"]
+            assert "started again" in is_error(refused, 503)["message"]
+            assert http.get("/metrics").status_code == 200
+            health(http, 200)
+            assert http.golden() == before
+            assert http.get("/get_model_info").json() == info
+            http.idle()
+        gone(engines)
+        assert "sglang:engine_restarts_total" in http.get("/metrics").text
+
+
+def test_too_many_losses_end_the_server_with_the_reason(toy: list[str]) -> None:
+    with launched([*toy, "--max-engine-restarts", "1"]) as server, client_of(server) as http:
+        for _ in range(2):
+            engine = server.engine()
+            engine.kill()
+            gone([engine])
+            if server.process.poll() is None and _ == 0:
+                health(http, 503)
+                health(http, 200)
+        assert server.wait_end() == 1
+        errors = server.errors()
+        assert "exited with code -9; starting the engine again (1 of 1)" in errors
+        assert "exited with code -9; the server exits" in errors
+        assert "Traceback" not in errors
+
+
+def respawning(server: Server) -> psutil.Process:
+    """The engine that is being loaded in place of one that was killed."""
+    first = server.engine()
+    first.kill()
+    parent, deadline = psutil.Process(server.process.pid), time.monotonic() + 20
+    while True:
+        new = [child for child in parent.children() if child.pid != first.pid]
+        if new:
+            return new[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_signals_while_the_engine_is_loading_again(
+    toy: list[str], alone: Path, signals: int
+) -> None:
+    with launched(toy) as server:
+        engine = respawning(server)
+        for _ in range(signals):
+            server.process.send_signal(signal.SIGTERM)
+        code = server.wait_end(5.0)
+        assert code in (0, 128 + signal.SIGTERM)
+        assert signals == 2 or code == 0
+        gone([engine], 1.0)
+        assert not [path for path in alone.iterdir() if path.name.startswith("sglang-")]
+        assert "Traceback" not in server.errors()
+
+
+def test_a_server_that_is_killed_takes_the_second_engine_along(toy: list[str]) -> None:
+    with launched(toy) as server, client_of(server) as http:
+        respawning(server)
+        health(http, 200)
+        engine = server.engine()
+        server.process.kill()
+        server.wait_end()
+        gone([engine])
+
+
+def test_a_runtime_that_is_killed_takes_its_server_along(toy: list[str], tmp_path: Path) -> None:
+    code = (
+        "import sys, time, sglang as sgl\n"
+        f"runtime = sgl.Runtime(model_path={toy[1]!r}, load_format='dummy', threads=1)\n"
+        "print(runtime.process.pid, flush=True)\n"
+        "time.sleep(100)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(PYTHON), "TMPDIR": str(tmp_path)}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert parent.stdout is not None
+    server = psutil.Process(int(parent.stdout.readline()))
+    family = [server, *server.children(recursive=True)]
+    assert len(family) > 1
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    gone(family, 10.0)

@@ -1,0 +1,67 @@
+"""An engine process without a model: the real engine, wire and loop over ``TextWorker``.
+
+    python engine_child.py DIRECTORY PARENT
+
+It starts in a fraction of the time. SIGUSR1 makes it hang: it lives and answers nothing. The
+variables ENGINE_CHILD_FAULT, _DEVICE, _CAPACITY and _SECONDS make it another one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from helpers.text_worker import TextWorker
+from srt.config import Config
+from srt.core.messages import Reply
+from srt.engine.engine import Engine
+from srt.engine.info import EngineInfo
+from srt.engine.loop import serve
+from srt.engine.socket import SocketChannel
+
+PASS_SECONDS = 0.002
+
+
+def setting(name: str, default: str = "") -> str:
+    return os.environ.get(f"ENGINE_CHILD_{name}", default)
+
+
+def hang(*_: object) -> None:
+    while True:
+        time.sleep(60)
+
+
+def main(directory: str, parent: int) -> None:
+    signal.signal(signal.SIGUSR1, hang)
+    root = Path(directory)
+    config = msgspec.msgpack.decode((root / "config").read_bytes(), type=Config)
+    vocab = msgspec.msgpack.decode((root / "vocab").read_bytes(), type=list[bytes])
+    channel = SocketChannel(f"ipc://{root}/wire", parent)
+    time.sleep(float(setting("SECONDS", "0")))  # it "loads"
+    if fault := setting("FAULT"):
+        channel.emit([Reply(0, False, fault)])
+        channel.close()
+        return
+    info = EngineInfo(
+        model_path="toy", architecture="Toy", dtype="none",
+        device=setting("DEVICE", "none"),
+        vocab_size=len(vocab), context_length=1024,
+        capacity=config.memory.max_total_tokens or int(setting("CAPACITY", "4096")), page_size=1,
+        max_running_requests=16, max_queued_requests=64, eos=(),
+    )  # fmt: skip
+    engine = Engine(TextWorker(len(vocab), seconds=PASS_SECONDS), info, config.schedule, vocab)
+    channel.emit([Reply(0, data=msgspec.to_builtins(info))])
+    serve(engine, channel)
+    channel.close()
+    shutil.rmtree(root, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

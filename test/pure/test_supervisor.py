@@ -1,0 +1,300 @@
+"""The supervisor over real processes of the real engine, whose worker needs no model."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from helpers import engine_child
+from helpers.toy_tokenizer import byte_level
+from srt.config import Config
+from srt.core.sampling import SamplingParams
+from srt.engine import process
+from srt.engine.client import EngineLost
+from srt.program.completion import Completion
+from srt.program.output import Output
+from srt.program.request import Ask
+from srt.server import supervisor as module
+from srt.server.app import make_app
+from srt.server.service import Service
+from srt.server.supervisor import Supervisor
+from srt.tokenizer import Tokenizer
+
+SECONDS = 20.0
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer(byte_level(tmp_path_factory.mktemp("tokenizer")))
+
+
+@pytest.fixture(autouse=True)
+def children(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[subprocess.Popen[bytes]]:
+    """Engine processes of this test, all of them ``engine_child``."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def popen(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        assert command[1:3] == ["-m", "srt.engine.process"]
+        child = subprocess.Popen([sys.executable, engine_child.__file__, *command[3:]], **options)
+        started.append(child)
+        return child
+
+    directories = tmp_path / "directories"
+    directories.mkdir()
+    patched = {"Popen": popen, "DEVNULL": subprocess.DEVNULL}
+    monkeypatch.setattr(process, "subprocess", type("Patched", (), patched))
+    monkeypatch.setattr(process.tempfile, "tempdir", str(directories))
+    monkeypatch.setattr(process, "WATCH_SECONDS", 0.05)
+    monkeypatch.setattr(module, "PAUSE", 0.0)
+    return started
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 100))  # type: ignore[arg-type]
+
+
+async def golden(completion: Completion, count: int = 8) -> Output:
+    prompt = completion.tokenizer.encode("the lazy dog")
+    sampling = SamplingParams(max_new_tokens=count, temperature=0.0, ignore_eos=True)
+    return (await completion.generate(Ask(prompt, sampling)))[0]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+FAULTS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "hung": signal.SIGUSR1}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_lost_engine_is_started_again(
+    fault: str, tokenizer: Tokenizer, children: list[subprocess.Popen[bytes]]
+) -> None:
+    async def test() -> None:
+        config = Config.of(watchdog_timeout=0.5 if fault == "hung" else 300.0)
+        supervisor = Supervisor(config, tokenizer)
+        completion = await supervisor.start()
+        service = Service(config, completion)
+        before, info = await golden(completion), completion.info
+        keeping = asyncio.create_task(supervisor.run())
+        transport = httpx.ASGITransport(make_app(service))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+            pending = asyncio.create_task(golden(completion, 1000))
+            await asyncio.sleep(0.2)
+            begun = time.monotonic()
+            os.kill(children[0].pid, FAULTS[fault])
+            with pytest.raises(EngineLost):
+                await pending
+            assert time.monotonic() - begun < 3.0
+            await until(lambda: "started again" in str(completion.lost))
+            body = {"text": "a"}
+            for reply in (await http.get("/health"), await http.post("/generate", json=body)):
+                assert reply.status_code == 503
+                assert reply.headers["retry-after"]
+                assert reply.json()["error"]["code"] == "engine_lost"
+                assert "it is being started again" in reply.json()["error"]["message"]
+            await until(lambda: completion.lost is None)
+            assert (await http.get("/health")).status_code == 200
+        after = await golden(completion)
+        assert (after.text, after.tokens) == (before.text, before.tokens)
+        assert after.cached_tokens <= 1, "the cache is empty, but for the warm-up"
+        assert completion.info == info
+        assert supervisor.restarts == 1
+        keeping.cancel()
+        await supervisor.stop()
+        assert all(child.poll() is not None for child in children)
+
+    run(test)
+
+
+def test_an_answer_that_waits_to_be_read_is_an_answer(
+    tokenizer: Tokenizer, children: list[subprocess.Popen[bytes]]
+) -> None:
+    async def test() -> None:
+        supervisor = Supervisor(Config.of(watchdog_timeout=0.3), tokenizer)
+        completion = await supervisor.start()
+        client = completion.client
+        keeping, transmit, pings = asyncio.create_task(supervisor.run()), client._transmit, [0]
+
+        def suspended(verbs: Any) -> None:
+            transmit(verbs)
+            pings[0] += 1
+            time.sleep(0.7)  # this process does nothing meanwhile, as one that was stopped
+
+        client._transmit = suspended  # type: ignore[method-assign]
+        await until(lambda: pings[0] == 3)
+        assert supervisor.restarts == 0
+        assert completion.lost is None
+        keeping.cancel()
+        await supervisor.stop()
+        assert len(children) == 1
+
+    run(test)
+
+
+@pytest.mark.parametrize("limit", [0, 2])
+def test_it_gives_up_after_so_many_restarts(
+    limit: int, tokenizer: Tokenizer, children: list[subprocess.Popen[bytes]]
+) -> None:
+    async def test() -> None:
+        supervisor = Supervisor(Config.of(max_engine_restarts=limit), tokenizer)
+        completion = await supervisor.start()
+        keeping = asyncio.create_task(supervisor.run())
+        for life in range(limit + 1):
+            await until(lambda: completion.lost is None)
+            assert supervisor.restarts == life
+            children[-1].kill()
+            await until(lambda: completion.lost is not None)
+        lost = await asyncio.wait_for(keeping, SECONDS)
+        assert "exited with code -9" in str(lost)
+        assert len(children) == limit + 1
+        await supervisor.stop()
+
+    run(test)
+
+
+def test_restarts_long_ago_do_not_count(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = Supervisor(Config.of(max_engine_restarts=2), tokenizer)
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    answers = []
+    for now[0] in (0.0, 1.0, 2.0, module.WINDOW + 0.5, module.WINDOW + 0.6, module.WINDOW + 1.5):
+        answers.append(supervisor._another())
+    assert answers == [True, True, False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [("FAULT", "the disk is gone", "the disk is gone"), ("DEVICE", "cuda", "device is cuda, was")],
+)
+def test_an_engine_that_cannot_come_back_as_it_was_ends_it(
+    name: str, value: str, reason: str, tokenizer: Tokenizer,
+    children: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    async def test() -> None:
+        supervisor = Supervisor(Config.of(max_engine_restarts=2), tokenizer)
+        completion = await supervisor.start()
+        monkeypatch.setenv(f"ENGINE_CHILD_{name}", value)
+        children[0].kill()
+        lost = await asyncio.wait_for(supervisor.run(), SECONDS)
+        assert reason in str(lost)
+        assert len(children) == 3
+        assert completion.lost is not None
+        await supervisor.stop()
+        assert all(child.poll() is not None for child in children)
+
+    run(test)
+
+
+def test_the_memory_of_the_first_engine_is_that_of_the_next(
+    tokenizer: Tokenizer,
+    children: list[subprocess.Popen[bytes]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test() -> None:
+        supervisor = Supervisor(Config.of(), tokenizer)
+        completion = await supervisor.start()
+        keeping = asyncio.create_task(supervisor.run())
+        monkeypatch.setenv("ENGINE_CHILD_CAPACITY", "1024")  # less is free by now
+        children[0].kill()
+        await until(lambda: supervisor.restarts == 1)
+        assert completion.info.capacity == 4096
+        keeping.cancel()
+        await supervisor.stop()
+
+    run(test)
+
+
+def test_the_end_in_the_middle_of_a_restart_leaves_nothing(
+    tokenizer: Tokenizer,
+    children: list[subprocess.Popen[bytes]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test() -> None:
+        supervisor = Supervisor(Config.of(), tokenizer)
+        await supervisor.start()
+        monkeypatch.setenv("ENGINE_CHILD_SECONDS", "60")
+        keeping = asyncio.create_task(supervisor.run())
+        children[0].kill()
+        await until(lambda: len(children) == 2)
+        begun = time.monotonic()
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        await supervisor.stop()
+        assert time.monotonic() - begun < 1.0
+        assert children[1].poll() is not None
+        assert not list(Path(process.tempfile.tempdir).iterdir())
+
+    run(test)
+
+
+def test_the_second_signal_kills_an_engine_that_is_loading(
+    tokenizer: Tokenizer, children: list[subprocess.Popen[bytes]]
+) -> None:
+    async def test() -> None:
+        supervisor = Supervisor(Config.of(), tokenizer)
+        loading = asyncio.create_task(supervisor.start())
+        await until(lambda: bool(children))
+        supervisor.kill()
+        assert children[0].poll() is not None
+        loading.cancel()
+        await asyncio.gather(loading, return_exceptions=True)
+        assert not list(Path(process.tempfile.tempdir).iterdir())
+
+    run(test)
+
+
+def counts() -> dict[str, int]:
+    gc.collect()
+    own = psutil.Process()
+    return {
+        "descriptors": own.num_fds(),
+        "threads": threading.active_count(),
+        "tasks": len(asyncio.all_tasks()),
+        "children": len(own.children(recursive=True)),
+        "directories": len(list(Path(process.tempfile.tempdir).iterdir())),
+    }
+
+
+def test_twenty_restarts_leave_nothing_behind(
+    tokenizer: Tokenizer, children: list[subprocess.Popen[bytes]]
+) -> None:
+    async def test() -> None:
+        supervisor = Supervisor(Config.of(max_engine_restarts=30), tokenizer)
+        completion = await supervisor.start()
+        keeping = asyncio.create_task(supervisor.run())
+        before, first = {}, await golden(completion)
+        for life in range(1, 23):
+            pending = asyncio.create_task(golden(completion, 1000))
+            await asyncio.sleep(0)
+            children[-1].kill()
+            with pytest.raises(EngineLost):
+                await pending
+            await until(lambda: supervisor.restarts == life)  # noqa: B023
+            if life == 2:
+                await asyncio.sleep(0.1)
+                before = counts()
+        await asyncio.sleep(0.1)
+        assert counts() == before
+        assert (await golden(completion)).tokens == first.tokens
+        keeping.cancel()
+        await supervisor.stop()
+
+    run(test)
