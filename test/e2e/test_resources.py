@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 from helpers.launched import PYTHON, client_of, launched, toy_model
+from srt.server.accept import DESCRIPTORS
 
 SPARE = 4  # descriptors left to the server
 
@@ -29,6 +30,7 @@ def test_without_descriptors_open_connections_go_on_and_new_ones_wait(toy: list[
     with launched(toy) as server, client_of(server) as http:
         before, process = http.golden(), psutil.Process(server.process.pid)
         limits = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        assert limits[0] >= min(limits[1], DESCRIPTORS)
         few = (process.num_fds() + SPARE, limits[1])
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, few)
         address = (urlsplit(server.url).hostname, urlsplit(server.url).port)
@@ -85,7 +87,7 @@ def test_a_log_that_takes_no_more_stops_nothing(toy: list[str]) -> None:
 
 
 def test_waiting_and_latency_never_read_the_wall_clock() -> None:
-    """It may jump. Only the time of day that OpenAI's ``created`` shows comes from it."""
+    """It may jump. Only a time of day that is shown comes from it."""
     readers = []
     for path in sorted((PYTHON / "srt").rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -97,4 +99,9 @@ def test_waiting_and_latency_never_read_the_wall_clock() -> None:
     assert sorted(set(readers)) == EXPECTED
 
 
-EXPECTED = ["srt/server/openai.py", "srt/server/service.py", "srt/tokenizer/chat.py"]
+EXPECTED = [
+    *(f"srt/server/{name}.py" for name in (
+        "explanations", "live", "openai", "responses_answer", "score", "service",
+    )),
+    "srt/tokenizer/chat.py",
+]  # fmt: skip

@@ -1,16 +1,30 @@
-"""Accepting connections with no descriptor left: told once in a while, and survived."""
+"""Accepting connections: as many as there may be descriptors; with none left, told once in a while
+and survived."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
+import resource
 from typing import Any
 
 log = logging.getLogger("sglang.server")
 
+DESCRIPTORS = 1 << 16
 SILENCE = 10.0  # seconds between two lines about the same trouble
 _SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+def allow_connections() -> None:
+    """Raise the process's limit of descriptors, of which a connection is one, to ``DESCRIPTORS``,
+    or as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+    if soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # some systems name no limit and have one
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def calm(loop: asyncio.AbstractEventLoop) -> None:

@@ -25,7 +25,7 @@ from srt.config import Config, add_arguments, from_arguments
 from srt.core import logs
 from srt.engine.client import EngineLost
 from srt.server import tls
-from srt.server.accept import calm
+from srt.server.accept import allow_connections, calm
 from srt.server.app import make_app
 from srt.server.arguments import Parser
 from srt.server.protocol import protocol
@@ -107,6 +107,7 @@ def _bind(config: Config) -> socket.socket:
 
 
 async def _serve(config: Config, listener: socket.socket) -> int:
+    allow_connections()
     calm(asyncio.get_running_loop())
     signals = _Signals()
     async with signals.installed(), _parented(config.operations.exit_with_parent, signals):

@@ -113,7 +113,7 @@ async def snapshot(service: Service, limit: int) -> dict[str, Any]:
         **reply.data,
         "tree": {**tree, "nodes": [_node(service, node, seen) for node in tree["nodes"]]},
         "time": time.time(),
-        "uptime": time.time() - service.started,
+        "uptime": time.monotonic() - service.began,
         "model": service.model_name,
         "pending": service.completion.pending,
         "open_requests": service.open_requests,

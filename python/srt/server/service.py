@@ -15,7 +15,7 @@ from srt.program.merge import merge
 from srt.program.output import Output
 from srt.program.reading import read_all
 from srt.program.reasoning import marks_for
-from srt.program.request import Ask, RequestError
+from srt.program.request import Ask, RequestError, verified
 from srt.program.tool_formats import format_for
 from srt.server.caller import current
 from srt.server.explanations import Explanations
@@ -33,6 +33,7 @@ class Service:
     """Shared by all routes of one app.
 
     Attributes:
+        started: when, to be shown; began: when, to be measured from (time.monotonic()).
         tracing: where spans go, if anywhere.
         draining: no new request is taken.
         open_requests: HTTP requests being answered.
@@ -51,7 +52,7 @@ class Service:
             config.server.tool_call_parser, template, model, self.info.architecture
         )
         self.thought_marks = marks_for(config.server.reasoning_parser, template)
-        self.started = int(time.time())
+        self.started, self.began = int(time.time()), time.monotonic()
         self.metrics = Metrics(self.model_name)
         self.tracing: Tracing | None = None
         self.explanations = Explanations()
@@ -73,8 +74,8 @@ class Service:
         """
         self.admit(sum(ask.sampling.n for ask in asks))
         explained = self.explanations.begin(asks)
-        verified = [self._owned(ask).verified(self.info) for ask in asks]
-        async with aclosing(merge([self._measured(ask) for ask in verified])) as merged:
+        owned = verified([self._owned(ask) for ask in asks], self.info)
+        async with aclosing(merge([self._measured(ask) for ask in owned])) as merged:
             ended: set[tuple[int, int]] = set()
             async for index, output in merged:
                 if (index, output.index) in ended:
