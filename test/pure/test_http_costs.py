@@ -24,6 +24,7 @@ from srt.program.output import Finish, Output
 from srt.program.request import Ask, RequestError
 from srt.server import body, chat, native
 from srt.server.openai import Reply
+from srt.server.talk import Talk
 from srt.tokenizer import LONG, Tokenizer
 
 
@@ -177,12 +178,12 @@ def test_a_choice_that_ends_while_a_chunk_is_sent_ends_once() -> None:
 
     async def main() -> list[dict[str, Any]]:
         found = []
-        ask = SimpleNamespace(logprobs=None)
+        talk = Talk(Ask(ints([1])), None)
         stream = chat._events(
             Racing(),
             chat.ChatBody(messages=[]),
             Reply("id", "model", 0),
-            ask,  # type: ignore[arg-type]
+            talk,
         )
         async for chunk in stream:
             found += chunk["choices"]
@@ -225,9 +226,11 @@ def test_an_engine_that_cannot_be_started_leaves_nothing(
     monkeypatch.setattr(process.subprocess, "Popen", refuse)
     monkeypatch.setattr(process.tempfile, "tempdir", str(tmp_path))
     with pytest.raises(OSError, match="no more processes"):
-        asyncio.run(process.spawn(Config.of(api_key="a-secret-key"), [b"a"]))
+        keys = {"api_key": "a-secret-key", "admin_api_key": "a-secret-key-too"}
+        config = Config.of(**keys, ssl_keyfile_password="a-secret-password")
+        asyncio.run(process.spawn(config, [b"a"]))
     assert len(seen) == 2
-    assert not any(b"a-secret-key" in data for data in seen)
+    assert not any(b"a-secret" in data for data in seen)
     assert not list(tmp_path.iterdir())
 
 
@@ -235,9 +238,8 @@ def test_a_silent_engine_is_not_called_dead(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def gauges() -> dict[str, float]:
-        lines = [
-            line for line in served.client.get("/metrics").text.splitlines() if "#" not in line
-        ]
+        rows = served.client.get("/metrics").text.splitlines()
+        lines = [row for row in rows if not row.startswith(("#", "sglang:http_"))]
         pairs = (line.rsplit(" ", 1) for line in lines)
         return {name.partition("{")[0]: float(value) for name, value in pairs}
 

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.http_server import is_error
-from helpers.scripted import Scripted, pieces, posted
+from helpers.scripted import Scripted, posted
 from helpers.toy_tokenizer import byte_level
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from srt.core.constraint import Constraint
-from srt.program.deltas import Arguments, Begin, joined
 from srt.program.output import Finish
 from srt.program.request import RequestError
 from srt.program.schema_check import first_fault
-from srt.program.tool_parser import BEGIN, END, HermesParser
-from srt.program.tools import Hermes, Tool
+from srt.program.tool_formats.hermes import END, Hermes
+from srt.program.tools import Tool, constraint_of, either, schema
 from srt.server.tools import read_tools, with_tools
 from srt.tokenizer import Tokenizer
 
-NAMES = ("add", "get_weather")
 PARAMETERS = {
     "type": "object",
     "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
@@ -43,90 +42,6 @@ def function(**fields: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "f", **fields}}
 
 
-# -- the parser -----------------------------------------------------------------------------------
-
-
-def parsed(parts: list[str]) -> tuple[str, list[tuple[str, str]]]:
-    parser = HermesParser(NAMES)
-    deltas = [delta for part in parts for delta in parser.feed(part)]
-    return joined([*deltas, *parser.finish()])
-
-
-GIVEN: list[tuple[str, str, list[tuple[str, str]]]] = [
-    ("", "", []),
-    (" plain \n", " plain \n", []),
-    (CALL, "", [("get_weather", '{"city": "Köln"}')]),
-    (f"\n {CALL} \n", "", [("get_weather", '{"city": "Köln"}')]),
-    (f"I look.\n\n{CALL}\n{CALL}", "I look.", [("get_weather", '{"city": "Köln"}')] * 2),
-    (f"a{CALL}b", "ab", [("get_weather", '{"city": "Köln"}')]),
-    (f"a {CALL} b", "a b", [("get_weather", '{"city": "Köln"}')]),
-    ('<tool_call>{"arguments":{"a":[1,{"b":"}"}]},"name":"add"}</tool_call>', "",
-     [("add", '{"a":[1,{"b":"}"}]}')]),
-    ('<tool_call>{"name":"add"}</tool_call>', "", [("add", "{}")]),
-    ('<tool_call>{"id":-1.5e3, "x": null,"name":"add","arguments":{"s":"\\"}\\\\"},"y":[1]}', "",
-     [("add", '{"s":"\\"}\\\\"}')]),
-    ('<tool_call>{"name":"\\u0061dd","arguments":{}}</tool_call>', "", [("add", "{}")]),
-    ('<tool_call>{"name":"add","arguments":{"a": 1', "", [("add", '{"a": 1')]),  # cut off
-    (f"{CALL[:-3]}", "", [("get_weather", '{"city": "Köln"}')]),
-    ('<tool_call>{"name":"add","argum', '<tool_call>{"name":"add","argum', []),
-    ('<tool_call>{"name":"rm","arguments":{}}</tool_call>',
-     '<tool_call>{"name":"rm","arguments":{}}</tool_call>', []),
-    ('<tool_call>{"name":"add","arguments":"{}"}</tool_call>',
-     '<tool_call>{"name":"add","arguments":"{}"}</tool_call>', []),
-    ('<tool_call>[{"name":"add"}]</tool_call>', '<tool_call>[{"name":"add"}]</tool_call>', []),
-    ("the <tool_call> tag, </tool_call>", "the <tool_call> tag, </tool_call>", []),
-    (f"<tool_<tool_call{CALL}", "<tool_<tool_call", [("get_weather", '{"city": "Köln"}')]),
-    (f"<tool_call>{CALL}", "<tool_call>", [("get_weather", '{"city": "Köln"}')]),
-    ('<tool_call>{"name":"add","arguments":{}}<tool_call>{"name":"add","arguments":{}}', "",
-     [("add", "{}")] * 2),
-    ('<tool_call>{"name":"add","name":"add","arguments":{}}</tool_call>',
-     '<tool_call>{"name":"add","name":"add","arguments":{}}</tool_call>', []),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("text", "words", "calls"), GIVEN)
-def test_what_a_text_says(text: str, words: str, calls: list[tuple[str, str]]) -> None:
-    assert parsed([text]) == (words, calls)
-    assert parsed(list(text)) == (words, calls)
-
-
-FRAGMENTS = st.sampled_from(
-    [BEGIN, END, "\n", " ", "{", "}", '"', "\\", ",", ":", '{"name": ', '"add"', '"rm"', CALL,
-     ', "arguments": ', '{"a": "b"}', "[", "]", "1", "word", "<tool", "<", "é", '"arguments"']
-)  # fmt: skip
-TEXTS = st.lists(FRAGMENTS, max_size=14).map("".join)
-CUTS = st.lists(st.integers(0, 1000), max_size=12)
-
-
-@given(TEXTS, CUTS)
-@settings(max_examples=400)
-@example('<tool_call>{"name":"add","arguments":{"a":"</tool_call>"}} <tool_call>', [3, 40])
-def test_the_chunks_do_not_matter(text: str, cuts: list[int]) -> None:
-    assert parsed(pieces(text, cuts)) == parsed([text])
-
-
-@given(TEXTS, CUTS)
-def test_deltas_are_in_order(text: str, cuts: list[int]) -> None:
-    """A call begins before its arguments, calls are numbered in turn, and none goes on later."""
-    parser = HermesParser(NAMES)
-    deltas = [delta for part in pieces(text, cuts) for delta in parser.feed(part)]
-    last = -1
-    for delta in [*deltas, *parser.finish()]:
-        if isinstance(delta, Begin):
-            assert (delta.call, delta.name in NAMES) == (last + 1, True)
-            last = delta.call
-        elif isinstance(delta, Arguments):
-            assert delta.call == last
-            assert delta.text
-        else:
-            assert delta.text
-
-
-@given(TEXTS.filter(lambda text: BEGIN not in text))
-def test_text_without_a_call_is_left_as_it_is(text: str) -> None:
-    assert parsed([text]) == (text, [])
-
-
 KEYS = st.text(st.characters(exclude_categories=("Cs",)), max_size=6)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | KEYS,
@@ -136,67 +51,10 @@ JSON = st.recursive(
 OBJECTS = st.dictionaries(KEYS, JSON, max_size=4)
 
 
-@given(st.lists(st.tuples(st.sampled_from(NAMES), OBJECTS), max_size=3), CUTS)
-def test_what_is_written_is_read_back(
-    calls: list[tuple[str, dict[str, Any]]], cuts: list[int]
-) -> None:
-    text = Hermes().written(calls)
-    words, found = parsed(pieces(text, cuts))
-    assert words == ""
-    assert [(name, json.loads(arguments)) for name, arguments in found] == calls
-
-
-def test_hostile_text_costs_little() -> None:
-    """One step a character: nothing is read again and again."""
-    steps = 0
-    for part in ('<tool_call>{"a":[', " ", "<tool_call>", '{"name": "add", "arguments": {"a": "x'):
-        parser = HermesParser(NAMES)
-        text = part * 2000
-        between = parser._between
-
-        def counted(char: str) -> None:
-            nonlocal steps
-            steps += 1
-            between(char)  # noqa: B023
-
-        parser._between = counted  # type: ignore[method-assign]
-        parser.feed(text)
-        parser.finish()
-    assert steps < 2000 * 200
-
-
-# -- the constraint -------------------------------------------------------------------------------
-
-
 def tools(*given: dict[str, Any]) -> tuple[Tool, ...]:
     use = read_tools(list(given), None, None)
     assert use is not None
     return use.tools
-
-
-def test_calls_as_a_constraint() -> None:
-    constraint = Hermes().calls(tools(WEATHER, ADD), False)
-    constraint.verify()
-    form = json.loads(constraint.text)["format"]
-    assert (form["type"], form["at_least_one"], form["stop_after_first"]) == (
-        "tags_with_separator", True, True,
-    )  # fmt: skip
-    tag = form["tags"][0]
-    text = tag["begin"] + '{"city": "Rom"}' + tag["end"]
-    assert parsed([text]) == ("", [("get_weather", '{"city": "Rom"}')])
-    assert tag["content"]["json_schema"] == PARAMETERS
-    assert form["tags"][1]["content"]["json_schema"] == {"type": "object", "properties": {}}
-    both = json.loads(Hermes().calls(tools(ADD), True, {"type": "integer"}).text)["format"]
-    assert [element["type"] for element in both["elements"]] == [
-        "tags_with_separator", "json_schema",
-    ]  # fmt: skip
-
-
-def test_strict_tools_are_held_to_their_schema_wherever_they_are_called() -> None:
-    strict = function(strict=True, parameters=PARAMETERS)
-    tag = json.loads(Hermes().tagged(tools(WEATHER, strict)).text)
-    assert tag["triggers"] == [BEGIN]
-    assert [one["schema"] for one in tag["structures"]] == [{"type": "object"}, PARAMETERS]
 
 
 # -- what a request says --------------------------------------------------------------------------
@@ -210,6 +68,21 @@ def test_choices_of_tools() -> None:
         ("required", True, ["get_weather", "add"], True, True),
         ("required", False, ["get_weather", "add"], True, False),
         ({"type": "function", "function": {"name": "add"}}, True, ["add"], True, False),
+        ({"type": "function", "name": "add"}, True, ["add"], True, False),
+        (
+            {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [ADD]}},
+            None,
+            ["add"],
+            False,
+            True,
+        ),
+        (
+            {"type": "allowed_tools", "mode": "required", "tools": [ADD, WEATHER]},
+            True,
+            ["add", "get_weather"],
+            True,
+            True,
+        ),
     ):
         use = read_tools(given, choice, parallel)
         assert use is not None
@@ -252,7 +125,11 @@ BAD: list[tuple[Any, Any, str]] = [
     ("add", None, "tools must be a list"),
     ([ADD], "always", "tool_choice is 'always'"),
     ([ADD], {"type": "function", "function": {"name": "sub"}}, "tool_choice names 'sub'"),
-    ([ADD], {"type": "allowed_tools"}, "tool_choice must be"),
+    ([ADD], {"type": "allowed_tools"}, 'tool_choice must be {"type": "allowed_tools"'),
+    ([ADD], {"type": "allowed_tools", "mode": "none", "tools": [ADD]}, "tool_choice must be"),
+    ([ADD], {"type": "allowed_tools", "mode": "auto", "tools": []}, "tool_choice must be"),
+    ([ADD], {"type": "allowed_tools", "mode": "auto", "tools": [WEATHER]}, "tool_choice names"),
+    ([ADD], {"type": "allowed_tools", "mode": "auto", "tools": [5]}, "tool_choice must be"),
     ([ADD], {"type": "function"}, "tool_choice must be"),
 ]  # fmt: skip
 
@@ -299,7 +176,7 @@ def test_any_json_for_tools_is_read_or_refused(a: Any, b: Any, at: str | None) -
         with suppress(RequestError):
             use = read_tools(given_tools, choice, None)
             if use is not None:
-                use.constraint(None)
+                use.form(None)
     for calls in (a, [a], [{"function": a}], [{"function": {"name": "f", "arguments": a}}]):
         with suppress(RequestError):
             with_tools([{**CALLED, "tool_calls": calls}], KNOWS, None)
@@ -454,17 +331,21 @@ def test_what_the_engine_is_asked_for(scripted: Scripted) -> None:
         chat(scripted, **fields)
         return scripted.asks[-1].sampling.constraint
 
+    def calls(given: Sequence[Tool], many: bool) -> Constraint:
+        return constraint_of(Hermes().calls(given, many))
+
     both, named = tools(WEATHER, ADD), {"type": "function", "function": {"name": "add"}}
-    form = Hermes()
     assert asked() is None
-    assert asked(tool_choice="required") == form.calls(both, True)
-    assert asked(tool_choice="required", parallel_tool_calls=False) == form.calls(both, False)
-    assert asked(tool_choice=named) == form.calls((both[1],), False)
+    assert asked(tool_choice="required") == calls(both, True)
+    assert asked(tool_choice="required", parallel_tool_calls=False) == calls(both, False)
+    assert asked(tool_choice=named) == calls((both[1],), False)
     strict = function(strict=True, parameters=PARAMETERS)
-    assert asked(tools=[strict]) == form.tagged(tools(strict))
+    assert asked(tools=[strict]) == constraint_of(Hermes().tagged(tools(strict)))
     answer = {"response_format": {"type": "json_object"}}
-    assert asked(**answer) == form.calls(both, True, {"type": "object"})
-    assert asked(**answer, tool_choice="required") == form.calls(both, True)
+    assert asked(**answer) == constraint_of(
+        either(Hermes().calls(both, True), schema({"type": "object"}))
+    )
+    assert asked(**answer, tool_choice="required") == calls(both, True)  # clients send both
     assert asked(**answer, tool_choice="none") == Constraint("json_schema", '{"type":"object"}')
     error = is_error(posted(scripted, "/v1/chat/completions", {**CHAT, "regex": "a"}), 400)
     assert (error["param"], "regex cannot be given with tools" in error["message"]) == (
@@ -494,12 +375,14 @@ def test_tools_reach_the_prompt(scripted: Scripted) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_engines_refusal_names_the_tool(scripted: Scripted, stream: bool) -> None:
     named = {"type": "function", "function": {"name": "add"}}
-    pointer = "json_schema at /format/tags/0/content/json_schema/properties/a: no"
+    strict = [function(name=name, strict=True) for name in ("f", "g")]
+    pointer = "structural_tag at /format{}/tags/{}/content/json_schema/properties/a: no"
+    answer = {"response_format": {"type": "json_object"}}
     for fields, message, place in (
-        ({"tool_choice": named}, pointer, 1),
-        ({"tool_choice": "required"}, pointer, 0),
-        ({}, pointer.replace("/format", "/format/elements/0"), 0),
-        ({}, "structural_tag at /structures/1/schema/properties/a: no", 1),
+        ({"tool_choice": named}, pointer.format("", 0), 1),
+        ({"tool_choice": "required"}, pointer.format("", 1), 1),
+        (answer, pointer.format("/elements/0", 0), 0),
+        ({"tools": strict}, pointer.format("", 1), 1),
     ):
         scripted.refuse = RequestError(message)
         body = {**CHAT, **fields, "stream": stream}
@@ -520,3 +403,140 @@ def test_tools_that_are_too_large(scripted: Scripted) -> None:
         400,
     )  # fmt: skip
     assert error["message"].startswith("tools, written as structural_tag has ")
+
+
+def test_what_a_limit_cuts_of_a_call_is_no_text(scripted: Scripted) -> None:
+    scripted.finish = Finish("length")
+    for text, tool_choice, content in (
+        (f"{CALL}\n<tool_", "auto", None),
+        ('Wait <tool_call>\n{"name": "get_w', "auto", "Wait"),
+        ('<tool_call>\n{"name": "get_w', "required", ""),
+        ("<tool_", "required", ""),
+        ("a <", "auto", "a <"),
+    ):
+        scripted.text = text
+        (choice,) = chat(scripted, tool_choice=tool_choice)["choices"]
+        assert (choice["message"]["content"] or "").strip() == (content or "")
+        shown = "".join(c["delta"].get("content") or "" for c in
+                        streamed(scripted, tool_choice=tool_choice))  # fmt: skip
+        assert shown.strip() == (content or "")
+        assert choice["finish_reason"] == "length"
+    scripted.finish = Finish("stop")
+    scripted.text = 'Wait <tool_call>\n{"name": "get_w'
+    assert chat(scripted)["choices"][0]["message"]["content"] == scripted.text
+
+
+# -- the legacy fields ----------------------------------------------------------------------------
+
+
+def test_functions_are_answered_with_a_function_call(scripted: Scripted) -> None:
+    fields = {"tools": None, "functions": [ADD["function"], WEATHER["function"]]}
+    scripted.text = CALL
+    (choice,) = chat(scripted, **fields)["choices"]
+    assert choice["finish_reason"] == "function_call"
+    called = {"name": "get_weather", "arguments": '{"city": "Köln"}'}
+    assert choice["message"]["function_call"] == called
+    assert "tool_calls" not in choice["message"]
+    found = {"name": "", "arguments": ""}
+    for each in (choices := streamed(scripted, **fields)):
+        for key, value in (each["delta"].get("function_call") or {}).items():
+            found[key] += value
+    assert (found, choices[-1]["finish_reason"]) == (called, "function_call")
+    chat(scripted, **fields, function_call={"name": "add"})
+    named = constraint_of(Hermes().calls(tools(ADD), False))
+    assert scripted.asks[-1].sampling.constraint == named
+    chat(scripted, **fields, function_call="none")
+    assert "<tools>" not in scripted.prompts[-1]
+    past = {"role": "assistant", "content": None,
+            "function_call": {"name": "add", "arguments": '{"a": 1}'}}  # fmt: skip
+    result = {"role": "function", "name": "add", "content": "3"}
+    chat(scripted, **fields, messages=[*CHAT["messages"], past, result])
+    assert '{"name": "add", "arguments": {"a": 1}}' in scripted.prompts[-1]
+    assert "<|im_start|>tool\n3" in scripted.prompts[-1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"functions": [{"name": "a b"}], "tools": None}, "functions", "functions[0].name is"),
+        ({"functions": [{"name": "f"}]}, "functions", "exclude one another"),
+        ({"function_call": "auto"}, "function_call", "exclude one another"),
+        ({"functions": [{"name": "f"}], "tools": None, "function_call": {"name": "g"}},
+         "function_call", "function_call names 'g'"),
+    ],
+)  # fmt: skip
+def test_legacy_fields_that_are_wrong(
+    scripted: Scripted, fields: dict[str, Any], param: str, words: str
+) -> None:
+    error = is_error(posted(scripted, "/v1/chat/completions", {**CHAT, **fields}), 400)
+    assert (error["param"], words in error["message"]) == (param, True), error
+
+
+# -- what else a chat may ask for -----------------------------------------------------------------
+
+
+def test_parts_of_messages_that_are_text(scripted: Scripted) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"},
+             {"type": "output_text", "text": "c"}, {"type": "refusal", "refusal": "d"}]  # fmt: skip
+    chat(scripted, messages=[{"role": "user", "content": parts}], tools=None)
+    assert "user\nabcd<" in scripted.prompts[-1]
+    for part in ({"type": "text"}, {"type": "refusal", "text": "x"}, {"type": "image_url"}, 5):
+        body = {"messages": [{"role": "user", "content": [part]}]}
+        error = is_error(posted(scripted, "/v1/chat/completions", body), 400)
+        assert error["param"] == "messages"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_completion_tokens": 0, "max_tokens": 5}, "max_completion_tokens"),
+        ({"logprobs": True, "top_logprobs": 129}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"messages": [CALLED], "continue_final_message": True}, "continue_final_message"),
+        ({"reasoning_effort": "huge"}, "reasoning_effort"),
+        ({"tools": None, "tool_choice": "required"}, "tool_choice"),
+    ],
+)
+def test_the_field_at_fault_is_named(
+    scripted: Scripted, fields: dict[str, Any], param: str
+) -> None:
+    error = is_error(posted(scripted, "/v1/chat/completions", {**CHAT, **fields}), 400)
+    assert error["param"] == param, error
+
+
+def test_several_completions_have_calls_of_their_own(scripted: Scripted) -> None:
+    scripted.text = f"{CALL}\n{CALL}"
+    for choice in chat(scripted, n=3)["choices"]:
+        assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == [
+            "get_weather", "get_weather",
+        ]  # fmt: skip
+    begun = [
+        (choice["index"], call["index"])
+        for choice in streamed(scripted, n=3)
+        for call in choice["delta"].get("tool_calls", ())
+        if "id" in call
+    ]
+    assert sorted(begun) == [(i, call) for i in range(3) for call in range(2)]
+
+
+def test_a_message_is_continued_with_tools(scripted: Scripted) -> None:
+    said = {"role": "assistant", "content": "I will call"}
+    scripted.text = f" it.\n{CALL}"
+    answer = chat(
+        scripted, messages=[*CHAT["messages"], said], continue_final_message=True
+    )["choices"][0]["message"]  # fmt: skip
+    assert scripted.prompts[-1].endswith("<|im_start|>assistant\nI will call")
+    assert (answer["content"], len(answer["tool_calls"])) == (" it.", 1)
+
+
+def test_usage_with_every_chunk(scripted: Scripted) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    scripted.text = CALL
+    body = {**CHAT, "stream": True, "stream_options": options}
+    lines = posted(scripted, "/v1/chat/completions", body).text.split("\n\n")
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts)
+    assert (counts[-1], chunks[-1]["choices"]) == (len(CALL), [])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -170,13 +170,34 @@ class Ask:
                     f"token_ids_logprob names {token}; the vocabulary ends at {vocab_size - 1}.",
                     "token_ids_logprob",
                 )
-        entries = (len(self.prompt) - start) * (1 + top + len(probe)) if start >= 0 else 0
-        if entries > MAX_LOGPROB_ENTRIES:
-            raise RequestError(
-                f"{entries} input log-probabilities are asked for; at most {MAX_LOGPROB_ENTRIES}. "
-                "Raise logprob_start_len or ask for fewer top entries.",
-                "logprob_start_len",
-            )
+        _verify_scored(self._scored)
+
+    @property
+    def _scored(self) -> int:
+        """Input log-probabilities that come back, counted in numbers."""
+        if self.logprobs is None or self.logprobs.start < 0:
+            return 0
+        each = 1 + self.logprobs.top + len(self.logprobs.probe)
+        return (len(self.prompt) - self.logprobs.start) * each * self.sampling.n
+
+
+def verified(asks: Sequence[Ask], info: EngineInfo) -> list[Ask]:
+    """The asks of one request, each as ``Ask.verified`` has it, and bounded in sum.
+
+    Raises RequestError.
+    """
+    found = [ask.verified(info) for ask in asks]
+    _verify_scored(sum(ask._scored for ask in found))
+    return found
+
+
+def _verify_scored(entries: int) -> None:
+    if entries > MAX_LOGPROB_ENTRIES:
+        raise RequestError(
+            f"{entries} input log-probabilities are asked for; at most {MAX_LOGPROB_ENTRIES}. "
+            "Raise logprob_start_len, or ask for fewer top entries, or of fewer prompts at once.",
+            "logprob_start_len",
+        )
 
 
 def verify_prompt(prompt: Ints, info: EngineInfo) -> None:

@@ -5,13 +5,17 @@ Character by character: what comes out is a function of the text alone, however 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection
 from dataclasses import replace
+from functools import lru_cache
 from itertools import groupby
 from typing import Protocol
 
 from srt.program.deltas import Arguments, Begin, Delta, Words
+from srt.program.json_scan import SPACE, CallObject
+
+_SPACE = re.compile(r"[ \t\r\n]+")
 
 
 class ToolParser(Protocol):
@@ -26,49 +30,86 @@ class ToolParser(Protocol):
         """What the next piece of the text adds."""
         ...
 
-    def finish(self) -> list[Delta]:
-        """What was held back, once the text has ended."""
+    def finish(self, cut: bool = False) -> list[Delta]:
+        """What was held back, once the text has ended. ``cut``: by a limit, so that the beginning
+        of a call is no text."""
         ...
 
 
-BEGIN, END = "<tool_call>", "</tool_call>"
-SPACE = " \t\r\n"
+class CallParser:
+    """What the parsers of all formats share: text, the marks that begin a call, space around calls.
 
+    A call is *told* when its name and the beginning of its arguments are known; what was read up to
+    then is held, and is text where it turns out to be no call. Space before and behind a call is
+    dropped. No character is held or read again more often than a mark is long.
 
-class HermesParser:
-    """JSON objects with ``name`` and ``arguments`` between ``<tool_call>`` and ``</tool_call>``.
-
-    A block that names no known function, or has no object for arguments, is text. Space before and
-    behind a call is dropped.
+    A format has ``marks`` (texts that begin a call anywhere; their first character is nowhere
+    else in them), ``line_marks`` (one character each, that begins one at the start of a line) and
+    ``_open``, which a mark leads to. Its steps, each called with one character, end with
+    ``_close`` or ``_refuse``.
     """
+
+    marks: tuple[str, ...] = ()
+    line_marks = ""
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
+        self._words = _words("".join(mark[0] for mark in self.marks), bool(self.line_marks))
         self._out: list[Delta] = []
         self._calls = 0
         self._step = self._between
         self._space: list[str] = []  # that a call would swallow
-        self._tag = ""  # what may become a tag
-        self._block: list[str] = []  # of a call, as long as it may turn out to be text
+        self._tag = ""  # what may become a mark
+        self._held: list[str] = []  # of a call, as long as it may turn out to be text
+        self._inside = False  # a call was begun and not closed
+        self._fresh = True  # nothing stands before on this line
 
     @property
     def cut(self) -> bool:
-        return self._step == self._in_object and self._object.ready and self._object.open
+        return self._inside
 
     def feed(self, text: str) -> list[Delta]:
-        for char in text:
-            self._step(char)
+        at = 0
+        while at < len(text):
+            end = self._run(text, at)
+            if end == at:
+                self._step(text[at])
+                end = at + 1
+            at = end
         return self._taken()
 
-    def finish(self) -> list[Delta]:
-        if self._step == self._behind:
-            self._tag = ""  # a part of the end tag
-        space = "".join(self._space)
-        rest = space + "".join(self._block) + self._tag
-        if not self._calls or rest.strip(SPACE):
+    def finish(self, cut: bool = False) -> list[Delta]:
+        begun = bool(self._held) or self._calls > 0
+        rest = "".join(self._space) + "".join(self._held) + self._tag
+        if not (cut and begun) and (not self._calls or rest.strip(SPACE)):
             self._say(rest)
-        self._space, self._block, self._tag = [], [], ""
+        self._space, self._held, self._tag = [], [], ""
         return self._taken()
+
+    def _run(self, text: str, at: int) -> int:
+        """Read a run of characters that one step each would do no more with; where it ends."""
+        if self._step != self._between or self._tag:
+            return at
+        if self._fresh and text[at] in self.line_marks:
+            return at
+        found = self._words.match(text, at)
+        if found is None:
+            return self._run_of_space(text, at)
+        self._say("".join(self._space) + found[0])
+        self._space = []
+        return found.end()
+
+    def _run_of_space(self, text: str, at: int) -> int:
+        found = _SPACE.match(text, at)
+        if found is None:
+            return at
+        self._space.append(found[0])
+        self._fresh = self._fresh or "\n" in found[0]
+        return found.end()
+
+    def _open(self, mark: str) -> None:
+        """A mark was read; sets the step that reads on."""
+        raise NotImplementedError
 
     def _taken(self) -> list[Delta]:
         """Neighbours of one kind are one."""
@@ -87,164 +128,100 @@ class HermesParser:
     def _say(self, text: str) -> None:
         if text:
             self._out.append(Words(text))
+            self._fresh = text[-1] == "\n"
 
     def _between(self, char: str) -> None:
-        """Text: space and what may be the tag are held back."""
+        """Text: space and what may be a mark are held back."""
         if not self._tag and char in SPACE:
             self._space.append(char)
+            self._fresh = self._fresh or char == "\n"
             return
         self._tag += char
-        if self._tag == BEGIN:
-            self._block, self._space, self._tag = [*self._space, BEGIN], [], ""
-            self._object, self._step = _Object(), self._in_object
-        elif not BEGIN.startswith(self._tag):
+        if self._tag in self.marks or (self._fresh and self._tag in self.line_marks):
+            mark, self._tag = self._tag, ""
+            self._held, self._space = [*self._space, mark], []
+            self._open(mark)
+        elif not any(mark.startswith(self._tag) for mark in self.marks):
             self._say("".join(self._space) + self._tag[:-1])
             self._space, self._tag = [], ""
-            if char in SPACE or char == BEGIN[0]:
+            if char in SPACE or any(mark[0] == char for mark in self.marks):
                 self._between(char)
             else:
                 self._say(char)
 
-    def _in_object(self, char: str) -> None:
-        found, call = self._object, self._calls - 1
-        fresh = found.take(char)
-        if not self._block:  # the call is told: the rest of its arguments follows as it comes
-            if fresh:
-                self._out.append(Arguments(call, fresh))
-            if found.done or found.wrong:
-                self._step = self._behind
-            return
-        if found.wrong or (found.ready and found.name not in self._names):
-            self._say("".join(self._block))
-            self._block, self._step = [], self._between
-            self._between(char)
-            return
-        self._block.append(char)
-        if found.ready:
-            self._out.append(Begin(call + 1, found.name or ""))
-            self._out.append(Arguments(call + 1, "".join(found.arguments) or "{}"))
-            self._calls, self._block = self._calls + 1, []
-            self._step = self._behind if found.done else self._in_object
+    def _tell(self, name: str, arguments: str) -> None:
+        """A call of ``name`` has begun; nothing is held any more."""
+        self._out.append(Begin(self._calls, name))
+        self._calls, self._held, self._inside = self._calls + 1, [], True
+        self._argue(arguments)
+
+    def _argue(self, text: str) -> None:
+        if text:
+            self._out.append(Arguments(self._calls - 1, text))
+
+    def _close(self) -> None:
+        """The call's arguments are complete."""
+        self._inside = False
+
+    def _refuse(self, char: str) -> None:
+        """What is held is text; ``char``, the one behind it, is read anew."""
+        held, self._held = self._held, []
+        self._say("".join(held))
+        self._step = self._between
+        self._between(char)
+
+    def _resume(self, rest: str = "") -> None:
+        """Behind a call: text again, beginning with ``rest``."""
+        self._step, self._fresh = self._between, True
+        for char in rest:
+            self._step(char)
+
+
+@lru_cache(maxsize=16)
+def _words(marks: str, lines: bool) -> re.Pattern[str]:
+    """Words, and space between them, in which no mark begins; of one line where lines matter."""
+    word, space = rf"[^ \t\r\n{re.escape(marks)}]+", r"[ \t]+" if lines else r"[ \t\r\n]+"
+    return re.compile(f"{word}(?:{space}{word})*")
+
+
+class ObjectParser(CallParser):
+    """Calls that are JSON objects; ``_behind`` reads what follows one."""
+
+    arguments: tuple[str, ...] = ("arguments",)
+    keys: tuple[str, ...] = ()
+
+    def _begin_object(self, first: str = "") -> None:
+        """``first``: its first character, held already."""
+        self._object = CallObject(self.arguments, self.keys)
+        self._step = self._in_object
+        if first:
+            self._object.take(first)
 
     def _behind(self, char: str) -> None:
-        """Behind the object: space, and the end tag."""
-        if not self._tag and char in SPACE:
-            return
-        self._tag += char
-        if self._tag == END:
-            self._tag, self._step = "", self._between
-        elif not END.startswith(self._tag):
-            rest, self._tag, self._step = self._tag, "", self._between
-            for each in rest:
-                self._step(each)
+        raise NotImplementedError
 
+    def _run(self, text: str, at: int) -> int:
+        if self._step != self._in_object or self._held:
+            return super()._run(text, at)
+        end = self._object.run(text, at)
+        self._argue(text[at:end])
+        return end
 
-class _Object:
-    """The top level of one JSON object that is still growing.
-
-    Attributes:
-        name: value of ``name``, once it is complete.
-        arguments: text of the value of ``arguments`` so far, kept until ``ready``.
-        ready: the name is known, and that there are arguments or none.
-        done: the object is closed. wrong: it is none, or not that of a call.
-    """
-
-    def __init__(self) -> None:
-        self.name: str | None = None
-        self.arguments: list[str] = []
-        self.done = self.wrong = False
-        self._state = "open"  # then "first", "colon", "value", "comma", "key", "colon", ...
-        self._key = ""
-        self._kept: list[str] = []  # of a key or the name
-        self._inside = self._string = self._escaped = False
-        self._depth = 0
-
-    @property
-    def ready(self) -> bool:
-        return self.done or (self.name is not None and bool(self.arguments))
-
-    @property
-    def open(self) -> bool:
-        """Whether the text so far ends inside ``arguments``."""
-        return self._inside and self._state == "value" and self._key == "arguments"
-
-    def take(self, char: str) -> str:
-        """Read the next character; what it adds to ``arguments``."""
-        if self._inside:
-            return self._further(char)
-        if char in SPACE:
-            return ""
-        state = self._state
-        if state in ("first", "comma") and char == "}":
-            self.done = True
-        elif (state, char) in _NEXT:
-            self._state = _NEXT[state, char]
-        elif state in ("first", "key") and char == '"':
-            self._state = "key"
-            self._enter(char)
-        elif state == "value" and char == _OPENS.get(self._key, char) and char not in ",:}]":
-            self._enter(char)
-            return self._added(char)
+    def _in_object(self, char: str) -> None:
+        found = self._object
+        fresh = found.take(char)
+        if not self._held:  # the call is told: the rest of its arguments follows as it comes
+            self._argue(fresh)
+            self._inside = found.open
+            if found.done or found.wrong:
+                self._step = self._behind
+            if found.wrong:
+                self._behind(char)
+        elif found.wrong or (found.ready and found.name not in self._names):
+            self._refuse(char)
         else:
-            self.wrong = True
-        return ""
-
-    def _enter(self, char: str) -> None:
-        """The first character of a key or value."""
-        self._inside, self._escaped, self._kept = True, False, [char]
-        self._string, self._depth = char == '"', int(char in "{[")
-
-    def _further(self, char: str) -> str:
-        """A further character of a key or value."""
-        plain = not self._string and not self._depth  # a number, true, false or null
-        if plain and char in SPACE + ",}":
-            self._leave()
-            return self.take(char)
-        if self._string:
-            if self._escaped or char == "\\":
-                self._escaped = not self._escaped
-            elif char == '"':
-                self._string = False
-        elif char == '"':
-            self._string = True
-        else:
-            self._depth += (char in "{[") - (char in "}]")
-        if self._state == "key" or self._key == "name":
-            self._kept.append(char)
-        added = self._added(char)
-        if not plain and not self._string and not self._depth:
-            self._leave()
-        return added
-
-    def _added(self, char: str) -> str:
-        if self._state != "value" or self._key != "arguments":
-            return ""
-        if not self.ready:
-            self.arguments.append(char)
-        return char
-
-    def _leave(self) -> None:
-        """The key or value is complete."""
-        self._inside = False
-        if self._state == "value":
-            self._state = "comma"
-            if self._key == "name":
-                self.name = _string(self._kept)
-            return
-        key, self._state = _string(self._kept), "colon"
-        self._key = key or ""
-        known = {"name": self.name is not None, "arguments": bool(self.arguments)}
-        self.wrong = key is None or known.get(key, False)  # or it is there twice
-
-
-_NEXT = {("open", "{"): "first", ("colon", ":"): "value", ("comma", ","): "key"}
-_OPENS = {"name": '"', "arguments": "{"}
-
-
-def _string(text: Sequence[str]) -> str | None:
-    """The string that JSON text says, None where it says none."""
-    try:
-        found: str = json.loads("".join(text))
-    except ValueError:
-        return None
-    return found
+            self._held.append(char)
+            if found.ready:
+                self._tell(found.name or "", "".join(found.arguments) or "{}")
+                self._inside = found.open
+                self._step = self._behind if found.done else self._in_object

@@ -1,10 +1,6 @@
-"""Tools: how a model writes calls of functions, and how its text is read.
+"""Tools: the functions a model may call, and what a way of writing calls of them has to say.
 
-A ToolFormat is one way of writing calls. ``Hermes`` is that of the Hermes and Qwen models:
-
-    <tool_call>
-    {"name": "add", "arguments": {"a": 1, "b": 2}}
-    </tool_call>
+The ways themselves are in ``tool_formats``.
 """
 
 from __future__ import annotations
@@ -15,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from srt.core.constraint import Constraint
-from srt.program.tool_parser import BEGIN, END, HermesParser, ToolParser
+from srt.program.tool_parser import ToolParser
 
 
 @dataclass(frozen=True)
@@ -36,26 +32,42 @@ class Tool:
     definition: Mapping[str, Any]
 
 
+class Plain:
+    """A format in which results are messages of the role ``tool``."""
+
+    def result(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(message)
+
+
+Form = dict[str, Any]  # a ``format`` of a structural tag
+Calls = Sequence[tuple[str, Mapping[str, Any]]]  # names and arguments
+
+
 class ToolFormat(Protocol):
     """One way of writing calls. ``marks`` are the texts by which the parser knows a call."""
 
-    marks: tuple[str, ...]
+    @property
+    def marks(self) -> tuple[str, ...]: ...
 
-    def calls(self, tools: Sequence[Tool], many: bool, answer: Any = None) -> Constraint:
-        """Text is a call of one of ``tools``, or several where ``many``. With ``answer``, a JSON
-        schema, it may instead be JSON that satisfies it."""
+    def calls(self, tools: Sequence[Tool], many: bool) -> Form:
+        """Text that is a call of one of ``tools``, or several where ``many``."""
         ...
 
-    def tagged(self, tools: Sequence[Tool]) -> Constraint:
-        """Text is free; a call in it is one of ``tools``, and fits its schema if that is strict."""
+    def tagged(self, tools: Sequence[Tool]) -> Form:
+        """Text that is free; a call in it is one of ``tools``, and fits its schema if that is
+        strict."""
         ...
 
     def parser(self, tools: Sequence[Tool]) -> ToolParser:
         """A reader of one text, that finds calls of ``tools`` in it."""
         ...
 
-    def written(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    def written(self, calls: Calls) -> str:
         """Names and arguments as the model writes them, for a template that knows no calls."""
+        ...
+
+    def result(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """The message that tells a tool's result, for a template that knows no calls."""
         ...
 
     def introduction(self, tools: Sequence[Tool]) -> str:
@@ -63,70 +75,70 @@ class ToolFormat(Protocol):
         ...
 
 
-class Hermes:
-    """See the module."""
-
-    marks: tuple[str, ...] = (BEGIN, END)
-
-    def calls(self, tools: Sequence[Tool], many: bool, answer: Any = None) -> Constraint:
-        tags = [
-            {
-                "type": "tag",
-                "begin": _head(tool),
-                "content": {"type": "json_schema", "json_schema": tool.parameters},
-                "end": _TAIL,
-            }
-            for tool in tools
-        ]
-        form: dict[str, Any] = {
-            "type": "tags_with_separator", "tags": tags, "separator": "\n", "at_least_one": True,
-            "stop_after_first": not many,
-        }  # fmt: skip
-        if answer is not None:
-            other = {"type": "json_schema", "json_schema": answer}
-            form = {"type": "or", "elements": [form, other]}
-        return _tag({"format": form})
-
-    def tagged(self, tools: Sequence[Tool]) -> Constraint:
-        structures = [
-            {
-                "begin": _head(tool),
-                "schema": tool.parameters if tool.strict else {"type": "object"},
-                "end": _TAIL,
-            }
-            for tool in tools
-        ]
-        return _tag({"structures": structures, "triggers": [BEGIN]})
-
-    def parser(self, tools: Sequence[Tool]) -> ToolParser:
-        return HermesParser({tool.name for tool in tools})
-
-    def written(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-        return "\n".join(
-            f"{BEGIN}\n{_json({'name': name, 'arguments': arguments})}\n{END}"
-            for name, arguments in calls
-        )
-
-    def introduction(self, tools: Sequence[Tool]) -> str:
-        listed = "\n".join(_json(tool.definition) for tool in tools)
-        return (
-            f"You may call these functions:\n<tools>\n{listed}\n</tools>\n"
-            "To call one, answer with its name and arguments as JSON:\n"
-            f'{BEGIN}\n{{"name": NAME, "arguments": ARGUMENTS}}\n{END}'
-        )
+def constraint_of(form: Form, space: str | None = " ?") -> Constraint:
+    """``space``: models have learnt one behind the commas and colons of JSON."""
+    text = to_json({"type": "structural_tag", "format": form})
+    return Constraint("structural_tag", text, space)
 
 
-_SPACE = " ?"  # these models have learnt a space behind commas and colons
-_TAIL = f"}}\n{END}"
+def form_of(constraint: Constraint) -> Form | None:
+    """The same as a part of a structural tag; None where it can be none."""
+    if constraint.kind == "json_schema":
+        return schema(json.loads(constraint.text))
+    if constraint.kind == "regex":
+        return {"type": "regex", "pattern": constraint.text}
+    if constraint.kind == "choices":
+        return either(*map(constant, constraint.choices()))
+    if constraint.kind == "structural_tag":
+        form: Form | None = json.loads(constraint.text).get("format")
+        return form
+    return None
 
 
-def _head(tool: Tool) -> str:
-    return f'{BEGIN}\n{{"name": "{tool.name}", "arguments": '
-
-
-def _tag(fields: Mapping[str, Any]) -> Constraint:
-    return Constraint("structural_tag", _json({"type": "structural_tag", **fields}), _SPACE)
-
-
-def _json(value: Any) -> str:
+def to_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
+
+
+def listed(tools: Sequence[Tool]) -> str:
+    """The definitions, one a line."""
+    return "\n".join(to_json(tool.definition) for tool in tools)
+
+
+def constant(text: str) -> Form:
+    return {"type": "const_string", "value": text}
+
+
+def schema(value: Any) -> Form:
+    return {"type": "json_schema", "json_schema": value}
+
+
+def sequence(*elements: Form) -> Form:
+    return {"type": "sequence", "elements": list(elements)}
+
+
+def either(*elements: Form) -> Form:
+    return elements[0] if len(elements) == 1 else {"type": "or", "elements": list(elements)}
+
+
+def tag(begin: str, content: Form, end: str) -> Form:
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def repeated(tags: Sequence[Form], separator: str, many: bool) -> Form:
+    """One of the tags, or several where ``many``."""
+    return {"type": "tags_with_separator", "tags": list(tags), "separator": separator,
+            "at_least_one": True, "stop_after_first": not many}  # fmt: skip
+
+
+def arguments_of(tool: Tool, always: bool) -> Any:
+    """The schema that a call is held to; without ``always`` only if the tool is strict."""
+    return tool.parameters if always or tool.strict else {"type": "object"}
+
+
+def plain_lines(first: str) -> Form:
+    """Text of which no line begins with ``first``, and in which no tag of a control token stands:
+    a parser that looks for calls there finds none."""
+    rest = r"([^\n<]|<+[^|<\n])*<*"
+    begin = "".join(f"\\{char}" for char in first)
+    line = rf"[ \t\r]*([^ \t\r\n<{begin}]{rest}|<+[^|<\n]{rest}|<+)?"
+    return {"type": "regex", "pattern": rf"{line}(\n{line})*"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -13,12 +14,12 @@ from starlette.responses import Response
 from srt.core.messages import TopPairs
 from srt.program.output import Output
 from srt.server.body import read_body
+from srt.server.chat_reply import delta_of, message_of
 from srt.server.errors import json_response
 from srt.server.openai import Collected, Reply, finish_fields, new_reply, usage
 from srt.server.service import Service
 from srt.server.stream import respond, unless_gone
-from srt.server.talk import ChatBody, Reader, Talk, read_talk
-from srt.server.tools import delta_of, message_of
+from srt.server.talk import ChatBody, Reader, Talk, read_talk, thought_tokens
 
 KIND, CHUNK = "chat.completion", "chat.completion.chunk"
 
@@ -27,33 +28,53 @@ async def chat_completions(service: Service, request: Request) -> Response:
     body = await read_body(request, ChatBody, service.body_limit)
     talk = await read_talk(service, body)
     reply = new_reply(service, body, "chatcmpl")
+    talk = replace(talk, ask=replace(talk.ask, rid=reply.id))
     with talk.named():
         if body.stream:
             return await respond(request, _events(service, body, reply, talk))
         results = await unless_gone(request, service.finish([talk.ask]))
-    choices = []
+    choices, thoughts = [], 0
     for output in results[0]:
         reader = talk.reader()
-        message = message_of(reader.read(output.text, True))
+        message = message_of(reader.take(output, True)[0], talk.legacy)
         choice = {"index": output.index, "message": message, "logprobs": None}
         if talk.ask.logprobs is not None:
             choice["logprobs"] = _logprobs(service, output, range(output.released))
-        choices.append({**choice, **finish_fields(output, reader.called)})
-    return json_response({**reply.head(KIND), "choices": choices, "usage": usage(results)})
+        choices.append({**choice, **_finish(talk, output, reader)})
+        thoughts += thought_tokens(service, talk, output, reader)
+    counts = _counts(talk, usage(results), thoughts)
+    return json_response({**reply.head(KIND), "choices": choices, "usage": counts})
+
+
+def _finish(talk: Talk, output: Output, reader: Reader) -> dict[str, Any]:
+    found = finish_fields(output, reader.called)
+    if talk.legacy and found["finish_reason"] == "tool_calls":
+        found["finish_reason"] = "function_call"
+    return found
+
+
+def _counts(talk: Talk, counts: dict[str, Any], thoughts: int) -> dict[str, Any]:
+    """Usage, with the tokens of thoughts where they are told apart."""
+    if talk.thinking is None:
+        return counts
+    return {**counts, "completion_tokens_details": {"reasoning_tokens": thoughts}}
 
 
 async def _events(
     service: Service, body: ChatBody, reply: Reply, talk: Talk
 ) -> AsyncGenerator[dict[str, Any], None]:
-    counted = bool(body.stream_options and body.stream_options.include_usage)
+    options = body.stream_options
+    counted = bool(options and options.include_usage)
+    always = counted and bool(options and options.continuous_usage_stats)
     head = {**reply.head(CHUNK), **({"usage": None} if counted else {})}
     interval = service.config.server.stream_interval
     readers: defaultdict[int, Reader] = defaultdict(talk.reader)
-    collected = Collected(1)
+    collected, thoughts = Collected(1), 0
 
     def chunk(index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        return {**head, "choices": [{**choice, **more}]}
+        found = {**head, "choices": [{**choice, **more}]}
+        return {**found, "usage": _counts(talk, collected.usage(), thoughts)} if always else found
 
     async with aclosing(service.run([talk.ask])) as items:
         async for _, output in items:
@@ -65,7 +86,7 @@ async def _events(
                 yield chunk(output.index, {"role": "assistant", "content": ""})
             if reader.sent.ready(output, interval):
                 found, tokens = reader.take(output, finished)
-                deltas, more = [delta_of(delta) for delta in found], {}
+                deltas, more = [delta_of(delta, talk.legacy) for delta in found], {}
                 if talk.ask.logprobs is not None and tokens:
                     more["logprobs"] = _logprobs(service, output, tokens)
                     deltas = deltas or [{"content": ""}]
@@ -73,9 +94,10 @@ async def _events(
                     yield chunk(output.index, delta, **more)
                     more = {}
             if finished:
-                yield chunk(output.index, {}, **finish_fields(output, reader.called))
+                thoughts += thought_tokens(service, talk, output, reader)
+                yield chunk(output.index, {}, **_finish(talk, output, reader))
     if counted:
-        yield {**head, "choices": [], "usage": collected.usage()}
+        yield {**head, "choices": [], "usage": _counts(talk, collected.usage(), thoughts)}
 
 
 def _logprobs(service: Service, output: Output, which: range) -> dict[str, Any]:

@@ -14,14 +14,19 @@ from typing import Any
 
 import msgspec
 
-from srt.program.deltas import Begin, Delta, Words
 from srt.program.output import Output
+from srt.program.reasoning import behind_thought, opened
 from srt.program.request import Ask, Logprobs, RequestError
-from srt.server.openai import Progress, SharedBody, refuse, sampling_of
+from srt.program.tools import constraint_of, form_of
+from srt.server.conversation import Prompt, prompt_of, verify_variables
+from srt.server.openai import SharedBody, refuse, sampling_of
+from srt.server.reader import Reader, Thinking
 from srt.server.service import Service
-from srt.server.tools import ToolUse, read_tools, with_tools
+from srt.server.tools import ToolUse, read_functions, read_tools, verified
 
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+__all__ = ["ChatBody", "Reader", "Talk", "Thinking", "read_talk", "thought_tokens"]
 
 
 class ChatBody(SharedBody, kw_only=True):
@@ -39,6 +44,10 @@ class ChatBody(SharedBody, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     functions: list[Any] | None = None
+    function_call: str | dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    separate_reasoning: bool | None = None
+    stream_reasoning: bool | None = None
     audio: Any = None
     modalities: list[str] | None = None
 
@@ -49,138 +58,158 @@ class Talk:
 
     Attributes:
         use: the tools; None where no call may be made.
+        thinking: None where no thought is told from the answer.
     """
 
     ask: Ask
     use: ToolUse | None
+    thinking: Thinking | None = None
+
+    @property
+    def legacy(self) -> bool:
+        """Whether a call is answered as ``function_call``."""
+        return self.use is not None and self.use.legacy
 
     def reader(self) -> Reader:
         """Of one of the ask's completions."""
-        return Reader(self.use)
+        return Reader(self.use, self.thinking)
 
     @contextmanager
     def named(self) -> Iterator[None]:
         """Around the run: tells what is wrong with a tool by the tool's place."""
-        with nullcontext() if self.use is None else self.use.named():
+        form = self.ask.sampling.constraint
+        with nullcontext() if self.use is None else self.use.named(form):
             yield
+
+
+def thought_tokens(service: Service, talk: Talk, output: Output, reader: Reader) -> int:
+    """Tokens of the thought that ``reader`` has read in ``output``."""
+    if talk.thinking is None:
+        return 0
+    tokenizer = service.tokenizer
+    hidden = tokenizer.special_ids if talk.ask.sampling.skip_special_tokens else frozenset()
+    return reader.thought_tokens(output, tokenizer.token_bytes, hidden)
 
 
 async def read_talk(service: Service, body: ChatBody) -> Talk:
     """Raises RequestError."""
-    use = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
-    return Talk(await _ask(service, body, use), use)
+    _verify(body)
+    use = _use(service, body)
+    sampling = sampling_of(body, _limit(service, body))
+    own = sampling.constraint
+    form = None if use is None else use.form(own)
+    prompt = await prompt_of(
+        service, body.messages, use, _variables(body), body.add_generation_prompt,
+        bool(body.continue_final_message),
+    )  # fmt: skip
+    inside = _inside(service, body, prompt)
+    constraint, behind = own, False
+    if form is None and own is not None and inside is not False:
+        form = form_of(own)
+    if form is not None:
+        # Free text with tags in it: the thought is free text like the rest.
+        behind = inside is not False and form["type"] != "triggered_tags"
+        if behind and service.thought_marks is not None:
+            form = behind_thought(service.thought_marks, inside, form)
+        space = own.whitespace if use is None and own is not None else " ?"
+        constraint = verified(constraint_of(form, space))
+    thinking = _thinking(service, body, inside, behind)
+    sampling = msgspec.structs.replace(
+        sampling,
+        constraint=constraint,
+        skip_special_tokens=sampling.skip_special_tokens and not _shown(service, use, thinking),
+    )
+    rid, salt = body.rid or "", body.cache_salt or ""
+    whole = body.choices_scoring == "whole"
+    ask = Ask(prompt.ids, sampling, _logprobs(body), rid, body.priority or 0, salt,
+              score_choices=whole)  # fmt: skip
+    return Talk(ask, use, thinking)
 
 
-async def _ask(service: Service, body: ChatBody, use: ToolUse | None) -> Ask:
+def _verify(body: ChatBody) -> None:
     if body.chat_template:
         raise RequestError(
             "A request may not bring its own chat_template; start the server with --chat-template.",
             "chat_template",
             "forbidden",
         )
-    for name in ("functions", "audio"):
-        refuse(name, getattr(body, name))
+    refuse("audio", body.audio)
     if set(body.modalities or ["text"]) != {"text"}:
         refuse("modalities", body.modalities)
-    limit = body.max_completion_tokens
-    limit = body.max_tokens if limit is None else limit
-    if limit is not None and limit < 1:
-        raise RequestError(f"max_tokens is {limit}; it must be at least 1.", "max_tokens")
-    logprobs = None
+    verify_variables(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None and body.reasoning_effort not in EFFORTS:
+        raise RequestError(
+            f"reasoning_effort is {body.reasoning_effort!r:.60}; use one of {', '.join(EFFORTS)}.",
+            "reasoning_effort",
+        )
+
+
+def _use(service: Service, body: ChatBody) -> ToolUse | None:
+    legacy = {"functions": body.functions, "function_call": body.function_call}
+    if not any(legacy.values()):
+        return read_tools(
+            body.tools, body.tool_choice, body.parallel_tool_calls, service.tool_format
+        )
+    if body.tools or body.tool_choice:
+        name = next(name for name, value in legacy.items() if value)
+        raise RequestError(f"tools and {name} exclude one another; give tools.", name)
+    return read_functions(body.functions, body.function_call, service.tool_format)
+
+
+def _limit(service: Service, body: ChatBody) -> int:
+    for name in ("max_completion_tokens", "max_tokens"):
+        limit: int | None = getattr(body, name)
+        if limit is not None and limit < 1:
+            raise RequestError(f"{name} is {limit}; it must be at least 1.", name)
+        if limit is not None:
+            return limit
+    return service.info.context_length
+
+
+def _logprobs(body: ChatBody) -> Logprobs | None:
     if body.logprobs:
-        logprobs = Logprobs(top=body.top_logprobs or 0)
-    elif body.top_logprobs:
+        return Logprobs(top=body.top_logprobs or 0)
+    if body.top_logprobs:
         raise RequestError("top_logprobs needs logprobs: true.", "top_logprobs")
-    sampling = sampling_of(body, service.info.context_length if limit is None else limit)
-    if use is not None:
-        constraint = use.constraint(sampling.constraint)
-        special = service.tokenizer.special_ids
-        hidden = any(service.tokenizer.id_of(mark) in special for mark in use.format.marks)
-        sampling = msgspec.structs.replace(
-            sampling,
-            constraint=constraint,
-            skip_special_tokens=sampling.skip_special_tokens and not hidden,
-        )
-    ids = await service.completion.encode_prompt(_prompt(service, body, use), False)
-    rid, salt = body.rid or "", body.cache_salt or ""
-    whole = body.choices_scoring == "whole"
-    return Ask(ids, sampling, logprobs, rid, body.priority or 0, salt, score_choices=whole)
+    return None
 
 
-def _prompt(service: Service, body: ChatBody, use: ToolUse | None) -> str:
-    """The conversation as the model's own template writes it."""
-    if not body.messages:
-        raise RequestError("messages is empty; give at least one.", "messages")
-    messages = [_message(i, message) for i, message in enumerate(body.messages)]
-    messages, told = with_tools(messages, service.tokenizer.chat_template or "", use)
-    generation = True if body.add_generation_prompt is None else body.add_generation_prompt
-    variables = {
-        key: value
-        for key, value in (body.chat_template_kwargs or {}).items()
-        if key not in ("messages", "tools", "add_generation_prompt", "continue_final_message")
-    }
-    try:
-        return service.tokenizer.apply_chat_template(
-            messages,
-            generation,
-            continue_final_message=bool(body.continue_final_message),
-            **variables,
-            **told,
-        )
-    except (ValueError, TypeError) as error:
-        raise RequestError(f"{error}.", "messages") from error
+def _variables(body: ChatBody) -> dict[str, Any]:
+    """What the template is told; ``reasoning_effort`` in the words that templates know."""
+    told: dict[str, Any] = {}
+    if body.reasoning_effort is not None:
+        thinks = body.reasoning_effort != "none"
+        told = {"reasoning_effort": body.reasoning_effort, "enable_thinking": thinks,
+                "thinking": thinks}  # fmt: skip
+    return {**told, **(body.chat_template_kwargs or {})}
 
 
-def _message(index: int, message: dict[str, Any]) -> dict[str, Any]:
-    """A message whose content is text. Raises RequestError."""
-    where, role = f"messages[{index}]", message.get("role")
-    if role not in ROLES:
-        raise RequestError(f"{where}.role is {role!r}; use one of {', '.join(ROLES)}.", "messages")
-    content = message.get("content")
-    if isinstance(content, list):
-        content = "".join(_part(where, part) for part in content)
-    if content is None and role != "assistant":
-        raise RequestError(f"{where}.content is missing.", "messages")
-    if not isinstance(content, str | None):
-        raise RequestError(f"{where}.content must be text or a list of parts.", "messages")
-    role = "system" if role == "developer" else role
-    return {**message, "role": role, "content": content or ""}
+def _inside(service: Service, body: ChatBody, prompt: Prompt) -> bool | None:
+    """Whether the reply begins inside a thought; None where it may begin with one, False also
+    where there is none. An ``ebnf`` grammar, and choices scored as wholes, are all of the text."""
+    if service.thought_marks is None or body.choices_scoring == "whole":
+        return False
+    if body.ebnf is not None or body.guided_grammar is not None:
+        return False
+    return opened(service.thought_marks, prompt.tail, prompt.begun)
 
 
-def _part(where: str, part: Any) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind == "text" and isinstance(part.get("text"), str):
-        return str(part["text"])
-    raise RequestError(
-        f"{where}.content has a part of type {kind!r}; only text is available in this version.",
-        "messages",
-        "unsupported",
-    )
+def _thinking(
+    service: Service, body: ChatBody, inside: bool | None, behind: bool
+) -> Thinking | None:
+    """``behind``: what the text must be says where its thought begins."""
+    marks = service.thought_marks
+    if marks is None or inside is False:
+        return None
+    begins = inside is True or (marks.always and not behind)
+    return Thinking(marks, begins, body.separate_reasoning is not False,
+                    body.stream_reasoning is not False)  # fmt: skip
 
 
-class Reader:
-    """Reads one completion as it grows: words, thoughts and calls, and what was sent of it.
-
-    ``called``: there are calls, and the last one is whole.
-    """
-
-    def __init__(self, use: ToolUse | None) -> None:
-        self.sent, self._calls = Progress(), 0
-        self._parser = None if use is None else use.parser()
-
-    @property
-    def called(self) -> bool:
-        return self._parser is not None and self._calls > 0 and not self._parser.cut
-
-    def take(self, output: Output, finished: bool) -> tuple[list[Delta], range]:
-        """The deltas of what was not sent yet, and its tokens."""
-        text, tokens = self.sent.take(output)
-        return self.read(text, finished), tokens
-
-    def read(self, text: str, finished: bool) -> list[Delta]:
-        """What the next piece of the text adds."""
-        if self._parser is None:
-            return [Words(text)] if text else []
-        deltas = [*self._parser.feed(text), *(self._parser.finish() if finished else ())]
-        self._calls += sum(isinstance(delta, Begin) for delta in deltas)
-        return deltas
+def _shown(service: Service, use: ToolUse | None, thinking: Thinking | None) -> bool:
+    """Whether a mark that must be seen is a control token."""
+    marks = () if use is None else use.format.marks
+    if thinking is not None:
+        marks = (*marks, thinking.marks.begin, thinking.marks.end)
+    special = service.tokenizer.special_ids
+    return any(service.tokenizer.id_of(mark) in special for mark in marks)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import datetime
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from srt.tokenizer.sandbox import Sandbox
+from srt.tokenizer.work import SECONDS, TooMuchError, TooSlowError, limited
+
+__all__ = ["SECONDS", "ChatTemplate", "ChatTemplateError", "SlowTemplateError"]
+
+LONGEST = 1 << 20  # characters of a template
 _MARK = "\ue000\ue001\ue000"  # private-use characters: where the last message's content ends
 
 
@@ -20,14 +21,8 @@ class ChatTemplateError(ValueError):
     """The template cannot render these messages."""
 
 
-class _Generation(Extension):
-    """``{% generation %}``: marks what the model wrote, for training; here it changes nothing."""
-
-    tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
-
-    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+class SlowTemplateError(ChatTemplateError):
+    """The template has had its time."""
 
 
 class ChatTemplate:
@@ -38,15 +33,19 @@ class ChatTemplate:
 
     def __init__(self, source: str, specials: Mapping[str, str]) -> None:
         self.source, self._specials = source, dict(specials)
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-        )
-        environment.filters["tojson"] = _to_json
+        if len(source) > LONGEST:
+            raise ChatTemplateError(
+                f"the chat template has {len(source)} characters; at most {LONGEST}"
+            )
+        environment = Sandbox()
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = _now
         try:
-            self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
+            with limited(SECONDS):
+                self._template = environment.from_string(source)
+        except RecursionError as error:
+            raise ChatTemplateError("the chat template is nested too deep") from error
+        except Exception as error:  # constants are computed while compiling
             raise ChatTemplateError(f"the chat template is not valid jinja2: {error}") from error
 
     def render(
@@ -54,9 +53,10 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        seconds: float = SECONDS,
         **variables: Any,
     ) -> str:
-        """The prompt. Raises ChatTemplateError.
+        """The prompt. Raises ChatTemplateError, SlowTemplateError after ``seconds``.
 
         With ``continue_final_message`` the text ends where the last message's content does, so
         that the model goes on with it.
@@ -74,12 +74,7 @@ class ChatTemplate:
             "messages": talk,
             "add_generation_prompt": add_generation_prompt,
         }
-        try:
-            text = self._template.render(values)
-        except RecursionError as error:
-            raise ChatTemplateError("the chat template recurses without end") from error
-        except Exception as error:  # a template may raise anything Python can
-            raise ChatTemplateError(f"the chat template refused the messages: {error}") from error
+        text = self._rendered(values, seconds)
         if not continue_final_message:
             return text
         head, mark, _ = text.rpartition(_MARK)
@@ -87,21 +82,18 @@ class ChatTemplate:
             raise ChatTemplateError("the chat template drops the last message's content")
         return head
 
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
+    def _rendered(self, values: dict[str, Any], seconds: float) -> str:
+        try:
+            with limited(seconds):
+                return self._template.render(values)
+        except TooSlowError as error:
+            raise SlowTemplateError(f"the chat template was stopped: {error}") from error
+        except TooMuchError as error:
+            raise ChatTemplateError(f"the chat template was stopped: {error}") from error
+        except RecursionError as error:
+            raise ChatTemplateError("the chat template recurses without end") from error
+        except Exception as error:  # a template may raise anything Python can
+            raise ChatTemplateError(f"the chat template refused the messages: {error}") from error
 
 
 def _refuse(message: str) -> NoReturn:

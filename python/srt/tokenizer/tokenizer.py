@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,10 @@ from srt.tokenizer.chat import ChatTemplate, ChatTemplateError
 from srt.tokenizer.detokenizer import Detokenizer
 from srt.tokenizer.inside import Inside
 from srt.tokenizer.pieces import piece_bytes
+from srt.tokenizer.shield import Shield
+from srt.tokenizer.templates import NAMES, built_in, family_of
+
+log = logging.getLogger("sglang.tokenizer")
 
 EMBEDDED = Path(__file__).resolve().parent.parent / "assets" / "sglang-tiny"
 LONG = 1 << 12  # characters from which on ``encode`` lets other threads run meanwhile
@@ -39,10 +44,12 @@ class Tokenizer:
         before: ids that ``encode`` puts before a text.
         vocab_size: one more than the largest id.
         longest: bytes of the longest token.
+        shield: keeps control tokens in the texts of users plain text.
     """
 
     def __init__(self, path: Path, chat_template: str = "") -> None:
-        """Read directory ``path``; ``chat_template`` is the path of a template to prefer.
+        """Read directory ``path``; ``chat_template`` is the template to prefer, its path or the
+        name of a built-in one.
 
         Raises TokenizerError.
         """
@@ -65,6 +72,7 @@ class Tokenizer:
         self.longest = max(map(len, self.token_bytes), default=0) or 1
         self._config = _read_json(path / "tokenizer_config.json")
         added = layout.get("added_tokens") or []
+        self.shield = Shield(source, layout)
         self._added: dict[str, int] = {entry["content"]: entry["id"] for entry in added}
         self.special_ids = frozenset(entry["id"] for entry in added if entry.get("special"))
         self.specials = self._special_names()
@@ -141,6 +149,14 @@ class Tokenizer:
     def chat_template(self) -> str | None:
         return self._template.source if self._template else None
 
+    def encode_shielded(self, text: str) -> array[int]:
+        """Ids of a rendered conversation in whose texts ``shield`` has put marks. Raises
+        ValueError on lone surrogates."""
+        try:
+            return array("i", self.shield.encode(text))
+        except (UnicodeEncodeError, TypeError) as error:
+            raise ValueError("the text is not valid Unicode: it holds a lone surrogate") from error
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -150,20 +166,29 @@ class Tokenizer:
         """The prompt text of a conversation. Raises ChatTemplateError."""
         if self._template is None:
             raise ChatTemplateError(
-                f"the model in {self.path} has no chat template; pass one with --chat-template"
+                f"the model in {self.path} has no chat template; pass a path or one of "
+                f"{', '.join(NAMES)} with --chat-template"
             )
         return self._template.render(messages, add_generation_prompt, **variables)
 
     def _find_template(self, chosen: str) -> ChatTemplate | None:
         if chosen:
-            source = _read(Path(chosen))
+            source = built_in(chosen) or _read(Path(chosen))
             if source is None:
-                raise TokenizerError(f"no chat template at {chosen!r}")
+                raise TokenizerError(
+                    f"no chat template at {chosen!r}; give a path, or one of {', '.join(NAMES)}"
+                )
         else:
             source = _read(self.path / "chat_template.jinja") or self._config.get("chat_template")
         if isinstance(source, list):  # several, by name
             named = {entry["name"]: entry["template"] for entry in source}
             source = named.get("default") or next(iter(named.values()), None)
+        if not source and (name := family_of(self._added)):
+            log.info(
+                "no chat template in %s; its control tokens are those of %s, so that one is used",
+                self.path, name,
+            )  # fmt: skip
+            source = built_in(name)
         return ChatTemplate(source, self.specials) if source else None
 
     # -- control tokens -------------------------------------------------------------------------

@@ -1,0 +1,47 @@
+"""Replies of /v1/chat/completions: the assistant's message, whole or in pieces."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from srt.program.deltas import Begin, Delta, Thought, Words, joined
+
+
+def message_of(deltas: Sequence[Delta], legacy: bool = False) -> dict[str, Any]:
+    """The assistant's message of a whole reply; ``legacy``: the call is a ``function_call``."""
+    words, calls = joined(deltas)
+    message: dict[str, Any] = {"role": "assistant", "content": words, "refusal": None}
+    if thoughts := "".join(delta.text for delta in deltas if isinstance(delta, Thought)):
+        message["reasoning_content"] = thoughts
+    if not calls:
+        return message
+    message["content"] = words or None
+    functions = [{"name": name, "arguments": text} for name, text in calls]
+    if legacy:
+        message["function_call"] = functions[0]
+    else:
+        message["tool_calls"] = [
+            {"id": _new_id(), "type": "function", "function": function} for function in functions
+        ]
+    return message
+
+
+def delta_of(delta: Delta, legacy: bool = False) -> dict[str, Any]:
+    """One delta as a stream shows it."""
+    if isinstance(delta, Words):
+        return {"content": delta.text}
+    if isinstance(delta, Thought):
+        return {"reasoning_content": delta.text}
+    call: dict[str, Any] = {"index": delta.call}
+    if isinstance(delta, Begin):
+        call |= {"id": _new_id(), "type": "function"}
+        call["function"] = {"name": delta.name, "arguments": ""}
+    else:
+        call["function"] = {"arguments": delta.text}
+    return {"function_call": call["function"]} if legacy else {"tool_calls": [call]}
+
+
+def _new_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"

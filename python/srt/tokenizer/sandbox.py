@@ -1,0 +1,153 @@
+"""Sandbox: the environment that chat templates run in. What they compute has limits.
+
+jinja2's own sandbox keeps templates from Python's insides. This one also bounds their work, since a
+template belongs to a model and a model comes from anywhere: time is looked at in every turn of a
+loop, call of a macro, filter or test; and whatever can make much out of little (operators, filters,
+methods of texts, blocks) pays for it by the character before it is made.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from functools import wraps
+from types import BuiltinMethodType
+from typing import Any, cast
+
+from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context, Undefined
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from srt.tokenizer.guards import FILTERS, METHODS, OPERATORS, check_width
+from srt.tokenizer.work import concat, paid, tick, weigh
+
+_WITHOUT = (  # filters with no use here that make much out of little
+    "batch", "center", "filesizeformat", "pprint", "random", "slice", "striptags", "urlize",
+    "wordwrap", "xmlattr",
+)  # fmt: skip
+_NESTS = re.compile(r"\bgroupby\b|\bdict\b|\bnamespace\b.*\bnamespace\b", re.DOTALL)
+# What costs next to nothing, whatever it is given.
+_QUICK_FILTERS = {"abs", "count", "d", "default", "first", "float", "int", "length", "safe"}
+_QUICK_TESTS = {
+    "boolean", "callable", "defined", "divisibleby", "even", "false", "float", "integer",
+    "iterable", "mapping", "none", "number", "odd", "sameas", "sequence", "string", "true",
+    "undefined",
+}  # fmt: skip
+
+
+class _Generation(Extension):
+    """``{% generation %}``: marks what the model wrote, for training; here it changes nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Code(CodeGenerator):
+    def visit_ExprStmt(self, node: nodes.ExprStmt, frame: Frame) -> None:
+        if isinstance(node.node, nodes.EnvironmentAttribute):
+            self.newline(node)
+            self.write("environment.tick()")
+        else:
+            super().visit_ExprStmt(node, frame)
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
+        self.write("environment.tilde((")
+        for part in node.nodes:
+            self.visit(part, frame)
+            self.write(", ")
+        self.write("))")
+
+    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
+        cut = isinstance(node.arg, nodes.Slice)
+        self.write("environment.paid(" if cut else "")
+        super().visit_Getitem(node, frame)
+        self.write(")" if cut else "")
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """See the module. Renderings stand in ``with limited(...)``."""
+
+    code_generator_class = _Code
+    intercepted_binops = frozenset(("*", "**", "%", "+"))
+    tick = staticmethod(tick)
+    paid = staticmethod(paid)
+    concat = staticmethod(concat)
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols],
+            finalize=weigh,
+        )  # fmt: skip
+        for name in _WITHOUT:
+            del self.filters[name]
+        del self.globals["lipsum"]
+        self.filters.update(FILTERS)
+        for table, quick in ((self.filters, _QUICK_FILTERS), (self.tests, _QUICK_TESTS)):
+            for name in table.keys() - quick:
+                table[name] = _measured(cast(Any, table[name]))
+        self.binop_table.update(OPERATORS)
+        self.nests = False
+
+    @staticmethod
+    def tilde(parts: Iterable[Any]) -> str:
+        """``a ~ b``."""
+        return concat([str(weigh(part)) for part in parts])
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        for node in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block)):
+            look = nodes.EnvironmentAttribute("tick", lineno=node.lineno)
+            body = cast(nodes.For, node).body
+            body.insert(0, nodes.ExprStmt(look, lineno=node.lineno))
+        self.nests = bool(_NESTS.search(source)) or any(
+            not isinstance(child, nodes.Const)
+            for literal in tree.find_all((nodes.List, nodes.Tuple, nodes.Dict))
+            for child in literal.iter_child_nodes()
+        )
+        return tree.set_environment(self)  # type: ignore[return-value]
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
+        raise SecurityError(f"{attribute!r} of a {type(obj).__name__} is not open to templates")
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        found = super().wrap_str_format(value)
+        if found is None:
+            return None
+
+        def guarded(*args: Any, **kwargs: Any) -> str:
+            check_width(value.__self__, *args, **kwargs)
+            return found(*args, **kwargs)
+
+        return guarded
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "+" and type(left) is str and type(right) is str:
+            return paid(left + right)
+        return self.binop_table[operator](left, right)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(__obj, BuiltinMethodType) or not isinstance(__obj.__self__, str):
+            return paid(super().call(__context, __obj, *args, **kwargs))
+        guard = METHODS.get(__obj.__name__)
+        if guard is not None:
+            given = {name: value for name, value in kwargs.items() if name[0] != "_"}
+            guard(__obj.__self__, *args, **given)
+        return paid(__context.call(__obj, *args, **kwargs))
+
+
+def _measured(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The filter or test, with a look at the time; texts that it makes are paid for."""
+
+    @wraps(function)
+    def measured(*args: Any, **kwargs: Any) -> Any:
+        tick()
+        return paid(function(*args, **kwargs))
+
+    return measured
