@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
@@ -14,6 +15,8 @@ from srt.program.request import RequestError
 from srt.server.errors import ServerError
 
 MAX_DEPTH = 128
+MOST_BODIES = 64  # of the largest size that may be arriving at once
+SMALL = 64 << 10  # bytes of a body that is read whatever else arrives
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 T = TypeVar("T")
@@ -21,7 +24,10 @@ T = TypeVar("T")
 
 async def read_body(request: Request, kind: type[T], limit: int) -> T:
     """The body as ``kind``. Raises ServerError (413, 415) or RequestError (400)."""
-    return convert(parse(await _read(request, limit)), kind)
+    data = await _read(request, limit)
+    # Of a large one others get their turns while it is read: by its objects, which are Python's.
+    value = parse(data) if len(data) <= SMALL else await asyncio.to_thread(parse, data)
+    return convert(value, kind)
 
 
 async def read_optional_body(request: Request, kind: type[T], limit: int) -> T:
@@ -56,13 +62,33 @@ async def _collect(request: Request, limit: int) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
         raise _too_large(int(declared), limit)
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > limit:
-            raise _too_large(size, limit)
-        parts.append(part)
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async for part in request.stream():
+            size += len(part)
+            _arriving.size += len(part)
+            if size > limit:
+                raise _too_large(size, limit)
+            if size > SMALL and _arriving.size > MOST_BODIES * limit:
+                raise ServerError(
+                    "overloaded",
+                    f"Bodies of {_arriving.size} bytes are arriving, more than {MOST_BODIES} of "
+                    "the largest size (--max-body-bytes); try again later.",
+                )
+            parts.append(part)
+    finally:
+        _arriving.size -= size
     return b"".join(parts)
+
+
+class _Arriving:
+    """Bytes of all bodies that are not complete."""
+
+    size = 0
+
+
+_arriving = _Arriving()
 
 
 def _too_large(size: int, limit: int) -> ServerError:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
+
+SHARED = "\0"  # the namespace of tenants who share a cache
+
+
+def _free(tokens: int) -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +23,7 @@ class Caller:
         admin: it may see and end what belongs to others, and change the server.
         namespace: stands before its every ``cache_salt``, so that tenants meet no KV of each other.
         priority: added to what the request asks for.
+        charge: told of every token read or written for it.
     """
 
     request: str = ""
@@ -23,6 +31,7 @@ class Caller:
     admin: bool = True
     namespace: str = ""
     priority: int = 0
+    charge: Callable[[int], None] = _free
 
 
 ANYBODY = Caller()

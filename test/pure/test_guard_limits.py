@@ -1,0 +1,289 @@
+"""Limits of a key, and turns: counted exactly, told by name, and nobody pays for another."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from helpers.http_server import GOLDEN, Served, is_error, serve_text
+from srt.config import Config
+from srt.server.errors import ServerError
+from srt.server.tenants import Key, Tenant
+from srt.server.turns import Turns
+
+LONG = {"max_new_tokens": 900, "ignore_eos": True}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def refused(tenant: Tenant) -> ServerError:
+    with pytest.raises(ServerError) as caught:
+        tenant.enter()
+    assert caught.value.code == "rate_limit_exceeded"
+    return caught.value
+
+
+def test_requests_at_once() -> None:
+    tenant = Tenant(Key(name="a", key="k", max_concurrent_requests=2))
+    tenant.enter()
+    tenant.enter()
+    assert "2 requests at once (max_concurrent_requests)" in refused(tenant).message
+    tenant.leave()
+    tenant.enter()
+    refused(tenant)
+    assert tenant.open == 2
+
+
+def test_requests_a_minute() -> None:
+    clock = Clock()
+    tenant = Tenant(Key(name="a", key="k", requests_per_minute=3), clock=clock)
+    for _ in range(3):
+        tenant.enter()
+    error = refused(tenant)
+    assert "3 requests a minute" in error.message
+    assert error.retry == 20
+    clock.now += 19.9
+    assert refused(tenant).retry == 1
+    clock.now += 0.2
+    tenant.enter()
+    refused(tenant)
+    clock.now += 1e9  # never more than a minute's worth
+    for _ in range(3):
+        tenant.enter()
+    refused(tenant)
+
+
+def test_tokens_a_minute_are_a_debt_where_more_came() -> None:
+    clock = Clock()
+    tenant = Tenant(Key(name="a", key="k", tokens_per_minute=60), clock=clock)
+    tenant.enter()
+    tenant.charge(100)  # 40 too many, and one token to begin with
+    error = refused(tenant)
+    assert "60 tokens a minute" in error.message
+    assert error.retry == 41
+    clock.now += 41
+    tenant.enter()
+
+
+def test_a_change_of_limits_forgives_nothing() -> None:
+    clock = Clock()
+    tenant = Tenant(Key(name="a", key="k", requests_per_minute=3), clock=clock)
+    for _ in range(3):
+        tenant.enter()
+    tenant.change(Key(name="a", key="k", requests_per_minute=4), "")
+    tenant.enter()
+    refused(tenant)
+    tenant.change(Key(name="a", key="k", requests_per_minute=2), "")
+    assert refused(tenant).retry == 90  # one of two at once, and two that are owed
+    tenant.change(Key(name="a", key="k"), "")
+    tenant.enter()
+
+
+# -- over HTTP ------------------------------------------------------------------------------------
+
+
+def keys_file(directory: Path, *entries: dict[str, Any]) -> str:
+    file = directory / "keys.json"
+    file.write_text(json.dumps([{"key": f"key-{e['name']}", **e} for e in entries]))
+    return str(file)
+
+
+def http_of(server: Served, name: str) -> httpx.Client:
+    headers = {"Authorization": f"Bearer key-{name}"}
+    return httpx.Client(base_url=server.url, timeout=60, headers=headers)
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_limits_over_http_are_exact_whatever_ends_a_request(tmp_path: Path) -> None:
+    file = keys_file(
+        tmp_path,
+        {"name": "few", "max_concurrent_requests": 2},
+        {"name": "rare", "requests_per_minute": 4},
+        {"name": "short", "tokens_per_minute": 20},
+        {"name": "boss", "admin": True},
+    )
+    config = Config.of(api_keys_file=file)
+    with serve_text(tmp_path / "t", config) as server:
+        server.client.headers["Authorization"] = "Bearer key-boss"
+        golden = server.client.golden()
+        few = server.service.tenants._tenants["few"]
+        with http_of(server, "few") as http:
+            for body in (GOLDEN, {}, {"text": ""}, {**GOLDEN, "stream": True}):
+                for _ in range(3):
+                    http.post("/generate", json=body)
+                    http.post("/nowhere", json=body)
+            assert few.open == 0
+            server.worker.seconds = 0.01
+            long = {"text": "a", "sampling_params": LONG, "stream": True}
+            with http.stream("POST", "/generate", json=long) as first, \
+                 http.stream("POST", "/generate", json=long) as second:  # fmt: skip
+                lines = [first.iter_lines(), second.iter_lines()]
+                assert all(next(each) for each in lines)
+                error = http.post("/generate", json=GOLDEN)
+                assert "max_concurrent_requests" in is_error(error, 429)["message"]
+                assert int(error.headers["Retry-After"]) >= 1
+                assert http.get("/v1/models").status_code == 200  # not counted
+                assert http.post("/abort_request", json={"rid": "x"}).status_code == 200
+                with http_of(server, "rare") as other:
+                    assert other.post("/generate", json=GOLDEN).status_code == 200
+            wait_for(lambda: few.open == 0)  # both have left
+            assert http.post("/generate", json=GOLDEN).status_code == 200
+        with http_of(server, "rare") as http:
+            codes = [http.post("/generate", json={}).status_code for _ in range(4)]
+            assert codes == [400, 400, 400, 429]  # one was counted above
+            last = http.post("/generate", json=GOLDEN)
+            assert "4 requests a minute" in is_error(last, 429)["message"]
+            assert 1 <= int(last.headers["Retry-After"]) <= 15
+        with http_of(server, "short") as http:
+            done = http.post("/generate", json=GOLDEN).json()["meta_info"]
+            spent = done["prompt_tokens"] + done["completion_tokens"]
+            assert spent > 20
+            error = http.post("/generate", json=GOLDEN)
+            assert "20 tokens a minute" in is_error(error, 429)["message"]
+            assert abs(int(error.headers["Retry-After"]) - 3 * (spent - 19)) <= 4
+        assert server.client.idle()
+        assert server.client.golden() == golden
+
+
+def test_tokens_of_a_client_that_leaves_are_charged(tmp_path: Path) -> None:
+    file = keys_file(tmp_path, {"name": "a", "tokens_per_minute": 500},
+                     {"name": "boss", "admin": True})  # fmt: skip
+    with serve_text(tmp_path / "t", Config.of(api_keys_file=file)) as server:
+        server.client.headers["Authorization"] = "Bearer key-boss"
+        server.worker.seconds = 0.002
+        tenant = server.service.tenants._tenants["a"]
+        body = {"input_ids": [5] * 100, "sampling_params": {**LONG, "n": 2}, "stream": True}
+        with http_of(server, "a") as http, http.stream("POST", "/generate", json=body) as reply:
+            lines = reply.iter_lines()
+            for _ in range(40):
+                next(lines)
+        stats = server.client.idle()
+        charged = 500 - tenant._tokens._level
+        made = stats["generated_tokens"]
+        assert made > 20
+        assert made - 30 <= charged - 100 <= made + 1  # what is under way when a client leaves
+
+
+def test_tenants_meet_no_kv_of_each_other(tmp_path: Path) -> None:
+    file = keys_file(tmp_path, {"name": "a"}, {"name": "b"}, {"name": "c", "shared_cache": True},
+                     {"name": "d", "shared_cache": True})  # fmt: skip
+
+    def cached(server: Served, name: str, **fields: Any) -> int:
+        with http_of(server, name) as http:
+            body = {**GOLDEN, "text": "a text of some length for the cache", **fields}
+            return int(http.post("/generate", json=body).json()["meta_info"]["cached_tokens"])
+
+    with serve_text(tmp_path / "t", Config.of(api_keys_file=file)) as server:
+        assert cached(server, "a") == 0
+        assert cached(server, "a") > 0
+        assert cached(server, "b") == cached(server, "c") == 0
+        assert cached(server, "d") > 0  # c's
+        for salt in ("a\0", "a", "\0a\0"):
+            assert cached(server, "d", cache_salt=salt) == 0
+
+
+# -- nobody pays for another: row 38 --------------------------------------------------------------
+
+
+def test_a_flood_of_one_leaves_room_and_turns_for_another(tmp_path: Path) -> None:
+    """Counted, not timed: how many of the flood's requests end while the other's one is there."""
+    file = keys_file(tmp_path, {"name": "a"}, {"name": "b"}, {"name": "boss", "admin": True})
+    body = {"text": "flood", "sampling_params": {"max_new_tokens": 20, "ignore_eos": True}}
+    running, queued, flood = 4, 60, 64
+    with serve_text(
+        tmp_path / "t", Config.of(api_keys_file=file), running=running, queued=queued
+    ) as server:
+        server.client.headers["Authorization"] = "Bearer key-boss"
+        golden = server.client.golden()
+        server.worker.seconds = 0.004
+        before = server.client.stats()["finished"]
+        with concurrent.futures.ThreadPoolExecutor(flood) as pool, http_of(server, "a") as a:
+            a.timeout = httpx.Timeout(60, pool=60)
+            asked = [pool.submit(a.post, "/generate", json=body) for _ in range(flood)]
+            wait_for(lambda: server.service.turns.held("a") >= (running + queued) // 2)
+            with http_of(server, "b") as b:
+                for _ in range(2):
+                    start = server.client.stats()["finished"]
+                    assert b.post("/generate", json=body).status_code == 200
+                    passed = server.client.stats()["finished"] - start
+                    # Those inside, those that may be inside meanwhile, and the other's own.
+                    assert passed <= 4 * running, passed
+            assert server.client.stats()["finished"] - before < flood // 2
+            replies = [future.result() for future in asked]
+        good = [reply for reply in replies if reply.status_code == 200]
+        for reply in replies:
+            if reply.status_code != 200:
+                assert is_error(reply, 429)["code"] == "queue_full"
+        assert (running + queued) // 2 <= len(good) < flood
+        server.worker.seconds = 0.0
+        server.client.idle()
+        assert server.service.turns.waiting == server.service.turns.held("a") == 0
+        assert server.client.golden() == golden
+
+
+def test_turns_go_round() -> None:
+    async def main() -> list[str]:
+        turns, order, gates = Turns(2), [], [asyncio.Event() for _ in range(9)]
+
+        async def work(name: str, gate: asyncio.Event) -> None:
+            async with turns.turn(name, 1):
+                order.append(name)
+                await gate.wait()
+
+        names = ["a", "a", "a", "a", "a", "b", "b", "c"]
+        tasks = [asyncio.ensure_future(work(name, gate)) for name, gate in zip(names, gates)]
+        for gate in gates:
+            await asyncio.sleep(0)
+            gate.set()
+            await asyncio.sleep(0.001)
+        await asyncio.gather(*tasks)
+        assert turns.waiting == 0
+        assert not turns._inside
+        return order
+
+    assert asyncio.run(main())[:5] == ["a", "a", "b", "a", "c"]
+
+
+def test_a_turn_that_is_given_up_is_nobodys() -> None:
+    async def main() -> None:
+        turns = Turns(2)
+        async with turns.turn("a", 2):
+            waiting = [asyncio.ensure_future(_hold(turns, "b")) for _ in range(3)]
+            await asyncio.sleep(0)
+            assert turns.waiting == 3
+            waiting[0].cancel()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert turns.waiting == 2
+        await asyncio.sleep(0)
+        waiting[1].cancel()  # has its turn by now
+        await asyncio.gather(*waiting, return_exceptions=True)
+        assert turns.waiting == turns.held("a") == turns.held("b") == 0
+        async with turns.turn("c", 5):  # more than the room: alone
+            assert turns.held("c") == 5
+
+    asyncio.run(main())
+
+
+async def _hold(turns: Turns, name: str) -> None:
+    async with turns.turn(name, 1):
+        await asyncio.sleep(0.001)
