@@ -39,7 +39,8 @@ class Api:
     def body(self, prompt: str, stream: bool = False, **params: Any) -> Json:
         body = {**self.prompt(prompt), "stream": stream}
         for name, value in params.items():
-            where = body.setdefault("sampling_params", {}) if self.path == "/generate" else body
+            nested = self.path == "/generate" and name != "rid"
+            where = body.setdefault("sampling_params", {}) if nested else body
             where[self.words.get(name, name)] = value
         return body
 
@@ -61,8 +62,8 @@ class Api:
         """How a stream ended: its one terminal event, ``error`` where that is an error's code."""
         values = events(text)
         last = values[-1]
-        if "error" in last and (last.get("type") in (None, "error")):
-            found = last["error"]
+        found = last.get("response", last).get("error")
+        if found:
             return str(found["code"] if "code" in found else found["details"]["error_code"])
         reasons = [end for _, end in map(self.told, values) if end is not None]
         assert len(reasons) == 1, text[-500:]

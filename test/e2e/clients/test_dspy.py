@@ -1,6 +1,5 @@
 """DSPy on the embedded model. It wants other releases of packages that ours has too, so it lives in
-an environment of its own, made by ``make test-clients``, whose packages ``dspy_cases.py`` sees
-before ours."""
+an environment of its own, whose packages ``dspy_cases.py`` sees before ours."""
 
 from __future__ import annotations
 
@@ -12,25 +11,15 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-PACKAGES = next((ROOT / ".venv-clients").glob("lib/python3*/site-packages"), None)
-pytestmark = pytest.mark.skipif(
-    PACKAGES is None or not (PACKAGES / "dspy").exists(),
-    reason="DSPy is not installed; make test-clients installs it",
-)
+
+from environments import ROOT, packages_of
+
+CASES = Path(__file__).resolve().parent / "dspy_cases.py"
 
 
 def test_dspy_cases(tmp_path: Path) -> None:
-    paths = [str(ROOT / "python"), str(PACKAGES)]
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        str(HERE / "dspy_cases.py"),
-    ]
+    paths = [str(ROOT / "python"), str(packages_of("dspy"))]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(CASES)]
     done = subprocess.run(
         command,
         capture_output=True, text=True, timeout=280,

@@ -25,7 +25,7 @@ from sglang.errors import BackendError, ConnectionFailed, TimedOut, Unsupported
 from sglang.integrations.dspy import SGLang
 from sglang.params import GenParams
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 TINY = ROOT / "python" / "srt" / "assets" / "sglang-tiny"
 SUM = "What is 17 + 25?"
 MESSAGES = [{"role": "user", "content": SUM}]

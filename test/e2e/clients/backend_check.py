@@ -1,6 +1,6 @@
 """The OpenAI backend with whichever ``openai`` package this interpreter has.
 
-    PYTHONPATH=python:test python test/e2e/openai_client_check.py
+    PYTHONPATH=python:test python test/e2e/clients/backend_check.py
 
 Every kind of call in each of its ways against the fake service; ends with "ok" and the version.
 Needs no test runner, so that an environment of a few packages can run it.

@@ -1,0 +1,79 @@
+"""Examples: bodies that each route takes, as /openapi.json shows them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Bodies = list[dict[str, Any]]
+
+_QUESTION = "What is 17 + 25?"
+_SAID = [{"role": "user", "content": _QUESTION}]
+_GREEDY = {"temperature": 0, "max_tokens": 16}
+_CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Oslo"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+_WEATHER = {"name": "get_weather", "parameters": _CITY}
+_TEXTS = ["the lamp is lit", "the rope is long"]
+_SCORES: Bodies = [
+    {"query": "Is it lit?", "items": _TEXTS, "label_token_ids": [10, 11], "apply_softmax": True},
+    {"text_1": "a lamp", "text_2": _TEXTS},
+]
+_RANKING: Bodies = [{"query": "a lamp", "documents": _TEXTS, "top_n": 1, "return_documents": True}]
+_TOKENIZE: Bodies = [{"prompt": _QUESTION}, {"text": _TEXTS, "return_token_strs": True}]
+_DETOKENIZE: Bodies = [{"tokens": [20, 21, 22]}, {"tokens": [[20], [21, 22]]}]
+
+EXAMPLES: dict[str, Bodies] = {
+    "/generate": [
+        {"text": _QUESTION, "sampling_params": {"temperature": 0, "max_new_tokens": 8}},
+        {"text": _TEXTS, "sampling_params": {"max_new_tokens": 4}, "stream": True},
+        {"text": _QUESTION, "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2,
+         "token_ids_logprob": [7], "return_text_in_logprobs": True,
+         "sampling_params": {"max_new_tokens": 2}},
+        {"text": "It is", "sampling_params": {"choices": [" red", " blue"],
+                                              "choices_scoring": "whole"}},
+        {"text": "A number:", "sampling_params": {"regex": " [0-9]{2}", "stop": "\n", "n": 2}},
+    ],
+    "/encode": [{"text": _QUESTION}, {"text": _TEXTS, "pooling": "mean"}],
+    "/v1/completions": [
+        {"prompt": _QUESTION, **_GREEDY, "echo": True, "logprobs": 2},
+        {"prompt": _TEXTS, "n": 2, "max_tokens": 4, "stream": True,
+         "stream_options": {"include_usage": True}},
+    ],
+    "/v1/chat/completions": [
+        {"messages": _SAID, **_GREEDY, "logprobs": True, "top_logprobs": 2},
+        {"messages": _SAID, **_GREEDY, "stream": True, "stream_options": {"include_usage": True}},
+        {"messages": _SAID, "tools": [{"type": "function", "function": _WEATHER}],
+         "tool_choice": "required", "parallel_tool_calls": False},
+        {"messages": _SAID, "response_format": {
+            "type": "json_schema", "json_schema": {"name": "weather", "schema": _CITY}}},
+    ],
+    "/v1/embeddings": [{"input": _QUESTION}, {"input": _TEXTS, "encoding_format": "base64"}],
+    "/v1/responses": [
+        {"input": _QUESTION, "temperature": 0, "max_output_tokens": 16},
+        {"input": _QUESTION, "max_output_tokens": 16, "stream": True, "store": False},
+        {"input": _QUESTION, "tools": [{"type": "function", **_WEATHER}],
+         "tool_choice": "required", "parallel_tool_calls": False},
+    ],
+    "/v1/responses/input_tokens": [{"input": _QUESTION}],
+    "/v1/messages": [
+        {"messages": _SAID, **_GREEDY, "system": "Be brief."},
+        {"messages": _SAID, **_GREEDY, "stream": True},
+        {"messages": _SAID, "max_tokens": 64, "tool_choice": {"type": "any"},
+         "tools": [{"name": "get_weather", "input_schema": _CITY}]},
+    ],
+    "/v1/messages/count_tokens": [{"messages": _SAID}],
+    "/v1/score": _SCORES,
+    "/score": _SCORES,
+    "/v1/rerank": _RANKING,
+    "/v2/rerank": _RANKING,
+    "/rerank": _RANKING,
+    "/tokenize": [*_TOKENIZE, {"messages": _SAID}],
+    "/v1/tokenize": _TOKENIZE,
+    "/detokenize": _DETOKENIZE,
+    "/v1/detokenize": _DETOKENIZE,
+    "/apply-template": [{"messages": _SAID}],
+    "/abort_request": [{"rid": "mine"}, {"abort_all": True}],
+}  # fmt: skip

@@ -1,0 +1,73 @@
+"""The server keeps what /openapi.json says: its examples are answered as told, and Schemathesis,
+which makes requests of the document that fit and that do not, finds nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.http_server import Client
+from helpers.launched import best_model, client_of, launched
+from helpers.openapi import fits
+
+pytest.importorskip("torch")
+
+from srt.server.examples import EXAMPLES
+from srt.server.routes import EVENTS, JSON, ROUTES
+
+HERE = Path(__file__).resolve().parent
+KEY = "sk-of-the-tests"
+SECONDS = int(os.environ.get("SCHEMATHESIS_SECONDS", "15"))  # of fuzzing, behind what is certain
+BODIES = [
+    (route.path, i) for route in ROUTES if route.body for i in range(len(EXAMPLES[route.path]))
+]
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    flags = best_model(tmp_path_factory.mktemp("model"))
+    # Long texts would be written where a body asks for them, and for nothing else.
+    flags += ["--device", "cpu", "--context-length", "512", "--api-key", KEY]
+    with launched(flags) as server, client_of(server) as client:
+        client.headers["Authorization"] = f"Bearer {KEY}"
+        yield client
+
+
+@pytest.fixture(scope="module")
+def told(client: Client) -> dict[str, Any]:
+    return client.get("/openapi.json").json()
+
+
+@pytest.mark.parametrize(("path", "place"), BODIES)
+def test_examples_are_answered_as_told(
+    client: Client, told: dict[str, Any], path: str, place: int
+) -> None:
+    operation, body = told["paths"][path]["post"], EXAMPLES[path][place]
+    fits(told, body, operation["requestBody"]["content"][JSON]["schema"])
+    reply = client.post(path, json=body)
+    assert reply.status_code == 200, reply.text
+    media = reply.headers["content-type"].partition(";")[0]
+    assert media == (EVENTS if body.get("stream") else JSON)
+    if media == JSON:
+        fits(told, reply.json(), operation["responses"]["200"]["content"][media]["schema"])
+
+
+@pytest.mark.parametrize("phases", ["examples,coverage", "fuzzing,stateful"])
+def test_schemathesis_finds_nothing(client: Client, tmp_path: Path, phases: str) -> None:
+    before = client.golden()
+    program = Path(sys.executable).with_name("schemathesis")
+    command = [program, "--config-file", HERE / "schemathesis.toml", "--no-color", "run",
+               f"{client.base_url}/openapi.json".replace("//openapi", "/openapi"),
+               "--header", f"Authorization: Bearer {KEY}", "--phases", phases, "--workers", "2",
+               "--seed", "1", "--generation-database", "none"]  # fmt: skip
+    if "fuzzing" in phases:
+        command += ["--max-time", str(SECONDS)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout[-8000:]
+    assert client.golden() == before
+    client.idle()
