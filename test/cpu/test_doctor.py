@@ -80,6 +80,30 @@ def test_an_open_door_is_a_warning() -> None:
     )
 
 
+def test_a_key_of_the_environment_shuts_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--host", "0.0.0.0", "--port", "0")
+    assert doctor(capsys, *flags)[1]["access"]["state"] == WARN
+    monkeypatch.setenv("SGLANG_API_KEY", "k")
+    assert "access" not in doctor(capsys, *flags)[1]
+
+
+def test_files_that_a_server_would_refuse_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = tmp_path / "keys.json"
+    keys.write_text('[{"name": "a", "key": "k"}]')
+    flags = ("--port", "0", "--api-keys-file", str(keys))
+    assert doctor(capsys, *flags)[1]["keys, TLS"]["state"] == OK
+    keys.write_text('[{"name": "a"}]')
+    code, found = doctor(capsys, *flags)
+    assert (code, found["keys, TLS"]["state"]) == (1, FAIL)
+    assert str(keys) in found["keys, TLS"]["found"]
+    code, found = doctor(capsys, "--port", "0", "--ssl-keyfile", "key.pem")
+    assert (code, found["keys, TLS"]["state"]) == (1, FAIL)
+
+
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """The embedded model, to be spoilt."""

@@ -210,3 +210,24 @@ def test_a_tool_that_cannot_be_enforced_is_named(client: openai.OpenAI) -> None:
         assert "tools[2].function.parameters" in str(caught.value)
     answer = ask(client, 0, tools=TOOLS, max_tokens=5)  # the engine lives
     assert answer.usage.completion_tokens <= 5
+
+
+def test_the_embedded_model_calls_a_tool_and_uses_its_result() -> None:
+    """In the way it was taught, without being made to."""
+    parameters = {"type": "object", "properties": {"expression": {"type": "string"}}}
+    calc: Any = {"type": "function", "function": {"name": "calc", "parameters": parameters}}
+    talk: list[Any] = [{"role": "user", "content": "What is 371 * 18?"}]
+    with sgl.Runtime(**SETTINGS, max_total_tokens=4000) as runtime:
+        client = openai.OpenAI(base_url=runtime.url + "/v1", api_key="none", max_retries=0)
+
+        def said() -> Any:
+            answer = client.chat.completions.create(
+                model="m", messages=talk, tools=[calc], temperature=0, max_tokens=40
+            )
+            return answer.choices[0].message
+
+        (call,) = said().tool_calls
+        assert json.loads(call.function.arguments) == {"expression": "371*18"}
+        talk.append({"role": "assistant", "content": None, "tool_calls": [call.model_dump()]})
+        talk.append({"role": "tool", "tool_call_id": call.id, "content": str(371 * 18)})
+        assert said().content == "6678"

@@ -9,16 +9,21 @@ from typing import Any
 import pytest
 from srt.config import (
     Config,
+    EdgeConfig,
     GrammarConfig,
     MemoryConfig,
     ModelConfig,
+    OperationsConfig,
     ScheduleConfig,
     ServerConfig,
     add_arguments,
     from_arguments,
 )
 
-SECTIONS = (ModelConfig, MemoryConfig, ScheduleConfig, GrammarConfig, ServerConfig)
+SECTIONS = (
+    ModelConfig, MemoryConfig, ScheduleConfig, GrammarConfig, ServerConfig, EdgeConfig,
+    OperationsConfig,
+)  # fmt: skip
 FIELDS = [f for section in SECTIONS for f in dataclasses.fields(section)]
 
 
@@ -76,6 +81,16 @@ def test_a_section_is_frozen() -> None:
         ("mem_fraction_static", float("nan"), "in [0, 1)"),
         ("context_length", -5, "0 or more"),
         ("threads", -1, "0 or more"),
+        ("max_engine_restarts", -1, "0 or more"),
+        ("max_connections", 0, "above 0"),
+        ("max_header_bytes", -1, "above 0"),
+        ("header_timeout", 0.0, "above 0"),
+        ("body_timeout", float("nan"), "above 0"),
+        ("keep_alive_timeout", 0, "above 0"),
+        ("stream_write_timeout", float("inf"), "finite"),
+        ("watchdog_timeout", -1.0, "0 or more"),
+        ("watchdog_timeout", float("inf"), "finite"),
+        ("exit_with_parent", -1, "0 or more"),
         ("max_running_requests", 0, "at least 1"),
         ("max_queued_requests", 0, "at least 1"),
         ("chunked_prefill_size", 0, "at least 1, or -1"),

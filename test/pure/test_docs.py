@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import re
 from pathlib import Path
 
 from srt.config import Config
 from srt.server import explain_command, schema_command
+from srt.server.arguments import Parser
 from srt.server.doctor import command as doctor_command
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-FOREIGN = {"help", "editable", "constraint"}  # flags of other programs
+FOREIGN = {"help", "version", "editable", "constraint"}  # flags of other programs
 
 
 def named(pattern: str) -> list[tuple[str, str]]:
@@ -63,7 +63,7 @@ def test_named_tests_exist() -> None:
 def test_named_flags_exist() -> None:
     known = {name.replace("_", "-") for name in Config().settings()} | FOREIGN
     for command in (doctor_command, explain_command, schema_command):
-        parser = argparse.ArgumentParser()
+        parser = Parser()
         command.add_parser_arguments(parser)
         known |= {name.removeprefix("--") for name in parser._option_string_actions}
     assert [(page, flag) for page, flag in named(r"--([a-z][a-z-]+)") if flag not in known] == []

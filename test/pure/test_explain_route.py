@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from urllib.parse import quote
 import pytest
 from helpers.http_server import Client, Served, is_error, serve_text
 from srt import cli
+from srt.config import Config
 
 PROMPT = "the quick brown fox jumps over the lazy dog and runs away from it"
 
@@ -85,6 +87,30 @@ def test_wanted_log_probabilities_are_told(http: Client) -> None:
     ask(http, PROMPT, "a")
     found = ask(http, PROMPT, "b", return_logprob=True, logprob_start_len=5)
     assert kinds(found) == {"cached": 4, "wanted": found["prompt_tokens"] - 4}
+
+
+def test_tenants_who_share_a_cache_read_nothing_of_each_other(tmp_path: Path) -> None:
+    names = {"a": {}, "b": {}, "c": {"shared_cache": True}, "d": {"shared_cache": True},
+             "boss": {"admin": True}}  # fmt: skip
+    keys = [{"name": name, "key": name, **more} for name, more in names.items()]
+    file = tmp_path / "keys.json"
+    file.write_text(json.dumps(keys))
+    with serve_text(tmp_path / "t", Config.of(api_keys_file=str(file))) as server:
+        each = {name: {"Authorization": f"Bearer {name}"} for name in names}
+        texts = {"a": PROMPT, "b": PROMPT, "c": PROMPT, "d": PROMPT[:30] + "secrets"}
+        for name, text in texts.items():
+            body = {"text": text, "rid": "job", "sampling_params": {"max_new_tokens": 1}}
+            assert server.client.post("/generate", json=body, headers=each[name]).is_success
+        seen = {
+            name: server.client.get("/explain/job", headers=header).json()["prompts"][0]
+            for name, header in each.items()
+        }
+    for name in "abc":  # the name that d gave too is still theirs
+        assert seen[name]["cached_tokens"] == 0
+    assert seen["d"]["cached_tokens"] > 0
+    assert seen["d"]["diverged"] is None
+    assert PROMPT[30:40] not in json.dumps(seen["d"])
+    assert PROMPT[30:40] in seen["boss"]["diverged"]["cached_text"]  # of d's, the newest
 
 
 def test_every_name_of_a_request(http: Client) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import json
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -83,6 +85,46 @@ def test_both_ways_to_tokenize_agree(tokenizer: Tokenizer, length: int) -> None:
     text = ("Grüße, 日本語 <|im_end|> 🙂 " * length)[:length]
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert list(tokenizer.encode(text)) == tokenizer._model.encode(text).ids
+
+
+def longest_wait(served: Served, path: str, body: dict[str, Any]) -> tuple[float, float]:
+    """Seconds that a large request took, and the longest that a small one took meanwhile."""
+    started = time.monotonic()
+    waits = [0.0]
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        with httpx.Client(base_url=served.url, timeout=60) as large:
+            asked = pool.submit(large.post, path, json=body)
+            while not asked.done():
+                begun = time.monotonic()
+                assert served.client.get("/v1/models").status_code == 200
+                waits.append(time.monotonic() - begun)
+                time.sleep(0.01)
+            assert asked.result().status_code == 200
+    return time.monotonic() - started, max(waits)
+
+
+def test_many_short_rows_hold_nobody_up(served: Served) -> None:
+    rows = [[token % 100 + 5] for token in range(100_000)]
+    took, longest = longest_wait(served, "/detokenize", {"tokens": rows})
+    assert longest < took / 3
+
+
+def test_a_body_of_many_objects_is_read_beside_the_loop(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    parse = body.parse
+
+    def noted(data: bytes) -> Any:
+        seen.append((len(data) > body.SMALL, threading.current_thread() is loop))
+        return parse(data)
+
+    loop = next(t for t in threading.enumerate() if "run" in t.name)
+    monkeypatch.setattr(body, "parse", noted)
+    for count in (10, 10_000):
+        fields = {"text": "a", "more": [{"a": 1}] * count, "sampling_params": {"max_new_tokens": 1}}
+        assert served.client.post("/generate", json=fields).status_code == 200
+    assert seen == [(False, True), (True, False)]
 
 
 def test_a_text_that_cannot_fit_is_refused_unread(

@@ -607,6 +607,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"input": [{"type": "web_search_call", "id": "x"}]}, "input", "web_search_call"),
     ({"input": [{"type": "item_reference", "id": "msg_x"}]}, "input", "no stored item"),
     ({"input": [{"type": "item_reference"}]}, "input", "no stored item"),
+    ({"input": [{"role": "user", "content": "a", "id": "m"}] * 2}, "input", "ids differ"),
     ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "input",
      "no call before"),
     ({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"}]},

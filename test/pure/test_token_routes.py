@@ -132,6 +132,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str | None]] = [
     ("/detokenize", {"tokens": [2**63]}, 400, "tokens"),
     ("/detokenize", {"tokens": ["a"]}, 400, "tokens"),
     ("/detokenize", {"tokens": [[1], 2]}, 400, "tokens"),
+    ("/detokenize", {"tokens": [[1], "a"]}, 400, "tokens"),
 ]
 
 

@@ -104,6 +104,13 @@ def test_what_asks_for_nothing_is_no_span(served: Served, exporter: InMemorySpan
     assert only(exporter).attributes is not None
 
 
+def test_what_asks_no_model_names_none(served: Served, exporter: InMemorySpanExporter) -> None:
+    served.client.post("/tokenize", json={"prompt": "a"})
+    span = only(exporter)
+    assert span.name == "POST /tokenize"
+    assert not [name for name in span.attributes or {} if name.startswith("gen_ai.")]
+
+
 @pytest.mark.parametrize("value", ["nonsense", "00-" + "0" * 32 + "-" + "0" * 16 + "-01", "x" * 99])
 def test_a_broken_traceparent_begins_a_trace(
     served: Served, exporter: InMemorySpanExporter, value: str

@@ -162,9 +162,12 @@ class Engine:
         if any(verb.request in held for held in (self.waiting, self.running, self._compiling)):
             self.stats.bad_verbs += 1  # an event would end the request that has this number
             return
-        queued = len(self.waiting) + len(self._compiling)
-        if queued >= self.schedule.max_queued_requests:
-            message = f"{queued} requests are waiting already; try again later"
+        queued, limit = len(self.waiting) + len(self._compiling), self.schedule.max_queued_requests
+        if queued >= limit:
+            message = (
+                f"{queued} requests are waiting and {limit} may (--max-queued-requests); "
+                "try again later"
+            )
             events.append(Failed(verb.request, "busy", message))
             self.stats.rejected += 1
             self._close_refused(verb)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
 from srt.core.constraint import KINDS, Constraint
+from srt.core.depth import deeper
 
 SCORINGS = ("tokens", "whole")
 NAMES = (*KINDS, "whitespace_pattern", "choices_scoring")
@@ -113,19 +113,9 @@ def json_text(name: str, value: Any, kinds: tuple[type, ...], wanted: str) -> st
         raise ValueError(f"{name} is not valid JSON: {error}; give {wanted}.") from error
     if not isinstance(found, kinds):
         raise ValueError(f"{name} is {text:.60}; give {wanted}.")
-    if text.count("[") + text.count("{") > MAX_NESTING:
-        _verify_depth(name, found)
+    if text.count("[") + text.count("{") > MAX_NESTING and deeper(found, MAX_NESTING):
+        raise _too_deep(name)
     return text
-
-
-def _verify_depth(name: str, value: Any) -> None:
-    level: Iterable[Any] = [value]
-    for _ in range(MAX_NESTING):
-        groups = [node.values() if isinstance(node, dict) else node for node in level]
-        level = [child for group in groups for child in group if isinstance(child, (dict, list))]
-        if not level:
-            return
-    raise _too_deep(name)
 
 
 def _too_deep(name: str) -> ValueError:

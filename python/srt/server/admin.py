@@ -12,11 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from srt.core.ints import ints
-from srt.core.messages import Reply
 from srt.core.sampling import SamplingParams
 from srt.program.completion import Completion, EngineLost
 from srt.program.request import CONSTRAINTS, Ask, RequestError
-from srt.server.body import read_body, read_optional_body
+from srt.server.body import read_optional_body
 from srt.server.caller import current
 from srt.server.errors import ServerError, json_response
 from srt.server.service import Service
@@ -84,18 +83,8 @@ async def server_info(service: Service, request: Request) -> Response:
 
 
 async def statistics(service: Service) -> dict[str, Any]:
-    """The engine's counters and gauges. Raises as ``_control`` does."""
-    return (await _control(service, "stats")).data
-
-
-async def _control(service: Service, op: str) -> Reply:
-    """Raises EngineLost, and ServerError where the engine lives but is silent: it answers between
-    two passes only."""
-    try:
-        return await service.completion.control(op)
-    except asyncio.TimeoutError as error:
-        message = "The engine is busy and has not answered in time; try again later."
-        raise ServerError("engine_lost", message) from error
+    """The engine's counters and gauges. Raises as ``Service.control`` does."""
+    return (await service.control("stats")).data
 
 
 async def metrics(service: Service, request: Request) -> Response:
@@ -138,7 +127,7 @@ def _card(service: Service) -> dict[str, Any]:
 
 
 async def flush_cache(service: Service, request: Request) -> Response:
-    reply = await _control(service, "flush")
+    reply = await service.control("flush")
     if not reply.ok:
         raise ServerError("busy", f"The cache was not flushed: {reply.message}.")
     return json_response({"success": True, "message": "The cache is empty.", **reply.data})

@@ -1,13 +1,22 @@
-"""Parser: of every command here; it knows its version and says what an unknown flag was to be."""
+"""Parser: of every command here; it knows its version and says what an unknown flag was to be.
+Keys come from the environment too."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import re
 from typing import Any, NoReturn
 
 from srt.core.version import __version__
+
+
+def keys_from_environment(arguments: argparse.Namespace) -> None:
+    """Keys that were not given may be there: a command line can be read by everybody."""
+    for name in ("api_key", "admin_api_key"):
+        if getattr(arguments, name, None) == "":
+            setattr(arguments, name, os.environ.get(f"SGLANG_{name.upper()}", ""))
 
 
 class Parser(argparse.ArgumentParser):

@@ -11,12 +11,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from srt.core.messages import TopPairs
 from srt.program.output import Output
 from srt.server.body import read_body
 from srt.server.chat_reply import delta_of, message_of
 from srt.server.errors import json_response
-from srt.server.openai import Collected, Reply, finish_fields, new_reply, usage
+from srt.server.openai import Collected, Reply, finish_fields, logprob_of, new_reply, usage
 from srt.server.service import Service
 from srt.server.stream import respond, unless_gone
 from srt.server.talk import ChatBody, Reader, Talk, read_talk, thought_tokens
@@ -102,23 +101,4 @@ async def _events(
 
 def _logprobs(service: Service, output: Output, which: range) -> dict[str, Any]:
     table = service.tokenizer.token_bytes
-
-    def entry(token: int, value: float) -> dict[str, Any]:
-        data = table[token] if token < len(table) else b""
-        return {
-            "token": data.decode("utf-8", "replace"),
-            "logprob": value,
-            "bytes": list(data),
-        }
-
-    def tops(i: int) -> TopPairs:
-        return output.tops[i] if output.tops else []
-
-    content = [
-        {
-            **entry(output.tokens[i], output.logprobs[i]),
-            "top_logprobs": [entry(token, value) for token, value in tops(i)],
-        }
-        for i in which
-    ]
-    return {"content": content, "refusal": None}
+    return {"content": [logprob_of(output, i, table) for i in which], "refusal": None}

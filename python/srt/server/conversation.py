@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from srt.core.depth import deeper
 from srt.core.ints import Ints
 from srt.program.request import RequestError, verify_length
 from srt.server.service import Service
@@ -103,21 +104,22 @@ async def _encoded(service: Service, text: str) -> Ints:
     return ids
 
 
-def verify_variables(variables: Mapping[str, Any]) -> None:
-    """Raises RequestError where ``chat_template_kwargs`` are more than settings."""
+def verify_template(template: Any, variables: Mapping[str, Any]) -> None:
+    """Raises RequestError where a request brings a ``chat_template``, or where its
+    ``chat_template_kwargs`` are more than settings."""
+    if template:
+        raise RequestError(
+            "A request may not bring its own chat_template; start the server with --chat-template.",
+            "chat_template",
+            "forbidden",
+        )
 
     def refuse(what: str) -> RequestError:
         return RequestError(f"chat_template_kwargs {what}.", "chat_template_kwargs")
 
     if len(variables) > MAX_VARIABLES:
         raise refuse(f"has {len(variables)} entries; at most {MAX_VARIABLES}")
-    level: list[Any] = [variables]
-    for _ in range(MAX_VARIABLES_DEPTH):
-        groups = [node.values() if isinstance(node, Mapping) else node for node in level]
-        level = [child for group in groups for child in group if isinstance(child, (dict, list))]
-        if not level:
-            break
-    else:
+    if deeper(variables, MAX_VARIABLES_DEPTH):
         raise refuse(f"is nested deeper than {MAX_VARIABLES_DEPTH} levels; flatten it")
     size = len(json.dumps(variables, ensure_ascii=False))
     if size > MAX_VARIABLES_CHARS:

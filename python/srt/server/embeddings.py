@@ -24,6 +24,7 @@ from srt.core.sampling import SamplingParams
 from srt.program.request import Ask, RequestError
 from srt.server.body import read_body
 from srt.server.errors import json_response
+from srt.server.openai import usage_of
 from srt.server.prompts import places, prompts_of, read_prompt
 from srt.server.service import Service
 from srt.server.stream import unless_gone
@@ -183,13 +184,7 @@ def vector_of(done: Done) -> Floats:
 
 def usage(found: Sequence[Done]) -> dict[str, Any]:
     """Token counts of a request that draws nothing."""
-    prompt = sum(done.prompt for done in found)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": 0,
-        "total_tokens": prompt,
-        "prompt_tokens_details": {"cached_tokens": sum(done.cached for done in found)},
-    }
+    return usage_of(sum(done.prompt for done in found), 0, sum(done.cached for done in found))
 
 
 def _verify_dimensions(service: Service, body: VectorFields) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import urllib.error
 import urllib.parse
 import urllib.request
 from typing import Any
+
+from srt.server.arguments import keys_from_environment
 
 SECONDS = 10.0
 
@@ -43,8 +44,8 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 def _fetch(arguments: argparse.Namespace) -> Any:
     """Raises OSError and ValueError, with what to tell."""
-    name = urllib.parse.quote(arguments.id, safe="")
-    key = arguments.api_key or os.environ.get("SGLANG_API_KEY", "")
+    keys_from_environment(arguments)
+    name, key = urllib.parse.quote(arguments.id, safe=""), arguments.api_key
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     url = f"{arguments.url.rstrip('/')}/explain/{name}"
     if not url.startswith(("http://", "https://")):

@@ -13,7 +13,7 @@ from srt.core.ints import Ints, common_prefix, ints
 from srt.core.messages import Origin
 from srt.program.output import Output
 from srt.program.request import Ask
-from srt.server.caller import Caller, current
+from srt.server.caller import SHARED, Caller, current
 from srt.tokenizer import Tokenizer
 
 MAX_NAMES = 4096
@@ -71,14 +71,13 @@ class Kept(msgspec.Struct):
 class Entry:
     """The prompts of one HTTP request, by their places in it."""
 
-    def __init__(self, tenant: str) -> None:
-        self.tenant = tenant
+    def __init__(self) -> None:
         self.prompts: dict[int, Kept] = {}
 
     def note(self, place: int, ask: Ask, output: Output) -> None:
         """A completion of ``ask`` has ended."""
         origin = output.origin
-        if origin is None or place in self.prompts or len(self.prompts) == MAX_PROMPTS:
+        if origin is None or place in self.prompts or place >= MAX_PROMPTS:
             return
         first = max(0, origin.matched - BEFORE)
         around = ask.prompt[first : origin.matched + len(origin.cached_next) + BEHIND]
@@ -88,28 +87,31 @@ class Entry:
 
 class Explanations:
     """Entries by every name of their request: X-Request-Id, ``rid``, the id of the answer. A name
-    given again is the newer request's."""
+    that a tenant gives again is the newer request's; no tenant's names are in another's way."""
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[str, Entry] = OrderedDict()
+        self._entries: OrderedDict[tuple[str, str], Entry] = OrderedDict()  # by name and tenant
 
     def begin(self, asks: Sequence[Ask]) -> Entry:
         """A fresh entry, for the caller's request."""
         caller = current.get()
-        entry = Entry(caller.tenant)
+        entry = Entry()
         for name in (caller.request, *(ask.rid for ask in asks[:MAX_PROMPTS])):
             if name:
-                self._entries[name] = entry
-                self._entries.move_to_end(name)
+                self._entries[name, caller.tenant] = entry
+                self._entries.move_to_end((name, caller.tenant))
         while len(self._entries) > MAX_NAMES:
             self._entries.popitem(last=False)
         return entry
 
     def find(self, name: str) -> Entry | None:
-        """None where there is none that the caller may see."""
-        entry, caller = self._entries.get(name), current.get()
-        seen = entry is not None and (caller.admin or caller.tenant == entry.tenant)
-        return entry if seen else None
+        """The caller's own; an admin's also the newest of anybody's."""
+        caller = current.get()
+        own = self._entries.get((name, caller.tenant))
+        if own is not None or not caller.admin:
+            return own
+        others = reversed(self._entries.items())
+        return next((entry for (given, _), entry in others if given == name), None)
 
 
 def explain(kept: Kept, tokenizer: Tokenizer, caller: Caller, shared: bool) -> Explanation:
@@ -117,7 +119,8 @@ def explain(kept: Kept, tokenizer: Tokenizer, caller: Caller, shared: bool) -> E
     cache."""
     origin = kept.origin
     reasons = list(_reasons(kept, caller, shared))
-    diverged = _diverged(kept, tokenizer) if origin.cached_next else None
+    told = origin.cached_next and _knows(caller)
+    diverged = _diverged(kept, tokenizer) if told else None
     share = origin.matched / kept.length if kept.length else 0.0
     lines = [
         f"{origin.matched} of {kept.length} prompt tokens came from the cache ({share:.1%}); "
@@ -133,6 +136,11 @@ def explain(kept: Kept, tokenizer: Tokenizer, caller: Caller, shared: bool) -> E
     lines += [f"{reason.tokens:>6}  {reason.text}" for reason in reasons]
     computed = kept.length - origin.matched
     return Explanation(kept.length, origin.matched, computed, reasons, diverged, "\n".join(lines))
+
+
+def _knows(caller: Caller) -> bool:
+    """Whether the caller may read what its prompts meet in the cache: not where others share it."""
+    return caller.admin or caller.namespace != SHARED
 
 
 def _reasons(kept: Kept, caller: Caller, shared: bool) -> Iterator[Reason]:
@@ -152,7 +160,7 @@ def _reasons(kept: Kept, caller: Caller, shared: bool) -> Iterator[Reason]:
     if elsewhere:
         yield Reason("salt", elsewhere, "cached under another cache_salt, which is kept apart")
         missing -= elsewhere
-    part = 0 if lost or elsewhere else min(_agreed(kept), missing)
+    part = 0 if lost or elsewhere or not _knows(caller) else min(_agreed(kept), missing)
     if part:
         yield Reason("page", part, "agreed with a cached text, but not for a whole page")
         missing -= part

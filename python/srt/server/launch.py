@@ -25,9 +25,9 @@ from srt.config import Config, add_arguments, from_arguments
 from srt.core import logs
 from srt.engine.client import EngineLost
 from srt.server import tls
-from srt.server.accept import allow_connections, calm
+from srt.server.accept import allow_connections, bind, calm
 from srt.server.app import make_app
-from srt.server.arguments import Parser
+from srt.server.arguments import Parser, keys_from_environment
 from srt.server.protocol import protocol
 from srt.server.service import Service
 from srt.server.supervisor import Supervisor
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Serve as a parsed command line says."""
-    _read_environment(arguments)
+    keys_from_environment(arguments)
     try:
         config = from_arguments(arguments)
         Tenants(config)
@@ -81,29 +81,16 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         return 130
 
 
-def _read_environment(arguments: argparse.Namespace) -> None:
-    """Keys may come from there: a command line can be read by everybody."""
-    for name in ("api_key", "admin_api_key"):
-        if not getattr(arguments, name):
-            setattr(arguments, name, os.environ.get(f"SGLANG_{name.upper()}", ""))
-
-
 def _bind(config: Config) -> socket.socket:
     """The listening address, taken. Raises OSError, saying what to do."""
     host, port = config.server.host, config.server.port
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
+        return bind(host, port)
     except OSError as error:
         reason = error.strerror or error
         raise OSError(
             f"cannot listen on {host} port {port}: {reason}; choose another with --port"
         ) from error
-    return listener
 
 
 async def _serve(config: Config, listener: socket.socket) -> int:

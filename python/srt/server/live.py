@@ -14,6 +14,7 @@ from starlette.responses import Response
 from srt.program.request import RequestError
 from srt.server.caller import current
 from srt.server.errors import ServerError, json_response
+from srt.server.query import number_of
 from srt.server.service import Service
 from srt.server.stream import respond, unless_gone
 
@@ -101,11 +102,7 @@ class Watch:
 
 async def snapshot(service: Service, limit: int) -> dict[str, Any]:
     """Raises EngineLost, and ServerError where the engine is silent or cannot tell."""
-    try:
-        reply = await service.completion.control("tree", limit=limit)
-    except asyncio.TimeoutError as error:
-        message = "The engine is busy and has not answered in time; try again later."
-        raise ServerError("engine_lost", message) from error
+    reply = await service.control("tree", limit)
     if not reply.ok:
         raise ServerError("internal_error", f"The engine refused: {reply.message}.")
     tree, seen = reply.data["tree"], current.get().admin
@@ -144,10 +141,7 @@ def _visible(char: str) -> str:
 
 
 def _limit(request: Request) -> int:
-    given = request.query_params.get("limit", str(NODES))
-    if not (given.isascii() and given.isdigit() and len(given) <= 4 and int(given) <= MAX_NODES):
-        raise RequestError(f"limit is {given!r:.40}; it must be 0 to {MAX_NODES}.", "limit")
-    return int(given)
+    return number_of(request, "limit", NODES, 0, MAX_NODES)
 
 
 def _interval(request: Request) -> float:

@@ -107,11 +107,30 @@ def usage(results: Sequence[Sequence[Output]]) -> dict[str, Any]:
     firsts = [outputs[0] for outputs in results if outputs]
     prompt = sum(output.prompt_tokens for output in firsts)
     drawn = sum(output.completion_tokens for outputs in results for output in outputs)
+    return usage_of(prompt, drawn, sum(output.cached_tokens for output in firsts))
+
+
+def usage_of(prompt: int, drawn: int, cached: int) -> dict[str, Any]:
     return {
         "prompt_tokens": prompt,
         "completion_tokens": drawn,
         "total_tokens": prompt + drawn,
-        "prompt_tokens_details": {"cached_tokens": sum(output.cached_tokens for output in firsts)},
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+def logprob_of(output: Output, place: int, table: Sequence[bytes]) -> dict[str, Any]:
+    """The log-probability of a token, as chats and responses have it, beside those of the most
+    likely; ``table`` has the bytes of every token."""
+
+    def entry(token: int, value: float) -> dict[str, Any]:
+        data = table[token] if token < len(table) else b""
+        return {"token": data.decode("utf-8", "replace"), "logprob": value, "bytes": list(data)}
+
+    tops = output.tops[place] if output.tops else []
+    return {
+        **entry(output.tokens[place], output.logprobs[place]),
+        "top_logprobs": [entry(token, value) for token, value in tops],
     }
 
 

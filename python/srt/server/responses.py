@@ -17,6 +17,7 @@ from srt.program.request import RequestError
 from srt.server.body import read_body
 from srt.server.caller import current
 from srt.server.errors import json_response
+from srt.server.query import number_of
 from srt.server.responses_answer import Answer
 from srt.server.responses_body import ResponsesBody, chat_of, check, in_own_words
 from srt.server.responses_items import Item, messages_of, read_items
@@ -90,7 +91,7 @@ async def retrieve(service: Service, request: Request) -> Response:
     streamed = request.query_params.get("stream", "false")
     if streamed not in ("true", "false"):
         raise RequestError(f"stream is {streamed!r:.60}; use true or false.", "stream")
-    after = _number(request, "starting_after", -1, 0, sys.maxsize)
+    after = number_of(request, "starting_after", -1, 0, sys.maxsize)
     if streamed == "false":
         return _object(record)
     if record.events is None:
@@ -127,7 +128,7 @@ async def input_items(service: Service, request: Request) -> Response:
     order = request.query_params.get("order", "desc")
     if order not in ("asc", "desc"):
         raise RequestError(f"order is {order!r:.60}; use asc or desc.", "order")
-    limit = _number(request, "limit", PAGE, 1, MAX_PAGE)
+    limit = number_of(request, "limit", PAGE, 1, MAX_PAGE)
     items: list[Item] = msgspec.json.decode(record.items)
     items = items if order == "asc" else items[::-1]
     after = request.query_params.get("after")
@@ -165,14 +166,3 @@ def _object(record: Record) -> Response:
     if record.live is not None:
         return json_response(record.live.answer.value())
     return Response(record.value, media_type="application/json")
-
-
-def _number(request: Request, name: str, default: int, least: int, most: int) -> int:
-    given = request.query_params.get(name)
-    if given is None:
-        return default
-    if not (given.isascii() and given.isdigit() and len(given) < 19):
-        raise RequestError(f"{name} is {given!r:.40}; give a number.", name)
-    if not least <= int(given) <= most:
-        raise RequestError(f"{name} is {given}; it must be {least} to {most}.", name)
-    return int(given)

@@ -50,7 +50,8 @@ def read_items(given: Any, name: str, before: Sequence[Item], find: Find) -> lis
     if not isinstance(given, list) or not given:
         raise RequestError("input is missing; give text or a list of items.", "input")
     calls = {item["call_id"] for item in before if item["type"] == "function_call"}
-    found = []
+    found: list[Item] = []
+    ids = set[str]()
     for i, entry in enumerate(given):
         where = f"input[{i}]"
         if not isinstance(entry, dict):
@@ -58,6 +59,9 @@ def read_items(given: Any, name: str, before: Sequence[Item], find: Find) -> lis
         item = _read(where, entry, find)
         if not isinstance(item.get("id"), str):
             item["id"] = item_id(item["type"], name, f"in{i}")
+        if item["id"] in ids:  # who pages through the items goes on behind an id
+            raise _wrong(f"{where}.id", f"is {item['id']!r:.80}, as one before it; ids differ")
+        ids.add(item["id"])
         if item["type"] == "function_call":
             calls.add(item["call_id"])
         elif item["type"] == "function_call_output" and item["call_id"] not in calls:

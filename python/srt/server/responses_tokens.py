@@ -7,7 +7,7 @@ from typing import Any
 
 from srt.program.deltas import Delta, Words
 from srt.program.output import Output
-from srt.server.openai import Progress
+from srt.server.openai import Progress, logprob_of
 from srt.server.service import Service
 from srt.server.talk import Talk
 
@@ -72,18 +72,7 @@ class Pieces:
         while first and size > 0:
             first -= 1
             size -= len(self._bytes(output.tokens[places[first]]))
-        return Piece(deltas, [self._logprob(output, place) for place in places[first:]])
+        return Piece(deltas, [logprob_of(output, place, self._table) for place in places[first:]])
 
     def _bytes(self, token: int) -> bytes:
         return self._table[token] if token < len(self._table) else b""
-
-    def _logprob(self, output: Output, place: int) -> dict[str, Any]:
-        tops = output.tops[place] if output.tops else []
-        return {
-            **self._entry(output.tokens[place], output.logprobs[place]),
-            "top_logprobs": [self._entry(token, value) for token, value in tops],
-        }
-
-    def _entry(self, token: int, value: float) -> dict[str, Any]:
-        data = self._bytes(token)
-        return {"token": data.decode("utf-8", "replace"), "bytes": list(data), "logprob": value}

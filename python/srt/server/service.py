@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -9,7 +10,7 @@ from dataclasses import replace
 
 from srt.config import Config
 from srt.core.ints import Ints, ints
-from srt.core.messages import Distribution, Done, Embed
+from srt.core.messages import Distribution, Done, Embed, Reply
 from srt.program.completion import Completion
 from srt.program.merge import merge
 from srt.program.output import Output
@@ -18,6 +19,7 @@ from srt.program.reasoning import marks_for
 from srt.program.request import Ask, RequestError, verified
 from srt.program.tool_formats import format_for
 from srt.server.caller import current
+from srt.server.errors import ServerError
 from srt.server.explanations import Explanations
 from srt.server.metrics import Metrics
 from srt.server.responses_store import Store
@@ -105,6 +107,15 @@ class Service:
             metrics.whole.observe(time.monotonic() - start)
             metrics.read(done.prompt, done.cached)
         return found
+
+    async def control(self, op: str, limit: int = 0) -> Reply:
+        """The engine's answer to a Control. Raises EngineLost, and ServerError where the engine
+        lives but is silent: it answers between two passes only."""
+        try:
+            return await self.completion.control(op, limit=limit)
+        except asyncio.TimeoutError as error:
+            message = "The engine is busy and has not answered in time; try again later."
+            raise ServerError("engine_lost", message) from error
 
     def admit(self, count: int) -> None:
         """Raise RequestError where ``count`` more requests are too many, now or ever."""

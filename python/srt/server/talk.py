@@ -18,7 +18,7 @@ from srt.program.output import Output
 from srt.program.reasoning import behind_thought, opened
 from srt.program.request import Ask, Logprobs, RequestError
 from srt.program.tools import constraint_of, form_of
-from srt.server.conversation import Prompt, prompt_of, verify_variables
+from srt.server.conversation import Prompt, prompt_of, verify_template
 from srt.server.openai import SharedBody, refuse, sampling_of
 from srt.server.reader import Reader, Thinking
 from srt.server.service import Service
@@ -127,16 +127,10 @@ async def read_talk(service: Service, body: ChatBody) -> Talk:
 
 
 def _verify(body: ChatBody) -> None:
-    if body.chat_template:
-        raise RequestError(
-            "A request may not bring its own chat_template; start the server with --chat-template.",
-            "chat_template",
-            "forbidden",
-        )
+    verify_template(body.chat_template, body.chat_template_kwargs or {})
     refuse("audio", body.audio)
     if set(body.modalities or ["text"]) != {"text"}:
         refuse("modalities", body.modalities)
-    verify_variables(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None and body.reasoning_effort not in EFFORTS:
         raise RequestError(
             f"reasoning_effort is {body.reasoning_effort!r:.60}; use one of {', '.join(EFFORTS)}.",

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from srt.core.ints import ints
 from srt.program.request import RequestError
 from srt.server.body import read_body
-from srt.server.conversation import Prompt, prompt_of, verify_variables
+from srt.server.conversation import Prompt, prompt_of, verify_template
 from srt.server.errors import json_response
 from srt.server.service import Service
 from srt.server.tools import read_tools
@@ -88,6 +88,8 @@ async def detokenize(service: Service, request: Request) -> Response:
     nested = bool(body.tokens) and isinstance(body.tokens[0], list)
     texts = []
     for row in body.tokens if nested else [body.tokens]:
+        if not isinstance(row, list):
+            raise RequestError(f"tokens holds {row!r:.40} beside lists of ids.", "tokens")
         ids = await service.prompt(row, "tokens")
         for token in (min(ids, default=0), max(ids, default=0)):
             if not 0 <= token < service.info.vocab_size:
@@ -140,19 +142,14 @@ def token_texts(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:
 
 async def _prompt(service: Service, body: TemplateBody) -> Prompt:
     """What a chat of these messages begins with. Raises RequestError."""
-    if body.chat_template:
-        raise RequestError(
-            "A request may not bring its own chat_template; start the server with --chat-template.",
-            "chat_template",
-            "forbidden",
-        )
     variables = body.chat_template_kwargs or {}
-    verify_variables(variables)
+    verify_template(body.chat_template, variables)
     use = read_tools(body.tools, None, None, service.tool_format)
     generation, go_on = body.add_generation_prompt, bool(body.continue_final_message)
     return await prompt_of(service, body.messages or [], use, variables, generation, go_on)
 
 
 async def _beside(count: int, work: Any, *arguments: Any) -> Any:
-    """``work`` of ``count`` tokens: of many beside the event loop."""
+    """``work`` of ``count`` tokens: of many beside the event loop, which others have in between."""
+    await asyncio.sleep(0)
     return await asyncio.to_thread(work, *arguments) if count > LONG else work(*arguments)

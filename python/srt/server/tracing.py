@@ -1,4 +1,4 @@
-"""Tracing: one OpenTelemetry span for each request that asks the model, sent by OTLP over HTTP.
+"""Tracing: one OpenTelemetry span for each POST, sent by OTLP over HTTP.
 
 A ``traceparent`` header makes it part of the caller's trace. Names are those of the semantic
 conventions for generative AI; no text of a prompt or an answer is in a span. The packages are
@@ -24,10 +24,12 @@ PATH = "/v1/traces"
 CLOSE_SECONDS = 3.0  # for what was not sent yet
 _OPERATIONS = {
     "/generate": "text_completion", "/v1/completions": "text_completion",
+    "/v1/chat/completions": "chat", "/v1/messages": "chat", "/v1/responses": "chat",
     "/v1/embeddings": "embeddings", "/encode": "embeddings",
-    "/v1/score": "rerank", "/v1/rerank": "rerank",
+    "/v1/score": "rerank", "/score": "rerank",
+    "/v1/rerank": "rerank", "/v2/rerank": "rerank", "/rerank": "rerank",
 }  # fmt: skip
-"""``gen_ai.operation.name`` by route; of others that ask the model "chat"."""
+"""``gen_ai.operation.name`` by route; others do not ask the model."""
 
 
 class TracingError(ValueError):
@@ -45,7 +47,7 @@ class Tracing:
         self._extract = TraceContextTextMapPropagator().extract
 
     def begin(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> Span | None:
-        """The span of a request that begins now; None of one that asks for nothing."""
+        """The span of a request that begins now; None of one that is no POST."""
         if method != "POST":
             return None
         from opentelemetry.trace import SpanKind
@@ -73,9 +75,11 @@ class Span:
         """The request has ended as ``found`` says; ``model`` is the served one's name."""
         from opentelemetry.trace import StatusCode
 
-        span, attributes = self._span, _attributes(found, model)
-        operation = attributes["gen_ai.operation.name"]
-        span.update_name(f"{operation} {model}")
+        span, operation = self._span, _OPERATIONS.get(found.route)
+        span.update_name(f"{operation} {model}" if operation else f"{found.method} {found.route}")
+        attributes = _attributes(found)
+        if operation:
+            attributes |= {"gen_ai.operation.name": operation, **_asked(found, model)}
         for name, value in attributes.items():
             span.set_attribute(name, value)
         if found.status >= 500:
@@ -83,12 +87,8 @@ class Span:
         span.end()
 
 
-def _attributes(found: Record, model: str) -> dict[str, Any]:
+def _attributes(found: Record) -> dict[str, Any]:
     attributes: dict[str, Any] = {
-        "gen_ai.operation.name": _OPERATIONS.get(found.route, "chat"),
-        "gen_ai.provider.name": "sglang",
-        "gen_ai.request.model": model,
-        "gen_ai.response.model": model,
         "http.request.method": found.method,
         "http.route": found.route,
         "http.response.status_code": found.status,
@@ -96,6 +96,16 @@ def _attributes(found: Record, model: str) -> dict[str, Any]:
     }
     if found.status >= 400:
         attributes["error.type"] = str(found.status)
+    return attributes
+
+
+def _asked(found: Record, model: str) -> dict[str, Any]:
+    """Of a request that asks the model."""
+    attributes: dict[str, Any] = {
+        "gen_ai.provider.name": "sglang",
+        "gen_ai.request.model": model,
+        "gen_ai.response.model": model,
+    }
     if found.response_id:
         attributes["gen_ai.response.id"] = found.response_id
     if found.asks:

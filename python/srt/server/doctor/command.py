@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from contextlib import closing
 
 from srt.config import Config, add_arguments, from_arguments
 from srt.core.logs import escaped
+from srt.server.arguments import keys_from_environment
 from srt.server.doctor import machine
 from srt.server.doctor.finding import FAIL, Finding, examine
 
@@ -30,6 +30,7 @@ def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Print what was found; 1 where something fails."""
+    keys_from_environment(arguments)
     try:
         config = from_arguments(arguments)
     except ValueError as error:
@@ -57,6 +58,7 @@ def local(config: Config) -> list[Finding]:
             ("device", lambda: machine.device(config)),
             ("model", lambda: model(config)),
             ("port", lambda: machine.port(config)),
+            ("keys, TLS", lambda: machine.edge(config)),
             ("limits", machine.limits),
             ("client", machine.clients),
             ("optional", machine.optional),
@@ -83,9 +85,8 @@ def remote(url: str, config: Config) -> list[Finding]:
     """The server at ``url``."""
     from srt.server.doctor.remote import Remote
 
-    key = config.server.api_key or os.environ.get("SGLANG_API_KEY", "")
     try:
-        server = Remote(url, key)
+        server = Remote(url, config.server.api_key)
     except Exception as error:  # whatever makes of it no URL
         return [Finding("url", FAIL, f"{url!r}: {error}", "give one such as http://host:30000")]
     with closing(server):

@@ -7,7 +7,6 @@ import os
 import platform
 import re
 import resource
-import socket
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from srt.config import Config
+from srt.server.accept import bind
 from srt.server.doctor.finding import FAIL, OK, WARN, Finding
 
 NEEDED = (
@@ -92,12 +92,7 @@ def port(config: Config) -> Iterator[Finding]:
     host, number = config.server.host, config.server.port
     where = f"{host} port {number}"
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, number, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
+        with bind(host, number) as probe:
             probe.listen()
     except OSError as error:
         owner = _owner(number)
@@ -106,9 +101,26 @@ def port(config: Config) -> Iterator[Finding]:
         yield Finding("port", FAIL, f"{where}: {error.strerror or error}{who}", fix)
         return
     yield Finding("port", OK, f"{where} is free")
-    if host not in ("127.0.0.1", "localhost", "::1") and not config.server.api_key:
+    keys = config.server.api_key or config.edge.api_keys_file
+    if host not in ("127.0.0.1", "localhost", "::1") and not keys:
         fix = "set SGLANG_API_KEY, or --host 127.0.0.1"
         yield Finding("access", WARN, f"{host} is reachable by others, without a key", fix)
+
+
+def edge(config: Config) -> Iterator[Finding]:
+    """The files of keys and certificates, where there are any."""
+    from srt.server import tls
+    from srt.server.tenants import Tenants
+
+    given = [name for name in (config.edge.api_keys_file, config.edge.ssl_certfile) if name]
+    try:
+        Tenants(config)
+        tls.options(config.edge)
+    except (OSError, ValueError) as error:
+        yield Finding("keys, TLS", FAIL, str(error), "mend what the message names")
+        return
+    if given:
+        yield Finding("keys, TLS", OK, f"{', '.join(given)} can be used")
 
 
 def _owner(number: int) -> tuple[int, str] | None:

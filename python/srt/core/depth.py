@@ -1,0 +1,17 @@
+"""Depth: how deep JSON is nested."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def deeper(value: Any, levels: int) -> bool:
+    """Whether ``value``, plain data, has more than ``levels`` levels of objects and lists. Level by
+    level: linear in its size, and without recursion."""
+    level = [value]
+    for _ in range(levels):
+        groups = [node.values() if isinstance(node, dict) else node for node in level]
+        level = [child for group in groups for child in group if isinstance(child, (dict, list))]
+        if not level:
+            return False
+    return True
