@@ -21,7 +21,7 @@ from srt.core.ints import ints
 from srt.core.messages import Advance, Close, Done, Event, Generate, Open, Tokens
 from srt.core.sampling import SamplingParams
 from srt.engine.client import EngineLost
-from srt.engine.process import EngineProcess, spawn
+from srt.engine.process import WATCH_SECONDS, EngineProcess, spawn, start
 
 VOCAB = [bytes([i % 256]) for i in range(160)]
 
@@ -115,6 +115,36 @@ def test_a_dead_engine_fails_what_is_pending(config: Config, how: signal.Signals
             with pytest.raises(EngineLost):
                 await generate(process)
         assert not psutil.pid_exists(process.pid)
+
+    run(test)
+
+
+def test_an_engine_that_is_stopped_while_it_loads_is_lost(config: Config) -> None:
+    async def test() -> None:
+        process = start(config, VOCAB)
+        try:
+            os.kill(process.pid, signal.SIGSTOP)
+            with pytest.raises(EngineLost, match="stopped from outside while starting"):
+                await asyncio.wait_for(process.ready(), 10)
+        finally:
+            process.kill()
+        assert not psutil.pid_exists(process.pid)
+
+    run(test)
+
+
+def test_a_moments_stop_is_no_loss(config: Config) -> None:
+    """As where a shell stops server and engine, and lets the server go on first."""
+
+    async def test() -> None:
+        async with engine(config) as process:
+            golden = await generate(process)
+            for _ in range(4):
+                os.kill(process.pid, signal.SIGSTOP)
+                await asyncio.sleep(0.6 * WATCH_SECONDS)
+                os.kill(process.pid, signal.SIGCONT)
+                await asyncio.sleep(1.5 * WATCH_SECONDS)
+            assert await generate(process) == golden
 
     run(test)
 

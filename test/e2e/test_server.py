@@ -279,6 +279,14 @@ def test_a_server_that_is_killed_takes_its_engine_along(toy: list[str]) -> None:
         gone([engine])
 
 
+def test_a_cache_without_room_for_a_prompt_and_a_token_ends_the_launch(toy: list[str]) -> None:
+    with launched([*toy, "--max-total-tokens", "1"], ready=False) as server:
+        assert server.wait_end(30.0) == 1
+        errors = server.errors()
+    assert "no room is left to generate" in errors
+    assert "Traceback" not in errors
+
+
 def test_sigterm_while_loading(toy: list[str]) -> None:
     with launched(toy, ready=False) as server:
         deadline = time.monotonic() + 30

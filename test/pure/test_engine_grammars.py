@@ -244,7 +244,7 @@ def test_a_long_forced_text_is_written_in_parts() -> None:
     assert (done.passes, done.forced) == (2, 2 * MAX_FORCED)
 
 
-@pytest.mark.parametrize("method", ["mask", "forced"])
+@pytest.mark.parametrize("method", ["mask", "forced", "advance"])
 def test_a_limit_of_a_step_ends_with_the_text_so_far(method: str) -> None:
     desk = Desk(grammars=Shop())
     ask(desk, 1, f"late!{method} limit")

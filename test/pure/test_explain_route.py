@@ -132,7 +132,8 @@ def test_the_command(
     assert capsys.readouterr().out == found["text"] + "\n"
     assert cli.main(["explain", "x", "--url", served.url]) == 1
     assert "no explanation of 'x'" in capsys.readouterr().err
-    assert cli.main(["explain", "x", "--url", "http://127.0.0.1:9"]) == 1
-    assert "cannot reach" in capsys.readouterr().err
+    for url in ("http://127.0.0.1:9", "http://a:b@c:d"):
+        assert cli.main(["explain", "x", "--url", url]) == 1
+        assert "cannot reach" in capsys.readouterr().err
     assert cli.main(["explain", "x", "--url", str(tmp_path)]) == 1
     assert "must begin with http" in capsys.readouterr().err

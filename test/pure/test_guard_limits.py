@@ -240,6 +240,97 @@ def test_a_flood_of_one_leaves_room_and_turns_for_another(tmp_path: Path) -> Non
         assert server.client.golden() == golden
 
 
+def test_a_turn_that_comes_to_who_has_just_left_is_given_back() -> None:
+    async def main() -> None:
+        turns, gate = Turns(1), asyncio.Event()
+
+        async def work(name: str) -> None:
+            async with turns.turn(name, 1):
+                await gate.wait()
+
+        tasks = [asyncio.ensure_future(work(name)) for name in "ab"]
+        await asyncio.sleep(0)
+        gate.set()  # a ends, and b's turn comes, between b's cancellation and b's own last step
+        tasks[1].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert not turns._inside
+        assert turns.waiting == 0
+        await asyncio.wait_for(work("c"), 5)
+
+    asyncio.run(main())
+
+
+def test_many_prompts_whose_client_leaves_keep_no_turns(tmp_path: Path) -> None:
+    file = keys_file(tmp_path, {"name": "a"}, {"name": "b"}, {"name": "boss", "admin": True})
+    config = Config.of(api_keys_file=file)
+    with serve_text(tmp_path / "t", config, running=2, queued=60) as server:
+        server.client.headers["Authorization"] = "Bearer key-boss"
+        server.worker.seconds = 0.002
+        body = {"text": ["a"] * 8, "stream": True, "sampling_params": LONG}
+        for _ in range(3):
+            with http_of(server, "a") as a, a.stream("POST", "/generate", json=body) as reply:
+                lines = reply.iter_lines()
+                next(lines)
+                assert server.service.turns.held("a") == 8
+            wait_for(lambda: server.service.open_requests == 0)
+            assert server.service.turns.held("a") == server.service.turns.waiting == 0
+            with http_of(server, "b") as b:
+                assert b.post("/generate", json=GOLDEN).status_code == 200
+        server.client.idle()
+
+
+def test_who_waits_for_a_turn_is_aborted_too(tmp_path: Path) -> None:
+    file = keys_file(tmp_path, {"name": "a"}, {"name": "b"}, {"name": "boss", "admin": True})
+    config = Config.of(api_keys_file=file)
+    with serve_text(tmp_path / "t", config, running=2, queued=60) as server:
+        server.client.headers["Authorization"] = "Bearer key-boss"
+        server.worker.seconds = 0.002
+
+        def send(a: httpx.Client, rid: str) -> httpx.Response:
+            body = {"text": "a", "rid": rid, "sampling_params": {**LONG, "n": 2}}
+            return a.post("/generate", json=body)
+
+        def abort(http: httpx.Client, **what: Any) -> int:
+            return int(http.post("/abort_request", json=what).json()["aborted"])
+
+        pool = concurrent.futures.ThreadPoolExecutor(5)
+        with http_of(server, "a") as a, http_of(server, "b") as b, pool:
+            asked = [pool.submit(send, a, f"job{i}") for i in range(4)]
+            texts = {"input": ["a", "b"], "rid": "texts"}
+            read = pool.submit(a.post, "/v1/embeddings", json=texts)
+            wait_for(lambda: server.service.turns.held("a") == 4 * 2 + 2)
+            assert server.service.turns.waiting >= 6
+            assert abort(b, rid="job3") == 0
+            assert abort(a, rid="texts") == 2
+            assert is_error(read.result(5), 400)["message"] == "The request was aborted."
+            assert abort(a, abort_all=True) == 4
+            for future in asked:
+                ends = [one["meta_info"]["finish_reason"] for one in future.result(5).json()]
+                assert [end["type"] for end in ends] == ["abort", "abort"]
+        server.client.idle()
+        assert server.service.turns.waiting == server.service.turns.held("a") == 0
+
+
+def test_a_flood_of_texts_to_embed_leaves_turns_for_another(tmp_path: Path) -> None:
+    file = keys_file(tmp_path, {"name": "a"}, {"name": "b"}, {"name": "boss", "admin": True})
+    config = Config.of(api_keys_file=file)
+    with serve_text(tmp_path / "t", config, running=4, queued=600) as server:
+        server.client.headers["Authorization"] = "Bearer key-boss"
+        server.worker.seconds = 0.004
+        texts = {"input": [f"{i} {i}" for i in range(300)], "pooling": "mean"}
+        with concurrent.futures.ThreadPoolExecutor(1) as pool, http_of(server, "a") as a:
+            read = pool.submit(a.post, "/v1/embeddings", json=texts)
+            wait_for(lambda: server.service.turns.held("a") == 300)
+            with http_of(server, "b") as b:
+                start = server.client.stats()["finished"]
+                body = {"text": "a", "sampling_params": {"max_new_tokens": 1}}
+                assert b.post("/generate", json=body).status_code == 200
+                assert server.client.stats()["finished"] - start <= 16
+            assert len(read.result(30).json()["data"]) == 300
+        server.client.idle()
+        assert server.service.turns.waiting == server.service.turns.held("a") == 0
+
+
 def test_turns_go_round() -> None:
     async def main() -> list[str]:
         turns, order, gates = Turns(2), [], [asyncio.Event() for _ in range(9)]

@@ -24,7 +24,7 @@ from srt.memory.pages import PagePool
 from srt.memory.radix import RadixTree
 from srt.program.output import Finish, Output
 from srt.program.request import Ask, RequestError
-from srt.server import body, chat, native
+from srt.server import body, chat, conversation, messages, native, responses
 from srt.server.openai import Reply
 from srt.server.talk import Talk
 from srt.tokenizer import LONG, Tokenizer
@@ -91,15 +91,15 @@ def longest_wait(served: Served, path: str, body: dict[str, Any]) -> tuple[float
     """Seconds that a large request took, and the longest that a small one took meanwhile."""
     started = time.monotonic()
     waits = [0.0]
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        with httpx.Client(base_url=served.url, timeout=60) as large:
-            asked = pool.submit(large.post, path, json=body)
-            while not asked.done():
-                begun = time.monotonic()
-                assert served.client.get("/v1/models").status_code == 200
-                waits.append(time.monotonic() - begun)
-                time.sleep(0.01)
-            assert asked.result().status_code == 200
+    large = httpx.Client(base_url=served.url, timeout=60)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool, large:
+        asked = pool.submit(large.post, path, json=body)
+        while not asked.done():
+            begun = time.monotonic()
+            assert served.client.get("/v1/models").status_code == 200
+            waits.append(time.monotonic() - begun)
+            time.sleep(0.01)
+        assert asked.result().status_code == 200
     return time.monotonic() - started, max(waits)
 
 
@@ -125,6 +125,35 @@ def test_a_body_of_many_objects_is_read_beside_the_loop(
         fields = {"text": "a", "more": [{"a": 1}] * count, "sampling_params": {"max_new_tokens": 1}}
         assert served.client.post("/generate", json=fields).status_code == 200
     assert seen == [(False, True), (True, False)]
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "module", "name"),
+    [
+        ("/v1/chat/completions", "messages", conversation, "_told"),
+        ("/v1/messages", "messages", messages, "chat_of"),
+        ("/v1/responses", "input", responses, "read_items"),
+        ("/v1/responses", "input", responses, "messages_of"),
+    ],
+)
+def test_a_long_conversation_is_read_beside_the_loop(
+    served: Served, monkeypatch: pytest.MonkeyPatch, path: str, field: str, module: Any, name: str
+) -> None:
+    seen = []
+    real = getattr(module, name)
+
+    def noted(*given: Any) -> Any:
+        seen.append(threading.current_thread() is loop)
+        return real(*given)
+
+    loop = next(t for t in threading.enumerate() if "run" in t.name)
+    monkeypatch.setattr(module, name, noted)
+    for count, status in ((1, 200), (LONG + 1, 400)):
+        limit = "max_output_tokens" if field == "input" else "max_tokens"
+        fields = {field: [{"role": "user", "content": "a"}] * count, limit: 1}
+        reply = served.client.post(path, json=fields)
+        assert reply.status_code == status, reply.text
+    assert seen == [True, False]
 
 
 def test_a_text_that_cannot_fit_is_refused_unread(
@@ -285,7 +314,7 @@ def test_a_silent_engine_is_not_called_dead(
         pairs = (line.rsplit(" ", 1) for line in lines)
         return {name.partition("{")[0]: float(value) for name, value in pairs}
 
-    async def silent(op: str, seconds: float = 5.0) -> None:
+    async def silent(op: str, seconds: float = 5.0, limit: int = 0) -> None:
         raise asyncio.TimeoutError
 
     served.client.golden()

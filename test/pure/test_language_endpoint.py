@@ -258,6 +258,18 @@ def test_a_runtime_that_does_not_start_shows_its_log(monkeypatch: pytest.MonkeyP
         sgl.Runtime(page_size=16, enable_metrics=False, log_requests=True, api_key=None)
 
 
+def test_a_runtime_takes_the_key_of_the_environment(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.key = "of the environment"
+    monkeypatch.setenv("SGLANG_API_KEY", fake.key)
+    real, command = subprocess.Popen, [sys.executable, "-c", "import time; time.sleep(60)"]
+    monkeypatch.setattr(subprocess, "Popen", lambda _, **options: real(command, **options))
+    runtime = sgl.Runtime(port=int(fake.url.rpartition(":")[2]), launch_timeout=5.0)
+    assert runtime.endpoint.model_info
+    runtime.shutdown()
+
+
 def test_terminate_process_takes_what_the_process_left_behind() -> None:
     code = "import subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True)"
     process = subprocess.Popen(

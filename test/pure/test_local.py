@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -172,3 +172,21 @@ def test_an_inbox_ends_with_its_terminal_event() -> None:
         assert [event async for event in inbox] == []
 
     tell(story)
+
+
+def test_verbs_that_cannot_be_sent_hold_up_nobody_else() -> None:
+    async def main() -> None:
+        sent: list[Verb] = []
+
+        def transmit(verbs: Sequence[Verb]) -> None:
+            if any(verb.namespace == "\ud800" for verb in verbs if isinstance(verb, Open)):
+                raise ValueError("no such text")
+            sent.extend(verbs)
+
+        client = Client(fake_info(64, 1), transmit)
+        with pytest.raises(ValueError, match="no such text"):
+            client.send(Open(1, b"", "\ud800"))
+        client.send(Close(2))
+        assert sent == [Close(2)]
+
+    asyncio.run(main())

@@ -180,6 +180,11 @@ def test_why_it_stopped(
         assert "dead end" in str(message.stop_details) or "abort" in str(message.stop_details)
 
 
+def test_a_prompt_too_long_is_told_in_their_words(client: anthropic.Anthropic) -> None:
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long: The prompt has"):
+        create(client, messages=[{"role": "user", "content": "x " * 9000}])
+
+
 def test_a_full_context_is_told_from_max_tokens(client: anthropic.Anthropic, model: Turns) -> None:
     model.finish = Finish("length")
     assert create(client, max_tokens=5000).stop_reason == "model_context_window_exceeded"

@@ -166,6 +166,17 @@ def test_a_tenant_is_a_label_only_where_its_key_is_known(tmp_path: Path) -> None
         assert tenants <= {"tenant=ann", "tenant=admin"}
         assert found["tenant_requests_total", "tenant=ann"] == 1
         assert found["tenant_tokens_total", "tenant=ann"] == 7
+        body = {"input": "a", "background": True, "max_output_tokens": 5, "ignore_eos": True}
+        served.client.headers["Authorization"] = "Bearer ann-key"
+        answer = served.client.post("/v1/responses", json=body).json()
+        deadline = time.monotonic() + 10
+        while answer["status"] in ("queued", "in_progress"):
+            assert time.monotonic() < deadline
+            answer = served.client.get(f"/v1/responses/{answer['id']}").json()
+        served.client.headers["Authorization"] = "Bearer root"
+        spent = read(served)["tenant_tokens_total", "tenant=ann"] - 7
+        assert spent > 5
+        assert spent == read(served)["prompt_tokens_total", ""] - 1 + 5
         assert found["http_requests_total", "route=/generate,status=401"] == 2
 
 

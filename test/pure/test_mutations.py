@@ -33,7 +33,7 @@ MUTATIONS = {
         Edit(RadixTree, "_split", "node.pages[:pages])", "node.pages[: pages - 1])"),
     ],
     "a split forgets the locks": [
-        Edit(RadixTree, "_split", "upper.locks, upper.used, upper.at =", "_, upper.used, upper.at ="),
+        Edit(RadixTree, "_split", "upper.locks, upper.used,", "_, upper.used,"),
     ],
     "pins are not counted": [
         Edit(RadixTree, "match", "if node.locks == 0:", "if False:"),

@@ -146,7 +146,7 @@ RERANK: list[tuple[dict[str, Any], str, str]] = [
     ({"query": "a", "documents": [{"text": 3}]}, "documents", "documents[0]"),
     ({"query": "a", "documents": [3]}, "documents", ""),
     ({"query": "a", "documents": ["b"], "top_n": 0}, "top_n", "at least 1"),
-    ({"query": "a", "documents": ["b"] * 2048}, "documents", "2048"),
+    ({"query": "a", "documents": ["b"] * 2048}, "documents", "has 2048 entries; at most 2047"),
 ]
 
 

@@ -61,8 +61,9 @@ class Runtime:
             )
         atexit.register(self.shutdown)
         try:
-            self._wait(launch_timeout, settings.get("api_key"))
-            self.endpoint = RuntimeEndpoint(self.url, api_key=settings.get("api_key"))
+            key = settings.get("api_key") or os.environ.get("SGLANG_API_KEY")  # as the server does
+            self._wait(launch_timeout, key)
+            self.endpoint = RuntimeEndpoint(self.url, api_key=key)
         except BaseException:
             self.shutdown()
             raise

@@ -101,13 +101,13 @@ class Client:
     def _flush(self) -> None:
         if self.lost is not None or not self._unsent:
             return
+        verbs, self._unsent = self._unsent, []
         try:
-            self._transmit(self._unsent)
+            self._transmit(verbs)
         except OSError as error:
             log.warning("a message to the engine was not taken, once more: %s", error)
+            self._unsent = verbs
             asyncio.get_running_loop().call_later(RETRY_SECONDS, self._flush)
-        else:
-            self._unsent = []
 
     def submit(self, request: int, verbs: Sequence[Verb]) -> Inbox:
         """Send ``verbs``, one of which is the Advance of ``request``. Raises EngineLost."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from operator import add
 
 from srt.core.batch import NONE_ALLOWED, Drawn, Row, RowOutput
-from srt.core.matcher import GrammarError
+from srt.core.matcher import GrammarError, Matcher
 from srt.core.messages import Distribution, Done, Embed, Event, Failed, Generate, Prompt, Tokens
 from srt.core.request import Request
 from srt.engine.rows import forbidden
@@ -225,9 +225,8 @@ class Collector:
         ended = token in self._eos and not sampling.ignore_eos
         if ended or token in sampling.stop_token_ids:
             return self.done(request, "stop", token, before)
-        if request.matcher is not None and not request.matcher.advance(token):
-            self._stats.failed += 1
-            return Failed(request.id, "internal", f"token {token} was drawn against the grammar")
+        if request.matcher is not None and (end := self._obeyed(request, request.matcher, token)):
+            return end
         if hit is not None:
             return self.done(request, "stop", hit.matched, hit.cut)
         if request.matcher is not None and request.matcher.finished:
@@ -235,6 +234,16 @@ class Collector:
         if request.drawn >= sampling.max_new_tokens:
             return self.done(request, "length")
         return None
+
+    def _obeyed(self, request: Request, matcher: Matcher, token: int) -> Event | None:
+        """The grammar goes on behind a token; the terminal event where it does not."""
+        try:
+            if matcher.advance(token):
+                return None
+        except GrammarError as error:  # a limit of a step: the token was allowed
+            return self.dead_end(request, str(error))
+        self._stats.failed += 1
+        return Failed(request.id, "internal", f"token {token} was drawn against the grammar")
 
     def dead_end(self, request: Request, message: str) -> Done:
         """No token can follow: the text so far stands."""

@@ -4,8 +4,8 @@ The two meet in a directory that only this user may enter: ``config`` and ``voca
 for the child to read, ``wire`` (a ZMQ ipc socket) to talk. The first frame the child sends is a
 Reply numbered 0: EngineInfo, or why there is none.
 
-A child that dies or is stopped is lost: its parent notices within ``WATCH_SECONDS`` and every
-pending request ends with EngineLost. A parent that dies takes its child along.
+A child that dies or is stopped is lost: its parent notices within ``WATCH_SECONDS``, or two times
+that, and every pending request ends with EngineLost. A parent that dies takes its child along.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -98,6 +98,7 @@ class EngineProcess:
         Raises EngineLost with the child's own words where it could not start.
         """
         first = asyncio.ensure_future(self._socket.recv())
+        stopped = _stopped(self.pid)
         try:
             while not first.done():
                 dead = self._child.poll() is not None
@@ -105,6 +106,8 @@ class EngineProcess:
                 if not first.done() and dead:  # its last words would be here by now
                     code = self._child.returncode
                     raise EngineLost(f"the engine exited with code {code} while starting")
+                if stopped():
+                    raise EngineLost("the engine process was stopped from outside while starting")
         finally:
             if not first.done():
                 first.cancel()
@@ -133,21 +136,35 @@ class EngineProcess:
             self.client.deliver(events)
 
     async def _watch(self) -> None:
-        import psutil
-
-        process = psutil.Process(self.pid)
+        stopped = _stopped(self.pid)
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             code = self._child.poll()
             if code is not None:
                 return self._fail(f"the engine process exited with code {code}")
-            with contextlib.suppress(psutil.Error):
-                if process.status() == psutil.STATUS_STOPPED:
-                    return self.lose("the engine process was stopped from outside")
+            if stopped():
+                return self.lose("the engine process was stopped from outside")
 
     def _fail(self, message: str) -> None:
         self.client.fail(EngineLost(message))
         self._lost.set()
+
+
+def _stopped(pid: int) -> Callable[[], bool]:
+    """Whether a process is stopped (SIGSTOP) and was so when last asked: where this process was
+    stopped too, the other one is about to go on as well."""
+    import psutil
+
+    seen = False
+
+    def look() -> bool:
+        nonlocal seen
+        before, seen = seen, False
+        with contextlib.suppress(psutil.Error):
+            seen = psutil.Process(pid).status() == psutil.STATUS_STOPPED
+        return before and seen
+
+    return look
 
 
 async def spawn(config: Config, token_bytes: Sequence[bytes]) -> EngineProcess:

@@ -31,7 +31,7 @@ def origin_of(tree: RadixTree, tokens: Ints, limit: int, namespace: str) -> Orig
         found.cached_next = list(
             unmarked(_instead(*path[-1], tokens[matched : matched + tree.page_size]))
         )
-    spaces = [space for space in tree.namespaces[:MAX_NAMESPACES] if space != namespace]
+    spaces = [space for space in islice(tree.namespaces, MAX_NAMESPACES) if space != namespace]
     other = max((tree.match(tokens, limit, space)[0] for space in spaces), default=0)
     found.other = other if other > matched else 0
     return found

@@ -226,9 +226,9 @@ class RadixTree:
         return self._namespaces[node.number]
 
     @property
-    def namespaces(self) -> list[str]:
+    def namespaces(self) -> Iterator[str]:
         """Those with a root."""
-        return list(self._roots)
+        return iter(self._roots)
 
     def walk(self, tokens: Ints, limit: int, namespace: str) -> Iterator[tuple[Node, int]]:
         """The nodes on the path of ``tokens[:limit]`` from the root on, each with how many tokens

@@ -170,6 +170,16 @@ class CallParser:
         self._step = self._between
         self._between(char)
 
+    def _to_end(self, char: str, mark: str) -> None:
+        """Behind a call: ``mark``, which ends it and may be missing; then text."""
+        self._tag += char
+        if self._tag == mark:
+            self._tag = ""
+            self._resume()
+        elif not mark.startswith(self._tag):
+            rest, self._tag = self._tag, ""
+            self._resume(rest)
+
     def _resume(self, rest: str = "") -> None:
         """Behind a call: text again, beginning with ``rest``."""
         self._step, self._fresh = self._between, True

@@ -148,8 +148,8 @@ async def abort_request(service: Service, request: Request) -> Response:
     if body.abort_all and owner == "":
         raise ServerError("forbidden", "abort_all needs the admin's key, or a key of one's own.")
     if body.abort_all:
-        count = service.completion.abort(owner=owner)
+        count = service.abort(owner=owner)
     else:
         rids = [body.rid] if isinstance(body.rid, str) else body.rid or []
-        count = sum(service.completion.abort(rid, owner) for rid in dict.fromkeys(rids))
+        count = sum(service.abort(rid, owner) for rid in dict.fromkeys(rids))
     return json_response({"success": True, "aborted": count})

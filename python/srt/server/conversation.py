@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from srt.core.depth import deeper
 from srt.core.ints import Ints
 from srt.program.request import RequestError, verify_length
+from srt.server.beside import LONG, beside
 from srt.server.service import Service
 from srt.server.tools import ToolUse, with_tools
 from srt.tokenizer.chat import SECONDS, ChatTemplateError, SlowTemplateError
@@ -56,16 +58,10 @@ async def prompt_of(
         generation: False leaves out what opens the reply. go_on: the reply goes on with the last
             message.
     """
-    tokenizer, shield = service.tokenizer, service.tokenizer.shield
+    tokenizer, shield, count = service.tokenizer, service.tokenizer.shield, len(messages)
     if not messages:
         raise RequestError("messages is empty; give at least one.", "messages")
-    told = [_message(i, message) for i, message in enumerate(messages)]
-    if go_on:
-        _verify_last(told[-1])
-    begun = told[-1]["content"] if go_on else ""
-    told, named = with_tools(
-        shield.over(told), tokenizer.chat_template or "", use, service.tool_format, shield.over
-    )
+    told, begun, named = await beside(count, _told, service, messages, use, go_on)
     variables = {name: value for name, value in variables.items() if name not in OWN}
     values = {**shield.over(variables), **named}
 
@@ -76,7 +72,7 @@ async def prompt_of(
         )  # fmt: skip
 
     try:
-        text = await _rendered(render)
+        text = await _rendered(render, count)
     except (ChatTemplateError, TypeError) as error:
         raise RequestError(f"{shield.lifted(str(error))}.", "messages") from error
     if shield.holds(text):
@@ -84,12 +80,27 @@ async def prompt_of(
     return Prompt(await service.completion.encode_prompt(text, False), text, begun)
 
 
-async def _rendered(render: Callable[[float], str]) -> str:
-    """Here, where it is quick, else once more beside the event loop."""
-    try:
-        return render(QUICK)
-    except SlowTemplateError:
-        return await asyncio.to_thread(render, SECONDS)
+def _told(
+    service: Service, messages: list[dict[str, Any]], use: ToolUse | None, go_on: bool
+) -> tuple[list[dict[str, Any]], str, dict[str, Any]]:
+    """The conversation as the template is told it, what the reply goes on with, and variables for
+    the tools. Raises RequestError."""
+    cover = service.tokenizer.shield.over
+    told = [_message(i, message) for i, message in enumerate(messages)]
+    if go_on:
+        _verify_last(told[-1])
+    begun = told[-1]["content"] if go_on else ""
+    template = service.tokenizer.chat_template or ""
+    told, named = with_tools(cover(told), template, use, service.tool_format, cover)
+    return told, begun, named
+
+
+async def _rendered(render: Callable[[float], str], count: int) -> str:
+    """Here, where it is quick, else beside the event loop. ``count``: messages."""
+    if count <= LONG:
+        with suppress(SlowTemplateError):
+            return render(QUICK)
+    return await asyncio.to_thread(render, SECONDS)
 
 
 async def _encoded(service: Service, text: str) -> Ints:

@@ -96,8 +96,10 @@ def anthropic_body(error: BaseException) -> dict[str, Any]:
 
 def _anthropic(code: str, body: dict[str, Any], request: str) -> dict[str, Any]:
     kind = _ANTHROPIC_TYPES.get(CODES[code][0], "invalid_request_error")
-    details = {"error_code": code}
-    found = {"type": kind, "message": body["error"]["message"], "details": details}
+    message = body["error"]["message"]
+    if code == "context_length_exceeded":
+        message = f"prompt is too long: {message}"  # what clients look for
+    found = {"type": kind, "message": message, "details": {"error_code": code}}
     return {"type": "error", "error": found, "request_id": request or None}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import sys
 import urllib.error
@@ -57,8 +58,9 @@ def _fetch(arguments: argparse.Namespace) -> Any:
             return json.load(reply)
     except urllib.error.HTTPError as error:
         raise OSError(_message(error)) from error
-    except urllib.error.URLError as error:
-        raise OSError(f"cannot reach {arguments.url}: {error.reason}; give --url") from error
+    except (urllib.error.URLError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        raise OSError(f"cannot reach {arguments.url}: {reason}; give --url") from error
 
 
 def _message(error: urllib.error.HTTPError) -> str:

@@ -242,7 +242,7 @@ class _Server(uvicorn.Server):
         deadline = asyncio.get_running_loop().time() + DRAIN_SECONDS
         while service.open_requests and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.02)
-        service.completion.abort()
+        service.abort()
         self.should_exit = True
 
     async def _on_loss(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
@@ -14,6 +13,7 @@ from starlette.responses import Response
 
 from srt.program.output import Output
 from srt.program.request import RequestError
+from srt.server.beside import beside
 from srt.server.body import read_body
 from srt.server.errors import anthropic_body, json_response
 from srt.server.messages_body import MessagesBody
@@ -24,7 +24,6 @@ from srt.server.stream import Form, respond, typed_event, unless_gone
 from srt.server.talk import Reader, Talk, read_talk, thought_tokens
 
 ANTHROPIC = Form(typed_event, b"", anthropic_body)
-LONG = 1 << 16  # from which on a body is read beside the event loop
 PING = {"type": "ping"}
 
 
@@ -57,8 +56,8 @@ async def count_tokens(service: Service, request: Request) -> Response:
 
 async def _talk(service: Service, body: MessagesBody) -> Talk:
     """Raises RequestError."""
-    size = sum(len(message.content) for message in body.messages)  # in characters or blocks
-    chat = await asyncio.to_thread(chat_of, body) if size > LONG else chat_of(body)
+    count = sum(1 if isinstance(m.content, str) else len(m.content) for m in body.messages)
+    chat = await beside(count, chat_of, body)
     if body.max_tokens != 0:
         return await read_talk(service, chat)
     talk = await read_talk(service, msgspec.structs.replace(chat, max_tokens=1))

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from srt.program.output import Output
 from srt.program.request import Ask
+from srt.server.caller import current
 from srt.server.record import Record, record
 
 _SECONDS = (
@@ -134,8 +135,6 @@ class Metrics:
             self.rejected.inc()
         if found.tenant:
             self._tenants.labels(self._model, found.tenant).inc()
-            tokens = found.prompt_tokens + found.completion_tokens
-            self._tokens.labels(self._model, found.tenant).inc(tokens)
 
     def finished(self, reason: str) -> None:
         """A completion has ended."""
@@ -146,7 +145,18 @@ class Metrics:
         """A prompt was computed, ``cached`` tokens of it found in the cache."""
         self.prompt_tokens.inc(prompt)
         self.cached_tokens.inc(cached)
+        self._spend(prompt)
         record().read(prompt, cached)
+
+    def draw(self, tokens: int) -> None:
+        """So many were generated."""
+        self.generated.inc(tokens)
+        self._spend(tokens)
+
+    def _spend(self, tokens: int) -> None:
+        """As they come: what is written in the background outlives its HTTP request."""
+        if tenant := current.get().tenant:
+            self._tokens.labels(self._model, tenant).inc(tokens)
 
     def set_gauges(self, stats: Mapping[str, float]) -> None:
         """Take the engine's statistics, {} where there is no engine; rates are since the last call
@@ -194,7 +204,7 @@ class Watch:
         count, last = self._seen.get(output.index, (0, self._start))
         fresh = output.completion_tokens - count
         if fresh > 0:
-            metrics.generated.inc(fresh)
+            metrics.draw(fresh)
             if count == 0:
                 metrics.first.observe(now - self._start)
                 self._record.first = self._record.first or now

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from srt.program.request import RequestError
+from srt.server.beside import beside
 from srt.server.body import read_body
 from srt.server.caller import current
 from srt.server.errors import json_response
@@ -66,8 +67,9 @@ async def _read(service: Service, body: ResponsesBody, name: str) -> tuple[list[
     check(body)
     past = Past(service.responses)
     before = past.conversation(body.previous_response_id)
-    items = read_items(body.input, name, before, past.item)
-    chat = chat_of(body, messages_of(body.instructions, [*before, *items]))
+    count = len(before) + (len(body.input) if isinstance(body.input, list) else 1)
+    items = await beside(count, read_items, body.input, name, before, past.item)
+    chat = chat_of(body, await beside(count, messages_of, body.instructions, [*before, *items]))
     with in_own_words():
         return items, await read_talk(service, chat)
 

@@ -42,8 +42,8 @@ def response_of(item: str) -> str:
 def read_items(given: Any, name: str, before: Sequence[Item], find: Find) -> list[Item]:
     """The items of ``input``.
 
-    ``name`` is the response's, for ids of those that bring none; ``before``: the conversation so
-    far; ``find`` resolves references. Raises RequestError.
+    ``name`` is the response's, for ids of those that bring none, or one that another has;
+    ``before``: the conversation so far; ``find`` resolves references. Raises RequestError.
     """
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
@@ -57,10 +57,8 @@ def read_items(given: Any, name: str, before: Sequence[Item], find: Find) -> lis
         if not isinstance(entry, dict):
             raise _wrong(where, "is no object; give an item")
         item = _read(where, entry, find)
-        if not isinstance(item.get("id"), str):
+        if not isinstance(item.get("id"), str) or item["id"] in ids:
             item["id"] = item_id(item["type"], name, f"in{i}")
-        if item["id"] in ids:  # who pages through the items goes on behind an id
-            raise _wrong(f"{where}.id", f"is {item['id']!r:.80}, as one before it; ids differ")
         ids.add(item["id"])
         if item["type"] == "function_call":
             calls.add(item["call_id"])

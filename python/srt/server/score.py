@@ -22,7 +22,15 @@ from srt.core.ints import Floats
 from srt.core.messages import Distribution, Done
 from srt.program.request import MAX_PROBES, RequestError
 from srt.server.body import read_body
-from srt.server.embeddings import PoolingFields, embed, read_asks, unit, usage, vector_of
+from srt.server.embeddings import (
+    MAX_INPUTS,
+    PoolingFields,
+    embed,
+    read_asks,
+    unit,
+    usage,
+    vector_of,
+)
 from srt.server.errors import json_response
 from srt.server.prompts import places, prompts_of
 from srt.server.service import Service
@@ -168,6 +176,11 @@ async def _rerank(service: Service, body: RerankBody) -> dict[str, Any]:
     texts = [_document(i, document) for i, document in enumerate(body.documents or [])]
     if not texts:
         raise RequestError("documents is missing or empty; give at least one.", "documents")
+    if len(texts) >= MAX_INPUTS:
+        raise RequestError(
+            f"documents has {len(texts)} entries; at most {MAX_INPUTS - 1} beside the query.",
+            "documents",
+        )
     names = ["query", *places("documents", texts)]
     found = await embed(service, body, [body.query, *texts], names)
     query, *others = await _units(found)

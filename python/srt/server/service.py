@@ -13,7 +13,7 @@ from srt.core.ints import Ints, ints
 from srt.core.messages import Distribution, Done, Embed, Reply
 from srt.program.completion import Completion
 from srt.program.merge import merge
-from srt.program.output import Output
+from srt.program.output import Finish, Output
 from srt.program.reading import read_all
 from srt.program.reasoning import marks_for
 from srt.program.request import Ask, RequestError, verified
@@ -25,7 +25,7 @@ from srt.server.metrics import Metrics
 from srt.server.responses_store import Store
 from srt.server.tenants import Tenants
 from srt.server.tracing import Tracing
-from srt.server.turns import Turns
+from srt.server.turns import TurnAborted, Turns
 
 MAX_CHOICES = 4096  # completions one HTTP request may ask for
 EMBEDDED_NAME = "sglang-tiny"
@@ -99,14 +99,37 @@ class Service:
         """What ``goal``, which draws nothing, finds of each prompt. Raises as ``run`` does."""
         self.admit(len(asks))
         start, metrics = time.monotonic(), self.metrics
-        async with self._turn(1):
-            found = await read_all(self.completion, [self._owned(ask) for ask in asks], goal)
+        owned = [self._owned(ask) for ask in asks]
+        if self.tenants.several:
+            found = await self._read_in_turns(owned, goal)
+        else:
+            found = await read_all(self.completion, owned, goal)
         for done in found:
             current.get().charge(done.prompt)
             metrics.finished(done.reason)
             metrics.whole.observe(time.monotonic() - start)
             metrics.read(done.prompt, done.cached)
         return found
+
+    async def _read_in_turns(self, asks: Sequence[Ask], goal: Embed | Distribution) -> list[Done]:
+        """As ``read_all``, each ask in a turn of its own. Raises RequestError and EngineLost."""
+
+        async def one(ask: Ask) -> AsyncGenerator[Done, None]:
+            async with self._turn(1, ask.rid):
+                for done in await read_all(self.completion, [ask], goal):
+                    yield done
+
+        try:
+            async with aclosing(merge([one(ask) for ask in asks])) as merged:
+                found = {index: done async for index, done in merged}
+        except TurnAborted as error:
+            raise RequestError("The request was aborted.", "rid") from error
+        return [found[index] for index in range(len(asks))]
+
+    def abort(self, rid: str | None = None, owner: str | None = None) -> int:
+        """End requests named ``rid`` (None: all) of ``owner`` (None: of all) with reason "abort",
+        those that wait for their turn too; return how many."""
+        return self.turns.abort(rid, owner) + self.completion.abort(rid, owner)
 
     async def control(self, op: str, limit: int = 0) -> Reply:
         """The engine's answer to a Control. Raises EngineLost, and ServerError where the engine
@@ -169,19 +192,30 @@ class Service:
     async def _measured(self, ask: Ask) -> AsyncGenerator[Output, None]:
         charge, counted = current.get().charge, dict[int, int]()
         with self.metrics.watch(ask) as watch:
-            async with self._turn(ask.sampling.n), aclosing(self.completion.stream(ask)) as outputs:
-                charge(len(ask.prompt))
+            async with aclosing(self._in_turn(ask)) as outputs:
                 async for output in outputs:
                     watch.update(output)
                     charge(output.completion_tokens - counted.get(output.index, 0))
                     counted[output.index] = output.completion_tokens
                     yield output
 
+    async def _in_turn(self, ask: Ask) -> AsyncGenerator[Output, None]:
+        """``Completion.stream``, when the caller's turn has come."""
+        count = ask.sampling.n
+        try:
+            async with self._turn(count, ask.rid), aclosing(self.completion.stream(ask)) as outputs:
+                current.get().charge(len(ask.prompt))
+                async for output in outputs:
+                    yield output
+        except TurnAborted:
+            for index in range(count):
+                yield Output(index, len(ask.prompt), finish=Finish("abort"))
+
     @asynccontextmanager
-    async def _turn(self, count: int) -> AsyncIterator[None]:
+    async def _turn(self, count: int, rid: str) -> AsyncIterator[None]:
         """The caller's, where there are others that wait for theirs."""
         if not self.tenants.several:
             yield
             return
-        async with self.turns.turn(current.get().tenant, count):
+        async with self.turns.turn(current.get().tenant, count, rid):
             yield

@@ -22,6 +22,7 @@ from srt.engine.client import Client, EngineLost
 from srt.engine.info import EngineInfo
 from srt.engine.process import EngineProcess, start
 from srt.program.completion import Completion
+from srt.program.request import RequestError
 from srt.server.admin import probe
 from srt.tokenizer import Tokenizer
 
@@ -96,6 +97,9 @@ class Supervisor:
             await engine.ready()
             if not config.server.skip_server_warmup:
                 await probe(Completion(engine.client, self._tokenizer))
+        except RequestError as error:
+            engine.kill()
+            raise EngineLost(f"the engine cannot answer a prompt of one token: {error}") from error
         except BaseException:
             engine.kill()
             raise

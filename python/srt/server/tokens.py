@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,12 +11,13 @@ from starlette.responses import Response
 
 from srt.core.ints import ints
 from srt.program.request import RequestError
+from srt.server.beside import beside
 from srt.server.body import read_body
 from srt.server.conversation import Prompt, prompt_of, verify_template
 from srt.server.errors import json_response
 from srt.server.service import Service
 from srt.server.tools import read_tools
-from srt.tokenizer import LONG, Tokenizer
+from srt.tokenizer import Tokenizer
 
 
 class TemplateBody(msgspec.Struct, kw_only=True):
@@ -75,7 +75,7 @@ async def tokenize(service: Service, request: Request) -> Response:
     }
     if body.return_token_strs:
         found["token_strs"] = [
-            await _beside(len(row), token_texts, service.tokenizer, row) for row in rows
+            await beside(len(row), token_texts, service.tokenizer, row) for row in rows
         ]
     if body.messages is not None or isinstance(given[0], str):
         found |= {name: value[0] for name, value in found.items() if isinstance(value, list)}
@@ -97,7 +97,7 @@ async def detokenize(service: Service, request: Request) -> Response:
                     f"tokens holds {token}; ids are 0 to {service.info.vocab_size - 1}.", "tokens"
                 )
         decode = service.tokenizer.decode
-        texts.append(await _beside(len(ids), decode, ids, body.skip_special_tokens))
+        texts.append(await beside(len(ids), decode, ids, body.skip_special_tokens))
     shown = texts if nested else texts[0]
     return json_response({"text": shown, "prompt": shown})
 
@@ -147,9 +147,3 @@ async def _prompt(service: Service, body: TemplateBody) -> Prompt:
     use = read_tools(body.tools, None, None, service.tool_format)
     generation, go_on = body.add_generation_prompt, bool(body.continue_final_message)
     return await prompt_of(service, body.messages or [], use, variables, generation, go_on)
-
-
-async def _beside(count: int, work: Any, *arguments: Any) -> Any:
-    """``work`` of ``count`` tokens: of many beside the event loop, which others have in between."""
-    await asyncio.sleep(0)
-    return await asyncio.to_thread(work, *arguments) if count > LONG else work(*arguments)

@@ -11,8 +11,21 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
-_Waiting = tuple[int, "asyncio.Future[None]"]
+
+class TurnAborted(Exception):
+    """Who waited for a turn shall wait no longer."""
+
+
+@dataclass(eq=False, slots=True)
+class _Turn:
+    """``future``: that it has come, which may be cancelled at any moment; ``inside`` counts."""
+
+    count: int
+    rid: str
+    future: asyncio.Future[None]
+    inside: bool = False
 
 
 class Turns:
@@ -22,7 +35,7 @@ class Turns:
         self._room = room
         self._inside: Counter[str] = Counter()
         self._outside: Counter[str] = Counter()
-        self._queues: dict[str, deque[_Waiting]] = {}
+        self._queues: dict[str, deque[_Turn]] = {}
 
     @property
     def waiting(self) -> int:
@@ -34,38 +47,50 @@ class Turns:
         return self._inside[tenant] + self._outside[tenant]
 
     @asynccontextmanager
-    async def turn(self, tenant: str, count: int) -> AsyncIterator[None]:
-        """``count`` completions of ``tenant`` are inside during the block."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queues.setdefault(tenant, deque()).append((count, future))
+    async def turn(self, tenant: str, count: int, rid: str = "") -> AsyncIterator[None]:
+        """``count`` completions of ``tenant`` are inside during the block. Raises TurnAborted."""
+        one = _Turn(count, rid, asyncio.get_running_loop().create_future())
+        self._queues.setdefault(tenant, deque()).append(one)
         self._outside[tenant] += count
         self._let_in()
         try:
-            await future
+            await one.future
             yield
         finally:
-            if future.done() and not future.cancelled():
+            if one.inside:
                 self._inside -= Counter({tenant: count})
             else:
-                self._forget(tenant, (count, future))
+                self._forget(tenant, one)
             self._let_in()
+
+    def abort(self, rid: str | None = None, tenant: str | None = None) -> int:
+        """End the waiting of those named ``rid`` (None: all) of ``tenant`` (None: of all); return
+        how many."""
+        queues = [queue for name, queue in self._queues.items() if tenant in (None, name)]
+        chosen = [one for queue in queues for one in queue if rid in (None, one.rid)]
+        waiting = [one for one in chosen if not one.future.done()]
+        for one in waiting:
+            one.future.set_exception(TurnAborted())
+        return len(waiting)
 
     def _let_in(self) -> None:
         while self._queues:
             # Of those with equally many inside, who has waited longest since his last turn.
             tenant = min(self._queues, key=lambda name: self._inside[name])
-            count, future = self._queues[tenant][0]
+            one = self._queues[tenant][0]
             total = self._inside.total()
-            if total and total + count > self._room:
+            if total and total + one.count > self._room:
                 return
-            self._forget(tenant, (count, future))
+            self._forget(tenant, one)
             if tenant in self._queues:  # to the end of the line
                 self._queues[tenant] = self._queues.pop(tenant)
-            self._inside[tenant] += count
-            future.set_result(None)
+            self._inside[tenant] += one.count
+            one.inside = True
+            if not one.future.done():  # else it has just been cancelled, and leaves by itself
+                one.future.set_result(None)
 
-    def _forget(self, tenant: str, one: _Waiting) -> None:
+    def _forget(self, tenant: str, one: _Turn) -> None:
         self._queues[tenant].remove(one)
-        self._outside -= Counter({tenant: one[0]})
+        self._outside -= Counter({tenant: one.count})
         if not self._queues[tenant]:
             del self._queues[tenant]

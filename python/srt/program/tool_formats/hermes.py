@@ -77,13 +77,7 @@ class HermesParser(ObjectParser):
         """Behind the object: space, and the end tag, which may be missing or cut."""
         if not self._tag and char in SPACE:
             return
-        self._tag += char
-        if self._tag == END:
-            self._tag = ""
-            self._resume()
-        elif not END.startswith(self._tag):
-            rest, self._tag = self._tag, ""
-            self._resume(rest)
+        self._to_end(char, END)
 
     def finish(self, cut: bool = False) -> list[Delta]:
         if self._step == self._behind:

@@ -112,10 +112,4 @@ class PythonicParser(KeywordParser):
 
     def _at_end(self, char: str) -> None:
         """Behind the list: ``<|python_end|>``, where there is one."""
-        self._tag += char
-        if self._tag == END:
-            self._tag = ""
-            self._resume()
-        elif not END.startswith(self._tag):
-            rest, self._tag = self._tag, ""
-            self._resume(rest)
+        self._to_end(char, END)

@@ -114,13 +114,7 @@ class TinyParser(KeywordParser):
     def _behind(self, char: str) -> None:
         if not self._tag and char in SPACE:
             return
-        self._tag += char
-        if self._tag == END:
-            self._tag = ""
-            self._resume()
-        elif not END.startswith(self._tag):
-            rest, self._tag = self._tag, ""
-            self._resume(rest)
+        self._to_end(char, END)
 
     def finish(self, cut: bool = False) -> list[Delta]:
         if self._step == self._in_text:
