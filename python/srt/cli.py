@@ -26,7 +26,7 @@ COMMANDS = {
         "the path taken, a sample, and an instance that is refused. Exit code 1 if it is refused.",
     ),
     "explain": (
-        "srt.server.explain_command",
+        "srt.server.explain.command",
         "say why a prompt was, or was not, in a server's cache",
         "Ask a running server how much of a request's prompt came from its cache, "
         "where the prompt left the nearest cached text, and why the rest was not there.",

@@ -17,7 +17,7 @@ from helpers.openapi import fits
 
 pytest.importorskip("torch")
 
-from srt.server.examples import EXAMPLES
+from srt.server.openapi.examples import EXAMPLES
 from srt.server.routes import EVENTS, JSON, ROUTES
 
 HERE = Path(__file__).resolve().parent

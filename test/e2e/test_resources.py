@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 from helpers.launched import PYTHON, client_of, launched, toy_model
-from srt.server.accept import DESCRIPTORS
+from srt.server.edge.accept import DESCRIPTORS
 
 SPARE = 4  # descriptors left to the server
 
@@ -101,7 +101,7 @@ def test_waiting_and_latency_never_read_the_wall_clock() -> None:
 
 EXPECTED = [
     *(f"srt/server/{name}.py" for name in (
-        "explanations", "live", "openai", "responses_answer", "score", "service",
+        "explain/explanations", "fields", "page/live", "responses/answer", "service", "text/score",
     )),
     "srt/tokenizer/chat.py",
 ]  # fmt: skip

@@ -287,6 +287,22 @@ def test_a_cache_without_room_for_a_prompt_and_a_token_ends_the_launch(toy: list
     assert "Traceback" not in errors
 
 
+def test_sighup_while_loading_ends_nothing(toy: list[str], tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    keys.write_text('[{"name": "a", "key": "old"}]')
+    with launched([*toy, "--api-keys-file", str(keys)], ready=False) as server:
+        deadline = time.monotonic() + 30
+        while not psutil.Process(server.process.pid).children():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        keys.write_text('[{"name": "a", "key": "new"}]')
+        server.process.send_signal(signal.SIGHUP)
+        server.wait_ready()
+        with client_of(server) as http:
+            assert http.get("/health", headers={"x-api-key": "new"}).status_code == 200
+            assert http.get("/health", headers={"x-api-key": "old"}).status_code == 401
+
+
 def test_sigterm_while_loading(toy: list[str]) -> None:
     with launched(toy, ready=False) as server:
         deadline = time.monotonic() + 30

@@ -21,7 +21,7 @@ from helpers.toy_tokenizer import byte_level
 from srt.config import Config
 from srt.program.completion import Completion
 from srt.server.app import make_app
-from srt.server.protocol import protocol
+from srt.server.edge.protocol import protocol
 from srt.server.service import Service
 from srt.tokenizer import Tokenizer
 

@@ -13,7 +13,7 @@ import pytest
 from helpers.http_server import is_error
 from helpers.scripted import Scripted, posted
 from helpers.toy_tokenizer import byte_level, sentencepiece
-from srt.server.conversation import prompt_of
+from srt.server.chat.conversation import prompt_of
 from srt.tokenizer import Tokenizer, TokenizerError
 from srt.tokenizer.chat import ChatTemplate, ChatTemplateError, SlowTemplateError
 from srt.tokenizer.templates import NAMES, built_in, family_of

@@ -7,9 +7,10 @@ import re
 from pathlib import Path
 
 from srt.config import Config
-from srt.server import explain_command, schema_command
+from srt.server import schema_command
 from srt.server.arguments import Parser
 from srt.server.doctor import command as doctor_command
+from srt.server.explain import command as explain_command
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -15,9 +15,9 @@ from helpers.http_server import Served, is_error, serve_text
 from helpers.openapi import fits
 from srt.config import Config
 from srt.core.sampling import SamplingParams
-from srt.server.document import document
-from srt.server.examples import EXAMPLES
-from srt.server.limits import sampling_schema
+from srt.server.openapi.document import document
+from srt.server.openapi.examples import EXAMPLES
+from srt.server.openapi.limits import sampling_schema
 from srt.server.routes import JSON, ROUTES
 
 

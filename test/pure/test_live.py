@@ -17,10 +17,11 @@ import pytest
 from helpers.http_server import Served, is_error, serve_text
 from srt.config import Config
 from srt.program.completion import EngineLost
-from srt.server import live, page
-from srt.server.caller import Caller, current
+from srt.server.page import files as page
+from srt.server.page import live
+from srt.server.wire.caller import Caller, current
 
-FOLDER = Path(page.__file__).parent / "page"
+FOLDER = Path(page.__file__).parent / "static"
 FILES = sorted(path.name for path in FOLDER.iterdir())
 SHORT = {"max_new_tokens": 2, "temperature": 0}
 

@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 from srt.config import Config
 from srt.program.deltas import Arguments, Begin, Delta, Thought, Words
 from srt.server.app import make_app
-from srt.server.messages_reply import Blocks, content_of
+from srt.server.messages.reply import Blocks, content_of
 from srt.server.service import Service
 from srt.tokenizer import Tokenizer
 

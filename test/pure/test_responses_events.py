@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 from srt.program.deltas import Arguments, Begin, Delta, Thought, Words
-from srt.server.responses_writer import Writer
+from srt.server.responses.writer import Writer
 from srt.tokenizer import Tokenizer
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from srt.program.request import RequestError
-from srt.server.responses_items import item_id, messages_of, read_items, response_of
+from srt.server.responses.items import item_id, messages_of, read_items, response_of
 
 USER: Any = {"role": "user", "content": "Hi"}
 SAID: Any = {"type": "message", "role": "assistant", "id": "msg_1", "status": "completed",

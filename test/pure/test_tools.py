@@ -21,7 +21,7 @@ from srt.program.request import RequestError
 from srt.program.schema_check import first_fault
 from srt.program.tool_formats.hermes import END, Hermes
 from srt.program.tools import Tool, constraint_of, either, schema
-from srt.server.tools import read_tools, with_tools
+from srt.server.chat.tools import read_tools, with_tools
 from srt.tokenizer import Tokenizer
 
 PARAMETERS = {

@@ -18,8 +18,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
-from srt.server import tracing
-from srt.server.tracing import TracingError, connect, processed
+from srt.server.telemetry import tracing
+from srt.server.telemetry.tracing import TracingError, connect, processed
 
 PYTHON = Path(__file__).resolve().parents[2] / "python"
 SECRET = "tell nobody"

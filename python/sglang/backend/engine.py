@@ -258,14 +258,14 @@ class Engine(NativeBackend):
             return waited(lambda future: self._begin(make, future))
 
     async def _answer(self, body: dict[str, Any]) -> Any:
-        from srt.server.body import convert
-        from srt.server.native import GenerateBody, answer
+        from srt.server.text.native import GenerateBody, answer
+        from srt.server.wire.body import convert
 
         return await answer(self._alive(), convert(body, GenerateBody))
 
     async def _encoded(self, prompt: Any, input_ids: Any, fields: dict[str, Any]) -> Any:
-        from srt.server.body import convert
-        from srt.server.embeddings import EncodeBody, answer
+        from srt.server.text.embeddings import EncodeBody, answer
+        from srt.server.wire.body import convert
 
         body = convert({"text": prompt, "input_ids": input_ids, **fields}, EncodeBody)
         return await answer(self._alive(), body)
@@ -276,8 +276,8 @@ class Engine(NativeBackend):
                 put(item)
 
     def _events(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        from srt.server.body import convert
-        from srt.server.native import GenerateBody, events
+        from srt.server.text.native import GenerateBody, events
+        from srt.server.wire.body import convert
 
         return events(self._alive(), convert(body, GenerateBody))
 

@@ -17,6 +17,7 @@ from srt.program.request import Ask, RequestError, field_of
 if TYPE_CHECKING:
     from srt.program.completion import Completion
 
+WINDOW = 1 << 14
 _CODES = {"invalid": "invalid_value", "busy": "queue_full"}
 
 
@@ -29,7 +30,8 @@ def refused(event: Failed) -> RequestError:
 async def read_all(
     completion: Completion, asks: Sequence[Ask], goal: Embed | Distribution
 ) -> list[Done]:
-    """What ``goal`` finds of each prompt; all are in the engine at once.
+    """What ``goal`` finds of each prompt; prompts of at most ``WINDOW`` tokens, or one, are in the
+    engine at once, so that whoever comes meanwhile waits for no more.
 
     Raises RequestError, also where one was aborted, and EngineLost. However it ends, nothing of it
     is left in the engine.
@@ -37,10 +39,18 @@ async def read_all(
     verified = [ask.verified(completion.info) for ask in asks]
     readings = [Reading(completion.client, ask, goal) for ask in verified]
     completion.runs.update(readings)
+    found: list[Done] = []
+    inside = 0
     try:
         for reading in readings:
+            size = len(reading.ask.prompt)
+            while inside and inside + size > WINDOW:
+                oldest = readings[len(found)]
+                found.append(await oldest.done())
+                inside -= len(oldest.ask.prompt)
             reading.begin()
-        return [await reading.done() for reading in readings]
+            inside += size
+        return found + [await reading.done() for reading in readings[len(found) :]]
     finally:
         for reading in readings:
             reading.close()

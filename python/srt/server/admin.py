@@ -15,11 +15,11 @@ from srt.core.ints import ints
 from srt.core.sampling import SamplingParams
 from srt.program.completion import Completion, EngineLost
 from srt.program.request import CONSTRAINTS, Ask, RequestError
-from srt.server.body import read_optional_body
-from srt.server.caller import current
-from srt.server.errors import ServerError, json_response
 from srt.server.service import Service
-from srt.server.stream import unless_gone
+from srt.server.wire.body import read_optional_body
+from srt.server.wire.caller import current
+from srt.server.wire.errors import ServerError, json_response
+from srt.server.wire.stream import unless_gone
 
 log = logging.getLogger("sglang.server")
 

@@ -13,12 +13,12 @@ from starlette.responses import Response
 
 from srt.program.completion import EngineLost
 from srt.program.request import RequestError
-from srt.server.document import document
-from srt.server.errors import ServerError, error_response
-from srt.server.guard import Guard, ordinary
-from srt.server.journal import Journal
+from srt.server.edge.guard import Guard, ordinary
+from srt.server.openapi.document import document
 from srt.server.routes import ROUTES, Handler
 from srt.server.service import Service
+from srt.server.telemetry.journal import Journal
+from srt.server.wire.errors import ServerError, error_response
 
 
 def make_app(service: Service) -> FastAPI:

@@ -24,15 +24,15 @@ import uvicorn
 from srt.config import Config, add_arguments, from_arguments
 from srt.core import logs
 from srt.engine.client import EngineLost
-from srt.server import tls
-from srt.server.accept import allow_connections, bind, calm
 from srt.server.app import make_app
 from srt.server.arguments import Parser, keys_from_environment
-from srt.server.protocol import protocol
+from srt.server.edge import tls
+from srt.server.edge.accept import allow_connections, bind, calm
+from srt.server.edge.protocol import protocol
+from srt.server.edge.tenants import Tenants
 from srt.server.service import Service
 from srt.server.supervisor import Supervisor
-from srt.server.tenants import Tenants
-from srt.server.tracing import TracingError, connect
+from srt.server.telemetry.tracing import TracingError, connect
 from srt.tokenizer import Tokenizer, TokenizerError
 from srt.tokenizer.chat import ChatTemplateError
 
@@ -98,6 +98,8 @@ async def _serve(config: Config, listener: socket.socket) -> int:
     calm(asyncio.get_running_loop())
     signals = _Signals()
     async with signals.installed(), _parented(config.operations.exit_with_parent, signals):
+        if config.edge.api_keys_file:  # read when the model is there
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _nothing)
         tokenizer = Tokenizer.load(
             config.model.tokenizer_path or config.model.model_path,
             config.model.revision,

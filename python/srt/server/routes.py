@@ -9,26 +9,19 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from srt.server import (
-    admin,
-    chat,
-    completions,
-    embeddings,
-    explain,
-    live,
-    messages,
-    messages_body,
-    native,
-    page,
-    responses,
-    responses_body,
-    score,
-    shapes,
-    shapes_v1,
-    talk,
-    tokens,
-)
+from srt.server import admin
+from srt.server.chat import routes as chat
+from srt.server.chat import talk
+from srt.server.explain import routes as explain
+from srt.server.messages import body as messages_body
+from srt.server.messages import routes as messages
+from srt.server.openapi import shapes, shapes_v1
+from srt.server.page import files as page
+from srt.server.page import live
+from srt.server.responses import body as responses_body
+from srt.server.responses import routes as responses
 from srt.server.service import Service
+from srt.server.text import completions, embeddings, native, score, tokens
 
 Handler = Callable[[Service, Request], Awaitable[Response]]
 

@@ -18,14 +18,14 @@ from srt.program.reading import read_all
 from srt.program.reasoning import marks_for
 from srt.program.request import Ask, RequestError, verified
 from srt.program.tool_formats import format_for
-from srt.server.caller import current
-from srt.server.errors import ServerError
-from srt.server.explanations import Explanations
-from srt.server.metrics import Metrics
-from srt.server.responses_store import Store
-from srt.server.tenants import Tenants
-from srt.server.tracing import Tracing
-from srt.server.turns import TurnAborted, Turns
+from srt.server.edge.tenants import Tenants
+from srt.server.edge.turns import TurnAborted, Turns
+from srt.server.explain.explanations import Explanations
+from srt.server.responses.store import Store
+from srt.server.telemetry.metrics import Metrics
+from srt.server.telemetry.tracing import Tracing
+from srt.server.wire.caller import current
+from srt.server.wire.errors import ServerError
 
 MAX_CHOICES = 4096  # completions one HTTP request may ask for
 EMBEDDED_NAME = "sglang-tiny"

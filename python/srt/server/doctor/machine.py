@@ -14,8 +14,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from srt.config import Config
-from srt.server.accept import bind
 from srt.server.doctor.finding import FAIL, OK, WARN, Finding
+from srt.server.edge.accept import bind
 
 NEEDED = (
     "torch", "numpy", "safetensors", "tokenizers", "huggingface_hub", "jinja2", "msgspec", "zmq",
@@ -109,8 +109,8 @@ def port(config: Config) -> Iterator[Finding]:
 
 def edge(config: Config) -> Iterator[Finding]:
     """The files of keys and certificates, where there are any."""
-    from srt.server import tls
-    from srt.server.tenants import Tenants
+    from srt.server.edge import tls
+    from srt.server.edge.tenants import Tenants
 
     given = [name for name in (config.edge.api_keys_file, config.edge.ssl_certfile) if name]
     try:

@@ -1,0 +1,1 @@
+"""A conversation to be continued, and the Chat Completions route."""

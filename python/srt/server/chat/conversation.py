@@ -1,0 +1,188 @@
+"""Prompt: a conversation as the token ids that the model goes on from."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from srt.core.depth import deeper
+from srt.core.ints import Ints
+from srt.program.request import RequestError, verify_length
+from srt.server.chat.tools import ToolUse, with_tools
+from srt.server.service import Service
+from srt.server.wire.beside import LONG, beside
+from srt.tokenizer.chat import SECONDS, ChatTemplateError, SlowTemplateError
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+OWN = ("messages", "tools", "add_generation_prompt", "continue_final_message", "seconds")
+MAX_VARIABLES = 64
+MAX_VARIABLES_CHARS = 1 << 16
+MAX_VARIABLES_DEPTH = 16
+QUICK = 0.005  # seconds for which a template may hold the event loop up
+_TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """``text`` is what the template wrote; ``begun`` what the model has said already."""
+
+    ids: Ints
+    text: str
+    begun: str = ""
+
+    @property
+    def tail(self) -> str:
+        """The end of the text."""
+        return self.text[-1024:]
+
+
+async def prompt_of(
+    service: Service,
+    messages: list[dict[str, Any]],
+    use: ToolUse | None,
+    variables: Mapping[str, Any],
+    generation: bool | None,
+    go_on: bool,
+) -> Prompt:
+    """The conversation as the model's own template writes it. Raises RequestError.
+
+    Control tokens are those that the template writes: in texts of the request they are text.
+
+    Args:
+        use: the tools that the model is told of.
+        variables: further ones of the template.
+        generation: False leaves out what opens the reply. go_on: the reply goes on with the last
+            message.
+    """
+    tokenizer, shield, count = service.tokenizer, service.tokenizer.shield, len(messages)
+    if not messages:
+        raise RequestError("messages is empty; give at least one.", "messages")
+    told, begun, named = await beside(count, _told, service, messages, use, go_on)
+    variables = {name: value for name, value in variables.items() if name not in OWN}
+    values = {**shield.over(variables), **named}
+
+    def render(seconds: float) -> str:
+        return tokenizer.apply_chat_template(
+            told, True if generation is None else generation, continue_final_message=go_on,
+            seconds=seconds, **values,
+        )  # fmt: skip
+
+    try:
+        text = await _rendered(render, count)
+    except (ChatTemplateError, TypeError) as error:
+        raise RequestError(f"{shield.lifted(str(error))}.", "messages") from error
+    if shield.holds(text):
+        return Prompt(await _encoded(service, text), shield.lifted(text), begun)
+    return Prompt(await service.completion.encode_prompt(text, False), text, begun)
+
+
+def _told(
+    service: Service, messages: list[dict[str, Any]], use: ToolUse | None, go_on: bool
+) -> tuple[list[dict[str, Any]], str, dict[str, Any]]:
+    """The conversation as the template is told it, what the reply goes on with, and variables for
+    the tools. Raises RequestError."""
+    cover = service.tokenizer.shield.over
+    told = [_message(i, message) for i, message in enumerate(messages)]
+    if go_on:
+        _verify_last(told[-1])
+    begun = told[-1]["content"] if go_on else ""
+    template = service.tokenizer.chat_template or ""
+    told, named = with_tools(cover(told), template, use, service.tool_format, cover)
+    return told, begun, named
+
+
+async def _rendered(render: Callable[[float], str], count: int) -> str:
+    """Here, where it is quick, else beside the event loop. ``count``: messages."""
+    if count <= LONG:
+        with suppress(SlowTemplateError):
+            return render(QUICK)
+    return await asyncio.to_thread(render, SECONDS)
+
+
+async def _encoded(service: Service, text: str) -> Ints:
+    """Ids of a text with marks; the first such text has a second tokenizer made."""
+    tokenizer = service.tokenizer
+    verify_length(len(text) // (4 * tokenizer.longest), service.info, "at least ")
+    try:
+        ids = await asyncio.to_thread(tokenizer.encode_shielded, text)
+    except ValueError as error:
+        raise RequestError(f"The prompt cannot be tokenized: {error}.", "messages") from error
+    verify_length(len(ids), service.info)
+    return ids
+
+
+def verify_template(template: Any, variables: Mapping[str, Any]) -> None:
+    """Raises RequestError where a request brings a ``chat_template``, or where its
+    ``chat_template_kwargs`` are more than settings."""
+    if template:
+        raise RequestError(
+            "A request may not bring its own chat_template; start the server with --chat-template.",
+            "chat_template",
+            "forbidden",
+        )
+
+    def refuse(what: str) -> RequestError:
+        return RequestError(f"chat_template_kwargs {what}.", "chat_template_kwargs")
+
+    if len(variables) > MAX_VARIABLES:
+        raise refuse(f"has {len(variables)} entries; at most {MAX_VARIABLES}")
+    if deeper(variables, MAX_VARIABLES_DEPTH):
+        raise refuse(f"is nested deeper than {MAX_VARIABLES_DEPTH} levels; flatten it")
+    size = len(json.dumps(variables, ensure_ascii=False))
+    if size > MAX_VARIABLES_CHARS:
+        raise refuse(f"has {size} characters; at most {MAX_VARIABLES_CHARS}")
+
+
+def _verify_last(message: Mapping[str, Any]) -> None:
+    if message.get("tool_calls"):
+        raise RequestError(
+            "continue_final_message is set, and the last message has tool_calls; "
+            "a reply goes on with text only.",
+            "continue_final_message",
+        )
+
+
+def _message(index: int, message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose content is text. Raises RequestError."""
+    where, role = f"messages[{index}]", message.get("role")
+    if role not in ROLES:
+        raise RequestError(f"{where}.role is {role!r}; use one of {', '.join(ROLES)}.", "messages")
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "".join(_part(where, part) for part in content)
+    if content is None and role != "assistant":
+        raise RequestError(f"{where}.content is missing.", "messages")
+    if not isinstance(content, str | None):
+        raise RequestError(f"{where}.content must be text or a list of parts.", "messages")
+    told = {**message, "role": "system" if role == "developer" else role, "content": content or ""}
+    return _modern(where, told)
+
+
+def _modern(where: str, message: dict[str, Any]) -> dict[str, Any]:
+    """The legacy ``function_call`` as ``tool_calls``, its result as a tool's."""
+    called = message.pop("function_call", None)
+    if message["role"] == "function":
+        message["role"] = "tool"
+    elif called is not None and not message.get("tool_calls"):
+        if not isinstance(called, dict):
+            raise RequestError(f"{where}.function_call must be an object.", "messages")
+        message["tool_calls"] = [{"type": "function", "function": called}]
+    return message
+
+
+def _part(where: str, part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    text = part.get(_TEXTS[kind]) if isinstance(kind, str) and kind in _TEXTS else None
+    if isinstance(text, str):
+        return text
+    if kind in _TEXTS:
+        raise RequestError(f"{where}.content has a part without {_TEXTS[kind]}.", "messages")
+    raise RequestError(
+        f"{where}.content has a part of type {kind!r:.60}; only text is available in this version.",
+        "messages",
+        "unsupported",
+    )

@@ -1,0 +1,1 @@
+"""What stands before every route: connections, hosts, keys and their limits."""

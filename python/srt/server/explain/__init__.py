@@ -1,0 +1,1 @@
+"""Why a prompt was, or was not, in the cache."""

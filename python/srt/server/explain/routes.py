@@ -1,0 +1,37 @@
+"""GET /explain/{id}: why a prompt was, or was not, in the cache."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from srt.program.request import RequestError
+from srt.server.explain.explanations import Explanation, explain
+from srt.server.service import Service
+from srt.server.wire.caller import current
+from srt.server.wire.errors import json_response
+
+
+class Explained(msgspec.Struct):
+    """The prompts of one HTTP request, in order; the first 16 of them."""
+
+    id: str
+    prompts: list[Explanation]
+
+
+async def explain_request(service: Service, request: Request) -> Response:
+    """Of a request that has ended, by its X-Request-Id, its ``rid`` or the id of its answer."""
+    name = request.path_params["id"]
+    entry = service.explanations.find(name)
+    if entry is None or not entry.prompts:
+        raise RequestError(
+            f"There is no explanation of {name!r:.200}: give the X-Request-Id, the rid or the "
+            "answer's id of one of the last requests that have ended.",
+            "id",
+            "not_found",
+        )
+    shared = not service.config.memory.disable_radix_cache
+    kept = [entry.prompts[place] for place in sorted(entry.prompts)]
+    found = [explain(each, service.tokenizer, current.get(), shared) for each in kept]
+    return json_response(Explained(name, found))

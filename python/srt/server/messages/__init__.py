@@ -1,0 +1,1 @@
+"""The Messages routes, in the words of the Anthropic API."""

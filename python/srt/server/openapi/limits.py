@@ -1,0 +1,168 @@
+"""Limits: what the types of the bodies do not say of their fields, as /openapi.json tells it.
+
+It is enforced where the values are read (``core/sampling``, ``program/request``, the handlers):
+what these schemas refuse is refused there, which the tests of the document hold them to.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from srt.core import sampling as most
+from srt.core.sampling import SamplingParams
+from srt.program.constraint import NAMES, SCORINGS
+from srt.program.request import MAX_NAME, PRIORITY_LIMIT, RENAMED, WITHOUT_EFFECT
+from srt.server.chat.conversation import ROLES
+
+Schema = dict[str, Any]
+
+_AT_LEAST_0: Schema = {"minimum": 0}
+_PENALTY: Schema = {"minimum": -2, "maximum": 2}
+_TEXT: Schema = {"minLength": 1, "maxLength": most.MAX_STOP_CHARS}
+
+
+def _texts(count: int) -> Schema:
+    """A text, or so many of them."""
+    return {**_TEXT, "items": {"type": "string", **_TEXT}, "maxItems": count}
+
+
+LIMITS: dict[str, Schema] = {
+    "max_new_tokens": _AT_LEAST_0,
+    "max_tokens": _AT_LEAST_0,
+    "max_completion_tokens": {"minimum": 1},
+    "max_output_tokens": {"minimum": 1},
+    "min_new_tokens": _AT_LEAST_0,
+    "min_tokens": _AT_LEAST_0,
+    "n": {"minimum": 1, "maximum": most.MAX_N},
+    "stop": _texts(most.MAX_STOPS),
+    "stop_regex": _texts(most.MAX_PATTERNS),
+    "stop_token_ids": {"maxItems": most.MAX_STOPS},
+    "temperature": {"minimum": 0, "maximum": most.MAX_TEMPERATURE},
+    "top_p": {"exclusiveMinimum": 0, "maximum": 1},
+    "top_k": {"minimum": -1, "not": {"const": 0}},
+    "min_p": {"minimum": 0, "maximum": 1},
+    "frequency_penalty": _PENALTY,
+    "presence_penalty": _PENALTY,
+    "repetition_penalty": {"minimum": most.MIN_REPETITION, "maximum": 2},
+    "logit_bias": {
+        "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        "maxProperties": most.MAX_LOGIT_BIAS,
+    },
+    "seed": {"minimum": -most.SEED_LIMIT, "maximum": most.SEED_LIMIT - 1},
+    "priority": {"minimum": -PRIORITY_LIMIT, "maximum": PRIORITY_LIMIT - 1},
+    "cache_salt": {"maxLength": MAX_NAME},
+}
+"""By the name of the field; where it may be null, null is not bound."""
+
+
+_NULL: Schema = {"type": "null"}
+_STRING: Schema = {"type": "string"}
+_OBJECT: Schema = {"type": "object"}
+_IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+
+
+def _or_null(*kinds: Schema) -> Schema:
+    return {"anyOf": [*kinds, _NULL], "default": None}
+
+
+def _list(kind: Schema) -> Schema:
+    return {"type": "array", "items": kind, "minItems": 1}
+
+
+_PROMPTS: Schema = {"anyOf": [_STRING, _IDS, _list(_STRING), _list(_IDS)]}
+_MESSAGE: Schema = {
+    "type": "object",
+    "properties": {
+        "role": {"enum": list(ROLES)},
+        "content": {"anyOf": [_STRING, {"type": "array", "items": _OBJECT}, _NULL]},
+    },
+    "required": ["role"],
+}
+_PATTERN, _JSON_SCHEMA = _or_null(_STRING), _or_null(_OBJECT, {"type": "boolean"}, _STRING)
+_CHOICES = _or_null(_list(_STRING))
+
+CONSTRAINTS: dict[str, Schema] = {
+    "regex": _PATTERN,
+    "guided_regex": _PATTERN,
+    "json_schema": _JSON_SCHEMA,
+    "guided_json": _JSON_SCHEMA,
+    "ebnf": _PATTERN,
+    "guided_grammar": _PATTERN,
+    "structural_tag": _or_null(_OBJECT, _STRING),
+    "choices": _CHOICES,
+    "guided_choice": _CHOICES,
+    "choices_scoring": {"enum": [*SCORINGS, None], "default": None},
+    "whitespace_pattern": _PATTERN,
+    "guided_whitespace_pattern": _PATTERN,
+}
+_SHAPES: dict[str, Schema] = {
+    "GenerateBody.input_ids": _or_null(_IDS, _list(_IDS)),
+    "EncodeBody.input_ids": _or_null(_IDS, _list(_STRING), _list(_IDS)),
+    "CompletionBody.prompt": _PROMPTS,
+    "EmbeddingBody.input": _PROMPTS,
+    "ScoreBody.items": _PROMPTS,
+    "ResponsesBody.input": {"anyOf": [_STRING, _list(_OBJECT)]},
+    "ChatBody.messages": _list(_MESSAGE),
+    **CONSTRAINTS,
+}
+"""Of fields whose types say less: one body's, or every body's."""
+
+
+def fields_of(body: str, given: dict[str, Schema]) -> dict[str, Schema]:
+    """The schemas of a body's fields, with their limits.
+
+    A field that still has no type is one that is refused, or is without effect: it is not told.
+    """
+    shaped = {
+        name: _SHAPES.get(f"{body}.{name}", _SHAPES.get(name, schema))
+        for name, schema in given.items()
+    }
+    return {name: bounded(name, schema) for name, schema in shaped.items() if set(schema) - _BARE}
+
+
+_BARE = {"default", "description"}
+_OF_TYPE = {
+    "integer": ("minimum", "maximum", "not"),
+    "number": ("minimum", "maximum", "exclusiveMinimum"),
+    "string": ("minLength", "maxLength"),
+    "array": ("items", "maxItems"),
+    "object": ("additionalProperties", "maxProperties"),
+}
+
+
+def bounded(name: str, schema: Schema) -> Schema:
+    """The schema of a field with its limits."""
+    if "anyOf" in schema:
+        return {**schema, "anyOf": [bounded(name, one) for one in schema["anyOf"]]}
+    own = _OF_TYPE.get(schema.get("type", ""), ())
+    return {**schema, **{key: value for key, value in LIMITS.get(name, {}).items() if key in own}}
+
+
+def sampling_schema() -> Schema:
+    """Of ``sampling_params``, as ``sampling_from`` reads them: null is unset, unknown names are
+    refused."""
+    schema = msgspec.json.schema(SamplingParams)["$defs"]["SamplingParams"]
+    fields = {name: CONSTRAINTS.get(name, {}) for name in (*NAMES, *WITHOUT_EFFECT)}
+    for name, given in schema["properties"].items():
+        if name != "constraint":
+            fields[name] = _unset(name, given)
+    fields |= {alias: fields[name] for alias, name in RENAMED.items()}
+    return {
+        "title": "SamplingParams",
+        "description": schema["description"],
+        "type": "object",
+        "properties": fields,
+        "additionalProperties": False,
+    }
+
+
+def _unset(name: str, schema: Schema) -> Schema:
+    """A field that may be null, and of a list of stops the one stop."""
+    kinds = [schema]
+    if name in ("stop", "stop_regex"):
+        kinds.append({"type": "string"})
+    elif name == "stop_token_ids":
+        kinds.append({"type": "integer"})
+    return bounded(name, {"anyOf": [*kinds, {"type": "null"}]})

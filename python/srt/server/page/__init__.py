@@ -1,0 +1,1 @@
+"""The page at /, and what its live view shows."""

@@ -1,0 +1,1 @@
+"""Routes over prompts: completions, embeddings, scores, tokens."""

@@ -1,0 +1,267 @@
+"""POST /generate: the native route. Streamed text is cumulative."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from srt.core.ints import Ints, ints
+from srt.core.segments import Segments
+from srt.program.output import Output, PromptLogprobs
+from srt.program.parts import read_parts
+from srt.program.request import Ask, Logprobs, RequestError, sampling_from
+from srt.server.service import Service
+from srt.server.wire.body import read_body
+from srt.server.wire.errors import json_response
+from srt.server.wire.stream import respond, unless_gone
+
+Triple = tuple[float | None, int, str | None]
+Triples = list[Triple]
+
+
+class GenerateBody(msgspec.Struct, kw_only=True):
+    """One prompt or a list of them; a list field has one entry a prompt. ``parts`` is one prompt:
+    texts that follow each other, and lists of texts that are encoded side by side."""
+
+    text: str | list[str] | None = None
+    input_ids: list[Any] | None = None
+    parts: list[str | list[str]] | None = None
+    sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None
+    rid: str | list[str] | None = None
+    return_logprob: bool | list[bool] | None = None
+    logprob_start_len: int | list[int] | None = None
+    top_logprobs_num: int | list[int] | None = None
+    token_ids_logprob: list[Any] | None = None
+    return_text_in_logprobs: bool | None = None
+    stream: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    image_data: Any = None
+    video_data: Any = None
+    audio_data: Any = None
+    lora_path: Any = None
+    input_embeds: Any = None
+    return_hidden_states: Any = None
+
+
+_PROMPTS = ("text", "input_ids", "parts")
+_UNSUPPORTED = (
+    "image_data", "video_data", "audio_data", "lora_path", "input_embeds", "return_hidden_states",
+)  # fmt: skip
+
+
+class Asked(msgspec.Struct):
+    """The asks of one body and how to show what comes back."""
+
+    asks: list[Ask]
+    single: bool  # one prompt, not in a list, one completion
+    with_text: bool
+
+
+async def generate(service: Service, request: Request) -> Response:
+    body = await read_body(request, GenerateBody, service.body_limit)
+    if body.stream:
+        return await respond(request, events(service, body))
+    return json_response(await unless_gone(request, answer(service, body)))
+
+
+async def answer(service: Service, body: GenerateBody) -> dict[str, Any] | list[dict[str, Any]]:
+    """What the route answers, as plain data: the offline engine answers the same.
+
+    Raises RequestError, and EngineLost where the engine died.
+    """
+    asked = await _asks(service, body)
+    results = await service.finish(asked.asks)
+    found = []
+    for ask, outputs in zip(asked.asks, results):
+        for output in outputs:
+            shown = _show(ask, output)
+            if ask.logprobs is not None:
+                writer = _Logprobs(service, ask, ask.logprobs, asked.with_text)
+                shown["meta_info"].update({**writer.input(output), **writer.output(output)})
+            found.append(shown)
+    return found[0] if asked.single else found
+
+
+async def events(service: Service, body: GenerateBody) -> AsyncGenerator[dict[str, Any], None]:
+    """What the route streams, as plain data; the prompt's log-probabilities come with the first
+    and the last item of a completion only. Raises as ``answer`` does."""
+    asked = await _asks(service, body)
+    interval = service.config.server.stream_interval
+    sent: dict[int, int] = {}
+    writers: dict[int, _Logprobs] = {}
+    offsets = [0]
+    for ask in asked.asks:
+        offsets.append(offsets[-1] + ask.sampling.n)
+    async with aclosing(service.run(asked.asks)) as items:
+        async for index, output in items:
+            place = offsets[index] + output.index
+            if output.finish is None and output.completion_tokens - sent.get(place, 0) < interval:
+                continue
+            ask, edge = asked.asks[index], place not in sent or output.finish is not None
+            sent[place] = output.completion_tokens
+            shown = _show(ask, output)
+            if ask.logprobs is not None:
+                if place not in writers:
+                    writers[place] = _Logprobs(service, ask, ask.logprobs, asked.with_text)
+                if edge:
+                    shown["meta_info"].update(writers[place].input(output))
+                shown["meta_info"].update(writers[place].output(output))
+            yield shown if asked.single else {**shown, "index": place}
+
+
+async def _asks(service: Service, body: GenerateBody) -> Asked:
+    for name in _UNSUPPORTED:
+        value = getattr(body, name)
+        if any(value) if isinstance(value, list) else value:
+            raise RequestError(
+                f"{name} is not available yet in this version; remove it.", name, "unsupported"
+            )
+    prompts, listed = _prompts(body)
+    service.admit(len(prompts))
+    count = len(prompts)
+    settings = _each(body.sampling_params, count, "sampling_params", {})
+    rids = _each(body.rid, count, "rid", "")
+    wanted = _each(body.return_logprob, count, "return_logprob", False)
+    starts = _each(body.logprob_start_len, count, "logprob_start_len", -1)
+    tops = _each(body.top_logprobs_num, count, "top_logprobs_num", 0)
+    probes = _probes(body.token_ids_logprob, count)
+    asks = []
+    for i, prompt in enumerate(prompts):
+        rid = rids[i] or uuid.uuid4().hex
+        sampling = sampling_from(settings[i])
+        logprobs = Logprobs(top=tops[i], start=starts[i], probe=probes[i]) if wanted[i] else None
+        ids, segments = await _read(service, body, prompt)
+        salt = body.cache_salt or ""
+        whole = settings[i].get("choices_scoring") == "whole"
+        asks.append(Ask(ids, sampling, logprobs, rid, body.priority or 0, salt, segments, whole))
+    single = not listed and asks[0].sampling.n == 1
+    return Asked(asks, single, bool(body.return_text_in_logprobs))
+
+
+def _prompts(body: GenerateBody) -> tuple[list[Any], bool]:
+    """The prompts and whether they came as a list."""
+    given = [name for name in _PROMPTS if getattr(body, name) is not None]
+    if len(given) != 1:
+        raise RequestError("Give one of text, input_ids and parts.", "text")
+    if body.parts is not None:
+        return [body.parts], False
+    if body.text is not None:
+        listed = isinstance(body.text, list)
+        prompts: list[Any] = body.text if isinstance(body.text, list) else [body.text]
+    else:
+        found = body.input_ids or []
+        listed = bool(found) and isinstance(found[0], list)
+        prompts = found if listed else [found]
+    if not prompts:
+        raise RequestError("The list of prompts is empty.", "text")
+    return prompts, listed
+
+
+async def _read(service: Service, body: GenerateBody, prompt: Any) -> tuple[Ints, Segments]:
+    """Token ids and segments of one prompt. Raises RequestError."""
+    if body.parts is not None:
+        return await read_parts(service.completion, prompt)
+    return await service.prompt(prompt, "text" if body.text is not None else "input_ids"), ()
+
+
+def _each(value: Any, count: int, name: str, default: Any) -> list[Any]:
+    """One entry a prompt of a field that may be given once for all."""
+    if not isinstance(value, list):
+        return [default if value is None else value] * count
+    if len(value) != count:
+        raise RequestError(f"{name} has {len(value)} entries for {count} prompts.", name)
+    return value
+
+
+def _probes(value: list[Any] | None, count: int) -> list[tuple[int, ...]]:
+    rows = value if value and isinstance(value[0], list) else [value or []] * count
+    rows = _each(rows, count, "token_ids_logprob", [])
+    for row in rows:
+        if not isinstance(row, list) or not set(map(type, row)) <= {int}:
+            raise RequestError("token_ids_logprob must hold token ids.", "token_ids_logprob")
+    return [tuple(row) for row in rows]
+
+
+def _show(ask: Ask, output: Output) -> dict[str, Any]:
+    meta: dict[str, Any] = {
+        "id": ask.rid if ask.sampling.n == 1 else f"{ask.rid}-{output.index}",
+        "finish_reason": finish_reason(output),
+        "prompt_tokens": output.prompt_tokens,
+        "completion_tokens": output.completion_tokens,
+        "cached_tokens": output.cached_tokens,
+        "forward_passes": output.passes,
+        "forced_tokens": output.forced,
+        "drafted_tokens": output.drafted,
+        "accepted_tokens": output.accepted,
+        "e2e_latency": output.seconds,
+    }
+    if output.choice_logprobs:
+        meta["choice_logprobs"] = output.choice_logprobs
+    return {"text": output.text, "output_ids": list(output.tokens), "meta_info": meta}
+
+
+def finish_reason(output: Output) -> dict[str, Any] | None:
+    if output.finish is None:
+        return None
+    if output.finish.reason == "stop":
+        return {"type": "stop", "matched": output.finish.matched}
+    if output.finish.reason == "length":
+        return {"type": "length", "length": output.completion_tokens}
+    if output.finish.reason == "error":
+        return {"type": "error", "message": output.finish.message}
+    return {"type": "abort", "message": "The request was aborted."}
+
+
+class _Logprobs:
+    """The log-probability fields of one completion. Each generated token is written once, however
+    often a stream shows it."""
+
+    def __init__(self, service: Service, ask: Ask, wanted: Logprobs, with_text: bool) -> None:
+        self._decode = service.tokenizer.decode if with_text else None
+        self._ask, self._wanted = ask, wanted
+        self._tokens: Triples = []
+        self._tops: list[Triples] = []
+        self._probes: list[Triples] = []
+
+    def input(self, output: Output) -> dict[str, Any]:
+        """Of the prompt. The first entry has no value, by this route's custom, wherever the report
+        begins."""
+        prompt = output.prompt_logprobs or PromptLogprobs()
+        given = self._ask.prompt[prompt.start :] if prompt.logprobs else ints()
+        values = [None, *prompt.logprobs[1:]] if prompt.logprobs else []
+        found: dict[str, Any] = {"input_token_logprobs": self._triples(zip(given, values))}
+        if self._wanted.top:
+            tops = [self._triples(pairs or ()) for pairs in prompt.tops[1:]]
+            found["input_top_logprobs"] = [None, *tops] if prompt.tops else []
+        if self._wanted.probe:
+            probes = [self._probed(row or ()) for row in prompt.probes[1:]]
+            found["input_token_ids_logprobs"] = [None, *probes] if prompt.probes else []
+        return found
+
+    def output(self, output: Output) -> dict[str, Any]:
+        """Of all tokens generated so far."""
+        fresh = slice(len(self._tokens), None)
+        self._tokens += self._triples(zip(output.tokens[fresh], output.logprobs[fresh]))
+        self._tops += [self._triples(pairs) for pairs in output.tops[fresh]]
+        self._probes += [self._probed(row) for row in output.probes[fresh]]
+        found: dict[str, Any] = {"output_token_logprobs": self._tokens[:]}
+        if self._wanted.top:
+            found["output_top_logprobs"] = self._tops[:]
+        if self._wanted.probe:
+            found["output_token_ids_logprobs"] = self._probes[:]
+        return found
+
+    def _probed(self, row: Iterable[float]) -> Triples:
+        return self._triples(zip(self._wanted.probe, row))
+
+    def _triples(self, pairs: Iterable[tuple[int, float | None]]) -> Triples:
+        if self._decode is None:
+            return [(value, token, None) for token, value in pairs]
+        return [(value, token, self._decode([token])) for token, value in pairs]

@@ -1,0 +1,149 @@
+"""Routes between text and tokens: /tokenize, /detokenize, /tokenizer_info, /apply-template."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from srt.core.ints import ints
+from srt.program.request import RequestError
+from srt.server.chat.conversation import Prompt, prompt_of, verify_template
+from srt.server.chat.tools import read_tools
+from srt.server.service import Service
+from srt.server.wire.beside import beside
+from srt.server.wire.body import read_body
+from srt.server.wire.errors import json_response
+from srt.tokenizer import Tokenizer
+
+
+class TemplateBody(msgspec.Struct, kw_only=True):
+    """A conversation, as ``/v1/chat/completions`` takes it."""
+
+    model: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: Any = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TokenizeBody(TemplateBody, kw_only=True):
+    """One of ``prompt``, ``text``, ``content`` (three names of one thing) and ``messages``.
+
+    ``add_special_tokens`` is true unless they are messages, whose template writes its own.
+    """
+
+    prompt: str | list[str] | None = None
+    text: str | list[str] | None = None
+    content: str | list[str] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(msgspec.Struct, kw_only=True):
+    """Ids, or a list of lists of ids."""
+
+    tokens: list[Any]
+    model: str | None = None
+    skip_special_tokens: bool = True
+
+
+async def tokenize(service: Service, request: Request) -> Response:
+    """Ids of one text, of each in a list, or of a conversation."""
+    body = await read_body(request, TokenizeBody, service.body_limit)
+    names = ("prompt", "text", "content", "messages")
+    given = [getattr(body, name) for name in names if getattr(body, name) is not None]
+    if len(given) != 1:
+        raise RequestError("Give prompt, a text or a list of texts, or messages.", "prompt")
+    if body.messages is not None:
+        ids = (await _prompt(service, body)).ids
+        before = ints(service.tokenizer.before if body.add_special_tokens else ())
+        rows = [ids if ids[: len(before)] == before else before + ids]
+    else:
+        texts = given[0] if isinstance(given[0], list) else given
+        special = body.add_special_tokens is not False
+        rows = [await service.completion.encode(text, special) for text in texts]
+    found = {
+        "tokens": [row.tolist() for row in rows],
+        "count": [len(row) for row in rows],
+        "max_model_len": service.info.context_length,
+    }
+    if body.return_token_strs:
+        found["token_strs"] = [
+            await beside(len(row), token_texts, service.tokenizer, row) for row in rows
+        ]
+    if body.messages is not None or isinstance(given[0], str):
+        found |= {name: value[0] for name, value in found.items() if isinstance(value, list)}
+    return json_response(found)
+
+
+async def detokenize(service: Service, request: Request) -> Response:
+    """The text of ids, or of each list of ids."""
+    body = await read_body(request, DetokenizeBody, service.body_limit)
+    nested = bool(body.tokens) and isinstance(body.tokens[0], list)
+    texts = []
+    for row in body.tokens if nested else [body.tokens]:
+        if not isinstance(row, list):
+            raise RequestError(f"tokens holds {row!r:.40} beside lists of ids.", "tokens")
+        ids = await service.prompt(row, "tokens")
+        for token in (min(ids, default=0), max(ids, default=0)):
+            if not 0 <= token < service.info.vocab_size:
+                raise RequestError(
+                    f"tokens holds {token}; ids are 0 to {service.info.vocab_size - 1}.", "tokens"
+                )
+        decode = service.tokenizer.decode
+        texts.append(await beside(len(ids), decode, ids, body.skip_special_tokens))
+    shown = texts if nested else texts[0]
+    return json_response({"text": shown, "prompt": shown})
+
+
+async def apply_template(service: Service, request: Request) -> Response:
+    """The prompt that a conversation makes."""
+    body = await read_body(request, TemplateBody, service.body_limit)
+    return json_response({"prompt": (await _prompt(service, body)).text})
+
+
+async def tokenizer_info(service: Service, request: Request) -> Response:
+    """Facts of the vocabulary, under names of tokenizer_config.json too."""
+    tokenizer = service.tokenizer
+    specials = {role: text for role, text in tokenizer.specials.items() if text}
+    return json_response(
+        {
+            "vocab_size": tokenizer.vocab_size,
+            "special_tokens": specials,
+            "special_ids": sorted(tokenizer.special_ids),
+            "bos_token_id": tokenizer.bos_id,
+            "eos_token_ids": list(service.info.eos),
+            "chat_template": tokenizer.chat_template,
+            "model_max_length": service.info.context_length,
+            **specials,
+        }
+    )
+
+
+def token_text(data: bytes) -> str:
+    """Text of one token; where it is a part of a character, its bytes in OpenAI's notation."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def token_texts(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:
+    """The same of each id; one past the vocabulary has none."""
+    table = tokenizer.token_bytes
+    return [token_text(table[token]) if token < len(table) else "" for token in ids]
+
+
+async def _prompt(service: Service, body: TemplateBody) -> Prompt:
+    """What a chat of these messages begins with. Raises RequestError."""
+    variables = body.chat_template_kwargs or {}
+    verify_template(body.chat_template, variables)
+    use = read_tools(body.tools, None, None, service.tool_format)
+    generation, go_on = body.add_generation_prompt, bool(body.continue_final_message)
+    return await prompt_of(service, body.messages or [], use, variables, generation, go_on)

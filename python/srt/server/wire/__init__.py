@@ -1,0 +1,1 @@
+"""What every route reads and writes: bodies, answers, streams, errors."""

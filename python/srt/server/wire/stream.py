@@ -1,0 +1,133 @@
+"""Server-sent events, and work that ends when its client is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from srt.server.wire.errors import describe
+
+T = TypeVar("T")
+DONE = b"data: [DONE]\n\n"
+
+
+def event(value: Any) -> bytes:
+    """One event without a name."""
+    return b"".join((b"data: ", msgspec.json.encode(value), b"\n\n"))
+
+
+def typed_event(value: dict[str, Any]) -> bytes:
+    """One event named by the ``type`` of its value."""
+    return b"".join((b"event: ", value["type"].encode(), b"\n", event(value)))
+
+
+def error_body(error: Exception) -> dict[str, Any]:
+    return describe(error)[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How the events of one API are written.
+
+    Attributes:
+        write: a value as an event.
+        end: what follows the last event, if nothing failed.
+        error: the value that tells, as the last event, what failed.
+    """
+
+    write: Callable[[Any], bytes] = event
+    end: bytes = DONE
+    error: Callable[[Exception], Any] = error_body
+
+
+OPENAI = Form()
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``; cancels it when the client disconnects.
+
+    To be used after the body was read. Raises ClientDisconnect.
+    """
+    return await _race(work, request.receive)
+
+
+async def respond(
+    request: Request, events: AsyncGenerator[Any, None], form: Form = OPENAI
+) -> Response:
+    """A stream of ``events``, JSON values, written as ``form`` says.
+
+    The first one is awaited here, so that an error before it has its own status. Raises what
+    ``events`` raises before its first item.
+    """
+    try:
+        first = await unless_gone(request, _first(events))
+    except BaseException:
+        await events.aclose()
+        raise
+    return _EventStream(first, events, form)
+
+
+async def _first(events: AsyncGenerator[Any, None]) -> Any:
+    return await events.__anext__()
+
+
+class _EventStream(Response):
+    media_type = "text/event-stream"
+
+    def __init__(self, first: Any, events: AsyncGenerator[Any, None], form: Form) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._first, self._events, self._form = first, events, form
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await _race(self._send(send), receive)
+        except (ClientDisconnect, OSError):
+            pass
+        finally:
+            await self._events.aclose()
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await self._chunk(send, self._form.write(self._first))
+        try:
+            async for value in self._events:
+                await self._chunk(send, self._form.write(value))
+        except OSError:
+            raise
+        except Exception as error:  # the status is out: the error is the stream's last event
+            await self._chunk(send, self._form.write(self._form.error(error)))
+        else:
+            await self._chunk(send, self._form.end)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _chunk(self, send: Send, data: bytes) -> None:
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+        await asyncio.sleep(0)  # let a disconnect be seen: with chunks at hand nothing here waits
+
+
+async def _race(work: Coroutine[Any, Any, T], receive: Receive) -> T:
+    """The result of ``work``, unless the client goes first. Raises ClientDisconnect."""
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientDisconnect
+    finally:
+        watch.cancel()
+        task.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
