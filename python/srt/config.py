@@ -40,10 +40,9 @@ def flag(
     *,
     choices: Sequence[Any] | None = None,
     type: Any = None,
-    alias: str | None = None,
 ) -> Any:
     """A dataclass field that is also a command-line flag."""
-    meta = {"help": help, "choices": choices, "type": type, "alias": alias}
+    meta = {"help": help, "choices": choices, "type": type}
     return field(default=default, metadata=meta)
 
 
@@ -316,14 +315,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         group = parser.add_argument_group(name, (cls.__doc__ or "").strip())
         for f in dataclasses.fields(cls):
             meta = f.metadata
-            names = [_flag(f.name)] + ([meta["alias"]] if meta["alias"] else [])
+            option = _flag(f.name)
             if isinstance(f.default, bool):
-                group.add_argument(*names, help=meta["help"], default=f.default,
+                group.add_argument(option, help=meta["help"], default=f.default,
                                    action=argparse.BooleanOptionalAction)  # fmt: skip
             else:
                 shown = "" if f.default in ("", None) else f" (default: {f.default})"
                 metavar = None if meta["choices"] else f.name.split("_")[-1].upper()
-                group.add_argument(*names, help=meta["help"] + shown, default=f.default,
+                group.add_argument(option, help=meta["help"] + shown, default=f.default,
                                    type=meta["type"] or str, choices=meta["choices"],
                                    metavar=metavar)  # fmt: skip
 

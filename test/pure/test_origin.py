@@ -132,7 +132,7 @@ def test_a_miss_never_claims_what_was_not_there() -> None:
 @pytest.mark.parametrize(
     "edit",
     [
-        Edit(RadixTree, "_split", "checksum(upper.tokens, upper.mark)", "upper.mark"),
+        Edit(RadixTree, "_split", "upper.sum", "upper.mark"),
         Edit(RadixTree, "_split", "upper.depth + length", "upper.depth"),
         Edit(RadixTree, "evict", "self._lose(node, why)", "pass"),
     ],

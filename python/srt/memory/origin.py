@@ -8,7 +8,6 @@ from itertools import islice
 from srt.core.ints import Ints, common_prefix
 from srt.core.messages import Origin
 from srt.core.segments import unmarked
-from srt.memory.lost import checksum
 from srt.memory.radix import Node, RadixTree
 
 SHOWN = 16  # tokens of what the cache holds instead
@@ -44,7 +43,7 @@ def _past(
     starts = [(node.depth, node.mark) for node, _ in path if node.parent is not None] or [(0, 0)]
     if path and path[-1][1] == len(path[-1][0].tokens):
         node = path[-1][0]
-        starts.append((node.depth + len(node.tokens), checksum(node.tokens, node.mark)))
+        starts.append((node.depth + len(node.tokens), node.sum))
     for depth, mark in starts:
         end, edge = tree.lost.follow(namespace, tokens, found.limit, depth, mark)
         if edge is not None and end - found.matched > found.evicted:

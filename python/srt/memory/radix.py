@@ -33,7 +33,8 @@ class Node:
     """
 
     __slots__ = (
-        "at", "children", "depth", "locks", "mark", "number", "pages", "parent", "tokens", "used",
+        "_summed", "at", "children", "depth", "locks", "mark", "number", "pages", "parent",
+        "tokens", "used",
     )  # fmt: skip
 
     def __init__(self, number: int, parent: Node | None, tokens: Ints, pages: Ints) -> None:
@@ -46,7 +47,15 @@ class Node:
         self.used = 0  # clock of the last use, for LRU
         self.at = 0.0  # time.monotonic() of it
         self.depth: int = 0 if parent is None else parent.depth + len(parent.tokens)
-        self.mark: int = 0 if parent is None else checksum(parent.tokens, parent.mark)
+        self.mark: int = 0 if parent is None else parent.sum
+        self._summed = (0, self.mark)  # tokens of the edge, and the checksum at their end
+
+    @property
+    def sum(self) -> int:
+        """Checksum of all tokens up to the end of the edge, which may shrink, never grow."""
+        if self._summed[0] != len(self.tokens):
+            self._summed = (len(self.tokens), checksum(self.tokens, self.mark))
+        return self._summed[1]
 
 
 class RadixTree:
@@ -301,7 +310,7 @@ class RadixTree:
         parent.children[self._key(node.tokens, 0)] = upper
         node.tokens, node.pages = node.tokens[length:], node.pages[pages:]
         node.parent = upper
-        node.depth, node.mark = upper.depth + length, checksum(upper.tokens, upper.mark)
+        node.depth, node.mark = upper.depth + length, upper.sum
         upper.children[self._key(node.tokens, 0)] = node
         return upper
 

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 _END = object()
+AT_ONCE = 32  # streams started between two turns of everybody else on the loop
 
 
 async def merge(
@@ -34,8 +35,12 @@ async def merge(
         except Exception as error:
             queue.put_nowait((index, error))
 
-    tasks = [asyncio.ensure_future(pump(i, stream)) for i, stream in enumerate(streams)]
+    tasks: list[asyncio.Future[None]] = []
     try:
+        for i, stream in enumerate(streams):
+            tasks.append(asyncio.ensure_future(pump(i, stream)))
+            if i % AT_ONCE == AT_ONCE - 1:
+                await asyncio.sleep(0)
         live = len(tasks)
         while live:
             index, item = await queue.get()
@@ -49,3 +54,5 @@ async def merge(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for stream in streams[len(tasks) :]:
+            await stream.aclose()

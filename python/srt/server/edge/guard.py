@@ -27,7 +27,7 @@ _ID = re.compile(rb"[!-~]{1,128}")
 ORDINARY = frozenset({
     "/", "/health", "/health_generate", "/get_model_info", "/model_info", "/generate", "/encode",
     "/tokenize", "/detokenize", "/tokenizer_info", "/apply-template", "/models", "/rerank",
-    "/score", "/abort_request", "/docs", "/docs/oauth2-redirect", "/openapi.json",
+    "/score", "/abort_request", "/openapi.json",
 })  # fmt: skip
 ORDINARY_BELOW = ("/v1/", "/v2/", "/explain/", "/page/")
 """What every key may do. Everything else needs the admin's."""

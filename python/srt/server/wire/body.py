@@ -11,6 +11,7 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 from starlette.requests import Request
 
+from srt.core.depth import deeper
 from srt.program.request import RequestError
 from srt.server.wire.errors import ServerError
 
@@ -120,20 +121,9 @@ def parse(body: bytes) -> Any:
         raise _too_deep() from error
     except ValueError as error:
         raise RequestError(f"The body is not valid JSON: {error}") from error
-    if text.count("[") + text.count("{") > MAX_DEPTH:
-        _check_depth(value)
+    if text.count("[") + text.count("{") > MAX_DEPTH and deeper(value, MAX_DEPTH):
+        raise _too_deep()
     return value
-
-
-def _check_depth(value: Any) -> None:
-    """Level by level, over what was parsed: linear in the body, whatever is in it."""
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        groups = [node.values() if isinstance(node, dict) else node for node in level]
-        level = [child for group in groups for child in group if isinstance(child, (dict, list))]
-        if not level:
-            return
-    raise _too_deep()
 
 
 def _too_deep() -> RequestError:

@@ -6,8 +6,10 @@ import asyncio
 import base64
 import json
 import struct
+import time
 from typing import Any, Literal
 
+import httpx
 import openai
 import pytest
 from pydantic import BaseModel
@@ -104,12 +106,17 @@ def test_stream_helper(client: openai.OpenAI) -> None:
         assert stream.get_final_completion().choices[0].message.content == text == "42"
 
 
-def test_leaving_a_stream_early(client: openai.OpenAI) -> None:
+def test_leaving_a_stream_early(client: openai.OpenAI, url: str, key: str) -> None:
     stream = client.chat.completions.create(
         model="m", messages=MESSAGES, stream=True, max_tokens=2000, extra_body={"ignore_eos": True}
     )
     next(iter(stream))
     stream.close()
+    deadline = time.monotonic() + 5
+    headers = {"Authorization": f"Bearer {key}"}
+    while httpx.get(f"{url}/server_info", headers=headers).json()["stats"]["running"]:
+        assert time.monotonic() < deadline, "the engine still draws for nobody"
+        time.sleep(0.02)
 
 
 def test_parse(client: openai.OpenAI) -> None:
