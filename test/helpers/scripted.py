@@ -46,6 +46,8 @@ class Scripted:
         self.prompts.append(text)
         return self.tokenizer.encode(text, add_special_tokens)
 
+    encode = encode_prompt
+
     async def stream(self, ask: Ask) -> AsyncGenerator[Output, None]:
         self.asks.append(ask.verified(self.info))
         if self.refuse is not None:

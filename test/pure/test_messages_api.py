@@ -183,6 +183,10 @@ def test_why_it_stopped(
 def test_a_prompt_too_long_is_told_in_their_words(client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.BadRequestError, match="prompt is too long: The prompt has"):
         create(client, messages=[{"role": "user", "content": "x " * 9000}])
+    counted = client.messages.count_tokens(
+        model="m", messages=[{"role": "user", "content": "x " * 9000}]
+    )
+    assert counted.input_tokens > 9000
 
 
 def test_a_full_context_is_told_from_max_tokens(client: anthropic.Anthropic, model: Turns) -> None:

@@ -23,7 +23,13 @@ from srt.server.wire.errors import ServerError, error_response
 
 def make_app(service: Service) -> FastAPI:
     """An application over one service; ``app.state.service`` is that service."""
-    app = FastAPI(title="sglang", docs_url=None, redoc_url=None, openapi_url="/openapi.json")
+    app = FastAPI(
+        title="sglang",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        openapi_url="/openapi.json",
+    )
     app.state.service = service
     paths: defaultdict[str, dict[str, Handler]] = defaultdict(dict)
     for route in ROUTES:

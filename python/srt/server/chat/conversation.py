@@ -47,6 +47,7 @@ async def prompt_of(
     variables: Mapping[str, Any],
     generation: bool | None,
     go_on: bool,
+    fits: bool = True,
 ) -> Prompt:
     """The conversation as the model's own template writes it. Raises RequestError.
 
@@ -57,6 +58,7 @@ async def prompt_of(
         variables: further ones of the template.
         generation: False leaves out what opens the reply. go_on: the reply goes on with the last
             message.
+        fits: what is too long for the model is refused.
     """
     tokenizer, shield, count = service.tokenizer, service.tokenizer.shield, len(messages)
     if not messages:
@@ -76,8 +78,9 @@ async def prompt_of(
     except (ChatTemplateError, TypeError) as error:
         raise RequestError(f"{shield.lifted(str(error))}.", "messages") from error
     if shield.holds(text):
-        return Prompt(await _encoded(service, text), shield.lifted(text), begun)
-    return Prompt(await service.completion.encode_prompt(text, False), text, begun)
+        return Prompt(await _encoded(service, text, fits), shield.lifted(text), begun)
+    encode = service.completion.encode_prompt if fits else service.completion.encode
+    return Prompt(await encode(text, False), text, begun)
 
 
 def _told(
@@ -103,15 +106,17 @@ async def _rendered(render: Callable[[float], str], count: int) -> str:
     return await asyncio.to_thread(render, SECONDS)
 
 
-async def _encoded(service: Service, text: str) -> Ints:
+async def _encoded(service: Service, text: str, fits: bool) -> Ints:
     """Ids of a text with marks; the first such text has a second tokenizer made."""
     tokenizer = service.tokenizer
-    verify_length(len(text) // (4 * tokenizer.longest), service.info, "at least ")
+    if fits:
+        verify_length(len(text) // (4 * tokenizer.longest), service.info, "at least ")
     try:
         ids = await asyncio.to_thread(tokenizer.encode_shielded, text)
     except ValueError as error:
         raise RequestError(f"The prompt cannot be tokenized: {error}.", "messages") from error
-    verify_length(len(ids), service.info)
+    if fits:
+        verify_length(len(ids), service.info)
     return ids
 
 

@@ -91,8 +91,8 @@ def thought_tokens(service: Service, talk: Talk, output: Output, reader: Reader)
     return reader.thought_tokens(output, tokenizer.token_bytes, hidden)
 
 
-async def read_talk(service: Service, body: ChatBody) -> Talk:
-    """Raises RequestError."""
+async def read_talk(service: Service, body: ChatBody, fits: bool = True) -> Talk:
+    """``fits``: what is too long for the model is refused. Raises RequestError."""
     _verify(body)
     use = _use(service, body)
     sampling = sampling_of(body, _limit(service, body))
@@ -100,7 +100,7 @@ async def read_talk(service: Service, body: ChatBody) -> Talk:
     form = None if use is None else use.form(own)
     prompt = await prompt_of(
         service, body.messages, use, _variables(body), body.add_generation_prompt,
-        bool(body.continue_final_message),
+        bool(body.continue_final_message), fits,
     )  # fmt: skip
     inside = _inside(service, body, prompt)
     constraint, behind = own, False

@@ -50,17 +50,17 @@ async def count_tokens(service: Service, request: Request) -> Response:
     """Tokens of the prompt that the same body would make."""
     body = await read_body(request, MessagesBody, service.body_limit)
     with spelled():
-        talk = await _talk(service, body)
+        talk = await _talk(service, body, fits=False)
     return json_response({"input_tokens": len(talk.ask.prompt)})
 
 
-async def _talk(service: Service, body: MessagesBody) -> Talk:
-    """Raises RequestError."""
+async def _talk(service: Service, body: MessagesBody, fits: bool = True) -> Talk:
+    """``fits``: what is too long for the model is refused. Raises RequestError."""
     count = sum(1 if isinstance(m.content, str) else len(m.content) for m in body.messages)
     chat = await beside(count, chat_of, body)
     if body.max_tokens != 0:
-        return await read_talk(service, chat)
-    talk = await read_talk(service, msgspec.structs.replace(chat, max_tokens=1))
+        return await read_talk(service, chat, fits)
+    talk = await read_talk(service, msgspec.structs.replace(chat, max_tokens=1), fits)
     sampling = msgspec.structs.replace(talk.ask.sampling, max_new_tokens=0, min_new_tokens=0)
     return replace(talk, ask=replace(talk.ask, sampling=sampling))
 

@@ -61,9 +61,11 @@ async def create(service: Service, request: Request) -> Response:
     return json_response(answer.value())
 
 
-async def _read(service: Service, body: ResponsesBody, name: str) -> tuple[list[Item], Talk]:
-    """The items of the input, and the talk that it and what it continues are. Raises
-    RequestError."""
+async def _read(
+    service: Service, body: ResponsesBody, name: str, fits: bool = True
+) -> tuple[list[Item], Talk]:
+    """The items of the input, and the talk that it and what it continues are. ``fits``: what is too
+    long for the model is refused. Raises RequestError."""
     check(body)
     past = Past(service.responses)
     before = past.conversation(body.previous_response_id)
@@ -71,7 +73,7 @@ async def _read(service: Service, body: ResponsesBody, name: str) -> tuple[list[
     items = await beside(count, read_items, body.input, name, before, past.item)
     chat = chat_of(body, await beside(count, messages_of, body.instructions, [*before, *items]))
     with in_own_words():
-        return items, await read_talk(service, chat)
+        return items, await read_talk(service, chat, fits)
 
 
 async def _all(events: AsyncGenerator[Any, None]) -> None:
@@ -83,7 +85,7 @@ async def _all(events: AsyncGenerator[Any, None]) -> None:
 async def count(service: Service, request: Request) -> Response:
     """How many tokens an input has."""
     body = await read_body(request, ResponsesBody, service.body_limit)
-    _, talk = await _read(service, body, "")
+    _, talk = await _read(service, body, "", fits=False)
     return json_response({"object": "response.input_tokens", "input_tokens": len(talk.ask.prompt)})
 
 
