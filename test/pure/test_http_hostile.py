@@ -168,6 +168,8 @@ VALUES: list[tuple[str, dict[str, Any], str]] = [
     ("/generate", {"text": "a", "return_logprob": True, "top_logprobs_num": 10**6}, "top_logprobs"),
     ("/generate", {"text": "a", "return_logprob": True, "logprob_start_len": 5},
      "logprob_start_len"),
+    ("/generate", {**sampling(n=40, max_new_tokens=900), "return_logprob": True,
+                   "top_logprobs_num": 128}, "max_new_tokens"),
     ("/generate", {"text": ["a", "b"], "rid": ["x"]}, "rid"),
     ("/v1/completions", {}, "prompt"),
     ("/v1/completions", {"prompt": ""}, "prompt"),

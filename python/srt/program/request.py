@@ -21,6 +21,7 @@ from srt.program.constraint import take_constraint
 
 MAX_PROBES = 1024
 MAX_LOGPROB_ENTRIES = 1 << 20  # positions x entries of one request's input log-probabilities
+MAX_DRAWN_ENTRIES = 1 << 22  # and of those of the tokens that it may draw
 PRIORITY_LIMIT = 1 << 31
 MAX_NAME = 1024  # characters of rid and cache_salt
 
@@ -180,6 +181,14 @@ class Ask:
         each = 1 + self.logprobs.top + len(self.logprobs.probe)
         return (len(self.prompt) - self.logprobs.start) * each * self.sampling.n
 
+    @property
+    def _drawn(self) -> int:
+        """The same of tokens that are drawn."""
+        if self.logprobs is None:
+            return 0
+        each = 1 + self.logprobs.top + len(self.logprobs.probe)
+        return self.sampling.max_new_tokens * each * self.sampling.n
+
 
 def verified(asks: Sequence[Ask], info: EngineInfo) -> list[Ask]:
     """The asks of one request, each as ``Ask.verified`` has it, and bounded in sum.
@@ -188,6 +197,7 @@ def verified(asks: Sequence[Ask], info: EngineInfo) -> list[Ask]:
     """
     found = [ask.verified(info) for ask in asks]
     _verify_scored(sum(ask._scored for ask in found))
+    _verify_drawn(sum(ask._drawn for ask in found))
     return found
 
 
@@ -197,6 +207,16 @@ def _verify_scored(entries: int) -> None:
             f"{entries} input log-probabilities are asked for; at most {MAX_LOGPROB_ENTRIES}. "
             "Raise logprob_start_len, or ask for fewer top entries, or of fewer prompts at once.",
             "logprob_start_len",
+        )
+
+
+def _verify_drawn(entries: int) -> None:
+    if entries > MAX_DRAWN_ENTRIES:
+        raise RequestError(
+            f"{entries} log-probabilities of new tokens may come back; at most "
+            f"{MAX_DRAWN_ENTRIES}. Lower max_new_tokens or n, or ask for fewer top entries, or of "
+            "fewer prompts at once.",
+            "max_new_tokens",
         )
 
 
