@@ -69,6 +69,15 @@ def test_a_program_that_raises_aborts_its_calls(
     assert len(service.bodies) == 2
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell starts what it runs in the background with interrupts ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: type(call).__name__)
 def test_an_interrupted_call_is_aborted(service: FakeOpenAI, backend: OpenAI, call: Any) -> None:
     def interrupt() -> None:
