@@ -290,6 +290,11 @@ def test_07_empty_prompts(bench: Bench) -> None:
         error_of(bench.post(path, body), 400)
 
 
+COUNTING = (
+    "/tokenize", "/apply-template", "/v1/responses/input_tokens", "/v1/messages/count_tokens",
+)  # fmt: skip
+
+
 def test_08_prompts_past_the_context(bench: Bench) -> None:
     most = bench.http.get("/get_model_info").json()["context_length"]
     words, ids = "z q " * most, [5] * (most + 7)
