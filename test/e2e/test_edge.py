@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import sglang as sgl
 from helpers.http_server import Client, is_error
 from helpers.launched import Server, launched, toy_model
 from srt.server import launch
@@ -89,6 +90,15 @@ def test_tls(secure: Server, certificate: Path) -> None:
             assert b"408" in raw.recv(1000)
         http.idle()
         assert http.golden() == before
+
+
+def test_a_runtime_with_tls(toy: list[str], certificate: Path) -> None:
+    files = {"ssl_certfile": "cert.pem", "ssl_keyfile": "key.pem"}
+    settings = {name: str(certificate / file) for name, file in files.items()}
+    with sgl.Runtime(model_path=toy[1], load_format="dummy", threads=1, **settings) as runtime:
+        assert runtime.url.startswith("https://")
+        reply = runtime.generate("a", {"max_new_tokens": 3, "ignore_eos": True})
+        assert reply["meta_info"]["completion_tokens"] == 3
 
 
 def test_clients_with_a_certificate_only(toy: list[str], certificate: Path) -> None:

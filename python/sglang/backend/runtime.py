@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -46,7 +47,8 @@ class Runtime:
         self.port = port or _free_port()
         host = settings.get("host", "127.0.0.1")
         reach = "127.0.0.1" if host in ("0.0.0.0", "::") else host
-        self.url = f"http://{reach}:{self.port}"
+        certificate = settings.get("ssl_certfile")
+        self.url = f"{'https' if certificate else 'http'}://{reach}:{self.port}"
         command = [sys.executable, "-m", "sglang.launch_server", "--port", str(self.port)]
         settings.setdefault("exit_with_parent", os.getpid())  # also where that is killed
         with tempfile.NamedTemporaryFile(prefix="sglang-", suffix=".log", delete=False) as log:
@@ -62,18 +64,20 @@ class Runtime:
         atexit.register(self.shutdown)
         try:
             key = settings.get("api_key") or os.environ.get("SGLANG_API_KEY")  # as the server does
-            self._wait(launch_timeout, key)
-            self.endpoint = RuntimeEndpoint(self.url, api_key=key)
+            self._wait(launch_timeout, key, certificate)
+            self.endpoint = RuntimeEndpoint(self.url, api_key=key, verify=certificate)
         except BaseException:
             self.shutdown()
             raise
 
-    def _wait(self, timeout: float, api_key: str | None) -> None:
+    def _wait(self, timeout: float, api_key: str | None, certificate: str | None) -> None:
+        """``certificate``: the server's own, which it is known by; None without TLS."""
         import httpx
 
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        verify = ssl.create_default_context(cafile=certificate) if certificate else True
         deadline = time.monotonic() + timeout
-        with httpx.Client(trust_env=False, timeout=5.0, headers=headers) as http:
+        with httpx.Client(trust_env=False, timeout=5.0, headers=headers, verify=verify) as http:
             while time.monotonic() < deadline:
                 if self.process.poll() is not None:
                     code = self.process.returncode
@@ -81,8 +85,9 @@ class Runtime:
                 try:
                     if http.get(self.url + "/health").status_code == 200:
                         return
-                except httpx.TransportError:
-                    pass
+                except httpx.TransportError as error:
+                    if "CERTIFICATE_VERIFY" in str(error):
+                        raise BackendError(f"{self.url} cannot be trusted: {error}") from error
                 time.sleep(0.05)
         raise BackendError(f"the server was not ready in {timeout:.0f} s:\n{self.log_tail()}")
 
