@@ -14,6 +14,7 @@ from benchmark.serving.offline import Offline
 from benchmark.serving.session import Column, Work, measure
 from benchmark.serving.workload import Tokens, random_lengths
 
+PROTOCOLS = ("sglang", "openai")
 INPUT = (16, 48)  # tokens
 SPARE = 64  # descriptors besides those of the connections
 
@@ -23,6 +24,11 @@ async def run(options: argparse.Namespace) -> list[Column]:
 
     Raises OSError and ValueError where they cannot be measured.
     """
+    if options.backend not in ("", *PROTOCOLS):
+        raise ValueError(
+            f"--http-overhead asks by {' or '.join(PROTOCOLS)}, not by {options.backend}: the "
+            "engine is to compute the same"
+        )
     _allow(options.clients + SPARE)
     rng, tokens = random.Random(f"overhead {options.seed}"), Tokens(*options.token_range)
     output = (options.output_len, options.output_len)
