@@ -11,6 +11,17 @@ from typing import Any, NoReturn
 
 from srt.core.version import __version__
 
+# Flags of other servers; those without one here have "".
+ELSEWHERE = {
+    "--max-model-len": "--context-length",
+    "--ctx-size": "--context-length",
+    "--model": "--model-path",
+    "--max-num-seqs": "--max-running-requests",
+    "--gpu-memory-utilization": "--mem-fraction-static",
+    "--tp": "", "--tp-size": "", "--tensor-parallel-size": "", "--dp-size": "", "--pp-size": "",
+    "--enable-lora": "", "--lora-paths": "", "--quantization": "",
+}  # fmt: skip
+
 
 def keys_from_environment(arguments: argparse.Namespace) -> None:
     """Keys that were not given may be there: a command line can be read by everybody."""
@@ -27,14 +38,18 @@ class Parser(argparse.ArgumentParser):
         text = f"sglang {__version__}"
         self.add_argument("--version", action="version", version=text, help="print it and exit")
 
+    def _near(self, flag: str) -> list[str]:
+        """What an unknown flag was to be."""
+        if flag in ELSEWHERE:
+            return [ELSEWHERE[flag]] if ELSEWHERE[flag] in self._option_string_actions else []
+        return difflib.get_close_matches(flag, self._option_string_actions, n=1)
+
     def error(self, message: str) -> NoReturn:
         unknown = re.match(r"unrecognized arguments: (.*)", message)
         flags = [word for word in unknown[1].split() if word.startswith("--")] if unknown else []
-        near = [
-            found
-            for word in flags
-            for found in difflib.get_close_matches(
-                word.partition("=")[0], self._option_string_actions, n=1
-            )
-        ]
+        near = [found for word in flags for found in self._near(word.partition("=")[0])]
         super().error(message + (f"; did you mean {', '.join(near)}?" if near else ""))
+
+    def print_usage(self, file: Any = None) -> None:
+        """In one line: all flags would bury the message."""
+        print(f"usage: {self.prog} [--help] [flags]", file=file)

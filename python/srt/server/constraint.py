@@ -17,6 +17,7 @@ _GUIDED = {
     "guided_regex": "regex",
     "guided_choice": "choices",
     "guided_grammar": "ebnf",
+    "grammar": "ebnf",  # llama.cpp's server's
     "guided_whitespace_pattern": "whitespace_pattern",
 }
 _STRUCTURED = {
@@ -45,6 +46,7 @@ class ConstraintFields(msgspec.Struct, kw_only=True):
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
+    grammar: Any = None
     guided_whitespace_pattern: Any = None
     structured_outputs: dict[str, Any] | None = None
 
@@ -86,8 +88,8 @@ def _format(given: Mapping[str, Any]) -> tuple[str, Any]:
     kind = given.get("type")
     if kind == "text":
         return "regex", None
-    if kind == "json_object":
-        return "json_schema", _ANY_OBJECT
+    if kind == "json_object":  # with a schema, as llama.cpp's server takes it
+        return "json_schema", given.get("schema", _ANY_OBJECT)
     if kind == "structural_tag":
         return kind, dict(given)
     if kind != "json_schema":

@@ -23,6 +23,7 @@ import uvicorn
 
 from srt.config import Config, add_arguments, from_arguments
 from srt.core import logs
+from srt.core.version import __version__
 from srt.engine.client import EngineLost
 from srt.server.app import make_app
 from srt.server.arguments import Parser, keys_from_environment
@@ -222,6 +223,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         info, name = self._service.info, self._service.model_name
+        log.info("%s", _facts(self._service))
         print(f"sglang serving {name} at {self._url()} - {info.capacity} KV tokens", flush=True)
 
     def _url(self) -> str:
@@ -256,3 +258,17 @@ class _Server(uvicorn.Server):
         self._code = 1
         self._service.draining = True
         self.should_exit = True
+
+
+def _facts(service: Service) -> str:
+    """What was chosen, by flags or by itself, in one line."""
+    info, tokenizer, tenants = service.info, service.tokenizer, service.tenants
+    form = type(service.tool_format).__name__.lower()
+    thoughts = "read apart" if service.thought_marks is not None else "not told apart"
+    keys = "required" if tenants.required else "for the admin alone" if tenants.guarded else "none"
+    return (
+        f"sglang {__version__}: {info.model_path} ({info.architecture}, {info.parameters} "
+        f"parameters), {info.dtype} on {info.device}, context {info.context_length}, chat template "
+        f"{'none' if tokenizer.chat_template is None else 'present'}, tool calls {form}, thoughts "
+        f"{thoughts}, keys {keys}, TLS {'on' if service.config.edge.ssl_certfile else 'off'}"
+    )

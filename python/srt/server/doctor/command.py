@@ -61,7 +61,7 @@ def local(config: Config) -> list[Finding]:
             ("keys, TLS", lambda: machine.edge(config)),
             ("limits", machine.limits),
             ("client", machine.clients),
-            ("optional", machine.optional),
+            ("optional", lambda: machine.optional(config)),
         ]
     )
 

@@ -175,11 +175,14 @@ def clients() -> Iterator[Finding]:
         yield Finding("client", OK, f"not installed: {', '.join(absent)}")
 
 
-def optional() -> Iterator[Finding]:
+def optional(config: Config) -> Iterator[Finding]:
     for name, use in OPTIONAL.items():
         found = _version(name)
         text = f"{name} {found}" if found else f"{name} is not installed"
-        yield Finding("optional", OK, f"{text} (for {use})")
+        asked = use == "--otlp-traces-endpoint" and config.operations.otlp_traces_endpoint
+        lacks = bool(asked and not found)
+        fix = "install the extra otel, or leave the flag out" if lacks else ""
+        yield Finding("optional", FAIL if lacks else OK, f"{text} (for {use})", fix)
 
 
 def _version(name: str) -> str | None:

@@ -27,6 +27,7 @@ ADMIN = "admin"
 MAX_NAME = 64  # characters
 MAX_PRIORITY = 1_000_000
 MINUTE = 60.0
+_UNKNOWN = "This server does not know the API key that was sent."
 _REFUSED = "Send one API key, as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'."
 
 
@@ -220,7 +221,7 @@ class Tenants:
             for one, tenant in self._known:
                 found = tenant if hmac.compare_digest(sent, one) else found
         if found is None and self.required:
-            raise ServerError("invalid_api_key", _REFUSED)
+            raise ServerError("invalid_api_key", _REFUSED if sent is None else _UNKNOWN)
         return found
 
 
@@ -245,7 +246,7 @@ def read(path: str) -> list[Key]:
         keys = msgspec.json.decode(Path(path).read_bytes(), type=list[Key])
         for key in keys:
             key.verify()
-    except (msgspec.MsgspecError, ValueError) as error:
+    except (msgspec.MsgspecError, ValueError, OSError) as error:
         raise ValueError(f"--api-keys-file {path}: {error}") from error
     names = [key.name for key in keys]
     twice = next((name for name in names if names.count(name) > 1), None)
