@@ -19,6 +19,7 @@ from srt.config import (
     add_arguments,
     from_arguments,
 )
+from srt.server.arguments import ELSEWHERE, Parser
 
 SECTIONS = (
     ModelConfig, MemoryConfig, ScheduleConfig, GrammarConfig, ServerConfig, EdgeConfig,
@@ -141,3 +142,26 @@ def test_the_command_line_refuses_what_config_refuses() -> None:
         parse("--page-size", "0")
     with pytest.raises(argparse.ArgumentError):
         parse("--schedule-policy", "sjf")
+
+
+@pytest.mark.parametrize(
+    ("flag", "meant"),
+    [("--max-model-len", "--context-length"), ("--prot", "--port"), ("--tp", "")],
+)
+def test_an_unknown_flag_is_told_what_it_was_to_be(
+    flag: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = Parser(prog="x")
+    add_arguments(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args([flag, "2"])
+    usage, said = capsys.readouterr().err.splitlines()
+    assert usage == "usage: x [--help] [flags]"
+    assert said.endswith(f"; did you mean {meant}?" if meant else f"{flag} 2")
+
+
+def test_flags_of_other_servers_lead_to_flags_of_this_one() -> None:
+    parser = Parser()
+    add_arguments(parser)
+    assert {flag for flag in ELSEWHERE.values() if flag} <= {*parser._option_string_actions}
+    assert not {*ELSEWHERE} & {*parser._option_string_actions}
