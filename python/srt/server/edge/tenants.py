@@ -246,8 +246,10 @@ def read(path: str) -> list[Key]:
         keys = msgspec.json.decode(Path(path).read_bytes(), type=list[Key])
         for key in keys:
             key.verify()
-    except (msgspec.MsgspecError, ValueError, OSError) as error:
+    except (msgspec.MsgspecError, ValueError) as error:
         raise ValueError(f"--api-keys-file {path}: {error}") from error
+    except OSError as error:
+        raise OSError(f"--api-keys-file {path}: {error.strerror}") from error
     names = [key.name for key in keys]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
