@@ -186,7 +186,7 @@ def test_a_broken_file_of_keys_is_named(tmp_path: Path, entries: str, wrong: str
     file.write_text(entries)
     with pytest.raises(ValueError, match=wrong):
         Tenants(Config.of(api_keys_file=str(file), api_key="mine"))
-    with pytest.raises(OSError, match="--api-keys-file .*nofile: No such file"):
+    with pytest.raises(OSError, match=r"--api-keys-file .*nofile: No such file"):
         Tenants(Config.of(api_keys_file=str(tmp_path / "nofile")))
 
 
