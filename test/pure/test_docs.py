@@ -14,7 +14,16 @@ from srt.server.explain import command as explain_command
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-FOREIGN = {"help", "version", "editable", "constraint"}  # flags of other programs
+FOREIGN = {
+    "http-overhead",
+    "rounds",
+    "clients",
+    "output-len",
+    "help",
+    "version",
+    "editable",
+    "constraint",
+}  # flags of other programs
 
 
 def named(pattern: str) -> list[tuple[str, str]]:

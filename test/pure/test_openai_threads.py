@@ -82,6 +82,7 @@ def interruptible() -> Iterator[None]:
 def test_an_interrupted_call_is_aborted(service: FakeOpenAI, backend: OpenAI, call: Any) -> None:
     def interrupt() -> None:
         until(lambda: service.under_way)
+        time.sleep(0.2)  # an interrupt on the way into a wait is only seen after it
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     with ThreadPoolExecutor(1) as pool:
