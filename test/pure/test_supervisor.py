@@ -292,7 +292,9 @@ def test_twenty_restarts_leave_nothing_behind(
                 await asyncio.sleep(0.1)
                 before = counts()
         await asyncio.sleep(0.1)
-        assert counts() == before
+        # What other tests in this process left behind may end meanwhile, so less is no fault.
+        grown = {name: count for name, count in counts().items() if count > before[name]}
+        assert not grown
         assert (await golden(completion)).tokens == first.tokens
         keeping.cancel()
         await supervisor.stop()
