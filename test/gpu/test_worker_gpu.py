@@ -37,7 +37,7 @@ SHAPE: dict[str, Any] = {
 @torch.no_grad()
 def truth(paged: Paged, path: str, tokens: list[int]) -> Tensor:
     """Logits [len(tokens), vocab] of the worker's own weights, in float64 on the CPU."""
-    model = paged.worker.runner.model
+    model = paged.worker.model
     architecture = read_config(Path(path))[1]
     place = Place(torch.device("cpu"), torch.float64)
     exact: LlamaForCausalLM = lookup(architecture)(model.spec, place, 512)

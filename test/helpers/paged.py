@@ -61,9 +61,8 @@ class Paged:
             Batch(0, rows), None, runner.vocab, runner.context_length, pool.pages, pool.page_size,
             runner.device,
         )  # fmt: skip
-        runner.attention.plan(inputs.layout)
-        hidden = runner.model.forward(inputs.tokens, inputs.positions, runner.attention)
-        return list(runner.model.logits(hidden).split([len(row.tokens) for row in rows]))
+        hidden = runner.forward.hidden(inputs)
+        return list(runner.forward.logits(hidden).split([len(row.tokens) for row in rows]))
 
     def advance(self, steps: list[tuple[Sequence, int]]) -> None:
         """One pass over the next tokens of several sequences."""

@@ -9,11 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from srt.attention.base import Attention
 from srt.core.batch import Batch, Drawn, Row, RowOutput, Sample, Score, StepResult
 from srt.core.matcher import GrammarError
-from srt.models.llama import LlamaForCausalLM
 from srt.worker import logprobs as readout
+from srt.worker.forward import Forward
 from srt.worker.inputs import Inputs, read_batch
 from srt.worker.kv import KVPool
 from srt.worker.pooling import sum_states
@@ -45,11 +44,9 @@ class _Tip(NamedTuple):
 class ModelRunner:
     """Runs batches in order on a model that owns all layers. Mutates the KV pool."""
 
-    def __init__(
-        self, model: LlamaForCausalLM, attention: Attention, pool: KVPool, context_length: int
-    ) -> None:
-        self.model, self.attention, self.pool = model, attention, pool
-        self.context_length, self.vocab = context_length, model.spec.vocab_size
+    def __init__(self, forward: Forward, pool: KVPool, context_length: int, vocab: int) -> None:
+        self.forward, self.pool = forward, pool
+        self.context_length, self.vocab = context_length, vocab
         self.device = pool.keys[0].device
         self.drawn: Tensor | None = None  # tokens the last batch drew [rows]; 0 where none
 
@@ -61,8 +58,7 @@ class ModelRunner:
             batch, self.drawn, self.vocab, self.context_length, pool.pages, pool.page_size,
             self.device,
         )  # fmt: skip
-        self.attention.plan(inputs.layout)
-        hidden = self.model.forward(inputs.tokens, inputs.positions, self.attention)
+        hidden = self.forward.hidden(inputs)
         _make_masks(batch)
         outputs = [RowOutput() for _ in batch.rows]
         self._tips(batch, inputs, hidden, outputs)
@@ -81,7 +77,7 @@ class ModelRunner:
         size = max(1, LOGITS // self.vocab)
         for k in range(0, len(tips), size):
             part = tips[k : k + size]
-            logits = self.model.logits(self._pick(hidden, [tip.at for tip in part])).float()
+            logits = self.forward.logits(self._pick(hidden, [tip.at for tip in part])).float()
             tokens = self._draw(part, logits)
             self._read(part, logits, tokens)
             if whole and len(part) == len(tips):
@@ -164,7 +160,7 @@ class ModelRunner:
         for k in range(0, len(where), size):
             part = where[k : k + size]
             at = torch.tensor([first + j for _, _, first, j in part], device=self.device)
-            logits = self.model.logits(hidden.index_select(0, at))
+            logits = self.forward.logits(hidden.index_select(0, at))
             logprobs = readout.log_softmax(logits)
             targets = torch.tensor([s.targets[j] for _, s, _, j in part], device=self.device)
             values = readout.chosen(logprobs, targets)

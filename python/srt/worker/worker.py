@@ -15,6 +15,7 @@ from srt.models import weights
 from srt.models.config import ModelSpec, read_config
 from srt.models.location import locate
 from srt.models.registry import lookup
+from srt.worker.forward import Eager
 from srt.worker.kv import KVPool, available_memory, bytes_per_token, pool_pages
 from srt.worker.runner import ModelRunner
 from srt.worker.threads import Threads
@@ -65,7 +66,8 @@ class Worker:
             )  # fmt: skip
         attention = NativeAttention(pool.keys, pool.values, pool.page_size, spec.windows)
         self.threads = Threads(settings.threads, parameters, device)
-        self.runner = ModelRunner(model, attention, pool, length)
+        self.model = model
+        self.runner = ModelRunner(Eager(model, attention), pool, length, spec.vocab_size)
         self.info: dict[str, Any] = {
             "model_path": settings.model_path or directory.name,
             "architecture": architecture,
