@@ -14,7 +14,7 @@ CLIENTS := $(patsubst $(CASES)/requirements/%.txt,.clients/%/.installed,$(wildca
 PIP := -m pip install -qq --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser demo test test-clients lint format bench clean
+.PHONY: help setup browser demo test test-clients lint format bench bench-peers clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,10 +47,22 @@ bench: $(STAMP)  ## every benchmark with its defaults: no GPU, no download
 	  $(BIN)/python -m $$name || failed="$$failed $$name"; \
 	done; test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; }
 
+bench-peers: .peers/vllm/.installed .peers/llama/.installed  ## other engines, for bench to measure ours beside
+
+.peers/%/.installed: benchmark/peers/install.sh
+	@echo "Installing $* into $(@D): up to 25 minutes, 4 GB ..."
+	@PYTHON=$(PYTHON) JOBS=$(JOBS) $< $* .peers && touch $@
+
 clean:  ## remove .venv, caches and build outputs
-	@rm -rf $(VENV) .clients build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	@rm -rf python/*.egg-info
+	@rm -rf $(VENV) .clients .peers build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf python/*.egg-info sgl-kernel/build sgl-kernel/python/*.egg-info
+	@find sgl-kernel -name '*.so' -delete
 	@find python test tools examples benchmark -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The kernels' C++ is compiled here; where it changes, again. A test set-up insists on it where there
+# is a compiler: what falls back to torch in silence would be tested as torch.
+KERNELS := $(wildcard sgl-kernel/csrc/* sgl-kernel/setup.py sgl-kernel/pyproject.toml)
+$(STAMP): $(KERNELS)
 
 # A machine without an NVIDIA GPU gets the torch release the tests were run with; with one, pip is
 # free to choose the build that fits its driver.

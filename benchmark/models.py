@@ -7,6 +7,8 @@ checkpoint, so that a peer loads the very same.
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,24 +28,50 @@ class Shape:
     context: int = 8192
 
     @property
+    def head(self) -> int:
+        return self.hidden // self.heads
+
+    @property
     def parameters(self) -> int:
-        head = self.hidden // self.heads
-        attention = 2 * self.hidden * head * (self.heads + self.kv_heads)
+        attention = 2 * self.hidden * self.head * (self.heads + self.kv_heads)
         layer = attention + 3 * self.hidden * self.inner + 2 * self.hidden
         return self.vocab * self.hidden + self.layers * layer + self.hidden
 
 
+# 15.7, 154 and 508 million parameters; heads of 64, which every peer has. T is for tests.
 SHAPES = {
-    "S": Shape(hidden=288, layers=6, heads=6, kv_heads=6, inner=768),
-    "M": Shape(hidden=768, layers=20, heads=12, kv_heads=4, inner=2048),
-    "L": Shape(hidden=1280, layers=24, heads=20, kv_heads=4, inner=3456),
+    "T": Shape(hidden=64, layers=2, heads=2, kv_heads=1, inner=128, vocab=512, context=2048),
+    "S": Shape(hidden=256, layers=9, heads=4, kv_heads=2, inner=832),
+    "M": Shape(hidden=768, layers=18, heads=12, kv_heads=4, inner=2432),
+    "L": Shape(hidden=1280, layers=20, heads=20, kv_heads=4, inner=5056),
 }
+
+
+def cached(root: Path, name: str, dtype: str = "bfloat16") -> Path:
+    """Folder below ``root`` with ``SHAPES[name]``, made if it is not there.
+
+    Raises KeyError for an unknown name.
+    """
+    shape = SHAPES[name]
+    # The sizes are in the name, so that another shape never passes for this one.
+    sizes = f"{shape.hidden}x{shape.layers}x{shape.heads}x{shape.kv_heads}x{shape.inner}"
+    folder = root / f"{name}-{sizes}-{dtype}"
+    if not folder.is_dir():
+        half = folder.with_name(f"{folder.name}.{os.getpid()}.half")
+        make(half, shape, dtype)
+        try:
+            half.rename(folder)
+        except OSError:  # another process was first
+            shutil.rmtree(half)
+    return folder
 
 
 def make(folder: Path, shape: Shape, dtype: str = "float32", seed: int = 0) -> Path:
     """Write ``shape`` with random weights and a byte tokenizer to ``folder``, which is returned.
 
-    Weights are normal with deviation 0.02, norms one. ``dtype`` is a torch dtype's name.
+    Weights are normal and norms one. Embeddings have deviation 0.02, the layers' weights the
+    inverse root of their inputs: so what the layers add outweighs the embedding, and the head,
+    which is tied to it, does not merely repeat the last token. ``dtype`` is a torch dtype's name.
     """
     import torch
     from safetensors.torch import save_file
@@ -52,11 +80,12 @@ def make(folder: Path, shape: Shape, dtype: str = "float32", seed: int = 0) -> P
     random = torch.Generator().manual_seed(seed)
     kind = getattr(torch, dtype)
 
-    def normal(*size: int) -> torch.Tensor:
-        return (0.02 * torch.randn(*size, generator=random)).to(kind)
+    def normal(rows: int, inputs: int) -> torch.Tensor:
+        return (torch.randn(rows, inputs, generator=random) / inputs**0.5).to(kind)
 
-    width, kv = shape.hidden, shape.hidden // shape.heads * shape.kv_heads
-    weights = {"model.embed_tokens.weight": normal(shape.vocab, width)}
+    width, kv = shape.hidden, shape.head * shape.kv_heads
+    embedding = 0.02 * torch.randn(shape.vocab, width, generator=random)
+    weights = {"model.embed_tokens.weight": embedding.to(kind)}
     for i in range(shape.layers):
         at = f"model.layers.{i}"
         weights |= {

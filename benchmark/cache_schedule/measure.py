@@ -11,6 +11,7 @@ from srt.core.ints import ints
 from srt.core.messages import Advance, Distribution, Done, Event, Generate, Goal, Open
 from srt.core.sampling import SamplingParams
 from srt.engine.engine import Engine
+from srt.engine.executor import Inline
 from srt.engine.info import EngineInfo
 
 from benchmark.cache_schedule.workloads import Prompts, lower_bound
@@ -19,7 +20,7 @@ VOCAB = 1 << 24
 
 
 class Counter:
-    """An executor that draws token 0, which no prompt contains."""
+    """A worker that draws token 0, which no prompt contains."""
 
     def run(self, batch: Batch) -> StepResult:
         return StepResult(batch.id, [RowOutput(token=0) for _ in batch.rows])
@@ -82,7 +83,7 @@ def measure(
         context_length=1 << 20, capacity=capacity, page_size=1, eos=(),
         max_running_requests=running, max_queued_requests=len(prompts) + 1,
     )  # fmt: skip
-    engine = Engine(Counter(), info, schedule, [b"."])
+    engine = Engine(Inline(Counter()), info, schedule, [b"."])
     goal: Goal = Distribution(top=1)
     if draw:
         goal = Generate(SamplingParams(max_new_tokens=draw, temperature=0.0, ignore_eos=True))

@@ -1,0 +1,1 @@
+"""How our engine's throughput changes with batch, context and cache hits."""

@@ -1,0 +1,1 @@
+"""Ours beside other people's engines: same weights, same work, in turns."""

@@ -1,0 +1,98 @@
+"""Child: a contender's process, as seen from here. Only one runs at a time: the others are stopped
+by signal, since an idle engine may still spin on a core.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+LAST_LINES = 5  # of the log, shown where a contender fails
+CLOSE_SECONDS = 15.0
+
+
+class Failed(Exception):
+    """A contender did not do what it was asked; the text says why."""
+
+
+class Child:
+    """``python -m module`` in the repository's root, in a process group of its own (with all it
+    starts), so that one signal stops or wakes them.
+
+    What it prints besides its answers goes to ``log``.
+    """
+
+    def __init__(
+        self, python: str, module: str, log: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._log = log
+        with log.open("wb") as errors:
+            self._process = subprocess.Popen(
+                [python, "-m", module],
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                # A group of this session: if this process dies, the system wakes those in it.
+                preexec_fn=os.setpgrp,
+                env={**os.environ, **(environment or {})},
+            )
+        self._pending = b""
+
+    def ask(self, question: dict[str, Any], seconds: float) -> Any:
+        """Its answer. The process is left stopped. Raises Failed on an error or a
+        late answer."""
+        self._signal(signal.SIGCONT)
+        try:
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps(question).encode() + b"\n")
+            self._process.stdin.flush()
+            answer = json.loads(self._line(time.monotonic() + seconds))
+        except (OSError, ValueError) as error:
+            raise Failed(f"{error}; {self._end_of_log()}") from error
+        self._signal(signal.SIGSTOP)
+        if "error" in answer:
+            raise Failed(answer["error"])
+        return answer["ok"]
+
+    def _line(self, until: float) -> bytes:
+        assert self._process.stdout is not None
+        while b"\n" not in self._pending:
+            left = until - time.monotonic()
+            if left <= 0 or not select.select([self._process.stdout], [], [], left)[0]:
+                raise OSError("no answer in time")
+            if not (piece := os.read(self._process.stdout.fileno(), 1 << 20)):
+                raise OSError(f"the process ended with {self._process.wait()}")
+            self._pending += piece
+        line, _, self._pending = self._pending.partition(b"\n")
+        return line
+
+    def _end_of_log(self) -> str:
+        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return f"end of {self._log}: " + " | ".join(lines[-LAST_LINES:])
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def close(self) -> None:
+        """End the process and those it started."""
+        self._signal(signal.SIGCONT)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(CLOSE_SECONDS)
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        self._process.stdout.close()
