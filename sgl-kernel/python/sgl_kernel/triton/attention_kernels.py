@@ -1,0 +1,218 @@
+"""The device code of ``attention``. Triton's language, which type checkers of Python misread.
+
+One kernel computes tiles of queries. A tile is ``BLOCK_M`` (query, head) pairs of one row and one
+KV head: the heads that share keys stand side by side, so each key is loaded once for all of them
+and the products fill a tensor core's tile. Decode is the tile of one query; the shared part of a
+cascade is a tile over the queries of many rows.
+
+    pair i of tile t:  query (t * BLOCK_M + i) // GROUP,  head kv_head * GROUP + that % GROUP
+
+Scores are kept in units of log 2 (``exp2`` is one instruction). A block of keys that a query sees
+nothing of changes neither its maximum nor its sums, so its bits do not depend on what else is in
+its tile.
+"""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def blocks(
+    acc, top, total, q, K, V, pages, mask, lo, hi, position, start, new, flat, scale, cap, window,
+    words, stride_s, d, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    PAGE: tl.constexpr, CHECK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    CAP: tl.constexpr, TREE: tl.constexpr,
+):  # fmt: skip
+    """Online softmax over the keys ``[lo, hi)``. ``CHECK``: some may be hidden from some query.
+
+    acc: [M, D], weighted sum of values; top, total: [M], the largest score so far and the sum of
+    the weights relative to it. position, flat: [M] of the queries. new: tokens of the row.
+    """
+    for at in range(lo, hi, BLOCK_N):
+        place = at + tl.arange(0, BLOCK_N)
+        inside = place < hi
+        slot = place if PAGE == 1 else place // PAGE
+        if CHECK:
+            slot = tl.load(pages + slot, mask=inside, other=0).to(tl.int64)
+        else:
+            slot = tl.load(pages + slot).to(tl.int64)
+        if PAGE > 1:
+            slot = slot * PAGE + place % PAGE
+        where = slot[:, None] * stride_s + d[None, :]
+        if CHECK or DIM != BLOCK_D:
+            real = inside[:, None] & (d < DIM)[None, :]
+            k = tl.load(K + where, mask=real, other=0.0)
+        else:
+            k = tl.load(K + where)
+        score = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale
+        if CAP:
+            # cap * tanh(score / cap); exp2 may overflow to infinity, which gives 1 as it should.
+            score = cap * (1.0 - 2.0 / (tl.exp2(score * (2.0 * LOG2E / cap)) + 1.0))
+        score = score * LOG2E
+        if CHECK:
+            seen = tl.broadcast_to(inside[None, :], score.shape)
+            if CAUSAL:
+                if TREE:
+                    j = place - start
+                    bit = (j >= 0) & (j < new)
+                    word = tl.load(
+                        mask + flat[:, None] * words + (j // 32)[None, :],
+                        mask=bit[None, :] & (position >= 0)[:, None], other=0,
+                    )  # fmt: skip
+                    tree = ((word >> (j % 32)[None, :]) & 1) != 0
+                    seen = seen & ((j < 0)[None, :] | (bit[None, :] & tree))
+                else:
+                    seen = seen & (place[None, :] <= position[:, None])
+                if WINDOW:
+                    seen = seen & (place[None, :] > position[:, None] - window)
+            score = tl.where(seen, score, float("-inf"))
+        best = tl.maximum(top, tl.max(score, 1))
+        base = tl.where(best == float("-inf"), 0.0, best)
+        shrink = tl.exp2(top - base)
+        weight = tl.exp2(score - base[:, None])
+        if CHECK or DIM != BLOCK_D:
+            v = tl.load(V + where, mask=real, other=0.0)
+        else:
+            v = tl.load(V + where)
+        total = total * shrink + tl.sum(weight, 1)
+        acc = acc * shrink[:, None]
+        acc = tl.dot(weight.to(v.dtype), v, acc, input_precision="tf32x3")
+        top = best
+    return acc, top, total
+
+
+@triton.jit
+def attend(
+    Q, K, V, Out, Lse, pages, tables, starts, firsts, tiles, lows, queries, mask, scale, cap,
+    window, words, parts, part, stride_qt, stride_qh, stride_s, stride_h, stride_ot, stride_oh,
+    GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr, ONE: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, TREE: tl.constexpr,
+    PARTIAL: tl.constexpr, LOW: tl.constexpr, CLEAR: tl.constexpr,
+):  # fmt: skip
+    """Program (tile, KV head, split). See ``attention`` for what the pointers hold.
+
+    ONE: row = tile, its one query is its last token, ``starts`` holds lengths. CAUSAL false: the
+    queries ``queries[firsts[g] ...]`` all see ``[0, starts[g])``. PARTIAL: ``Out`` is float32
+    [T, heads, parts, DIM] and takes part ``part + split``, with its log-sum-exp in ``Lse``. LOW:
+    keys before ``lows[row]`` are another launch's; where there are none, its ``CLEAR`` parts behind
+    ours are marked empty.
+    """
+    split, kv = tl.program_id(2), tl.program_id(1)
+    if ONE:
+        row, tile = tl.program_id(0), 0
+        start, first, new = tl.load(starts + row) - 1, row, 1
+    else:
+        row, tile = tl.load(tiles + 2 * tl.program_id(0)), tl.load(tiles + 2 * tl.program_id(0) + 1)
+        start, first = tl.load(starts + row), tl.load(firsts + row)
+        new = tl.load(firsts + row + 1) - first
+    pair = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    index, real, d = pair // GROUP, pair < new * GROUP, tl.arange(0, BLOCK_D)
+    flat = (first + index).to(tl.int64)
+    if not CAUSAL:
+        flat = tl.load(queries + flat, mask=real, other=0).to(tl.int64)
+    head = kv * GROUP + pair % GROUP
+    position = tl.where(real, start + index, -1)
+    there = real[:, None] & (d < DIM)[None, :]
+    q = tl.load(
+        Q + flat[:, None] * stride_qt + head[:, None] * stride_qh + d[None, :],
+        mask=there, other=0.0,
+    )  # fmt: skip
+    early, late = tile * BLOCK_M // GROUP, ((tile + 1) * BLOCK_M - 1) // GROUP
+    low, hi, plain = bounds(
+        row, start, new, early, late, lows, window, BLOCK_N, CAUSAL, WINDOW, TREE, LOW
+    )
+    if SPLITS > 1:
+        span = tl.cdiv(tl.cdiv(hi - low, SPLITS), BLOCK_N) * BLOCK_N
+        hi = tl.minimum(hi, low + (split + 1) * span)
+        low = low + split * span
+    plain = tl.maximum(low, low + (tl.minimum(plain, hi) - low) // BLOCK_N * BLOCK_N)
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    pages += tl.load(tables + row)
+    K += kv * stride_h
+    V += kv * stride_h
+    if not WINDOW:
+        acc, top, total = blocks(
+            acc, top, total, q, K, V, pages, mask, low, plain, position, start, new, flat, scale,
+            cap, window, words, stride_s, d, DIM, BLOCK_D, BLOCK_N, PAGE, False, CAUSAL, WINDOW,
+            CAP, TREE,
+        )  # fmt: skip
+        low = plain
+    acc, top, total = blocks(
+        acc, top, total, q, K, V, pages, mask, low, hi, position, start, new, flat, scale, cap,
+        window, words, stride_s, d, DIM, BLOCK_D, BLOCK_N, PAGE, True, CAUSAL, WINDOW, CAP, TREE,
+    )  # fmt: skip
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    if PARTIAL:
+        flat = (flat * (tl.num_programs(1) * GROUP) + head) * parts + part + split
+        tl.store(Lse + flat, top + tl.log2(total), mask=real)
+        tl.store(Out + flat[:, None] * DIM + d[None, :], acc, mask=there)
+        # The outer one is decided by the compiler.
+        if CLEAR > 0:  # noqa: SIM102
+            if (split == 0) & (tl.load(lows + row) == 0):
+                for other in range(SPLITS, SPLITS + CLEAR):
+                    tl.store(Lse + flat + other, float("-inf"), mask=real)
+    else:
+        where = flat[:, None] * stride_ot + head[:, None] * stride_oh + d[None, :]
+        tl.store(Out + where, acc.to(Out.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def bounds(
+    row, start, new, early, late, lows, window, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr, TREE: tl.constexpr, LOW: tl.constexpr,
+):  # fmt: skip
+    """Keys [low, hi) that a tile of the row's queries ``early .. late`` may see, and the end of
+    those that all of them do."""
+    low = 0
+    if LOW:
+        low = tl.load(lows + row)
+    if CAUSAL:
+        hi = start + tl.minimum(late + 1, new)
+        plain = start + early + 1
+        if TREE:
+            hi = start + new
+            plain = start
+        if WINDOW:
+            # On a multiple of the block, so that blocks do not depend on where the tile begins.
+            low = tl.maximum(low, (start + early - window + 1) // BLOCK_N * BLOCK_N)
+    else:
+        hi = start
+        plain = start
+    if early >= new:
+        hi = low
+    return low, tl.maximum(hi, low), plain
+
+
+@triton.jit
+def merge(
+    Part, Lse, Out, parts, stride_ot, stride_oh, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_P: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Program (query, head): parts [parts, DIM] weighted by 2 ** Lse; zeros where all are empty."""
+    t, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = (t * tl.num_programs(1) + head) * parts
+    d, p = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_P)
+    lse = tl.load(Lse + at + p, mask=p < parts, other=float("-inf"))
+    top = tl.max(lse, 0)
+    top = tl.where(top == float("-inf"), 0.0, top)
+    total = tl.sum(tl.exp2(lse - top), 0)
+    acc = tl.zeros([BLOCK_D], tl.float32)
+    for low in range(0, parts, CHUNK):
+        part = low + tl.arange(0, CHUNK)
+        sums = tl.load(Lse + at + part, mask=part < parts, other=float("-inf"))
+        weight = tl.exp2(sums - top)
+        # An empty part holds nothing that may be read.
+        real = (weight > 0.0)[:, None] & (d < DIM)[None, :]
+        x = tl.load(Part + (at + part)[:, None] * DIM + d[None, :], mask=real, other=0.0)
+        acc += tl.sum(x * weight[:, None], 0)
+    acc = acc / tl.where(total == 0.0, 1.0, total)
+    tl.store(Out + t * stride_ot + head * stride_oh + d, acc.to(Out.dtype.element_ty), mask=d < DIM)

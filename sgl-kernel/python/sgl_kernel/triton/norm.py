@@ -1,0 +1,90 @@
+"""RMSNorm (Zhang and Sennrich 2019) with the residual add before it, and gated activations."""
+
+from __future__ import annotations
+
+import triton
+from torch import Tensor
+
+from sgl_kernel.triton import checks
+from sgl_kernel.triton import layer_kernels as kernels
+
+# A row is held in the registers of one program.
+WIDEST = 65536
+
+# Names of activations as checkpoints spell them.
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, float32 inside.
+
+    x: [..., width] contiguous. weight: [width]. Returns x's shape and dtype. Raises ValueError.
+    """
+    _rows(x, weight)
+    out = checks.output(out, x, *x.shape)
+    _launch(x, None, weight, out, eps)
+    return out
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """``residual += x`` in place, then the RMSNorm of the sum as it is stored, a new tensor.
+
+    x, residual: [..., width] contiguous, of one shape and dtype. Raises ValueError.
+    """
+    _rows(x, weight)
+    checks.shape("residual", residual, *x.shape)
+    checks.dtype("residual", residual, x.dtype)
+    checks.same_device(x, residual=residual)
+    if not residual.is_contiguous():
+        checks.fail("residual must be contiguous: it is changed in place")
+    out = x.new_empty(x.shape)
+    _launch(x, residual, weight, out, eps)
+    return out
+
+
+def gate(x: Tensor, activation: str, out: Tensor | None = None) -> Tensor:
+    """act(x[:, :F]) * x[:, F:] for x [T, 2 F] -> [T, F]; GLU variants (Shazeer 2020).
+
+    activation: "silu" ("swish"), "gelu", "gelu_pytorch_tanh" or "relu". Raises ValueError.
+    """
+    checks.shape("x", x, None, None)
+    checks.dtype("x", x, *checks.FLOATS)
+    if activation not in ACTIVATIONS:
+        checks.fail(f"activation is {activation!r}; one of {', '.join(ACTIVATIONS)} is needed")
+    if x.shape[1] % 2:
+        checks.fail(f"x has {x.shape[1]} columns; gates and values need an even number")
+    width = x.shape[1] // 2
+    out = checks.output(out, x, x.shape[0], width)
+    block = min(1024, triton.next_power_of_2(width))
+    if x.shape[0]:
+        kernels.gate[(x.shape[0], triton.cdiv(width, block))](
+            x, out, width, x.stride(0), out.stride(0), BLOCK=block, ACT=ACTIVATIONS[activation],
+            num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+def _rows(x: Tensor, weight: Tensor) -> None:
+    checks.dtype("x", x, *checks.FLOATS)
+    checks.shape("weight", weight, x.shape[-1])
+    checks.same_device(x, weight=weight)
+    if not x.is_contiguous():
+        checks.fail(f"x must be contiguous; its strides are {x.stride()}")
+    if x.shape[-1] > WIDEST:
+        checks.fail(f"x has {x.shape[-1]} columns; at most {WIDEST} are supported")
+
+
+def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, out: Tensor, eps: float) -> None:
+    width = x.shape[-1]
+    block = triton.next_power_of_2(width)
+    if x.numel():
+        kernels.norm[(x.numel() // width,)](
+            x, residual, weight, out, eps, width, BLOCK=block, ADD=residual is not None,
+            num_warps=min(16, max(1, block // 512)),
+        )  # fmt: skip

@@ -1,0 +1,83 @@
+"""The Triton kernels compiled for sm_90, without a GPU: registers, spills and instructions.
+
+What a kernel uses decides how fast it can be, and a spill or a product that misses the tensor cores
+shows nowhere else before a GPU is rented.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if find_spec("triton") is None:
+    pytest.skip("needs triton, which has no build for this system", allow_module_level=True)
+
+TEST = Path(__file__).parents[1]
+CASES = (
+    "decode 64", "decode 80", "decode 128", "decode 128 pages", "decode 256", "extend 64",
+    "extend 96", "extend 128", "extend 128 fixed", "extend 128 options", "extend 128 tree",
+    "extend 256", "cascade", "append", "rotate", "norm", "gate", "route", "mixture few",
+    "mixture many", "sample", "mask", "penalties",
+)  # fmt: skip
+# Shared memory of a multiprocessor, and the most that a program may have.
+SHARED = 227 << 10
+
+
+@pytest.fixture(scope="module")
+def reports(request: pytest.FixtureRequest) -> dict[str, list[dict[str, Any]]]:
+    """What was compiled is kept from run to run, by a hash of its source."""
+    assert request.config.cache is not None
+    cache = request.config.cache.mkdir("triton")
+    env = os.environ | {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(TEST)}
+    run = subprocess.run(
+        [sys.executable, "-m", "helpers.triton_sm90", *CASES],
+        env=env, capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    found: dict[str, list[dict[str, Any]]] = json.loads(run.stdout)
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_is_spilled(case: str, reports: dict[str, list[dict[str, Any]]]) -> None:
+    for kernel in reports[case]:
+        assert kernel["reg"] > 0
+        assert (kernel["stack"], kernel["local"], kernel["spills"]) == (0, 0, 0), kernel
+        assert kernel["shared"] <= SHARED, kernel
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.startswith("extend")])
+def test_extend_uses_the_tensor_cores_of_hopper(
+    case: str, reports: dict[str, list[dict[str, Any]]]
+) -> None:
+    (kernel,) = reports[case]
+    assert kernel["wgmma"], kernel
+    assert not kernel["mma"], kernel
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.startswith("decode")])
+def test_decode_uses_tensor_cores_and_wide_copies(
+    case: str, reports: dict[str, list[dict[str, Any]]]
+) -> None:
+    """Keys and values come in 16 bytes a thread, past the registers and ahead of their use."""
+    kernel = reports[case][0]
+    assert kernel["mma"], kernel
+    assert kernel["wide_copies"] >= 32, kernel
+    # Three programs a multiprocessor: while one computes or waits, the others load.
+    assert kernel["shared"] <= SHARED // 3, kernel
+    assert kernel["reg"] <= 65536 // (3 * 128), kernel
+
+
+def test_products_of_experts_use_tensor_cores(reports: dict[str, list[dict[str, Any]]]) -> None:
+    few = [k for k in reports["mixture few"] if k["kernel"] == "product"]
+    many = [k for k in reports["mixture many"] if k["kernel"] == "product"]
+    assert len(few) == len(many) == 2
+    assert all(k["mma"] for k in few)
+    assert all(k["wgmma"] for k in many)

@@ -1,0 +1,260 @@
+"""Cases of the paged attention kernels, for any device that can run them.
+
+Unused slots of the pools and every output are NaN before a launch, so that a read or a write in the
+wrong place shows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.triton_place import Place
+from sgl_kernel.triton import attention, reference
+from torch import Tensor
+
+# heads, kv_heads, head_dim
+HEADS = ((4, 2, 64), (6, 2, 80), (3, 3, 96), (8, 1, 128), (2, 1, 256))
+
+
+@dataclass
+class Problem:
+    """Rows with ``lengths`` tokens in all, the last ``counts`` of them new."""
+
+    place: Place
+    heads: tuple[int, int, int]
+    lengths: list[int]
+    counts: list[int]
+    page_size: int
+    shared: int = 0  # tokens that all rows have in common
+
+    def __post_init__(self) -> None:
+        place, (heads, kv, dim) = self.place, self.heads
+        need = [-(-n // self.page_size) for n in self.lengths]
+        common = self.shared // self.page_size
+        total = sum(need) + 3
+        order = torch.randperm(total, generator=place.generator).tolist()
+        rows = [[order.pop() for _ in range(n)] for n in need]
+        for row in rows[1:]:
+            row[:common] = rows[0][:common]
+        self.tables = place.ints(np.cumsum([0, *need]))
+        self.pages = place.ints([page for row in rows for page in row])
+        # One layer of a pool that holds two: the kernels must go by the strides.
+        pools = [place.random(total * self.page_size, 2, kv, dim)[:, 1] for _ in range(2)]
+        used = torch.zeros(total * self.page_size, dtype=torch.bool)
+        for row, length in zip(rows, self.lengths):
+            for p in range(length):
+                used[row[p // self.page_size] * self.page_size + p % self.page_size] = True
+        for pool in pools:
+            pool[~used.to(place.device)] = float("nan")
+        self.keys, self.values = pools
+        tokens = sum(self.counts)
+        self.q = place.random(tokens, heads + 1, dim)[:, 1:]
+        self.starts = place.ints(np.array(self.lengths) - self.counts)
+        self.firsts = place.ints(np.cumsum([0, *self.counts]))
+        self.options: dict[str, Any] = {"scale": dim**-0.5, "page_size": self.page_size}
+
+    @property
+    def group(self) -> int:
+        return self.heads[0] // self.heads[1]
+
+    @property
+    def out(self) -> Tensor:
+        return torch.full_like(self.q, float("nan"))
+
+    def tiles(self, block: int) -> Tensor:
+        return self.place.ints(attention.plan_tiles(np.array(self.counts), self.group, block))
+
+    def decode(self, splits: int, **options: Any) -> Tensor:
+        return attention.decode(
+            self.q, self.keys, self.values, self.pages, self.tables, self.starts + 1,
+            splits=splits, out=self.out, **self.options, **options,
+        )  # fmt: skip
+
+    def extend(self, block: int, **options: Any) -> Tensor:
+        return attention.extend(
+            self.q, self.keys, self.values, self.pages, self.tables, self.starts, self.firsts,
+            self.tiles(block), block=block, out=self.out, **self.options, **options,
+        )  # fmt: skip
+
+    def truth(self, **options: Any) -> Tensor:
+        return reference.attention(
+            self.q, self.keys, self.values, self.pages, self.tables, self.starts, self.firsts,
+            **self.options, **options,
+        )  # fmt: skip
+
+
+def lengths(place: Place, rows: int, longest: int) -> list[int]:
+    return [place.pick(1, longest) for _ in range(rows)]
+
+
+def decode(place: Place) -> None:
+    longest = 3000 if place.large else 150
+    for i, heads in enumerate(HEADS):
+        page_size, rows = (1, 3, 16, 1, 4)[i], 9 if place.large else 2
+        sizes = [*lengths(place, rows, longest), 1]
+        problem = Problem(place, heads, sizes, [1] * len(sizes), page_size)
+        place.close(problem.decode((1, 4, 2, 1, 8)[i]), problem.truth())
+
+
+def decode_options(place: Place) -> None:
+    """A window, a soft cap, and both, whole and split."""
+    sizes = [*lengths(place, 3 if place.large else 1, 900 if place.large else 100), 5]
+    for window, soft_cap, splits in ((0, 2.0, 1), (33, 0.0, 1), (40, 1.5, 4)):
+        problem = Problem(place, (4, 2, 32), sizes, [1] * len(sizes), 2)
+        options = {"window": window, "soft_cap": soft_cap}
+        place.close(problem.decode(splits, **options), problem.truth(**options))
+
+
+def decode_padding(place: Place) -> None:
+    """A row of length 0 gets zeros."""
+    problem = Problem(place, (4, 2, 32), [70, 4], [1, 1], 1)
+    problem.starts[0] = -1
+    for splits in (1, 2):
+        out = problem.decode(splits)
+        assert not out[0].any()
+        assert out[1].isfinite().all()
+
+
+def decode_bits(place: Place) -> None:
+    """A row's bits do not depend on the rows beside it."""
+    sizes = [*lengths(place, 3, 700 if place.large else 130), 77]
+    problem = Problem(place, (4, 2, 64), sizes, [1] * 4, 1)
+    together = problem.decode(4)
+    for r in range(4):
+        alone = attention.decode(
+            problem.q[r : r + 1], problem.keys, problem.values, problem.pages,
+            problem.tables[r : r + 2], problem.starts[r : r + 1] + 1, splits=4, **problem.options,
+        )  # fmt: skip
+        assert torch.equal(alone[0], together[r])
+
+
+def extend(place: Place) -> None:
+    longest = 700 if place.large else 40
+    for i, heads in enumerate(HEADS):
+        counts = [place.pick(1, longest) for _ in range(2)] + [1]
+        sizes = [count + place.pick(0, longest) for count in counts]
+        problem = Problem(place, heads, sizes, counts, (3, 1, 16, 1, 2)[i])
+        group, dim = problem.group, heads[2]
+        block = attention.choose_block(group, dim, np.array(counts)) if place.large else 16 << i % 2
+        place.close(problem.extend(block), problem.truth())
+
+
+def extend_options(place: Place) -> None:
+    many = 300 if place.large else 23
+    for window, soft_cap in ((0, 2.0), (9, 0.0), (many, 1.5)):
+        problem = Problem(place, (6, 2, 32), [many + 40, 5, many], [many, 5, 2], 2)
+        options = {"window": window, "soft_cap": soft_cap}
+        place.close(problem.extend(32 if place.small else 64, **options), problem.truth(**options))
+
+
+def extend_tree(place: Place) -> None:
+    """Drafts that form a tree: every node sees the prefix, its ancestors and itself."""
+    counts = [7, 40, 1]
+    for window in (0, 12):
+        problem = Problem(place, (4, 2, 32), [60, 40, 30], counts, 1)
+        mask = torch.zeros(sum(counts), 2, dtype=torch.int64)
+        flat = 0
+        for count in counts:
+            for i in range(count):
+                parent = place.pick(-1, i - 1) if i else -1
+                mask[flat + i] = mask[flat + parent] if parent >= 0 else 0
+                mask[flat + i, i // 32] |= 1 << i % 32
+            flat += count
+        words = place.ints(mask.numpy().astype(np.uint32).view(np.int32))
+        out = problem.extend(16, mask=words, window=window)
+        place.close(out, problem.truth(mask=words, window=window))
+
+
+def extend_bits(place: Place) -> None:
+    """A query's bits do not depend on how its row was cut, nor on the rows beside it."""
+    total = 500 if place.large else 90
+    for window in (0, 21):
+        whole = Problem(place, (4, 2, 32), [total, 7], [total, 7], 1)
+        out = whole.extend(64 if place.large else 32, window=window)
+        for first in (0, 13, total - 1):
+            count = total - first
+            part = attention.extend(
+                whole.q[first:total], whole.keys, whole.values, whole.pages, whole.tables[:2],
+                place.ints([first]), place.ints([0, count]),
+                place.ints(
+                    attention.plan_tiles(np.array([count]), 2, 64 if place.large else 32)
+                ),
+                block=64 if place.large else 32, window=window, **whole.options,
+            )  # fmt: skip
+            assert torch.equal(part, out[first:total])
+
+
+def cascade(place: Place) -> None:
+    """Groups of rows, rows of no group, decode rows and rows with a few drafts."""
+    shared = 1200 if place.large else 48
+    for counts in ([1, 1, 1, 1], [3, 1, 2, 4]):
+        sizes = [shared + place.pick(1, shared) + count for count in counts]
+        problem = Problem(place, (4, 2, 64), sizes, counts, 4, shared)
+        for groups in ([([0, 2, 3], shared)], [([0, 1], shared), ([2, 3], shared - 5)], []):
+            for processors in (1, 132):
+                place.close(cascaded(problem, groups, processors), problem.truth())
+
+
+def cascaded(problem: Problem, groups: list[tuple[list[int], int]], processors: int) -> Tensor:
+    place, counts = problem.place, np.array(problem.counts, dtype=np.int32)
+    fields = attention.plan_shared(
+        groups, counts, problem.tables.cpu().numpy(), problem.group, problem.heads[2],
+        problem.heads[1], processors,
+    )  # fmt: skip
+    tensors = {
+        name: place.ints(x) if isinstance(x, np.ndarray) else x for name, x in fields.items()
+    }
+    return attention.cascade(
+        problem.q, problem.keys, problem.values, problem.pages, problem.tables, problem.starts,
+        problem.firsts, problem.tiles(16), attention.Shared(**tensors), block=16, splits=2,
+        soft_cap=0.0, out=problem.out, **problem.options,
+    )  # fmt: skip
+
+
+def plans(place: Place) -> None:
+    """Tiles cover every query once; splits stay within what ``decode`` takes."""
+    for _ in range(20):
+        counts = np.array([place.pick(0, 40) for _ in range(place.pick(1, 6))], dtype=np.int32)
+        tiles = attention.plan_tiles(counts, 3, 16).tolist()
+        assert sorted(map(tuple, tiles)) == [
+            (r, t) for r, n in enumerate(counts) for t in range(-(-3 * int(n) // 16))
+        ]
+        rows, longest = place.pick(0, 300), place.pick(0, 1 << 20)
+        splits = attention.choose_splits(rows, 8, longest, 132)
+        assert splits in (1, 2, 4, 8, 16, 32, 64)
+        assert splits == 1 or splits * attention.PART <= longest
+    assert attention.choose_splits(1, 8, 1 << 17, 132) == 64
+    assert attention.choose_splits(256, 8, 1 << 17, 132) == 1
+
+
+def errors(place: Place) -> None:
+    good = Problem(place, (4, 2, 32), [9, 5], [1, 1], 1)
+    for message, field, value in (
+        ("keys has shape", "keys", good.keys[:, :, :16]),
+        ("values is torch", "values", good.values.double()),
+        ("tables has 1 entries", "tables", good.tables[:1]),
+        ("pages is torch.int64", "pages", good.pages.long()),
+        ("3 query heads cannot share 2", "q", good.q[:, :3]),
+        ("q has stride 2", "q", place.random(2, 4, 64)[:, :, ::2]),
+    ):
+        bad = Problem(place, (4, 2, 32), [9, 5], [1, 1], 1)
+        setattr(bad, field, value)
+        with pytest.raises(ValueError, match=message):
+            attention.decode(
+                bad.q, bad.keys, bad.values, bad.pages, bad.tables, bad.starts + 1, splits=1,
+                **bad.options,
+            )  # fmt: skip
+    with pytest.raises(ValueError, match="splits is 3; a power of 2 from 1 to 64"):
+        good.decode(3)
+    with pytest.raises(ValueError, match="block is 48"):
+        good.extend(48)
+
+
+CASES = (
+    decode, decode_options, decode_padding, decode_bits, extend, extend_options, extend_tree,
+    extend_bits, cascade, plans, errors,
+)  # fmt: skip

@@ -1,0 +1,119 @@
+"""Cases of the append, norm, gate and mixture-of-experts kernels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers.triton_place import Place
+from sgl_kernel.triton import append, moe, norm, reference
+from torch import Tensor
+
+
+def written(place: Place) -> None:
+    """Negative slots are left out, strides are respected, nothing else is touched."""
+    for heads, dim in ((1, 16), (3, 20), (8, 128)):
+        k, v = (place.random(5, heads + 2, dim)[:, 1:-1] for _ in range(2))
+        pools = [place.random(9, 2, heads, dim)[:, 1] for _ in range(2)]
+        wanted = [pool.clone() for pool in pools]
+        slots = place.ints([3, -1, 0, 8, 5])
+        append.append(k, v, *pools, slots)
+        reference.append(k, v, *wanted, slots)
+        assert all(map(torch.equal, pools, wanted))
+
+
+def rotated(place: Place) -> None:
+    for dim, normed in ((24, False), (64, True), (80, True), (128, False)):
+        turns = place.random(11, dim // 2, dtype=torch.float32)
+        cos, sin = turns.cos(), turns.sin()
+        angles = torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], 1)
+        angles = angles.unsqueeze(2).to(place.dtype)
+        qkv, positions = place.random(5, 8 * dim + 3)[:, 3:], place.ints([3, 10, 0, 4, 4])
+        slots = place.ints([3, -1, 0, 8, 5])
+        pools = [torch.zeros(9, 2, dim, dtype=place.dtype, device=place.device) for _ in "kv"]
+        exact = [pool.double() for pool in pools]
+        options = {"heads": 4, "eps": 1e-5}
+        if normed:
+            options |= {"q_norm": place.random(dim), "k_norm": place.random(dim)}
+        q = append.rotate_append(qkv, angles, positions, *pools, slots, **options)
+        truth = reference.rotate_append(qkv, angles, positions, *exact, slots, **options)
+        place.close(q, truth)
+        place.close(pools[0], exact[0])
+        place.close(pools[1], exact[1])
+
+
+def norms(place: Place) -> None:
+    for width in (1, 37, 1024, 5000):
+        x, residual, weight = place.random(3, width), place.random(3, width), place.random(width)
+        place.close(norm.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
+        total = (x.float() + residual.float()).to(x.dtype)
+        out = norm.add_rms_norm(x, residual, weight, 1e-5)
+        assert torch.equal(residual, total)
+        place.close(out, reference.rms_norm(total, weight, 1e-5))
+    with pytest.raises(ValueError, match="x must be contiguous"):
+        norm.rms_norm(place.random(3, 8)[:, :4], place.random(4), 1e-5)
+
+
+def gates(place: Place) -> None:
+    for activation in norm.ACTIVATIONS:
+        for width in (1, 37, 1500):
+            x = place.random(3, 2 * width + 1)[:, 1:] * 3
+            place.close(norm.gate(x, activation), reference.gate(x, activation))
+    with pytest.raises(ValueError, match="activation is 'tanh'"):
+        norm.gate(place.random(3, 4), "tanh")
+
+
+def routes(place: Place) -> None:
+    """Equal logits: the lowest expert first."""
+    for experts, top_k in ((1, 1), (6, 3), (8, 2), (60, 4)):
+        logits = place.random(5, experts, dtype=torch.float32)
+        logits[0] = 1.5
+        for renormalise in (True, False):
+            weights, chosen = moe.route(logits, top_k, renormalise)
+            share, wanted = reference.route(logits, top_k, renormalise)
+            assert torch.equal(chosen, wanted)
+            assert (weights - share).abs().max() < 1e-6
+
+
+def groups(place: Place) -> None:
+    """Every pair once, in order, in a block of its expert."""
+    for experts, pairs, block in ((1, 1, 16), (5, 26, 16), (8, 300, 64), (60, 40, 16)):
+        chosen = place.ints([place.pick(0, experts - 1) for _ in range(pairs)])
+        if experts == 5:
+            chosen[chosen == 3] = 4
+        order, owners, size = moe.group_tokens(chosen.view(-1, 1), experts, block)
+        found: dict[int, list[int]] = {e: [] for e in range(experts)}
+        for at, owner in enumerate(owners.tolist()):
+            if owner >= 0:
+                run = order[at * size : (at + 1) * size].tolist()
+                found[owner] += [pair for pair in run if pair < pairs]
+        wanted: dict[int, list[int]] = {e: [] for e in range(experts)}
+        for pair, e in enumerate(chosen.tolist()):
+            wanted[e].append(pair)
+        assert found == wanted
+        used = [owner for owner in owners.tolist() if owner >= 0]
+        assert used == sorted(used)
+
+
+def mixture(place: Place) -> None:
+    for tokens, experts, width, inner, block in (
+        (9, 4, 40, 24, 0), (1, 8, 64, 32, 16), (3, 2, 24, 136, 64), (20, 3, 40, 48, 0),
+    ):  # fmt: skip
+        if place.large:
+            tokens, width, inner = tokens * 40, width * 8, inner * 8
+        x = place.random(tokens, width)
+        gate_up = place.random(experts, 2 * inner, width) * width**-0.5
+        down = place.random(experts, width, inner) * inner**-0.5
+        weights, chosen = chosen_for(place, tokens, experts)
+        out = moe.fused_moe(x, gate_up, down, weights, chosen, "silu", block)
+        truth = reference.fused_moe(x, gate_up, down, weights, chosen, "silu")
+        place.close(out, truth, 2.0)
+    with pytest.raises(ValueError, match="gate_up has shape"):
+        moe.fused_moe(x, gate_up[:, :-1], down, weights, chosen)
+
+
+def chosen_for(place: Place, tokens: int, experts: int) -> tuple[Tensor, Tensor]:
+    weights, chosen = reference.route(place.random(tokens, experts, dtype=torch.float32), 2)
+    return weights.float(), chosen
+
+
+CASES = (written, rotated, norms, gates, routes, groups, mixture)

@@ -1,0 +1,192 @@
+"""Compiles what the wrappers of the Triton kernels launch for sm_90, without a GPU.
+
+    python -m helpers.triton_sm90      one JSON object: case -> list of ``report``
+
+A launch is caught before it reaches a driver; its arguments give the types, what is a multiple of
+16 and the constants, just as a launch would derive them. The disassembler is the one that triton
+brings.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from sgl_kernel.triton import append, attention, moe, norm, sampling
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+TYPES = {
+    torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32",
+    torch.float64: "*fp64", torch.int32: "*i32", torch.int64: "*i64",
+}  # fmt: skip
+CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+
+
+def launches(call: Callable[[], object]) -> list[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
+    """(kernel, arguments, keywords) of what ``call`` launches; nothing runs."""
+    seen = []
+
+    def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
+        seen.append((self, args, kwargs))
+
+    kept = JITFunction.run
+    JITFunction.run = run
+    try:
+        call()
+    finally:
+        JITFunction.run = kept
+    return seen
+
+
+def build(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    options = {k: v for k, v in kwargs.items() if k in ("num_warps", "num_stages")}
+    kwargs = {k: v for k, v in kwargs.items() if k not in options}
+    bound = inspect.signature(kernel.fn).bind(*args, **kwargs).arguments
+    signature, constants, attributes = {}, {}, {}
+    for i, parameter in enumerate(kernel.params):
+        value = bound[parameter.name]
+        if parameter.is_constexpr or value is None or (type(value) is int and value == 1):
+            kind, constants[parameter.name] = "constexpr", value
+        elif isinstance(value, Tensor):
+            kind = TYPES[value.dtype]
+        else:
+            kind = "fp32" if isinstance(value, float) else "i32"
+        signature[parameter.name] = kind
+        number = value.data_ptr() if isinstance(value, Tensor) else value
+        if kind not in ("constexpr", "fp32") and number % 16 == 0:
+            attributes[(i,)] = [["tt.divisibility", 16]]
+    source = ASTSource(kernel, signature=signature, constexprs=constants, attrs=attributes)
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+def report(kernel: Any) -> dict[str, Any]:
+    """Resources by the disassembler, and how often some instructions occur.
+
+    Kept beside what was compiled (TRITON_CACHE_DIR): disassembly takes half a second.
+    """
+    cubin = kernel.asm["cubin"]
+    kept = Path(os.environ["TRITON_CACHE_DIR"]) / f"{hashlib.sha256(cubin).hexdigest()}.json"
+    if not kept.exists():
+        kept.write_text(json.dumps(disassemble(cubin)))
+    found: dict[str, Any] = json.loads(kept.read_text())
+    return found | {"kernel": kernel.metadata.name, "shared": kernel.metadata.shared}
+
+
+def disassemble(cubin: bytes) -> dict[str, int]:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        run = subprocess.run(
+            [CUOBJDUMP, "-sass", "-res-usage", file.name], capture_output=True, text=True
+        )
+    text = run.stdout + run.stderr
+    found = {n.lower(): int(v) for n, v in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", text)}
+    for name, pattern in (
+        ("wgmma", "HGMMA"), ("mma", "HMMA"), ("spills", "(?:LDL|STL)"), ("copies", "LDGSTS"),
+        ("wide_copies", r"LDGSTS[\w.]*\.128"),
+    ):  # fmt: skip
+        found[name] = len(re.findall(rf"\b{pattern}\b", text))
+    return found
+
+
+def zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+def ints(*shape: int) -> Tensor:
+    return zeros(*shape, dtype=torch.int32)
+
+
+def floats(*shape: int) -> Tensor:
+    return zeros(*shape, dtype=torch.float32)
+
+
+def pool(heads: tuple[int, int, int]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    q, keys = zeros(64, heads[0], heads[2]), zeros(256, heads[1], heads[2])
+    return q, keys, torch.zeros_like(keys), ints(256), ints(65)
+
+
+def decode(heads: tuple[int, int, int], **options: Any) -> Callable[[], object]:
+    options = {"splits": 16, "scale": 0.1} | options
+    return lambda: attention.decode(*pool(heads), ints(64), **options)
+
+
+def extend(heads: tuple[int, int, int], block: int, **options: Any) -> Callable[[], object]:
+    options = {"block": block, "scale": 0.1} | options
+    return lambda: attention.extend(*pool(heads), ints(64), ints(65), ints(8, 2), **options)
+
+
+def cascade(block: int) -> Callable[[], object]:
+    shared = attention.Shared(ints(64), ints(2), ints(2), ints(3), ints(64), ints(4, 2), block, 4)
+    return lambda: attention.cascade(
+        *pool((32, 8, 128)), ints(64), ints(65), ints(8, 2), shared, block=16, splits=4, scale=0.1
+    )
+
+
+def mixture(tokens: int) -> Callable[[], object]:
+    return lambda: moe.fused_moe(
+        zeros(tokens, 256), zeros(8, 1024, 256), zeros(8, 256, 512), floats(tokens, 2),
+        ints(tokens, 2),
+    )  # fmt: skip
+
+
+CASES: dict[str, Callable[[], object]] = {
+    "decode 64": decode((32, 8, 64)),
+    "decode 80": decode((32, 32, 80), splits=1),
+    "decode 128": decode((32, 8, 128)),
+    "decode 128 pages": decode((32, 8, 128), page_size=16, splits=1),
+    "decode 256": decode((16, 8, 256), splits=1),
+    "extend 64": extend((32, 8, 64), 128),
+    "extend 96": extend((32, 32, 96), 128),
+    "extend 128": extend((32, 8, 128), 128),
+    "extend 128 fixed": extend((28, 4, 128), 64),
+    "extend 128 options": extend((32, 8, 128), 128, page_size=16, window=512, soft_cap=30.0),
+    "extend 128 tree": extend((32, 8, 128), 64, mask=ints(64, 4)),
+    "extend 256": extend((16, 8, 256), 64),
+    "cascade": cascade(64),
+    "append": lambda: append.append(*[zeros(8, 8, 128) for _ in range(4)], ints(8)),
+    "rotate": lambda: append.rotate_append(
+        zeros(8, 48 * 128), zeros(64, 2, 128), ints(8), zeros(64, 8, 128), zeros(64, 8, 128),
+        ints(8), heads=32, q_norm=zeros(128), k_norm=zeros(128),
+    ),
+    "norm": lambda: norm.add_rms_norm(zeros(8, 4096), zeros(8, 4096), zeros(4096), 1e-5),
+    "gate": lambda: norm.gate(zeros(8, 28672), "silu"),
+    "route": lambda: moe.route(floats(8, 8), 2),
+    "mixture few": mixture(32),
+    "mixture many": mixture(2048),
+    "sample": lambda: sampling.sample(
+        floats(4, 128256), floats(4), ints(4), floats(4), floats(4), floats(4).double()
+    ),
+    "mask": lambda: sampling.apply_mask(floats(4, 128256), ints(4, 4008)),
+    "penalties": lambda: sampling.penalise(
+        floats(4, 128256), ints(7), ints(7), ints(7), floats(4), floats(4), floats(4)
+    ),
+}  # fmt: skip
+
+
+def main(names: list[str]) -> None:
+    warnings.simplefilter("ignore", UserWarning)
+    found = {
+        name: [report(build(*launch)) for launch in launches(CASES[name])]
+        for name in names or CASES
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
