@@ -1,0 +1,1 @@
+"""Kernels of sgl-kernel, one by one, beside torch."""

@@ -1,0 +1,107 @@
+// What becomes of q, k and v before attention: a norm for each head, rotation by position
+// (RoFormer, Su et al. 2021), and k and v to the pool. Each head of a token is done by itself.
+
+// Dimensions [0, half) rotate with [half, 2 half): vectors first, what is left one by one.
+static void rotate(float* x, const float* cos, const float* sin, int64_t half) {
+  int64_t i = 0;
+  for (; i + LANES <= half; i += LANES) {
+    F a = load(x + i), b = load(x + half + i), c = load(cos + i), s = load(sin + i);
+    store(x + i, a * c - b * s);
+    store(x + half + i, a * s + b * c);
+  }
+  for (; i < half; i++) {
+    float a = x[i], b = x[half + i];
+    x[i] = a * cos[i] - b * sin[i];
+    x[half + i] = a * sin[i] + b * cos[i];
+  }
+}
+
+// y = x * rsqrt(mean(x^2) + eps) * gain, n floats; y may be x.
+static void norm_row(const float* x, const float* gain, float eps, int64_t n, float* y) {
+  F total[4] = {};
+  int64_t i = 0;
+  for (; i + 4 * LANES <= n; i += 4 * LANES)
+    for (int j = 0; j < 4; j++) {
+      F v = load(x + i + j * LANES);
+      total[j] += v * v;
+    }
+  for (; i < n; i += LANES) {
+    F v = n - i < LANES ? load_part(x + i, n - i) : load(x + i);
+    total[0] += v * v;
+  }
+  float squares = sum((total[0] + total[1]) + (total[2] + total[3]));
+  F factor = splat(1.f / std::sqrt(squares / static_cast<float>(n) + eps));
+  for (i = 0; i + LANES <= n; i += LANES) store(y + i, load(x + i) * factor * load(gain + i));
+  if (int64_t left = n - i; left > 0)
+    store_part(y + i, load_part(x + i, left) * factor * load_part(gain + i, left), left);
+}
+
+// One head's vector into a pool. I8: the largest magnitude becomes 127, and every element is at
+// most half a step, largest / 254, from what it was.
+static void put(Type type, void* pool, float* scales, int64_t index, const float* x, int64_t dim) {
+  if (type == Type::F32) {
+    memcpy(static_cast<float*>(pool) + index * dim, x, static_cast<size_t>(dim) * 4);
+  } else if (type == Type::BF16) {
+    bf16* to = static_cast<bf16*>(pool) + index * dim;
+    int64_t i = 0;
+    for (; i + LANES <= dim; i += LANES) store(to + i, load(x + i));
+    for (; i < dim; i++) to[i] = narrow(x[i]);
+  } else {
+    float largest = 0;
+    bool finite = true;
+    for (int64_t i = 0; i < dim; i++) {
+      float a = std::fabs(x[i]);
+      largest = a > largest ? a : largest;
+      finite &= a <= 3.4028235e38f;
+    }
+    // A scale of NaN keeps what is not finite from being taken for a number.
+    scales[index] = finite ? largest / 127.f : __builtin_nanf("");
+    float inverse = finite && largest > 0 ? 127.f / largest : 0.f;
+    int8_t* to = static_cast<int8_t*>(pool) + index * dim;
+    for (int64_t i = 0; i < dim; i++) {
+      float v = finite ? x[i] * inverse : 0.f;
+      v = v > 127.f ? 127.f : v < -127.f ? -127.f : v;
+      to[i] = static_cast<int8_t>(static_cast<int32_t>(v + (v < 0 ? -.5f : .5f)));
+    }
+  }
+}
+
+// The row that a token belongs to: the last one that begins at or before it.
+static int64_t row_of(const Pass& pass, int64_t token) {
+  int64_t low = 0, high = pass.rows;
+  while (high - low > 1) {
+    int64_t middle = (low + high) / 2;
+    (pass.firsts[middle] <= token ? low : high) = middle;
+  }
+  return low;
+}
+
+static inline int64_t slot_of(const Pass& pass, int64_t row, int64_t position) {
+  const int32_t* table = pass.pages + pass.tables[row];
+  if (pass.page_size == 1) return table[position];
+  return table[position / pass.page_size] * pass.page_size + position % pass.page_size;
+}
+
+static void append(Team& team, const Pass& pass, const Heads& heads, const Rotary& rotary,
+                   float* qkv, int64_t ld, const KV& kv) {
+  int64_t dim = heads.dim, half = rotary.turned / 2, units = heads.q + heads.kv;
+  // A unit is a query head, or a key head with its values.
+  Range mine = team.part(pass.tokens * units);
+  int64_t token = -1, position = 0, slot = 0;
+  for (int64_t unit = mine.begin; unit < mine.end; unit++) {
+    int64_t head = unit % units;
+    if (unit / units != token) {
+      token = unit / units;
+      position = pass.positions[token];
+      slot = slot_of(pass, row_of(pass, token), position);
+    }
+    float* x = qkv + token * ld + head * dim;
+    const float* gain = head < heads.q ? rotary.q_gain : rotary.k_gain;
+    if (gain) norm_row(x, gain, rotary.eps, dim, x);
+    if (half) rotate(x, rotary.cos + position * half, rotary.sin + position * half, half);
+    if (head < heads.q) continue;
+    int64_t index = slot * heads.kv + head - heads.q;
+    put(kv.type, kv.keys, kv.key_scales, index, x, dim);
+    put(kv.type, kv.values, kv.value_scales, index, x + heads.kv * dim, dim);
+  }
+}

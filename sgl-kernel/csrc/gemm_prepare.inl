@@ -1,0 +1,91 @@
+// The first half of a product: rows of x, RMS-normed where asked for, in the form that the steps of
+// gemm_steps.inl read (struct Inputs). A row is one member's work from start to end.
+
+struct Normed {
+  const float *x, *gain;
+  float factor;
+  F operator()(int64_t i, int64_t count) const {  // lanes [i, i + count), zeros behind
+    bool whole = count == LANES;
+    F v = whole ? load(x + i) : load_part(x + i, count);
+    if (!gain) return v;
+    return v * splat(factor) * (whole ? load(gain + i) : load_part(gain + i, count));
+  }
+};
+
+static float norm_factor(const float* x, int64_t k, float eps) {
+  F a{}, b{}, c{}, d{};
+  int64_t i = 0;
+  for (; i + 4 * LANES <= k; i += 4 * LANES) {
+    F p = load(x + i), q = load(x + i + LANES);
+    F r = load(x + i + 2 * LANES), s = load(x + i + 3 * LANES);
+    a += p * p, b += q * q, c += r * r, d += s * s;
+  }
+  for (; i < k; i += LANES) {
+    F p = k - i >= LANES ? load(x + i) : load_part(x + i, k - i);
+    a += p * p;
+  }
+  return 1 / std::sqrt(sum((a + b) + (c + d)) / static_cast<float>(k) + eps);
+}
+
+// put(i, v) for every vector of the row.
+template <class Put>
+static inline void for_row(const Normed& x, int64_t k, const Put& put) {
+  int64_t i = 0;
+  for (; i + LANES <= k; i += LANES) put(i, x(i, LANES));
+  if (i < k) put(i, x(i, k - i));
+}
+
+// int8 and its scale. All zeros and NaN as the scale where a value is not finite.
+static float quantise(const Normed& x, int64_t k, uint8_t* row) {
+  F top{};
+  U bad{};
+  for_row(x, k, [&](int64_t, F v) {
+    v = magnitude(v);
+    top = max(v, top);
+    bad |= (U)((U)v >= 0x7f800000);
+  });
+  float largest = highest((F)(bad & 0x3f800000)) > 0 ? NAN : highest(top);
+  F inverse = splat(inverse_of(largest));
+  for_row(x, k, [&](int64_t i, F v) {
+    I q = nearest(largest == largest ? v * inverse : F{});
+#if HAVE_TILES
+    typedef int8_t Q __attribute__((vector_size(LANES), aligned(1), may_alias));
+    *reinterpret_cast<Q*>(row + i) = __builtin_convertvector(q, Q);
+#elif HAVE_DOT  // dpbusd takes x without a sign; settled by the sums of the weights (finish)
+    typedef uint8_t Q __attribute__((vector_size(LANES), aligned(1), may_alias));
+    *reinterpret_cast<Q*>(row + i) = __builtin_convertvector(q + 128, Q);
+#else
+    store(reinterpret_cast<float*>(row) + i, __builtin_convertvector(q, F));
+#endif
+  });
+  return scale_of(largest);
+}
+
+static void prepare(Team& team, const Matrix& w, const Norm& norm, const float* x, int64_t ldx,
+                    int64_t m, void* scratch) {
+  Layout l = layout(w);
+  Inputs in = inputs_of(l, m);
+  uint8_t* rows = static_cast<uint8_t*>(scratch) + in.rows_at;
+  Range mine = team.part(m);
+  for (int64_t r = mine.begin; r < mine.end; r++) {
+    const float* from = x + r * ldx;
+    uint8_t* row = rows + r * in.stride;
+    Normed v{from, norm.gain, norm.gain ? norm_factor(from, l.k, norm.eps) : 1.f};
+    if (w.format == Format::W8A8) {
+      static_cast<float*>(scratch)[r] = quantise(v, l.k, row);
+    } else if (w.format == Format::F32) {
+      for_row(v, l.k, [&](int64_t i, F f) { store(reinterpret_cast<float*>(row) + i, f); });
+    } else {
+#if HAVE_DOT
+      for_row(v, l.k, [&](int64_t i, F f) { store(reinterpret_cast<bf16*>(row) + i, f); });
+#else
+      for_row(v, l.k, [&](int64_t i, F f) {
+        store(reinterpret_cast<float*>(row) + i, widen(narrow(f)));
+      });
+#endif
+    }
+    // The last vector has zeros behind k; these are the ones behind it, up to a whole step.
+    int64_t end = round_up(l.k, LANES);
+    if (end < in.padded) memset(row + end * in.bytes, 0, (in.padded - end) * in.bytes);
+  }
+}

@@ -1,0 +1,235 @@
+// Products in AMX tiles: 16 rows of x times 16 steps times 16 columns an instruction.
+//
+// The packed layout is the one of gemm_steps.inl: 16 steps of a block are NV tiles side by side, a
+// row of such a tile being one vector of a step. x is read as it lies, too. So tiles need no
+// packing of their own; what is narrower than bf16 is expanded to it, a chunk at a time.
+//
+// Every product in this table is done in tiles, also that of a single row (tiles of one row then):
+// the sums of tdpbf16ps are not those of dpbf16ps to the last bit.
+
+#if TILES_EMULATED
+// What the instructions do, after their description in Intel's manual (325383, volume 2).
+struct Tile {
+  alignas(64) uint8_t row[16][64];
+};
+static thread_local Tile tile_file[8];
+static thread_local int tile_rows;  // of the tiles that hold x or sums
+
+template <int T>
+static int rows_in() { return T == 6 || T == 7 ? 16 : tile_rows; }
+static void tiles_begin(int64_t m) { tile_rows = static_cast<int>(m < 16 ? m : 16); }
+static void tiles_end() {}
+template <int T>
+static void tile_zero() { memset(&tile_file[T], 0, sizeof(Tile)); }
+template <int T>
+static void tile_load(const void* from, int64_t stride) {
+  for (int r = 0; r < rows_in<T>(); r++)
+    memcpy(tile_file[T].row[r], static_cast<const uint8_t*>(from) + r * stride, 64);
+}
+template <int T>
+static void tile_store(void* to, int64_t stride) {
+  for (int r = 0; r < rows_in<T>(); r++)
+    memcpy(static_cast<uint8_t*>(to) + r * stride, tile_file[T].row[r], 64);
+}
+
+struct TileBf16 {
+  template <int C, int A, int B>
+  static void dot() {
+    for (int r = 0; r < tile_rows; r++) {
+      const bf16* x = reinterpret_cast<const bf16*>(tile_file[A].row[r]);
+      F even{}, odd{};
+      for (int i = 0; i < 16; i++) {
+        U pair = vector_at(tile_file[B].row[i], 0);
+        even += splat(widen(x[2 * i])) * (F)(pair << 16);
+        odd += splat(widen(x[2 * i + 1])) * (F)(pair & 0xffff0000);
+      }
+      float* sum = reinterpret_cast<float*>(tile_file[C].row[r]);
+      store(sum, load(sum) + (even + odd));
+    }
+  }
+};
+
+struct TileInt8 {
+  template <int C, int A, int B>
+  static void dot() {
+    for (int r = 0; r < tile_rows; r++) {
+      const int8_t* x = reinterpret_cast<const int8_t*>(tile_file[A].row[r]);
+      int32_t* sum = reinterpret_cast<int32_t*>(tile_file[C].row[r]);
+      for (int i = 0; i < 16; i++) {
+        const int8_t* w = reinterpret_cast<const int8_t*>(tile_file[B].row[i]);
+        for (int j = 0; j < 64; j++) sum[j / 4] += x[4 * i + j % 4] * w[j];
+      }
+    }
+  }
+};
+#else
+// Tiles 0-3: sums, 4-5: x, 6-7: weights. Assembly, not intrinsics: _tile_loadconfig of gcc 12 lets
+// the compiler drop all but eight bytes of the configuration.
+struct TileConfig {
+  uint8_t palette, start_row, reserved[14];
+  uint16_t row_bytes[16];
+  uint8_t rows[16];
+};
+static_assert(sizeof(TileConfig) == 64, "as ldtilecfg reads it");
+
+static void tiles_begin(int64_t m) {
+  alignas(64) TileConfig config = {};
+  config.palette = 1;
+  for (int t = 0; t < 8; t++) {
+    config.row_bytes[t] = 64;
+    config.rows[t] = t < 6 && m < 16 ? static_cast<uint8_t>(m) : 16;
+  }
+  asm volatile("ldtilecfg %0" : : "m"(config));
+}
+// Without it the operating system would save eight KiB at every switch of threads.
+static void tiles_end() { asm volatile("tilerelease"); }
+template <int T>
+INLINE void tile_zero() { asm volatile("tilezero %%tmm%c0" : : "i"(T)); }
+template <int T>
+INLINE void tile_load(const void* from, int64_t stride) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(T) : "memory");
+}
+template <int T>
+INLINE void tile_store(void* to, int64_t stride) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "i"(T) : "memory");
+}
+struct TileBf16 {
+  template <int C, int A, int B>
+  INLINE void dot() {
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
+  }
+};
+struct TileInt8 {
+  template <int C, int A, int B>
+  INLINE void dot() {
+    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
+  }
+};
+#endif
+
+constexpr int64_t TILE_CHUNK = 512;  // steps of weights that stay in the second cache: 128 KiB
+constexpr int64_t TILE_WIDE = 256;   // steps that are expanded at a time: 64 KiB
+constexpr int64_t STEP = 4 * NB;     // bytes
+constexpr int64_t SUM_ROW = 4 * NB;
+
+template <int T>
+INLINE void sums_in(const float* sums, bool fresh) {
+  if (fresh) tile_zero<T>();
+  else tile_load<T>(sums, SUM_ROW);
+}
+INLINE void prefetch_tile(const uint8_t* w, int64_t ahead, int64_t bytes) {
+  if (!ahead) return;
+  for (int64_t step = 0; step < 16; step++)
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(w + ahead + step * STEP + at);
+}
+
+// One tile of rows by the NB columns of a block. sums: [rows][NB].
+template <class T>
+static void tile_by_four(const uint8_t* w, const uint8_t* x, int64_t ldx, int64_t steps,
+                         int64_t ahead, float* sums, bool fresh) {
+  sums_in<0>(sums, fresh), sums_in<1>(sums + 16, fresh);
+  sums_in<2>(sums + 32, fresh), sums_in<3>(sums + 48, fresh);
+  for (int64_t s = 0; s < steps; s += 16, w += 16 * STEP, x += 64) {
+    prefetch_tile(w, ahead, STEP);
+    tile_load<4>(x, ldx);
+    tile_load<6>(w, STEP);
+    T::template dot<0, 4, 6>();
+    tile_load<7>(w + 64, STEP);
+    T::template dot<1, 4, 7>();
+    tile_load<6>(w + 128, STEP);
+    T::template dot<2, 4, 6>();
+    tile_load<7>(w + 192, STEP);
+    T::template dot<3, 4, 7>();
+  }
+  tile_store<0>(sums, SUM_ROW), tile_store<1>(sums + 16, SUM_ROW);
+  tile_store<2>(sums + 32, SUM_ROW), tile_store<3>(sums + 48, SUM_ROW);
+}
+
+// Two tiles of rows by half a block, so that what is loaded is used twice.
+template <class T>
+static void two_by_two(const uint8_t* w, const uint8_t* x, const uint8_t* x2, int64_t ldx,
+                       int64_t steps, int64_t ahead, float* sums, float* sums2, bool fresh) {
+  sums_in<0>(sums, fresh), sums_in<1>(sums + 16, fresh);
+  sums_in<2>(sums2, fresh), sums_in<3>(sums2 + 16, fresh);
+  for (int64_t s = 0; s < steps; s += 16, w += 16 * STEP, x += 64, x2 += 64) {
+    prefetch_tile(w, ahead, STEP / 2);
+    tile_load<4>(x, ldx);
+    tile_load<6>(w, STEP);
+    T::template dot<0, 4, 6>();
+    tile_load<7>(w + 64, STEP);
+    T::template dot<1, 4, 7>();
+    tile_load<5>(x2, ldx);
+    T::template dot<2, 5, 6>();
+    T::template dot<3, 5, 7>();
+  }
+  tile_store<0>(sums, SUM_ROW), tile_store<1>(sums + 16, SUM_ROW);
+  tile_store<2>(sums2, SUM_ROW), tile_store<3>(sums2 + 16, SUM_ROW);
+}
+
+// W4 with its scales multiplied in, which is exact (gemm_pack.inl), to bf16.
+static void expand_w4(const Layout& l, const uint8_t* w, int64_t steps, uint8_t* wide) {
+  float* to = reinterpret_cast<float*>(wide);
+  for (int64_t s = 0; s < steps; s += l.group_steps, w += l.head) {
+    const bf16* scales = reinterpret_cast<const bf16*>(w - l.head);
+    F scale[NV];
+    for (int v = 0; v < NV; v++) scale[v] = load(scales + v * LANES);
+    for (int64_t i = 0; i < l.group_steps; i++, w += StepW4::BYTES)
+      for (int v = 0; v < NV; v++, to += LANES) {
+        U pair = (U)StepW4::weight(w, v, 0);
+        U even = (U)((F)(pair << 16) * scale[v]);
+        U odd = (U)((F)(pair & 0xffff0000) * scale[v]);
+        store(to, (F)(even >> 16 | (odd & 0xffff0000)));
+      }
+  }
+}
+
+// The rows of a group in tiles. With fewer than 16 rows in all the tiles have as many; otherwise
+// the last tile ends at the last row, and the rows that it shares with the one before come out
+// twice, of which one is dropped.
+template <class T, Format FORMAT>
+static void block_in_tiles(const Output& o, const Rows& rows, int64_t block) {
+  alignas(64) float sums[GROUP_ROWS * NB];
+  constexpr bool NARROW = FORMAT == Format::W8 || FORMAT == Format::W4;
+  alignas(64) uint8_t wide[NARROW ? TILE_WIDE * STEP : 64];
+  int64_t tiles = ceil_div(rows.end - rows.begin, 16);
+  int64_t chunk = NARROW ? TILE_WIDE : tiles == 1 ? o.l.steps : TILE_CHUNK;
+  auto start = [&](int64_t t) {
+    int64_t row = rows.begin + 16 * t, last = rows.all < 16 ? 0 : rows.all - 16;
+    return row < last ? row : last;
+  };
+  for (int64_t step = 0; step < o.l.steps; step += chunk) {
+    int64_t steps = o.l.steps - step < chunk ? o.l.steps - step : chunk;
+    const uint8_t* w = o.l.at(o.w.data, block, step);
+    int64_t ahead = NARROW ? 0 : 4 * 16 * STEP;
+    if (FORMAT == Format::W8) expand<StepW8>(w, steps, wide);
+    if (FORMAT == Format::W4) expand_w4(o.l, w, steps, wide);
+    if (NARROW) w = wide;
+    for (int64_t t = 0; t < tiles; t += 2, ahead = 0) {
+      const uint8_t* x = rows.x + start(t) * rows.ldx + step * 4;
+      float* at = sums + 16 * t * NB;
+      if (t + 1 == tiles) {
+        tile_by_four<T>(w, x, rows.ldx, steps, ahead, at, step == 0);
+        continue;
+      }
+      const uint8_t* x2 = rows.x + start(t + 1) * rows.ldx + step * 4;
+      float* at2 = at + 16 * NB;
+      for (int64_t half = 0; half < 2; half++)
+        two_by_two<T>(w + half * STEP / 2, x, x2, rows.ldx, steps, ahead, at + half * NB / 2,
+                      at2 + half * NB / 2, step == 0);
+    }
+  }
+  if (o.l.steps == 0) memset(sums, 0, sizeof sums);
+  for (int64_t t = 0; t < tiles; t++) {
+    int64_t row = rows.begin + 16 * t, last = row + 16 < rows.end ? row + 16 : rows.end;
+    finish(o, block, row, last - row, sums + (16 * t + row - start(t)) * NB);
+  }
+}
+
+static void block_in_tiles(const Output& o, const Rows& rows, int64_t block) {
+  switch (o.w.format) {
+    case Format::W8A8: return block_in_tiles<TileInt8, Format::W8A8>(o, rows, block);
+    case Format::W8: return block_in_tiles<TileBf16, Format::W8>(o, rows, block);
+    case Format::W4: return block_in_tiles<TileBf16, Format::W4>(o, rows, block);
+    default: return block_in_tiles<TileBf16, Format::BF16>(o, rows, block);
+  }
+}

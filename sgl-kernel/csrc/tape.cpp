@@ -1,0 +1,158 @@
+#include "tape.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+namespace sgl {
+namespace {
+
+constexpr size_t kAlign = 64;
+
+void* allocate(size_t bytes) { return aligned_alloc(kAlign, (bytes + kAlign - 1) / kAlign * kAlign); }
+
+}  // namespace
+
+Tape::~Tape() {
+  free(arena_);
+  free(scratch_);
+}
+
+int64_t Tape::buffer(int64_t width) {
+  buffers_.push_back({width, chooses_, 0});
+  return static_cast<int64_t>(buffers_.size()) - 1;
+}
+
+void Tape::embed(int64_t out, const Matrix& table, float scale) {
+  Step s{};
+  s.kind = Kind::EMBED, s.out = out, s.w = table, s.scale = scale;
+  steps_.push_back(s);
+}
+
+void Tape::choose(int64_t out, int64_t x) {
+  Step s{};
+  s.kind = Kind::CHOOSE, s.out = out, s.x = x;
+  steps_.push_back(s);
+  buffers_[static_cast<size_t>(out)].chosen = chooses_ = true;
+}
+
+void Tape::norm(int64_t out, int64_t x, const Norm& norm) {
+  Step s{};
+  s.kind = Kind::NORM, s.out = out, s.x = x, s.norm = norm;
+  steps_.push_back(s);
+}
+
+void Tape::linear(int64_t out, int64_t x, const Matrix& w, const Norm& norm,
+                  const Epilogue& epilogue) {
+  Step s{};
+  s.kind = Kind::LINEAR, s.out = out, s.x = x, s.w = w, s.norm = norm, s.epilogue = epilogue;
+  steps_.push_back(s);
+}
+
+void Tape::append(int64_t qkv, const Heads& heads, const Rotary& rotary, const KV& kv) {
+  Step s{};
+  s.kind = Kind::APPEND, s.out = s.x = qkv, s.heads = heads, s.rotary = rotary, s.kv = kv;
+  steps_.push_back(s);
+}
+
+void Tape::attend(int64_t out, int64_t qkv, const Heads& heads, const KV& kv) {
+  Step s{};
+  s.kind = Kind::ATTEND, s.out = out, s.x = qkv, s.heads = heads, s.kv = kv;
+  steps_.push_back(s);
+}
+
+bool Tape::reserve(int threads, const Pass& pass, int64_t chosen) {
+  size_t floats = 0;
+  for (Buffer& b : buffers_) {
+    b.place = static_cast<int64_t>(floats);
+    int64_t rows = b.chosen ? chosen : pass.tokens;
+    floats += static_cast<size_t>((rows * b.width + kAlign / 4 - 1) / (kAlign / 4) * (kAlign / 4));
+  }
+  if (floats * 4 > arena_bytes_) {
+    free(arena_);
+    arena_ = static_cast<float*>(allocate(floats * 4));
+    arena_bytes_ = arena_ ? floats * 4 : 0;
+    if (!arena_) return false;
+  }
+  size_t bytes = 0;
+  int64_t rows = pass.tokens;
+  const Step* attended = nullptr;  // layers alike need the same
+  for (const Step& s : steps_) {
+    if (s.kind == Kind::CHOOSE) rows = chosen;
+    if (s.kind == Kind::LINEAR) bytes = std::max(bytes, kernels().scratch_bytes(s.w, rows));
+    if (s.kind != Kind::ATTEND) continue;
+    if (attended && attended->heads.window == s.heads.window) continue;
+    bytes = std::max(bytes, kernels().attend_bytes(pass, s.heads, threads));
+    attended = &s;
+  }
+  if (bytes > scratch_bytes_) {
+    free(scratch_);
+    scratch_ = allocate(bytes);
+    scratch_bytes_ = scratch_ ? bytes : 0;
+  }
+  return !bytes || scratch_;
+}
+
+void Tape::step(Team& team, const Step& s, const Pass& pass, int64_t rows,
+                const int32_t* chosen) const {
+  const Kernels& k = kernels();
+  float* out = at(s.out);
+  const float* x = at(s.x);
+  int64_t ldo = width(s.out), ldx = width(s.x);
+  switch (s.kind) {
+    case Kind::EMBED: {
+      Range mine = team.part(rows);
+      for (int64_t t = mine.begin; t < mine.end; t++) {
+        k.unpack(s.w, pass.ids[t], out + t * ldo);
+        if (s.scale != 1.f)
+          for (int64_t i = 0; i < ldo; i++) out[t * ldo + i] *= s.scale;
+      }
+      break;
+    }
+    case Kind::CHOOSE: {
+      Range mine = team.part(rows);
+      for (int64_t t = mine.begin; t < mine.end; t++)
+        memcpy(out + t * ldo, x + chosen[t] * ldx, static_cast<size_t>(ldx) * 4);
+      break;
+    }
+    case Kind::NORM:
+      k.norm(team, s.norm, x, ldx, rows, ldx, out, ldo);
+      break;
+    case Kind::LINEAR:
+      k.prepare(team, s.w, s.norm, x, ldx, rows, scratch_);
+      team.barrier();
+      k.multiply(team, s.w, scratch_, rows, s.epilogue, out, ldo);
+      break;
+    case Kind::APPEND:
+      k.append(team, pass, s.heads, s.rotary, out, ldo, s.kv);
+      break;
+    case Kind::ATTEND:
+      k.attend(team, pass, s.heads, x, ldx, s.kv, out, ldo, scratch_);
+      break;
+  }
+}
+
+int64_t Tape::run(int threads, const Pass& pass, const int32_t* chosen, int64_t count,
+                  float* result) {
+  if (steps_.empty() || !reserve(threads, pass, count)) return -1;
+  auto body = [&](Team& team) {
+    int64_t rows = pass.tokens;
+    for (const Step& s : steps_) {
+      if (s.kind == Kind::CHOOSE) rows = count;
+      step(team, s, pass, rows, chosen);
+      team.barrier();
+    }
+    const Step& last = steps_.back();
+    Range mine = team.part(rows);
+    int64_t w = width(last.out);
+    if (!mine.empty())
+      memcpy(result + mine.begin * w, at(last.out) + mine.begin * w,
+             static_cast<size_t>((mine.end - mine.begin) * w) * 4);
+  };
+  parallel(threads, body);
+  for (const Step& s : steps_)
+    if (s.kind == Kind::CHOOSE) return count;
+  return pass.tokens;
+}
+
+}  // namespace sgl

@@ -1,0 +1,71 @@
+// Tape: a forward pass recorded once, as operations on buffers, and run in one native call.
+//
+// A buffer is float32 [tokens of the pass, width]. Operations run in the order they were added, every
+// one by all threads; a barrier lies behind each. What they point to (weights, gains, pools) belongs
+// to the caller and must outlive the tape.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels.h"
+
+namespace sgl {
+
+class Tape {
+ public:
+  // Returns the buffer's number.
+  int64_t buffer(int64_t width);
+
+  // out[t] = scale * row ids[t] of the table.
+  void embed(int64_t out, const Matrix& table, float scale);
+  // From here on only the last tokens that the caller asks for: out = the chosen rows of x. All
+  // buffers written later hold `chosen` rows.
+  void choose(int64_t out, int64_t x);
+  void norm(int64_t out, int64_t x, const Norm&);
+  void linear(int64_t out, int64_t x, const Matrix&, const Norm&, const Epilogue&);
+  void append(int64_t qkv, const Heads&, const Rotary&, const KV&);
+  void attend(int64_t out, int64_t qkv, const Heads&, const KV&);
+
+  // Runs all operations over a pass. `chosen` [count] are indices of tokens, ascending; `result` [rows
+  // of it, width] receives the last buffer written. Returns the rows, -1 where memory ran out.
+  int64_t run(int threads, const Pass&, const int32_t* chosen, int64_t count, float* result);
+
+  ~Tape();
+
+ private:
+  enum class Kind { EMBED, CHOOSE, NORM, LINEAR, APPEND, ATTEND };
+  struct Step {
+    Kind kind;
+    int64_t out, x;
+    Matrix w;
+    Norm norm;
+    Epilogue epilogue;
+    Heads heads;
+    Rotary rotary;
+    KV kv;
+    float scale;
+  };
+  // Buffers lie one behind the other in the arena. One that is first written behind a choice has
+  // room for the chosen tokens only.
+  struct Buffer {
+    int64_t width;
+    bool chosen;
+    int64_t place;  // floats of the arena before it, in the pass that runs
+  };
+  float* at(int64_t buffer) const { return arena_ + buffers_[static_cast<size_t>(buffer)].place; }
+  int64_t width(int64_t buffer) const { return buffers_[static_cast<size_t>(buffer)].width; }
+  bool reserve(int threads, const Pass&, int64_t chosen);
+  void step(Team&, const Step&, const Pass&, int64_t rows, const int32_t* chosen) const;
+
+  std::vector<Buffer> buffers_;
+  std::vector<Step> steps_;
+  bool chooses_ = false;
+  size_t arena_bytes_ = 0;
+  float* arena_ = nullptr;
+  void* scratch_ = nullptr;
+  size_t scratch_bytes_ = 0;
+};
+
+}  // namespace sgl

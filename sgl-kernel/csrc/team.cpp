@@ -1,0 +1,179 @@
+#include "team.h"
+
+#include <pthread.h>
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace sgl {
+namespace {
+
+constexpr int kMaxThreads = 64;
+constexpr int kSpins = 2000;       // some tens of microseconds
+constexpr int kIdleSpins = 4000;  // between two calls: the next step of a batch may be near
+
+inline void pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace
+
+// A barrier of a fixed number of members. `epoch` is what they wait on; whoever sleeps is counted,
+// so that a barrier nobody sleeps at costs no system call.
+class Shared {
+ public:
+  void reset(int size) {
+    size_ = size;
+    arrived_.store(0);
+    for (auto& counter : counters) counter.value.store(0);
+  }
+
+  void barrier() {
+    uint32_t epoch = epoch_.load(std::memory_order_acquire);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
+      arrived_.store(0, std::memory_order_relaxed);
+      epoch_.fetch_add(1);
+      if (sleepers_.load() > 0) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        wake_.notify_all();
+      }
+      return;
+    }
+    for (int i = 0; i < kSpins; i++) {
+      if (epoch_.load(std::memory_order_acquire) != epoch) return;
+      pause();
+    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    sleepers_.fetch_add(1);
+    while (epoch_.load() == epoch) wake_.wait(lock);
+    sleepers_.fetch_sub(1);
+  }
+
+  // Three in turn: while members use one, nobody uses the last one, and the next is at 0 since the
+  // member that passes the barrier before it has cleared it.
+  struct alignas(64) Counter {
+    std::atomic<int64_t> value{0};
+  } counters[3];
+
+ private:
+  int size_ = 1;
+  alignas(64) std::atomic<int> arrived_{0};
+  alignas(64) std::atomic<uint32_t> epoch_{0};
+  std::atomic<int> sleepers_{0};
+  std::mutex mutex_;
+  std::condition_variable wake_;
+};
+
+void Team::barrier() {
+  if (size > 1) shared_->barrier();
+}
+
+std::atomic<int64_t>& Team::counter() {
+  uint32_t phase = phase_++;
+  // Everyone has left the counter before this one (a barrier lies between), so the one after this
+  // is free: it was left two barriers ago.
+  shared_->counters[(phase + 1) % 3].value.store(0, std::memory_order_relaxed);
+  return shared_->counters[phase % 3].value;
+}
+
+namespace {
+
+class Pool {
+ public:
+  void run(int threads, Job job, void* argument) {
+    if (threads > kMaxThreads) threads = kMaxThreads;
+    if (threads <= 1) {
+      Team team(nullptr, 0, 1);
+      job(team, argument);
+      return;
+    }
+    std::lock_guard<std::mutex> turn(turn_);
+    while (static_cast<int>(workers_.size()) < threads - 1) start();
+    shared_.reset(threads);
+    job_ = job, argument_ = argument;
+    left_.store(threads - 1);
+    call_.store(((call_.load() >> 8) + 1) << 8 | static_cast<uint64_t>(threads));
+    if (sleepers_.load() > 0) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      wake_.notify_all();
+    }
+    Team team(&shared_, 0, threads);
+    job(team, argument);
+    for (int i = 0; left_.load(std::memory_order_acquire) > 0; i++) {
+      if (i < kSpins) pause();
+      else std::this_thread::yield();
+    }
+  }
+
+ private:
+  void start() {
+    int rank = static_cast<int>(workers_.size()) + 1;
+    uint64_t seen = call_.load();
+    workers_.emplace_back([this, rank, seen] { work(rank, seen); });
+    workers_.back().detach();
+  }
+
+  void work(int rank, uint64_t seen) {
+    for (;;) {
+      seen = await(seen);
+      int size = static_cast<int>(seen & 255);
+      if (rank >= size) continue;  // and touch nothing: the caller does not wait for this one
+      Team team(&shared_, rank, size);
+      job_(team, argument_);
+      left_.fetch_sub(1, std::memory_order_acq_rel);
+    }
+  }
+
+  uint64_t await(uint64_t seen) {
+    for (int i = 0; i < kIdleSpins; i++) {
+      uint64_t call = call_.load(std::memory_order_acquire);
+      if (call != seen) return call;
+      pause();
+    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    sleepers_.fetch_add(1);
+    uint64_t call;
+    while ((call = call_.load()) == seen) wake_.wait(lock);
+    sleepers_.fetch_sub(1);
+    return call;
+  }
+
+  Shared shared_;
+  std::mutex turn_, mutex_;
+  std::condition_variable wake_;
+  std::vector<std::thread> workers_;
+  Job job_ = nullptr;
+  void* argument_ = nullptr;
+  alignas(64) std::atomic<uint64_t> call_{0};  // number of the call, and its threads (low 8 bits)
+  std::atomic<int> left_{0}, sleepers_{0};
+};
+
+// Never destroyed: its threads may still run when the process ends. A forked child has no threads
+// but its own, so it starts with a new pool.
+Pool* pool = nullptr;
+std::once_flag once;
+
+}  // namespace
+
+void run(int threads, Job job, void* argument) {
+  std::call_once(once, [] {
+    pool = new Pool;
+    pthread_atfork(nullptr, nullptr, [] { pool = new Pool; });
+  });
+  pool->run(threads, job, argument);
+}
+
+int max_threads() { return kMaxThreads; }
+
+}  // namespace sgl

@@ -1,0 +1,133 @@
+"""Packed: a weight matrix in the layout that the products of this machine read, and the product.
+
+| format | weights | activations |
+|---|---|---|
+| f32 | float32 | float32 |
+| bf16 | bfloat16 | rounded to bfloat16, sums in float32 |
+| w8a8 | int8, one scale a row (symmetric) | int8, one scale a token, found as they come |
+| w8 | int8, one scale a row | bfloat16 |
+| w4 | 4 bits, one scale for ``group`` inputs | bfloat16 |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sgl_kernel.native import need
+
+FORMATS = ("f32", "bf16", "w8a8", "w8", "w4")
+ACTIVATIONS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_pytorch_tanh": 2, "relu": 3}
+GROUP, GROUPS = 64, (32, 64, 128)  # inputs that share a scale in w4
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+
+
+@dataclass(frozen=True)
+class Packed:
+    """W [n, k]. ``paired``: the rows of a gate, then those of what it gates (see ``linear``)."""
+
+    format: str
+    n: int
+    k: int
+    group: int
+    paired: bool
+    data: Tensor  # uint8
+
+    @property
+    def fields(self) -> tuple[int, int, int, int, bool, int]:
+        """As the native functions take a matrix."""
+        code = FORMATS.index(self.format)
+        return code, self.n, self.k, self.group, self.paired, self.data.data_ptr()
+
+    @property
+    def outputs(self) -> int:
+        return self.n // 2 if self.paired else self.n
+
+    def rows(self, ids: Tensor, threads: int = 1) -> Tensor:
+        """Rows ``ids`` (int32 [count]) as float32 [count, k]: an embedding lookup."""
+        ids = ids.to(torch.int32).contiguous()
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.n:
+            raise ValueError(f"row ids must lie in [0, {self.n}).")
+        out = torch.empty(len(ids), self.k)
+        need().unpack(threads, *self.fields, ids.data_ptr(), len(ids), out.data_ptr())
+        return out
+
+
+def pack(
+    weight: Tensor, format: str, *, paired: bool = False, group: int = GROUP, threads: int = 1
+) -> Packed:
+    """weight: [n, k] float32 or bfloat16 on the CPU, rows contiguous. A copy; quantised here.
+
+    Raises ValueError for a format, type or shape that cannot be packed.
+    """
+    if format not in FORMATS:
+        raise ValueError(f"format is {format!r}; use one of {', '.join(FORMATS)}.")
+    if weight.dtype not in (torch.float32, torch.bfloat16) or weight.device.type != "cpu":
+        raise ValueError(
+            f"a weight of {weight.dtype} on {weight.device} cannot be packed; give float32 or "
+            "bfloat16 on the CPU."
+        )
+    if format == "w4" and group not in GROUPS:
+        raise ValueError(f"group is {group}; w4 has scales for 32, 64 or 128 inputs.")
+    n, k = weight.shape
+    if paired and n % 2:
+        raise ValueError(f"a paired weight has as many gates as inputs; {n} rows are odd.")
+    if weight.stride(1) != 1:
+        weight = weight.contiguous()
+    code, native = FORMATS.index(format), need()
+    data = torch.empty(native.packed_bytes(code, n, k, group), dtype=torch.uint8)
+    native.pack(
+        threads, code, n, k, group, paired, weight.data_ptr(), TYPES[weight.dtype],
+        weight.stride(0), data.data_ptr(),
+    )  # fmt: skip
+    return Packed(format, n, k, group, paired, data)
+
+
+def linear(
+    x: Tensor,
+    weight: Packed,
+    *,
+    bias: Tensor | None = None,
+    gain: Tensor | None = None,
+    eps: float = 1e-6,
+    act: str = "silu",
+    out: Tensor | None = None,
+    add: bool = False,
+    threads: int = 1,
+) -> Tensor:
+    """``y = norm(x) W^T + bias``, all float32; x [m, k], y [m, outputs].
+
+    ``gain`` [k]: x is RMS-normed first. A paired weight gives ``act(gate) * up``. ``add``: added to
+    ``out``, which must be given then. Raises ValueError for shapes that do not fit, MemoryError.
+    """
+    m = x.shape[0]
+    if x.dtype != torch.float32 or x.shape != (m, weight.k) or (m and x.stride(1) != 1):
+        raise ValueError(f"x is {x.dtype} {tuple(x.shape)}; float32 [m, {weight.k}] is needed.")
+    if out is None:
+        if add:
+            raise ValueError("add=True adds to out, which is not given.")
+        out = torch.empty(m, weight.outputs)
+    if out.dtype != torch.float32 or out.shape != (m, weight.outputs) or (m and out.stride(1) != 1):
+        raise ValueError(f"out is {out.dtype} {tuple(out.shape)}; float32 [{m}, {weight.outputs}].")
+    bias, gain = _vector(bias, weight.n, "bias"), _vector(gain, weight.k, "gain")
+    good = need().linear(
+        threads, *weight.fields, address(gain), eps, x.data_ptr(), x.stride(0), m, address(bias),
+        add, ACTIVATIONS[act], out.data_ptr(), out.stride(0),
+    )  # fmt: skip
+    if not good:
+        raise MemoryError(f"no memory for a product of {m} rows.")
+    return out
+
+
+def _vector(x: Tensor | None, size: int, name: str) -> Tensor | None:
+    if x is None:
+        return None
+    if x.shape != (size,):
+        raise ValueError(f"{name} has shape {tuple(x.shape)}; [{size}] is needed.")
+    return x.float().contiguous()
+
+
+def address(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()

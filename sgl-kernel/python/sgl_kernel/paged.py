@@ -1,0 +1,135 @@
+"""Keys and values in pages on a CPU: rotary embedding with the append to the pool, and attention.
+
+A slot is ``page * page_size + place``; pools are [slots, kv_heads, dim]. A pass is described by
+host arrays of int32 (``srt.attention.base.Layout`` holds the same).
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from sgl_kernel.native import need
+from sgl_kernel.packed import TYPES, address
+
+Array = np.ndarray[Any, Any]
+
+
+def _bits(value: float) -> int:
+    """The float64 as the integer of the same bits: how a record of integers carries one."""
+    return int(struct.unpack("<q", struct.pack("<d", value))[0])
+
+
+class Fields:
+    """A record of 64-bit fields for the native side, and what its addresses point into."""
+
+    def __init__(self, values: list[int | None], *owners: object) -> None:
+        self.array = np.array([value or 0 for value in values], dtype=np.int64)
+        self.address = int(self.array.__array_interface__["data"][0])
+        self.owners = owners
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Query and key heads of a layer; a query sees itself and ``window - 1`` tokens before it (0:
+    all); with ``soft_cap`` scores become ``cap * tanh(score / cap)``."""
+
+    q: int
+    kv: int
+    dim: int
+    scale: float
+    window: int = 0
+    soft_cap: float = 0.0
+
+    @property
+    def fields(self) -> Fields:
+        return Fields(
+            [self.q, self.kv, self.dim, _bits(self.scale), self.window, _bits(self.soft_cap)]
+        )
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """Cosines and sines [length, turned / 2], float32, and the gains [dim] of q and k where they
+    are normed before they are rotated."""
+
+    cos: Tensor
+    sin: Tensor
+    q_gain: Tensor | None = None
+    k_gain: Tensor | None = None
+    eps: float = 1e-6
+
+    @property
+    def fields(self) -> Fields:
+        values = [
+            self.cos.data_ptr(), self.sin.data_ptr(), 2 * self.cos.shape[1], address(self.q_gain),
+            address(self.k_gain), _bits(self.eps),
+        ]  # fmt: skip
+        return Fields(values, self)
+
+
+@dataclass(frozen=True)
+class KV:
+    """One layer's pools [slots, kv_heads, dim], float32, bfloat16 or int8; int8 ones have scales
+    [slots, kv_heads], float32."""
+
+    keys: Tensor
+    values: Tensor
+    key_scales: Tensor | None = None
+    value_scales: Tensor | None = None
+
+    @property
+    def fields(self) -> Fields:
+        values = [
+            TYPES[self.keys.dtype], self.keys.data_ptr(), self.values.data_ptr(),
+            address(self.key_scales), address(self.value_scales),
+        ]  # fmt: skip
+        return Fields(values, self)
+
+
+class Pass(Fields):
+    """Rows of new tokens, all arrays int32: ids and positions [tokens], starts and counts [rows],
+    tables [rows + 1], pages. Nothing is checked against pools and vocabulary here."""
+
+    def __init__(
+        self, ids: Array, positions: Array, starts: Array, counts: Array, tables: Array,
+        pages: Array, page_size: int,
+    ) -> None:  # fmt: skip
+        rows, tokens = len(counts), len(ids)
+        self.rows, self.tokens = rows, tokens
+        firsts = np.cumsum(counts, dtype=np.int32) - counts
+        # One block of memory, so that one address is asked for.
+        sizes = (tokens, tokens, rows, rows, rows, rows + 1, len(pages))
+        block = np.concatenate(
+            [ids, positions, starts, counts, firsts, tables, pages], dtype=np.int32
+        )
+        base = int(block.__array_interface__["data"][0])
+        places = [base + 4 * int(n) for n in np.cumsum((0, *sizes[:-1]))]
+        super().__init__([rows, tokens, page_size, *places], block)
+
+
+def append(
+    pass_: Pass, heads: Heads, rotary: Rotary, qkv: Tensor, kv: KV, threads: int = 1
+) -> None:
+    """qkv [tokens, (q + 2 kv) * dim] float32: q is rotated in place; k is rotated, k and v are
+    written to the pool."""
+    h, r, pool = heads.fields, rotary.fields, kv.fields  # they hold the memory of their addresses
+    need().append(
+        threads, pass_.address, h.address, r.address, qkv.data_ptr(), qkv.stride(0), pool.address
+    )
+
+
+def attend(pass_: Pass, heads: Heads, qkv: Tensor, kv: KV, threads: int = 1) -> Tensor:
+    """Causal attention of every row over its pages [tokens, q * dim]; after ``append``."""
+    out = qkv.new_empty(pass_.tokens, heads.q * heads.dim)
+    h, pool = heads.fields, kv.fields
+    if not need().attend(
+        threads, pass_.address, h.address, qkv.data_ptr(), qkv.stride(0), pool.address,
+        out.data_ptr(), out.stride(0),
+    ):  # fmt: skip
+        raise MemoryError(f"no memory for attention over {pass_.tokens} tokens.")
+    return out

@@ -1,0 +1,89 @@
+"""Plain torch versions of the native kernels, for any float dtype: what tests hold the kernels to,
+written for being read. ``srt.attention.reference`` is the one of attention over pages."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+ACTS = {
+    "silu": F.silu,
+    "swish": F.silu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
+def norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    """``x * rsqrt(mean(x^2) + eps) * gain`` over the last dimension."""
+    return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * gain
+
+
+def gate(x: Tensor, act: str) -> Tensor:
+    """``act(x[:, :n]) * x[:, n:]`` of x [m, 2 n]."""
+    left, right = x.chunk(2, dim=-1)
+    return ACTS[act](left) * right
+
+
+def quantise_rows(w: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 values [n, k] and one scale a row [n, 1]: symmetric, the largest value becomes 127."""
+    scale = w.abs().amax(1, keepdim=True).clamp(min=1e-30) / 127
+    return (w / scale).round().clamp(-127, 127), scale
+
+
+def linear(
+    x: Tensor,
+    w: Tensor,
+    format: str = "f32",
+    *,
+    bias: Tensor | None = None,
+    gain: Tensor | None = None,
+    eps: float = 1e-6,
+    paired: bool = False,
+    act: str = "silu",
+) -> Tensor:
+    """``norm(x) W^T + bias`` as ``packed.linear``, for formats whose weights need no search."""
+    if gain is not None:
+        x = norm(x, gain, eps)
+    if format == "bf16":
+        x, w = (t.bfloat16().to(t.dtype) for t in (x, w))
+    if format == "w8a8":
+        x, x_scale = quantise_rows(x)
+        w, w_scale = quantise_rows(w)
+        y = (x.double() @ w.double().T).to(x.dtype) * x_scale * w_scale.T
+    else:
+        y = x @ w.T
+    if bias is not None:
+        y = y + bias
+    return gate(y, act) if paired else y
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> Tensor:
+    """x [T, heads, dim]; dimension i of the first ``2 * cos.shape[1]`` turns with the one half of
+    them further."""
+    half = cos.shape[1]
+    c, s = cos[positions].unsqueeze(1).to(x.dtype), sin[positions].unsqueeze(1).to(x.dtype)
+    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat([a * c - b * s, b * c + a * s, rest], -1)
+
+
+def attend(
+    q: Tensor, keys: Tensor, values: Tensor, scale: float, window: int = 0, soft_cap: float = 0.0
+) -> Tensor:
+    """One row: the last queries q [n, heads, dim] of a sequence see its keys and values
+    [length, kv_heads, dim] causally."""
+    n, length, group = q.shape[0], keys.shape[0], q.shape[1] // keys.shape[1]
+    k, v = (t.repeat_interleave(group, dim=1) for t in (keys, values))
+    scores = torch.einsum("nhd,lhd->hnl", q, k) * scale
+    if soft_cap:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    at = torch.arange(length - n, length).unsqueeze(1)
+    seen = torch.arange(length) <= at
+    if window:
+        seen &= torch.arange(length) > at - window
+    scores = scores.masked_fill(~seen, -math.inf)
+    return torch.einsum("hnl,lhd->nhd", scores.softmax(-1), v)

@@ -1,0 +1,38 @@
+"""Builds the extension where there is a C++ compiler; without one the package installs all the
+same, and computes with torch. SGL_KERNEL_REQUIRE=1 turns a failed build into an error."""
+
+import glob
+import os
+
+from setuptools import Extension, find_packages, setup
+
+native = Extension(
+    "sgl_kernel._C",
+    sorted(glob.glob("csrc/*.cpp")),
+    depends=sorted(glob.glob("csrc/*.h") + glob.glob("csrc/*.inl")),
+    language="c++",
+    # Instruction sets are chosen at run time: nothing here may depend on the machine that builds.
+    # -g0 -O3: setuptools would add Python's own -g -O2. Contraction gives fused multiply-adds, the
+    # same everywhere in one file; nothing else that changes results is allowed.
+    extra_compile_args=[
+        "-std=c++17",
+        "-O3",
+        "-g0",
+        "-fvisibility=hidden",
+        "-fno-math-errno",
+        "-ffp-contract=fast",
+        "-Wno-psabi",
+    ],
+    extra_link_args=["-pthread"],
+    define_macros=[("Py_LIMITED_API", "0x030A0000")],
+    py_limited_api=True,
+    optional=os.environ.get("SGL_KERNEL_REQUIRE") != "1",
+)
+
+setup(
+    package_dir={"": "python"},
+    packages=find_packages("python"),
+    package_data={"sgl_kernel": ["py.typed"]},
+    ext_modules=[native],
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},
+)

@@ -1,0 +1,76 @@
+"""Native norms and gates against float64, over odd shapes, strides and every instruction set."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from sgl_kernel import native, rows
+
+pytestmark = pytest.mark.skipif(not native.AVAILABLE, reason=f"no extension: {native.WHY}")
+
+WIDTHS = [1, 2, 7, 8, 15, 16, 17, 31, 48, 64, 65, 127, 576, 1000]
+
+
+@pytest.fixture(params=native.isas())
+def isa(request):
+    native.choose(request.param)
+    yield request.param
+    native.choose()
+
+
+def matrix(m: int, n: int, scale: float = 1.0) -> torch.Tensor:
+    """Random [m, n] whose rows lie further apart than n, with NaN between."""
+    wide = torch.full((m, n + 5), float("nan"))
+    wide[:, :n] = scale * torch.randn(m, n, generator=torch.Generator().manual_seed(m * 1000 + n))
+    return wide[:, :n]
+
+
+def test_norms(isa):
+    for n in WIDTHS:
+        for m, scale, eps in ((1, 1.0, 1e-6), (3, 1e-4, 1e-5), (4, 300.0, 1e-6)):
+            x, gain = matrix(m, n, scale), torch.rand(n) + 0.5
+            factor = x.double().pow(2).mean(-1, keepdim=True).add(eps).rsqrt()
+            expected = x.double() * factor * gain.double()
+            outs = [rows.norm(x, gain, eps, threads) for threads in (1, 2, 3)]
+            top = expected.abs().amax(-1, keepdim=True)
+            assert ((outs[0].double() - expected).abs() <= 1e-5 * top).all(), (m, n)
+            assert torch.equal(outs[0], outs[1])
+            assert torch.equal(outs[0], outs[2])
+            for i in range(m):
+                assert torch.equal(rows.norm(x[i : i + 1], gain, eps)[0], outs[0][i])
+
+
+def exact(act: str, x: torch.Tensor) -> torch.Tensor:
+    if act == "silu":
+        return x * torch.sigmoid(x)
+    if act == "gelu":
+        return x * 0.5 * torch.erfc(-x / math.sqrt(2))
+    if act == "gelu_pytorch_tanh":
+        inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+        return x * torch.sigmoid(2 * inner)
+    return x.clamp(min=0)
+
+
+@pytest.mark.parametrize("act", ["silu", "gelu", "gelu_pytorch_tanh", "relu"])
+def test_gates(isa, act):
+    for n in WIDTHS:
+        for m in (1, 3):
+            x = matrix(m, 2 * n, 4.0)
+            expected = exact(act, x[:, :n].double()) * x[:, n:].double()
+            outs = [rows.gate(x, act, threads) for threads in (1, 2, 3)]
+            assert ((outs[0].double() - expected).abs() <= 1e-5 * expected.abs() + 1e-12).all()
+            assert torch.equal(outs[0], outs[1])
+            assert torch.equal(outs[0], outs[2])
+            assert torch.equal(rows.gate(x[:1], act)[0], outs[0][0])
+
+
+@pytest.mark.parametrize("act", ["silu", "gelu", "gelu_pytorch_tanh", "relu"])
+def test_gates_far_out(isa, act):
+    ends = torch.tensor([-1e30, -300.0, -90.0, 0.0, -0.0, 90.0, 300.0, 1e30])
+    got = rows.gate(torch.cat([ends, torch.ones(8)])[None], act)[0]
+    assert torch.equal(got[3:], ends[3:].clamp(min=0))
+    assert (got[1:3].abs() <= 1e-34).all()
+    broken = rows.gate(torch.tensor([[float("nan"), 1.0]]), act)
+    assert broken.isnan().all()

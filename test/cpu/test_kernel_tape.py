@@ -1,0 +1,101 @@
+"""A model recorded on a native tape against the same model in torch: whole, in chunks, token by
+token; and the promise that a row's bits do not depend on its batch."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.paged import Paged, Sequence
+from helpers.tiny_model import write_config
+
+native = pytest.importorskip("sgl_kernel.native")
+if not native.AVAILABLE:
+    pytest.skip(f"no native kernels: {native.WHY}", allow_module_level=True)
+
+SHAPE: dict[str, Any] = {
+    "hidden_size": 96, "intermediate_size": 160, "head_dim": 32, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "vocab_size": 301, "num_hidden_layers": 3,
+}  # fmt: skip
+FAMILIES = [
+    ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
+    ("MistralForCausalLM", {"sliding_window": 24}),
+    ("Qwen2ForCausalLM", {}),
+    ("Qwen3ForCausalLM", {"tie_word_embeddings": True}),
+]
+
+
+def texts() -> list[list[int]]:
+    r = random.Random(3)
+    shared = [r.randrange(301) for _ in range(40)]
+    return [[r.randrange(301) for _ in range(n)] for n in (70, 33, 5, 1)] + [
+        [*shared, *(r.randrange(301) for _ in range(n))] for n in (1, 9)
+    ]
+
+
+def logits(path: str, longest: int, alone: bool = False, **settings: Any) -> list[torch.Tensor]:
+    """Of every position of every text, computed ``longest`` tokens a pass at most."""
+    paged = Paged(path, settings.pop("page_size", 1), 1, load_format="dummy",
+                  max_total_tokens=4096, **settings)  # fmt: skip
+    sequences = [Sequence(text) for text in texts()]
+    while left := [s for s in sequences if s.done < len(s.tokens)]:
+        left = left[:1] if alone else left
+        paged.advance([(s, min(longest, len(s.tokens) - s.done)) for s in left])
+    return [s.result.float() for s in sequences]
+
+
+@pytest.mark.parametrize(("architecture", "settings"), FAMILIES)
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_float32_logits_are_those_of_torch(
+    architecture: str, settings: dict[str, Any], page_size: int, tmp_path: Path
+) -> None:
+    path = write_config(tmp_path, architectures=[architecture], **SHAPE, **settings)
+    options: dict[str, Any] = {"page_size": page_size, "dtype": "float32"}
+    wanted = logits(path, 100, cpu_kernels="torch", **options)
+    for longest in (100, 16, 1):
+        for got, want in zip(logits(path, longest, cpu_kernels="native", **options), wanted):
+            assert (got - want).abs().max() <= 2e-5 * want.abs().max()
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int8wo", "int4"])
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+def test_a_row_has_the_same_bits_in_every_batch(
+    quantization: str, kv_cache_dtype: str, tmp_path: Path
+) -> None:
+    path = write_config(tmp_path, architectures=["LlamaForCausalLM"], **SHAPE)
+    options: dict[str, Any] = {
+        "cpu_kernels": "native", "dtype": "bfloat16", "quantization": quantization,
+        "kv_cache_dtype": kv_cache_dtype,
+    }  # fmt: skip
+    whole = logits(path, 100, **options)
+    for other in (
+        logits(path, 100, alone=True, **options),
+        logits(path, 7, **options),
+        logits(path, 1, threads=2, **options),
+        logits(path, 100, threads=2, **options),
+    ):
+        assert all(torch.equal(a, b) for a, b in zip(whole, other))
+
+
+def test_bfloat16_is_near_float64(tmp_path: Path) -> None:
+    """Closer than torch's own bfloat16, which rounds after every operation."""
+    path = write_config(tmp_path, architectures=["LlamaForCausalLM"], **SHAPE)
+    exact = logits(path, 100, cpu_kernels="torch", dtype="float32")
+    ours = logits(path, 100, cpu_kernels="native", dtype="bfloat16")
+    theirs = logits(path, 100, cpu_kernels="torch", dtype="bfloat16")
+
+    def off(some: list[torch.Tensor]) -> float:
+        return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(some, exact))
+
+    assert off(ours) <= min(0.03, off(theirs))
+
+
+def test_what_cannot_run_natively_says_so(tmp_path: Path) -> None:
+    path = write_config(tmp_path, architectures=["LlamaForCausalLM"], **SHAPE)
+    with pytest.raises(ValueError, match=r"float32 and bfloat16, not torch.float16"):
+        Paged(path, 1, 1, load_format="dummy", dtype="float16", cpu_kernels="native")
+    with pytest.raises(ValueError, match="need native kernels: --cpu-kernels torch"):
+        Paged(path, 1, 1, load_format="dummy", cpu_kernels="torch", quantization="int8")
