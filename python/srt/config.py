@@ -16,9 +16,15 @@ from typing import Any
 
 POLICIES = ("lpm", "dfs-weight", "fcfs", "random", "priority")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
+ATTENTION_BACKENDS = ("auto", "native", "triton", "flashinfer")
+QUANTIZATIONS = ("none", "int8", "int8wo", "int4")
+CPU_KERNELS = ("auto", "native", "torch")
+KV_DTYPES = ("auto", "int8")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 GRAMMAR_BACKENDS = ("auto", "fsm", "interegular", "llguidance", "outlines")
 JUMP_FORWARD = ("exact", "string", "off")
+SPECULATIVE_ALGORITHMS = ("auto", "none", "draft", "ngram")
+MAX_DRAFTS = 64  # a pass and request
 POOLINGS = ("last", "mean")
 TOOL_CALL_PARSERS = ("auto", "hermes", "qwen", "llama3", "mistral", "pythonic", "tiny")
 REASONING_PARSERS = (
@@ -55,10 +61,25 @@ class ModelConfig:
     revision: str = flag("", "hub revision: a branch, tag or commit")
     load_format: str = flag("auto", "dummy draws random weights", choices=LOAD_FORMATS)
     dtype: str = flag("auto", "auto: the checkpoint's", choices=DTYPES)
+    quantization: str = flag(
+        "none", "of the weights as they are loaded, on a CPU; int8: and of the activations, "
+        "int8wo, int4: of the weights alone", choices=QUANTIZATIONS,
+    )  # fmt: skip
+    cpu_kernels: str = flag(
+        "auto", "on a CPU; auto: sgl-kernel's native ones where they can run, else torch's",
+        choices=CPU_KERNELS,
+    )  # fmt: skip
     device: str = flag("auto", "auto: cuda where there is one, else cpu")
     context_length: int = flag(0, "longest sequence in tokens; 0: the model's", type=int)
     random_seed: int = flag(0, "seed for dummy weights and for requests without one", type=int)
-    attention_backend: str = flag("native", "attention implementation", choices=("native",))
+    attention_backend: str = flag(
+        "auto", "attention implementation; auto: the fastest that runs on the device",
+        choices=ATTENTION_BACKENDS,
+    )  # fmt: skip
+    disable_cuda_graph: bool = flag(False, "launch every kernel of a decode pass by itself")
+    cuda_graph_max_bs: int = flag(
+        256, "rows of the largest decode pass that is captured as a CUDA graph", type=int
+    )
     threads: int = flag(0, "CPU threads for tensor work; 0: torch's choice", type=int)
 
 
@@ -67,6 +88,9 @@ class MemoryConfig:
     """The KV cache."""
 
     page_size: int = flag(1, "tokens a page", type=int)
+    kv_cache_dtype: str = flag(
+        "auto", "auto: the weights'; int8: half of bfloat16, on a CPU", choices=KV_DTYPES
+    )
     max_total_tokens: int = flag(0, "KV cache size in tokens; 0: by memory", type=int)
     mem_fraction_static: float = flag(
         0.0, "share of memory for weights and KV; 0: 0.85 on a GPU, 0.3 on a CPU", type=float
@@ -84,6 +108,11 @@ class ScheduleConfig:
     chunked_prefill_size: int = flag(2048, "prompt tokens a pass; -1: unlimited", type=int)
     max_overtakes: int = flag(
         128, "later arrivals a waiting request lets pass before it goes first", type=int
+    )
+    disable_overlap_schedule: bool = flag(
+        False,
+        "plan a pass after the one before, not beside it; on a CPU they are beside each "
+        "other only where --threads leaves a processor",
     )
 
 
@@ -110,6 +139,39 @@ class GrammarConfig:
     def jumps(self) -> str:
         """How forced text is written: "exact", "string" or "off"."""
         return "off" if self.disable_jump_forward else self.jump_forward
+
+
+@dataclass(frozen=True)
+class SpeculationConfig:
+    """Tokens guessed ahead: fewer passes, the same text."""
+
+    speculative_algorithm: str = flag(
+        "auto", "for requests that do not say; auto: draft where there is a draft model, else none",
+        choices=SPECULATIVE_ALGORITHMS, type=str.lower,
+    )  # fmt: skip
+    speculative_draft_model_path: str = flag(
+        "", "directory or hub id of a smaller model with the same tokenizer"
+    )
+    speculative_num_draft_tokens: int = flag(16, "most tokens guessed a pass", type=int)
+
+    @property
+    def algorithm(self) -> str:
+        """ "none", "ngram" or "draft"."""
+        if self.speculative_algorithm == "auto":
+            return "draft" if self.speculative_draft_model_path else "none"
+        return self.speculative_algorithm
+
+    def verify(self) -> None:
+        most = self.speculative_num_draft_tokens
+        if not 1 <= most <= MAX_DRAFTS:
+            raise ValueError(
+                f"--speculative-num-draft-tokens is {most}; it must be between 1 and {MAX_DRAFTS}"
+            )
+        if self.algorithm == "draft" and not self.speculative_draft_model_path:
+            raise ValueError(
+                "--speculative-algorithm is draft and there is no draft model; give one with "
+                "--speculative-draft-model-path, or use ngram"
+            )
 
 
 @dataclass(frozen=True)
@@ -205,6 +267,7 @@ class Config:
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     grammar: GrammarConfig = field(default_factory=GrammarConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     edge: EdgeConfig = field(default_factory=EdgeConfig)
     operations: OperationsConfig = field(default_factory=OperationsConfig)
@@ -258,6 +321,8 @@ class Config:
             ("response_store_bytes", self.server.response_store_bytes,
              self.server.response_store_bytes >= 0, "0 or more"),
             ("threads", self.model.threads, self.model.threads >= 0, "0 or more"),
+            ("cuda_graph_max_bs", self.model.cuda_graph_max_bs,
+             self.model.cuda_graph_max_bs >= 1, "at least 1"),
             ("max_engine_restarts", self.operations.max_engine_restarts,
              self.operations.max_engine_restarts >= 0, "0 or more"),
             ("watchdog_timeout", self.operations.watchdog_timeout,
@@ -271,6 +336,7 @@ class Config:
         for name, value, good, limit in checks:
             if not good:
                 raise ValueError(f"{_flag(name)} is {value}; it must be {limit}")
+        self.speculation.verify()
 
     def public(self) -> Mapping[str, Any]:
         """The settings without the secrets among them."""
@@ -291,6 +357,7 @@ def _sections() -> Iterator[tuple[str, Any]]:
         ("memory", MemoryConfig),
         ("schedule", ScheduleConfig),
         ("grammar", GrammarConfig),
+        ("speculation", SpeculationConfig),
         ("server", ServerConfig),
         ("edge", EdgeConfig),
         ("operations", OperationsConfig),

@@ -54,7 +54,8 @@ def compare(seed: int) -> None:
     attention = NativeAttention(pools[:2], pools[2:], page_size, windows)
     attention.plan(layout)
     for index, window in enumerate(windows):
-        heads = Heads(index, kv_heads * group, kv_heads, DIM, r.uniform(0.1, 1.0), window)
+        cap = r.choice([0.0, 0.0, 1.5])
+        heads = Heads(index, kv_heads * group, kv_heads, DIM, r.uniform(0.1, 1.0), window, cap)
         total = int(layout.counts.sum())
         q = torch.randn(total, kv_heads * group, DIM)
         k, v = torch.randn(total, kv_heads, DIM), torch.randn(total, kv_heads, DIM)

@@ -187,9 +187,11 @@ def test_plain_rows_pay_nothing_for_special_ones(monkeypatch: pytest.MonkeyPatch
     for name in shapes:
         original = getattr(sampler, name)
 
-        def counted(x: Tensor, *rest: Any, _name: str = name, _call: Any = original) -> Any:
-            shapes[_name].append(x.shape[0])
-            return _call(x, *rest)
+        def counted(
+            x: Tensor, *rest: Any, _name: str = name, _call: Any = original, **options: Any
+        ) -> Any:
+            shapes[_name].append(len(rest[0]) if _name == "_mask" else x.shape[0])
+            return _call(x, *rest, **options)
 
         monkeypatch.setattr(sampler, name, counted)
     logits = torch.randn(6, 64, generator=torch.Generator().manual_seed(1))
@@ -198,4 +200,6 @@ def test_plain_rows_pay_nothing_for_special_ones(monkeypatch: pytest.MonkeyPatch
     nucleus, masked = SamplingParams(top_p=0.5), bits([1, 2], 64)
     samples = [Sample(GREEDY)] * 3 + [Sample(nucleus, uniform=0.2)] + [Sample(SamplingParams())]
     draw(logits, [*samples, Sample(GREEDY, mask=masked)])
-    assert shapes == {"_mask": [1], "_least": [1], "_invert": [2], "_adjust": [6]}
+    assert shapes == {"_mask": [1], "_least": [1], "_invert": [2], "_adjust": []}
+    draw(logits, [Sample(GREEDY)] * 5 + [Sample(GREEDY, forbidden=(1,))])
+    assert shapes["_adjust"] == [6]

@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from srt.config import Config
 from srt.core.batch import Batch, Row, Sample, StepResult
@@ -61,7 +62,7 @@ class Paged:
             Batch(0, rows), None, runner.vocab, runner.context_length, pool.pages, pool.page_size,
             runner.device,
         )  # fmt: skip
-        hidden = runner.forward.hidden(inputs)
+        hidden = runner.forward.hidden(inputs, np.arange(len(inputs.tokens), dtype=np.int32))
         return list(runner.forward.logits(hidden).split([len(row.tokens) for row in rows]))
 
     def advance(self, steps: list[tuple[Sequence, int]]) -> None:

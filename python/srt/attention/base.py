@@ -11,7 +11,7 @@ any row reads it, so a row may read pages that another row of the same batch wri
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
@@ -27,6 +27,7 @@ class Heads:
         index: the layer's place among the pools.
         scale: multiplies the scores, usually ``head_dim ** -0.5``.
         window: a query sees itself and the ``window - 1`` tokens before it; 0: all of them.
+        soft_cap: scores become ``soft_cap * tanh(score / soft_cap)``; 0: they stay as they are.
     """
 
     index: int
@@ -35,6 +36,7 @@ class Heads:
     head_dim: int
     scale: float
     window: int = 0
+    soft_cap: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -71,3 +73,18 @@ class Attention(Protocol):
         q: [T, num_heads, head_dim]; k, v: [T, num_kv_heads, head_dim], all rotated already.
         Returns [T, num_heads * head_dim].
         """
+
+
+@runtime_checkable
+class Capturable(Attention, Protocol):
+    """An implementation whose decode passes can be captured as a graph."""
+
+    def frame(self, rows: int, pages: int, longest: int) -> Attention:
+        """Attention of passes of exactly ``rows`` rows with one new token each, over at most
+        ``pages`` pages in all and ``longest`` tokens a row.
+
+        Its ``plan`` writes device buffers whose addresses never change, so that what was captured
+        of ``attend`` computes whatever was planned last. Frames share the buffers: the largest is
+        to be made first, and each is to be planned again before it runs after another.
+        """
+        ...

@@ -17,9 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from srt.attention.base import Heads, Int32Array, Layout
-
-Rows = np.ndarray[Any, np.dtype[np.int64]]
+from srt.attention.base import Heads, Layout
+from srt.attention.shared import Rows, kin
+from srt.attention.shared import common as shared_pages
+from srt.parallel.staging import send, send_all
 
 # Query-key pairs above which a row is computed alone: padding would cost more than a call saves.
 ALONE = 1 << 16
@@ -88,7 +89,7 @@ class NativeAttention:
             "firsts": np.cumsum(layout.counts, dtype=np.int32) - layout.counts,
             "rows": np.repeat(np.arange(len(layout.counts), dtype=np.int32), layout.counts),
         }  # fmt: skip
-        tensors = _to_device(device, self.device)
+        tensors = send_all(device, self.device)
         self.written = self._slots(
             tensors["pages"], tensors["tables"].index_select(0, tensors["rows"]),
             tensors["positions"],
@@ -142,9 +143,13 @@ class NativeAttention:
             q = q.reshape(b, n, kv_heads * group, d).transpose(1, 2)
             if group > 1:
                 keys, values = _repeat(keys, group), _repeat(values, group)
-        y = F.scaled_dot_product_attention(
-            q, keys, values, block.mask, is_causal=block.causal, scale=heads.scale
-        )
+        if heads.soft_cap:
+            mask = _causal(q) if block.causal else block.mask
+            y, _ = _attend(q, keys, values, mask, heads.scale, heads.soft_cap)
+        else:
+            y = F.scaled_dot_product_attention(
+                q, keys, values, block.mask, is_causal=block.causal, scale=heads.scale
+            )
         if n > 1:
             y = y.transpose(1, 2)
         y = y.reshape(b * n, heads.num_heads * d)
@@ -164,7 +169,7 @@ class NativeAttention:
         common_values = self._gather(3, value_pool, block.shared).transpose(0, 1)
         y, weight = _attend(
             q.permute(2, 0, 1, 3, 4).reshape(kv_heads, b * n * group, d),
-            common, common_values, None, heads.scale,
+            common, common_values, None, heads.scale, heads.soft_cap,
         )  # fmt: skip
         y = y.view(kv_heads, b, n, group, d).permute(1, 2, 0, 3, 4)
         weight = weight.view(kv_heads, b, n, group, 1).permute(1, 2, 0, 3, 4)
@@ -174,7 +179,7 @@ class NativeAttention:
             mask = mask.repeat_interleave(group, dim=2)
         own, own_weight = _attend(
             q.permute(0, 2, 1, 3, 4).reshape(b, kv_heads, n * group, d),
-            keys, values, mask, heads.scale,
+            keys, values, mask, heads.scale, heads.soft_cap,
         )  # fmt: skip
         own = own.view(b, kv_heads, n, group, d).transpose(1, 2)
         own_weight = own_weight.view(b, kv_heads, n, group, 1).transpose(1, 2)
@@ -192,8 +197,11 @@ class NativeAttention:
     def _block(self, layout: Layout, tensors: dict[str, Tensor], rows: Rows, window: int) -> Block:
         counts, starts = layout.counts[rows], layout.starts[rows]
         b, n = len(rows), int(counts.max())
-        common = 0 if window else _common(layout, rows) * self.page_size
-        common = min(common, int(starts.min()))
+        least = int(starts.min())
+        common = 0
+        if not window:
+            common = shared_pages(layout, rows, -(-least // self.page_size)) * self.page_size
+        common = min(common, least)
         if common < COMMON:
             common = 0
         lows = np.maximum(starts - window + 1, 0) if window else np.full_like(starts, common)
@@ -252,39 +260,23 @@ class NativeAttention:
 
 
 def _attend(
-    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
+    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, soft_cap: float
 ) -> tuple[Tensor, Tensor]:
     """Attention [.., N, D], and the log-sum-exp of its scores [.., N, 1] in float32."""
     # In place: the scores are large, and fresh memory costs more than the arithmetic.
     scores = torch.matmul(q, keys.transpose(-1, -2)).float().mul_(scale)
+    if soft_cap:
+        scores.div_(soft_cap).tanh_().mul_(soft_cap)
     if mask is not None:
         scores.add_(mask)
     weight = torch.logsumexp(scores, -1, keepdim=True)
     return torch.matmul(scores.sub_(weight).exp_().to(values.dtype), values), weight
 
 
-def _kin(layout: Layout, page_size: int) -> Rows:
-    """A number for each row: equal for rows that have their first ``COMMON`` keys in common, 0 for
-    rows that share them with no other. [R]"""
-    place = -(-COMMON // page_size) - 1
-    long = layout.starts >= COMMON
-    page = np.where(long, layout.pages[np.where(long, layout.tables[:-1] + place, 0)], -1)
-    _, family, size = np.unique(page, return_inverse=True, return_counts=True)
-    return np.where(long & (size[family] > 1), family + 1, 0)
-
-
-def _common(layout: Layout, rows: Rows) -> int:
-    """Leading pages that all ``rows`` have in common."""
-    if len(rows) == 1:
-        return 0
-    tables = [layout.pages[layout.tables[r] : layout.tables[r + 1]] for r in rows]
-    length = min(map(len, tables))
-    first = tables[0][:length]
-    for table in tables[1:]:
-        differs = first[:length] != table[:length]
-        if differs.any():
-            length = int(differs.argmax())
-    return length
+def _causal(q: Tensor) -> Tensor:
+    """Query ``i`` of q [.., N, D] sees keys ``0 .. i`` of N: added to the scores [N, N]."""
+    n = q.shape[-2]
+    return torch.full((n, n), float("-inf"), device=q.device).triu_(1)
 
 
 def _group(layout: Layout, page_size: int) -> Iterator[Rows]:
@@ -302,7 +294,7 @@ def _group(layout: Layout, page_size: int) -> Iterator[Rows]:
     keys = np.ceil(np.log2(np.maximum(lengths, 256)) / 2).astype(np.int64)
     alone = (counts > 1) & (counts.astype(np.int64) * lengths > ALONE)
     label = queries * 64 + keys
-    label = label * (len(counts) + 1) + _kin(layout, page_size)
+    label = label * (len(counts) + 1) + kin(layout, page_size, COMMON)
     label[alone] = -1 - np.flatnonzero(alone)
     for value in np.unique(label):
         rows = np.flatnonzero(label == value)
@@ -319,11 +311,4 @@ def _repeat(x: Tensor, group: int) -> Tensor:
 
 
 def _index(values: np.ndarray[Any, Any], device: torch.device) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(device)
-
-
-def _to_device(arrays: dict[str, Int32Array], device: torch.device) -> dict[str, Tensor]:
-    """All arrays in one transfer, as int32 tensors."""
-    packed = torch.from_numpy(np.concatenate(list(arrays.values()))).to(device)
-    parts = packed.split([len(a) for a in arrays.values()])
-    return dict(zip(arrays, parts))
+    return send(np.ascontiguousarray(values, dtype=np.int64), device)

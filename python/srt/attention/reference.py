@@ -48,7 +48,10 @@ def attend(
                 keys = key_pool[seen, h // group].double().cpu()
                 values = value_pool[seen, h // group].double().cpu()
                 scores = [math.fsum((key * q[flat, h].double().cpu()).tolist()) for key in keys]
-                weights = torch.softmax(torch.tensor(scores).double() * heads.scale, 0)
+                scaled = torch.tensor(scores).double() * heads.scale
+                if heads.soft_cap:
+                    scaled = heads.soft_cap * torch.tanh(scaled / heads.soft_cap)
+                weights = torch.softmax(scaled, 0)
                 out[flat, h] = weights @ values
             flat += 1
     return out.flatten(1)

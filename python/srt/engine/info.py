@@ -13,6 +13,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         context_length: longest sequence, prompt and generation together.
         eos: ids that end a generation.
         hidden_size: numbers of an embedding.
+        kernels: what computes on a CPU: the instruction set of native kernels, or "torch".
+        quantization: as ``ModelConfig``'s.
+        draft_model: guesses tokens ahead of requests that want it; "" where there is none.
     """
 
     model_path: str
@@ -29,3 +32,14 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int = 0
     kv_bytes_per_token: int = 0
     hidden_size: int = 0
+    kernels: str = "torch"
+    quantization: str = "none"
+    draft_model: str = ""
+
+    def verify_speculation(self, asked: str) -> None:
+        """Raise ValueError where nobody can guess as a request wants."""
+        if asked == "draft" and not self.draft_model:
+            raise ValueError(
+                "speculation is 'draft' and this server has no draft model; start it with "
+                "--speculative-draft-model-path, or use 'ngram'."
+            )

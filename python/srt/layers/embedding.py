@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from srt.layers.weight import Place, Slot, Slots
+from srt.layers.recorder import Recorder
+from srt.layers.weight import Place, Slot, Slots, Stored
 
 
-class Embedding:
+class Embedding(Stored):
     """A table of ``vocab`` rows; each rank of the group holds an equal range of them.
 
     The same table serves as the output head where the model ties the two.
@@ -32,6 +33,10 @@ class Embedding:
     def logits(self, hidden: Tensor) -> Tensor:
         """[T, width] -> [T, vocab], gathered from all ranks."""
         return self.group.all_gather(F.linear(hidden, self.weight))
+
+    def record(self, tape: Recorder) -> int:
+        """The tokens' rows: the buffer that becomes the residual stream."""
+        return tape.embed(self)
 
     def slots(self, name: str) -> Slots:
         return {name: Slot(self.weight, self.shape, 0, self.first)}

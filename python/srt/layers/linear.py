@@ -11,30 +11,42 @@ from collections.abc import Mapping
 import torch.nn.functional as F
 from torch import Tensor
 
-from srt.layers.weight import Place, Slot, Slots
+from srt.layers.recorder import Recorder, Source
+from srt.layers.weight import Place, Slot, Slots, Stored
 
 
-class ColumnLinear:
+class ColumnLinear(Stored):
     """``y = x W^T + b`` with the rows of several checkpoint matrices stacked in one ``W``.
 
     ``parts`` maps each matrix's name to its number of outputs; the result is their outputs side by
-    side, each of this rank's share. ``units`` is what may not be split inside a part (head_dim).
+    side, each of this rank's share. ``unit`` is what may not be split inside a part (head_dim).
+    ``paired``: two parts, a gate and what it gates, which native products bring together.
     """
 
     def __init__(
-        self, inputs: int, parts: Mapping[str, int], bias: bool, place: Place, unit: int = 1
+        self,
+        inputs: int,
+        parts: Mapping[str, int],
+        bias: bool,
+        place: Place,
+        unit: int = 1,
+        paired: bool = False,
     ) -> None:
         self.inputs, self.parts, self.group = inputs, dict(parts), place.group
         self.sizes = [
             unit * place.group.share(size // unit, f"the width of {name}")
             for name, size in self.parts.items()
         ]
-        self.weight = place.empty(sum(self.sizes), inputs)
+        self.weight, self.paired = place.empty(sum(self.sizes), inputs), paired
         self.bias = place.empty(sum(self.sizes)) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, inputs] -> [T, sum(sizes)]."""
         return F.linear(x, self.weight, self.bias)
+
+    def record(self, tape: Recorder, x: Source, act: str = "silu") -> int:
+        """The outputs' buffer; of a paired layer ``act(gate) * up``."""
+        return tape.linear(x, self, act=act)
 
     def slots(self, prefix: str) -> Slots:
         out: Slots = {}
@@ -48,7 +60,7 @@ class ColumnLinear:
         return out
 
 
-class RowLinear:
+class RowLinear(Stored):
     """``y = x W^T + b`` where ``x`` is this rank's slice of the inputs."""
 
     def __init__(self, inputs: int, name: str, outputs: int, bias: bool, place: Place) -> None:
@@ -63,6 +75,10 @@ class RowLinear:
             return F.linear(x, self.weight, self.bias)
         y = self.group.all_reduce(F.linear(x, self.weight))
         return y if self.bias is None else y + self.bias
+
+    def record(self, tape: Recorder, x: Source, residual: int) -> None:
+        """Add the outputs to the residual stream."""
+        tape.linear(x, self, residual)
 
     def slots(self, prefix: str) -> Slots:
         start = self.group.rank * self.weight.shape[1]

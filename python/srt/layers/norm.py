@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from srt.layers.recorder import Source
 from srt.layers.weight import Place, Slot, Slots
 
 
@@ -16,6 +17,10 @@ class RMSNorm:
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self.shape, self.weight, self.eps)
+
+    def record(self, x: int) -> Source:
+        """Buffer ``x``, to be normed by the product that reads it."""
+        return Source(x, self.weight, self.eps)
 
     def slots(self, name: str) -> Slots:
         return {name: Slot(self.weight, self.shape, kind="gain")}

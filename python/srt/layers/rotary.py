@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import torch
@@ -134,13 +135,21 @@ class Rotary:
     def __init__(
         self, rope: Rope, head_dim: int, length: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        inverse, scale = VARIANTS[rope.type](rope, head_dim, length)
-        angles = torch.arange(length, dtype=torch.float32).unsqueeze(1) * inverse
-        cos, sin = angles.cos().mul_(scale), angles.sin().mul_(scale)
-        # One table [length, 2, 1, head_dim]; the sign of the rotation is folded into the sine.
+        self.rope, self.length, self.half = rope, length, head_dim // 2
+        self.dtype, self.device = dtype, device
+
+    def angles(self) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [length, head_dim / 2], float32 on the CPU."""
+        inverse, scale = VARIANTS[self.rope.type](self.rope, 2 * self.half, self.length)
+        angles = torch.arange(self.length, dtype=torch.float32).unsqueeze(1) * inverse
+        return angles.cos().mul_(scale), angles.sin().mul_(scale)
+
+    @cached_property
+    def table(self) -> Tensor:
+        """[length, 2, 1, head_dim]: cosines, and sines with the rotation's sign folded in."""
+        cos, sin = self.angles()
         table = torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], dim=1)
-        self.table = table.unsqueeze(2).to(device, dtype)
-        self.half = head_dim // 2
+        return table.unsqueeze(2).to(self.device, self.dtype)
 
     def at(self, positions: Tensor) -> Angles:
         """Cosines and signed sines of positions [T], each [T, 1, head_dim]."""

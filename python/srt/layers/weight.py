@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from srt.parallel.groups import Group
+
+if TYPE_CHECKING:
+    from sgl_kernel.packed import Packed
 
 Kind: TypeAlias = Literal["matrix", "bias", "gain"]
 
@@ -61,3 +64,26 @@ class Slot:
 
 
 Slots: TypeAlias = dict[str, Slot]
+
+
+class Stored:
+    """A layer whose weight native products may read in a layout of their own.
+
+    Attributes:
+        weight: [outputs, inputs]; empty once it is packed.
+        bias: [outputs], or None.
+        packed: in its place, on a CPU with native kernels.
+        paired: the rows are a gate's and those of what it gates.
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+    packed: Packed | None = None
+    paired: bool = False
+
+    def pack(self, format: str, threads: int) -> None:
+        """Move the weight into a native layout, quantising it if ``format`` says so."""
+        from sgl_kernel.packed import pack
+
+        self.packed = pack(self.weight, format, paired=self.paired, threads=threads)
+        self.weight = self.weight.new_empty(0)

@@ -16,8 +16,9 @@ from srt.layers.embedding import Embedding
 from srt.layers.linear import ColumnLinear, RowLinear
 from srt.layers.mlp import GatedMLP
 from srt.layers.norm import RMSNorm
+from srt.layers.recorder import Recorder, Source
 from srt.layers.rotary import Angles, Rotary
-from srt.layers.weight import Place, Slots
+from srt.layers.weight import Place, Slots, Stored
 from srt.models.config import Fields, ModelSpec, decoder_spec
 
 
@@ -55,6 +56,13 @@ class SelfAttention:
             q, k = rotary.rotate(qk, angles).split_with_sizes((queries, kv), 1)
         return self.out(attention.attend(self.heads, q, k, v))
 
+    def record(self, tape: Recorder, x: Source, rotary: Rotary) -> int:
+        """All but the output projection."""
+        gains = None
+        if self.q_norm is not None and self.k_norm is not None:
+            gains = (self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
+        return tape.attend(self.qkv.record(tape, x), self.heads, rotary, gains)
+
     def slots(self, prefix: str) -> Slots:
         out = self.qkv.slots(prefix) | self.out.slots(prefix)
         if self.q_norm is not None and self.k_norm is not None:
@@ -75,6 +83,16 @@ class Layer:
     def __call__(self, x: Tensor, angles: Angles, rotary: Rotary, attention: Attention) -> Tensor:
         x = x + self.attention(self.attention_norm(x), angles, rotary, attention)
         return x + self.mlp(self.mlp_norm(x))
+
+    def record(self, tape: Recorder, x: int, rotary: Rotary, last: bool) -> int:
+        """The residual stream behind the layer. Behind the last layer's attention tokens no longer
+        need each other, so only those whose outputs are wanted go on."""
+        y = self.attention.record(tape, self.attention_norm.record(x), rotary)
+        if last:
+            x, y = tape.choose(x), tape.choose(y)
+        self.attention.out.record(tape, Source(y), x)
+        self.mlp.record(tape, self.mlp_norm.record(x), x)
+        return x
 
     def slots(self, prefix: str) -> Slots:
         return (
@@ -125,6 +143,22 @@ class LlamaForCausalLM:
         for layer in self.layers:
             x = layer(x, angles, self.rotary, attention)
         return x if self.norm is None else self.norm(x)
+
+    def record(self, tape: Recorder) -> None:
+        """``forward`` of a model that owns all layers, for the tokens whose outputs are wanted."""
+        assert self.embedding is not None
+        assert self.norm is not None
+        x = self.embedding.record(tape)
+        for layer in self.layers:
+            x = layer.record(tape, x, self.rotary, last=layer is self.layers[-1])
+        tape.norm(self.norm.record(x))
+
+    def stored(self) -> list[Stored]:
+        """Every layer with a matrix."""
+        out: list[Stored] = [m for m in (self.embedding, self.head) if m is not None]
+        for layer in self.layers:
+            out += [layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down]
+        return list(dict.fromkeys(out))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Normed hidden states [N, width] of the last range -> [N, vocab]."""

@@ -13,6 +13,7 @@ import mmap
 import os
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -222,8 +223,18 @@ def _some(names: list[str]) -> str:
     return f"tensor{'s' if len(names) > 1 else ''} {', '.join(names[:3])}{more}"
 
 
-def load(slots: Slots, entries: Mapping[str, Entry], show: bool = True) -> None:
-    """Fill every slot, file by file, reading only what is needed. To be called after ``match``."""
+def load(
+    slots: Slots,
+    entries: Mapping[str, Entry],
+    show: bool = True,
+    filled: Callable[[Tensor], None] | None = None,
+) -> None:
+    """Fill every slot, file by file, reading only what is needed. To be called after ``match``.
+
+    Takes the slots out of ``slots`` as it goes, and calls ``filled`` with the last view of each
+    weight once all of it is there: who packs it may then free it.
+    """
+    watch = _Watch(slots, filled)
     files: dict[Path, list[str]] = {}
     for name in slots:
         files.setdefault(entries[name].file, []).append(name)
@@ -236,7 +247,35 @@ def load(slots: Slots, entries: Mapping[str, Entry], show: bool = True) -> None:
             for name in sorted(names, key=lambda n: entries[n].begin):
                 entry = entries[name]
                 slots[name].load(_view(data, entry))
+                _forget(data, entry)
+                watch.done(name)
                 bar.update(entry.end - entry.begin)
+
+
+class _Watch:
+    """Tells when all slots of one weight are filled."""
+
+    def __init__(self, slots: Slots, filled: Callable[[Tensor], None] | None) -> None:
+        self._slots, self._filled = slots, filled
+        self._left = Counter(_storage(slot.target) for slot in slots.values())
+
+    def done(self, name: str) -> None:
+        target = self._slots.pop(name).target
+        key = _storage(target)
+        self._left[key] -= 1
+        if self._filled is not None and not self._left[key]:
+            self._filled(target)
+
+
+def _storage(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
+
+
+def _forget(data: mmap.mmap, entry: Entry) -> None:
+    """Give back the pages that have been read: they would count as this process's memory."""
+    begin = entry.begin // mmap.PAGESIZE * mmap.PAGESIZE
+    if hasattr(data, "madvise") and entry.end > begin:
+        data.madvise(mmap.MADV_DONTNEED, begin, entry.end - begin)
 
 
 def _view(data: mmap.mmap, entry: Entry) -> Tensor:
@@ -250,14 +289,20 @@ def _view(data: mmap.mmap, entry: Entry) -> Tensor:
     return torch.frombuffer(data, dtype=dtype, count=count, offset=entry.begin).view(entry.shape)
 
 
-def randomise(slots: Slots, seed: int, show: bool = True) -> None:
-    """Dummy weights: a function of the seed and each tensor's name, never zeros."""
+def randomise(
+    slots: Slots, seed: int, show: bool = True, filled: Callable[[Tensor], None] | None = None
+) -> None:
+    """Dummy weights: a function of the seed and each tensor's name, never zeros. Takes the slots
+    and calls ``filled`` as ``load`` does."""
+    watch = _Watch(slots, filled)
     with _progress(len(slots), "drawing weights", show, unit="tensor") as bar:
-        for name, slot in slots.items():
+        for name, slot in list(slots.items()):
             generator = torch.Generator(slot.target.device)
             # 32 bits are all that the generator reads of a seed.
             generator.manual_seed(zlib.crc32(f"{seed}:{name}".encode()))
             slot.randomise(generator)
+            del slot
+            watch.done(name)
             bar.update(1)
 
 

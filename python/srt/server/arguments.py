@@ -18,8 +18,13 @@ ELSEWHERE = {
     "--model": "--model-path",
     "--max-num-seqs": "--max-running-requests",
     "--gpu-memory-utilization": "--mem-fraction-static",
+    "--speculative-config": "--speculative-algorithm",
+    "--num-speculative-tokens": "--speculative-num-draft-tokens",
+    "--model-draft": "--speculative-draft-model-path",
+    "--speculative-model": "--speculative-draft-model-path",
+    "--speculative-draft-model": "--speculative-draft-model-path",
     "--tp": "", "--tp-size": "", "--tensor-parallel-size": "", "--dp-size": "", "--pp-size": "",
-    "--enable-lora": "", "--lora-paths": "", "--quantization": "",
+    "--enable-lora": "", "--lora-paths": "",
 }  # fmt: skip
 
 

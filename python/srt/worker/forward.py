@@ -8,25 +8,36 @@ and native code are the same to the runner.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any, Protocol
 
+import numpy as np
 from torch import Tensor
 
-from srt.attention.base import Attention
+from srt.attention.base import Attention, Int32Array
+from srt.core.batch import Sample
 from srt.models.llama import LlamaForCausalLM
+from srt.parallel.staging import send
+from srt.worker import sampler
+from srt.worker.drawing import Drawing, drawn
 from srt.worker.inputs import Inputs
 
 
 class Forward(Protocol):
     """Mutates the KV pools at the planned slots, nothing else."""
 
-    def hidden(self, inputs: Inputs) -> Tensor:
-        """Normed hidden states [T, width] of the pass's tokens. They may lie in a buffer that the
-        next call overwrites."""
+    def hidden(self, inputs: Inputs, wanted: Int32Array) -> Tensor:
+        """Normed hidden states [len(wanted), width] of the tokens ``wanted``, ascending indices
+        into the pass. They may lie in a buffer that the next call overwrites."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, width] -> [N, vocab], any float dtype."""
+        ...
+
+    def draw(self, logits: Tensor, samples: Sequence[Sample]) -> Drawing:
+        """As ``worker.sampler.draw``; need not wait for the device."""
         ...
 
 
@@ -34,9 +45,24 @@ class Eager:
     def __init__(self, model: LlamaForCausalLM, attention: Attention) -> None:
         self.model, self.attention = model, attention
 
-    def hidden(self, inputs: Inputs) -> Tensor:
+    def hidden(self, inputs: Inputs, wanted: Int32Array) -> Tensor:
         self.attention.plan(inputs.layout)
-        return self.model.forward(inputs.tokens, inputs.positions, self.attention)
+        hidden = self.model.forward(inputs.tokens, inputs.positions, self.attention)
+        return pick(hidden, wanted)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.model.logits(hidden)
+
+    def draw(self, logits: Tensor, samples: Sequence[Sample]) -> Drawing:
+        if logits.is_cuda and find_spec("triton") and find_spec("sgl_kernel"):
+            from srt.worker import gpu_draw
+
+            return gpu_draw.draw(logits, samples)
+        return drawn(*sampler.draw(logits, samples))
+
+
+def pick(hidden: Tensor, wanted: np.ndarray[Any, Any]) -> Tensor:
+    """Rows ``wanted`` (ascending, distinct) of hidden [T, width]."""
+    if len(wanted) == hidden.shape[0]:  # all of them
+        return hidden
+    return hidden.index_select(0, send(wanted, hidden.device))

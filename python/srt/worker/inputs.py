@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from srt.attention.base import Int32Array, Layout
 from srt.core.batch import Batch, Row
+from srt.core.ints import Ints
+from srt.parallel.staging import send
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,12 @@ def _counts(lengths: list[int]) -> Int32Array:
     return np.array(lengths, dtype=np.int32)
 
 
-def _joined(parts: list[memoryview]) -> Int32Array:
-    return np.frombuffer(bytearray(b"".join(parts)), dtype=np.int32)
+def _joined(parts: list[Ints]) -> Int32Array:
+    return np.frombuffer(bytearray().join(parts), dtype=np.int32)
+
+
+def _outside(values: Int32Array, limit: int) -> bool:
+    return int(values.view(np.uint32).max()) >= limit  # a negative number is a large one
 
 
 def read_batch(
@@ -45,7 +52,8 @@ def read_batch(
     page_size: int,
     device: torch.device,
 ) -> Inputs:
-    """``drawn``: tokens that the previous batch drew, one a row, for rows that follow it.
+    """``drawn``: tokens that the previous batch drew, one a row, for rows that follow it. They are
+    added to the histories of such rows.
 
     Raises ValueError where the batch would read or write outside the model or the pool: on a GPU
     that would take the whole process down, so it is never tried.
@@ -56,24 +64,28 @@ def read_batch(
     counts = _counts([len(row.tokens) for row in rows])
     starts = _counts([row.start for row in rows])
     tables = np.zeros(len(rows) + 1, dtype=np.int32)
-    np.cumsum(_counts([len(row.pages) for row in rows]), out=tables[1:])
+    np.cumsum([len(row.pages) for row in rows], out=tables[1:])
     ends = starts + counts
     firsts = np.cumsum(counts, dtype=np.int32) - counts
-    tokens = _joined([memoryview(row.tokens) for row in rows])
-    table = _joined([memoryview(row.pages) for row in rows])
-    following = [i for i, row in enumerate(rows) if row.follows >= 0]
-    if following:
+    tokens = _joined([row.tokens for row in rows])
+    table = _joined([row.pages for row in rows])
+    sources = _counts([row.follows for row in rows])
+    following = np.flatnonzero(sources >= 0)
+    if following.size:
         tokens[firsts[following]] = 0
     _verify(batch, counts, starts, ends, tables, context_length, page_size)
-    if int(tokens.min()) < 0 or int(tokens.max()) >= vocab:
+    if _outside(tokens, vocab):
         raise ValueError(f"batch {batch.id} has a token id outside [0, {vocab}).")
-    if int(table.min()) < 0 or int(table.max()) >= pages:
+    if _outside(table, pages):
         raise ValueError(f"batch {batch.id} has a page outside [0, {pages}).")
-    positions = np.arange(len(tokens), dtype=np.int32) + np.repeat(starts - firsts, counts)
-    both = torch.from_numpy(np.concatenate([tokens, positions])).to(device)
+    if len(tokens) == len(rows):  # a token each
+        positions = starts
+    else:
+        positions = np.arange(len(tokens), dtype=np.int32) + np.repeat(starts - firsts, counts)
+    both = send(np.concatenate([tokens, positions]), device)
     ids, places = both.split(len(tokens))
-    if following:
-        ids = _follow(batch, ids, firsts, following, drawn)
+    if following.size:
+        ids = _follow(batch, ids, firsts, following, sources[following], drawn)
     return Inputs(ids, places, firsts, Layout(starts, counts, tables, table, positions))
 
 
@@ -103,12 +115,22 @@ def _shown(row: Row) -> str:
 
 
 def _follow(
-    batch: Batch, ids: Tensor, firsts: Int32Array, following: list[int], drawn: Tensor | None
+    batch: Batch,
+    ids: Tensor,
+    firsts: Int32Array,
+    following: np.ndarray[Any, np.dtype[np.intp]],
+    sources: Int32Array,
+    drawn: Tensor | None,
 ) -> Tensor:
     """Put the previous batch's tokens where rows follow it, without leaving the device."""
-    sources = [batch.rows[i].follows for i in following]
-    if drawn is None or max(sources) >= drawn.shape[0]:
+    if drawn is None or int(sources.max()) >= drawn.shape[0]:
         raise ValueError(f"batch {batch.id} follows a row that the previous batch did not have.")
-    source = torch.tensor(sources, device=ids.device)
-    target = torch.from_numpy(firsts[following].astype(np.int64)).to(ids.device)
-    return ids.index_copy(0, target, drawn.index_select(0, source).to(ids.dtype))
+    tokens = drawn.index_select(0, send(sources, ids.device)).to(ids.dtype)
+    for place, i in enumerate(following.tolist()):
+        sample = batch.rows[i].sample
+        if sample is not None and sample.params.penalised:
+            sample.history.append(int(tokens[place]))
+    if len(following) == len(ids):
+        return tokens
+    target = send(firsts[following].astype(np.int64), ids.device)
+    return ids.index_copy(0, target, tokens)

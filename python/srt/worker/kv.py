@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import torch
+from torch import Tensor
 
 from srt.config import MemoryConfig
 from srt.models.config import ModelSpec
@@ -19,7 +20,8 @@ CPU_CONTEXTS = 32
 
 
 class KVPool:
-    """``keys[layer]`` and ``values[layer]`` are [pages * page_size + 1, kv_heads, head_dim]."""
+    """``keys[layer]`` and ``values[layer]`` are [pages * page_size + 1, kv_heads, head_dim];
+    ``scales[layer]`` is empty, or of int8 keys and values, float32 [slots, kv_heads] each."""
 
     def __init__(
         self,
@@ -37,6 +39,12 @@ class KVPool:
         try:
             self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(layers)]
             self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in range(layers)]
+            self.scales: list[tuple[Tensor, ...]] = [
+                tuple(torch.empty(shape[:2], device=device) for _ in range(2))
+                if dtype == torch.int8
+                else ()
+                for _ in range(layers)
+            ]
         except RuntimeError as error:  # out of memory on any device
             size = 2 * layers * shape[0] * kv_heads * head_dim * dtype.itemsize
             raise MemoryError(
@@ -54,7 +62,9 @@ class KVPool:
 
 def bytes_per_token(spec: ModelSpec, dtype: torch.dtype, ranks: int = 1) -> int:
     """Bytes of keys and values of one token in all layers, on one of ``ranks``."""
-    return 2 * spec.num_layers * spec.num_kv_heads // ranks * spec.head_dim * dtype.itemsize
+    scale = 4 if dtype == torch.int8 else 0  # of each head
+    size = spec.head_dim * dtype.itemsize + scale
+    return 2 * spec.num_layers * spec.num_kv_heads // ranks * size
 
 
 def pool_pages(

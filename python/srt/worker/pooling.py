@@ -4,29 +4,39 @@ from __future__ import annotations
 
 from array import array
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from srt.core.batch import Batch, RowOutput
+from srt.attention.base import Int32Array
+from srt.core.batch import Batch, Row, RowOutput
 from srt.worker.inputs import Inputs
 
 NOT_FINITE = "the model's hidden states are not finite"
 
 
-def sum_states(batch: Batch, inputs: Inputs, hidden: Tensor, outputs: list[RowOutput]) -> None:
-    """Set ``pooled`` of the rows that ask for it; hidden: [T, width], normed, as the LM head sees
-    it. Summed in float64, all rows in one transfer."""
-    wanted = [i for i, row in enumerate(batch.rows) if row.pool >= 0]
-    if not wanted:
+def pooled_span(row: Row, first: int) -> tuple[int, int]:
+    """The tokens that a row wants summed, as a range of the pass's, where its own begin at
+    ``first``."""
+    return first + row.pool, first + len(row.tokens)
+
+
+def sum_states(
+    batch: Batch, inputs: Inputs, wanted: Int32Array, hidden: Tensor, outputs: list[RowOutput]
+) -> None:
+    """Set ``pooled`` of the rows that ask for it; hidden: [len(wanted), width] of the tokens
+    ``wanted``, normed, as the LM head sees it. Summed in float64, all rows in one transfer."""
+    pooled = [i for i, row in enumerate(batch.rows) if row.pool >= 0]
+    if not pooled:
         return
     sums = []
-    for i in wanted:
-        first, row = int(inputs.firsts[i]), batch.rows[i]
-        states = hidden[first + row.pool : first + len(row.tokens)]
-        sums.append(states.sum(0, dtype=torch.float64))
+    for i in pooled:
+        low, high = pooled_span(batch.rows[i], int(inputs.firsts[i]))
+        place = int(np.searchsorted(wanted, low))
+        sums.append(hidden[place : place + high - low].sum(0, dtype=torch.float64))
     table = torch.stack(sums)
     finite = table.isfinite().all(1).tolist()
-    for i, values, good in zip(wanted, table.cpu().numpy(), finite):
+    for i, values, good in zip(pooled, table.cpu().numpy(), finite):
         outputs[i].pooled = array("d", values.tobytes())
         if not good and not outputs[i].error:
             outputs[i].error = NOT_FINITE

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from srt.attention.base import Int32Array
 from srt.core.batch import Batch, Drawn, Row, RowOutput, Sample, Score, StepResult
 from srt.core.matcher import GrammarError
+from srt.parallel.staging import send
 from srt.worker import logprobs as readout
-from srt.worker.forward import Forward
+from srt.worker.drawing import Drawing
+from srt.worker.forward import Forward, pick
 from srt.worker.inputs import Inputs, read_batch
 from srt.worker.kv import KVPool
-from srt.worker.pooling import sum_states
-from srt.worker.sampler import NOT_FINITE, draw
+from srt.worker.pooling import pooled_span, sum_states
+from srt.worker.readback import Fetched, readback_of
+from srt.worker.sampler import NOT_FINITE
 
 # Logits computed at once: bounds the memory of a long prompt's scores.
 LOGITS = 1 << 24
@@ -41,6 +47,14 @@ class _Tip(NamedTuple):
         return self.top >= 0 or bool(self.probe)
 
 
+class _Job(NamedTuple):
+    """Scores wanted at consecutive positions of a row, from the pass's token ``first`` on."""
+
+    row: int
+    score: Score
+    first: int
+
+
 class ModelRunner:
     """Runs batches in order on a model that owns all layers. Mutates the KV pool."""
 
@@ -48,36 +62,44 @@ class ModelRunner:
         self.forward, self.pool = forward, pool
         self.context_length, self.vocab = context_length, vocab
         self.device = pool.keys[0].device
+        self.readback = readback_of(self.device)
+        self._later: list[Callable[[], None]] = []  # what fills outputs when a pass is done
         self.drawn: Tensor | None = None  # tokens the last batch drew [rows]; 0 where none
 
-    @torch.inference_mode()
     def run(self, batch: Batch) -> StepResult:
         """Raises ValueError for a batch that cannot be computed; none of it is then."""
+        return self.launch(batch)()
+
+    @torch.inference_mode()
+    def launch(self, batch: Batch) -> Callable[[], StepResult]:
+        """Queue a pass; what is returned waits for it and gives its outputs. A pass may be launched
+        before the outputs of the one before it are asked for. Raises as ``run``."""
+        self._later = []
         pool = self.pool
         inputs = read_batch(
             batch, self.drawn, self.vocab, self.context_length, pool.pages, pool.page_size,
             self.device,
         )  # fmt: skip
-        hidden = self.forward.hidden(inputs)
-        _make_masks(batch)
         outputs = [RowOutput() for _ in batch.rows]
-        self._tips(batch, inputs, hidden, outputs)
-        self._scores(batch, inputs, hidden, outputs)
-        sum_states(batch, inputs, hidden, outputs)
-        for row, output in zip(batch.rows, outputs):
-            if row.adapter is not None:
-                output.error = f"adapter {row.adapter!r} is not loaded"
-        return StepResult(batch.id, outputs)
+        tips = list(_tips(batch.rows, inputs, outputs))
+        jobs = list(_jobs(batch.rows, inputs, outputs))
+        wanted = _wanted(batch.rows, inputs, tips, jobs)
+        hidden = self.forward.hidden(inputs, wanted)
+        _make_masks(batch)
+        self._tips(batch, tips, wanted, hidden)
+        self._scores(jobs, wanted, hidden, outputs)
+        sum_states(batch, inputs, wanted, hidden, outputs)
+        return partial(_finish, batch, outputs, self._later)
 
-    def _tips(self, batch: Batch, inputs: Inputs, hidden: Tensor, outputs: list[RowOutput]) -> None:
+    def _tips(self, batch: Batch, tips: list[_Tip], wanted: Int32Array, hidden: Tensor) -> None:
         """Draws, most likely tokens and probes at the rows' last positions. Sets ``drawn``."""
-        tips = list(_wanted(batch.rows, inputs, outputs))
         whole = len(tips) == len(batch.rows) and not any(row.checks for row in batch.rows)
         drawn = None
         size = max(1, LOGITS // self.vocab)
         for k in range(0, len(tips), size):
             part = tips[k : k + size]
-            logits = self.forward.logits(self._pick(hidden, [tip.at for tip in part])).float()
+            at = np.searchsorted(wanted, np.array([tip.at for tip in part], dtype=np.int32))
+            logits = self.forward.logits(pick(hidden, at)).float()
             tokens = self._draw(part, logits)
             self._read(part, logits, tokens)
             if whole and len(part) == len(tips):
@@ -86,33 +108,28 @@ class ModelRunner:
             if drawn is None:
                 drawn = torch.zeros(len(batch.rows), dtype=torch.int64, device=self.device)
             last = [j for j, tip in enumerate(part) if tip.row >= 0]
-            rows = torch.tensor([part[j].row for j in last], device=self.device, dtype=torch.int64)
-            drawn[rows] = tokens[torch.tensor(last, device=self.device, dtype=torch.int64)]
+            both = np.array([[part[j].row for j in last], last], dtype=np.int64)
+            rows, places = send(both, self.device)
+            drawn.index_copy_(0, rows, tokens.index_select(0, places))
         self.drawn = drawn
-
-    def _pick(self, hidden: Tensor, at: list[int]) -> Tensor:
-        if len(at) == hidden.shape[0]:  # ascending and distinct, so all of them
-            return hidden
-        return hidden.index_select(0, torch.tensor(at, device=self.device))
 
     def _draw(self, tips: list[_Tip], logits: Tensor) -> Tensor:
         """Tokens of ``tips`` [len(tips)], 0 where none is asked for."""
-        drawing = [tip for tip in tips if tip.sample is not None]
-        samples = [tip.sample for tip in drawing if tip.sample is not None]
-        if len(drawing) == len(tips):
-            tokens, errors = draw(logits, samples)
-            values = tokens.tolist()
+        drawn = [tip for tip in tips if tip.sample is not None]
+        samples = [tip.sample for tip in drawn if tip.sample is not None]
+        if len(drawn) == len(tips):
+            drawing = self.forward.draw(logits, samples)
+            tokens = drawing.tokens
         else:
             tokens = torch.zeros(len(tips), dtype=torch.int64, device=self.device)
-            if not drawing:
+            if not drawn:
                 return tokens
             local = [j for j, tip in enumerate(tips) if tip.sample is not None]
-            index = torch.tensor(local, device=self.device)
-            some, errors = draw(logits.index_select(0, index), samples)
-            tokens[index] = some
-            values = some.tolist()
-        for tip, value, error in zip(drawing, values, errors):
-            tip.out.token, tip.out.error = (-1, error) if error else (value, tip.out.error)
+            index = send(np.array(local), self.device)
+            drawing = self.forward.draw(logits.index_select(0, index), samples)
+            tokens.index_copy_(0, index, drawing.tokens)
+        fetched = self.readback.fetch(drawing.fetched)
+        self._later.append(partial(_settle, drawn, drawing, fetched))
         return tokens
 
     def _read(self, tips: list[_Tip], logits: Tensor, tokens: Tensor) -> None:
@@ -120,6 +137,8 @@ class ModelRunner:
         wants = [j for j, tip in enumerate(tips) if tip.reads]
         if not wants:
             return
+        while self._later:  # what is read depends on what was drawn
+            self._later.pop(0)()
         index = torch.tensor(wants, device=self.device)
         logprobs = readout.log_softmax(logits.index_select(0, index))
         reading = [tips[j] for j in wants]
@@ -139,28 +158,17 @@ class ModelRunner:
                     output.logprob = value
 
     def _scores(
-        self, batch: Batch, inputs: Inputs, hidden: Tensor, outputs: list[RowOutput]
+        self, jobs: list[_Job], wanted: Int32Array, hidden: Tensor, outputs: list[RowOutput]
     ) -> None:
         """Log-probabilities of given tokens, a bounded number of positions at a time."""
-        jobs: list[tuple[int, Score, int]] = []  # row, score, first flat position
-        for i, row in enumerate(batch.rows):
-            if row.score is None:
-                continue
-            if not 0 <= row.score.at <= len(row.tokens) - len(row.score.targets):
-                outputs[i].error = (
-                    f"scores of {len(row.score.targets)} tokens from {row.score.at} on lie outside "
-                    f"a row of {len(row.tokens)}"
-                )
-                continue
-            jobs.append((i, row.score, int(inputs.firsts[i]) + row.score.at))
         where = [
             (i, score, first, j) for i, score, first in jobs for j in range(len(score.targets))
         ]
         size = max(1, LOGITS // self.vocab)
         for k in range(0, len(where), size):
             part = where[k : k + size]
-            at = torch.tensor([first + j for _, _, first, j in part], device=self.device)
-            logits = self.forward.logits(hidden.index_select(0, at))
+            places = np.array([first + j for _, _, first, j in part], dtype=np.int32)
+            logits = self.forward.logits(pick(hidden, np.searchsorted(wanted, places)))
             logprobs = readout.log_softmax(logits)
             targets = torch.tensor([s.targets[j] for _, s, _, j in part], device=self.device)
             values = readout.chosen(logprobs, targets)
@@ -175,6 +183,21 @@ class ModelRunner:
                 output.score_probes.append(probe)
 
 
+def _settle(tips: list[_Tip], drawing: Drawing, fetched: Fetched) -> None:
+    """Wait for a draw and put it into the outputs."""
+    for tip, value, error in zip(tips, *drawing.outcome(fetched.wait())):
+        tip.out.token, tip.out.error = (-1, error) if error else (value, tip.out.error)
+
+
+def _finish(batch: Batch, outputs: list[RowOutput], later: list[Callable[[], None]]) -> StepResult:
+    while later:
+        later.pop(0)()
+    for row, output in zip(batch.rows, outputs):
+        if row.adapter is not None:
+            output.error = f"adapter {row.adapter!r} is not loaded"
+    return StepResult(batch.id, outputs)
+
+
 def _make_masks(batch: Batch) -> None:
     """Now, while a device still computes: the next copy to it waits until it is done. They are kept
     where they were made, and so is what went wrong."""
@@ -185,7 +208,32 @@ def _make_masks(batch: Batch) -> None:
                     sample.mask()
 
 
-def _wanted(rows: list[Row], inputs: Inputs, outputs: list[RowOutput]) -> Iterator[_Tip]:
+def _wanted(rows: list[Row], inputs: Inputs, tips: list[_Tip], jobs: list[_Job]) -> Int32Array:
+    """Tokens of the pass whose hidden states are read, ascending."""
+    at = np.array([tip.at for tip in tips], dtype=np.int32)
+    spans = [(job.first, job.first + len(job.score.targets)) for job in jobs]
+    spans += [pooled_span(row, int(first)) for row, first in zip(rows, inputs.firsts)
+              if row.pool >= 0]  # fmt: skip
+    if not spans:
+        return at  # one behind the other already
+    return np.unique(np.concatenate([at, *(np.arange(*span, dtype=np.int32) for span in spans)]))
+
+
+def _jobs(rows: list[Row], inputs: Inputs, outputs: list[RowOutput]) -> Iterator[_Job]:
+    """What is to be scored."""
+    for i, row in enumerate(rows):
+        if row.score is None:
+            continue
+        if 0 <= row.score.at <= len(row.tokens) - len(row.score.targets):
+            yield _Job(i, row.score, int(inputs.firsts[i]) + row.score.at)
+            continue
+        outputs[i].error = (
+            f"scores of {len(row.score.targets)} tokens from {row.score.at} on lie outside a row "
+            f"of {len(row.tokens)}"
+        )
+
+
+def _tips(rows: list[Row], inputs: Inputs, outputs: list[RowOutput]) -> Iterator[_Tip]:
     """What is to be drawn or read, by ascending position."""
     ends = (inputs.firsts + inputs.layout.counts - 1).tolist()
     for i, row in enumerate(rows):

@@ -8,6 +8,7 @@ needs nothing takes part in nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import chain
 
@@ -30,10 +31,11 @@ def draw(logits: Tensor, samples: Sequence[Sample]) -> tuple[Tensor, list[str]]:
     logits: [n, vocab] float32, not changed. Returns int64 tokens [n] on the same device and one
     message a row, "" where the draw is valid.
     """
-    adjusted, errors = logits, [""] * len(samples)
-    special = [i for i, s in enumerate(samples) if _special(s)]
-    if special:
-        adjusted = _adjust(logits, samples, special, errors)
+    errors = [""] * len(samples)
+    adjusted = adjust(logits, samples)
+    masked = [i for i, s in enumerate(samples) if s.mask is not None]
+    if masked:
+        adjusted = _mask(adjusted, masked, samples, errors, copy=adjusted is logits)
     # max finds NaN, and the lowest id of a tie.
     best, tokens = adjusted.max(dim=-1)
     random = [i for i, s in enumerate(samples) if not s.params.greedy]
@@ -48,11 +50,12 @@ def draw(logits: Tensor, samples: Sequence[Sample]) -> tuple[Tensor, list[str]]:
     return tokens, errors
 
 
-def _special(sample: Sample) -> bool:
-    params = sample.params
-    return bool(
-        sample.mask is not None or sample.forbidden or params.logit_bias or params.penalised
-    )
+def adjust(logits: Tensor, samples: Sequence[Sample]) -> Tensor:
+    """Logits after penalties, bias and forbidden ids: ``logits`` itself where there are none."""
+    special = [
+        i for i, s in enumerate(samples) if s.forbidden or s.params.logit_bias or s.params.penalised
+    ]
+    return _adjust(logits, samples, special) if special else logits
 
 
 def _rows(x: Tensor, rows: list[int]) -> Tensor:
@@ -69,10 +72,8 @@ def _column(values: Sequence[float], x: Tensor) -> Tensor:
     return torch.tensor(values, dtype=x.dtype, device=x.device).unsqueeze(1)
 
 
-def _adjust(
-    logits: Tensor, samples: Sequence[Sample], special: list[int], errors: list[str]
-) -> Tensor:
-    """Logits after penalties, bias, forbidden ids and masks, for all rows; a new tensor."""
+def _adjust(logits: Tensor, samples: Sequence[Sample], special: list[int]) -> Tensor:
+    """Rows ``special`` changed; a new tensor of all rows."""
     chosen = [samples[i] for i in special]
     x = _rows(logits, special)
     if len(special) == len(samples):
@@ -92,9 +93,6 @@ def _adjust(
     if any(s.forbidden for s in chosen):
         where = _pairs([s.forbidden for s in chosen], x.device)
         x.index_put_(where, torch.full((), float("-inf"), device=x.device))
-    masked = [j for j, s in enumerate(chosen) if s.mask is not None]
-    if masked:
-        x = _mask(x, masked, chosen, special, errors)
     return x if len(special) == len(samples) else _put(logits, special, x)
 
 
@@ -117,23 +115,27 @@ def _repetition(x: Tensor, samples: Sequence[Sample]) -> Tensor:
 
 
 def _mask(
-    x: Tensor, masked: list[int], samples: list[Sample], special: list[int], errors: list[str]
+    x: Tensor, masked: list[int], samples: Sequence[Sample], errors: list[str], copy: bool
 ) -> Tensor:
-    """Rows ``masked`` keep the ids whose bit is set."""
-    size = 4 * ((x.shape[1] + 31) // 32)
+    """Rows ``masked`` keep the ids whose bit is set; ``copy``: x itself must not change."""
+    size = mask_bytes(x.shape[1])
     masks = []
-    for j in masked:
-        mask, error = _made(samples[j].mask, size)
+    for i in masked:
+        mask, error = made(samples[i].mask, size)
         masks.append(mask)
-        if error:
-            errors[special[j]] = error
+        errors[i] = error or errors[i]
     denied = _denied(b"".join(masks), len(masks), x)
-    if len(masked) == x.shape[0]:
-        return x.masked_fill_(denied, float("-inf"))  # x is ours: see ``_adjust``
-    return _put(x, masked, _rows(x, masked).masked_fill_(denied, float("-inf")))
+    if len(masked) < x.shape[0]:
+        return _put(x, masked, _rows(x, masked).masked_fill_(denied, float("-inf")))
+    return x.masked_fill(denied, -math.inf) if copy else x.masked_fill_(denied, -math.inf)
 
 
-def _made(mask: bytes | Callable[[], bytes] | None, size: int) -> tuple[bytes, str]:
+def mask_bytes(vocab: int) -> int:
+    """Size of a mask."""
+    return 4 * ((vocab + 31) // 32)
+
+
+def made(mask: bytes | Callable[[], bytes] | None, size: int) -> tuple[bytes, str]:
     """The mask, and why there is none: then it allows all, for a draw that does not count."""
     try:
         made = mask() if callable(mask) else mask or b""

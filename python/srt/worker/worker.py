@@ -2,26 +2,52 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from srt.attention.native import NativeAttention
+from srt.attention.choose import choose, make_attention
 from srt.config import Config, ModelConfig
 from srt.core.batch import Batch, StepResult
 from srt.layers.weight import Place, Slots
 from srt.models import weights
 from srt.models.config import ModelSpec, read_config
+from srt.models.llama import LlamaForCausalLM
 from srt.models.location import locate
 from srt.models.registry import lookup
-from srt.worker.forward import Eager
+from srt.worker.forward import Eager, Forward
+from srt.worker.graphs import captured
 from srt.worker.kv import KVPool, available_memory, bytes_per_token, pool_pages
 from srt.worker.runner import ModelRunner
 from srt.worker.threads import Threads
 
+log = logging.getLogger("srt.worker")
+
+# Bytes of a parameter in memory, by --quantization; its scales included.
+BYTES = {"int8": 1.01, "int8wo": 1.01, "int4": 0.57}
 # Below this many parameters float32 is as fast as bfloat16 on a CPU and far more reproducible.
 SMALL = 100_000_000
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be loaded, known before anything is allocated."""
+
+    directory: Path
+    architecture: str
+    family: type[LlamaForCausalLM]
+    spec: ModelSpec
+    length: int
+    device: torch.device
+    dtype: torch.dtype
+    parameters: int
+    entries: Mapping[str, weights.Entry]  # empty: dummy weights
+    torch_because: str  # why native kernels do not run it, "" where they do
 
 
 class Worker:
@@ -33,60 +59,129 @@ class Worker:
     def __init__(self, config: Config) -> None:
         """Loads everything. Raises ValueError for a model that cannot be served, MemoryError for
         one that does not fit."""
-        settings = config.model
-        directory = locate(settings.model_path, settings.revision)
-        fields, architecture = read_config(directory)
-        family = lookup(architecture)
-        spec = family.read(fields, architecture)
-        length = context_length_of(settings, spec)
-        device = device_of(settings.device)
-        # A model without storage tells which tensors it needs before anything is allocated.
-        outline = family(spec, Place(torch.device("meta"), torch.float32), 1)
-        slots = outline.slots()
-        dummy = settings.load_format == "dummy"
-        entries = {} if dummy else weights.read_checkpoint(directory)
-        if not dummy:
-            weights.match(slots, entries, outline.ignores, directory)
-        parameters = parameters_of(slots)
-        dtype = dtype_of(settings.dtype, spec, parameters, device)
-        free = available_memory(device)
-        token_bytes = bytes_per_token(spec, dtype)
+        settings, memory = config.model, config.memory
+        plan = plan_of(config)
+        spec, native = plan.spec, not plan.torch_because
+        kv_dtype = torch.int8 if memory.kv_cache_dtype == "int8" else plan.dtype
+        token_bytes = bytes_per_token(spec, kv_dtype)
+        weight_bytes = int(plan.parameters * BYTES.get(settings.quantization, plan.dtype.itemsize))
         pages = pool_pages(
-            config.memory, token_bytes, parameters * dtype.itemsize, length, device, free
-        )
+            memory, token_bytes, weight_bytes, plan.length, plan.device,
+            available_memory(plan.device),
+        )  # fmt: skip
+        threads = settings.threads or torch.get_num_threads()
         with torch.inference_mode():
-            model = family(spec, Place(device, dtype), length)
-            if dummy:
-                weights.randomise(model.slots(), settings.random_seed)
-            else:
-                weights.load(model.slots(), entries)
+            self.model = load_model(plan, settings, threads)
             pool = KVPool(
-                spec.num_layers, spec.num_kv_heads, spec.head_dim, pages,
-                config.memory.page_size, dtype, device,
+                spec.num_layers, spec.num_kv_heads, spec.head_dim, pages, memory.page_size,
+                kv_dtype, plan.device,
             )  # fmt: skip
-        attention = NativeAttention(pool.keys, pool.values, pool.page_size, spec.windows)
-        self.threads = Threads(settings.threads, parameters, device)
-        self.model = model
-        self.runner = ModelRunner(Eager(model, attention), pool, length, spec.vocab_size)
+        forward, kernels = forward_of(plan, settings, self.model, pool, threads)
+        # Beside native kernels, which have threads of their own, torch has little to do.
+        self.threads = Threads(1 if native else settings.threads, plan.parameters, plan.device)
+        self.runner = ModelRunner(forward, pool, plan.length, spec.vocab_size)
         self.info: dict[str, Any] = {
-            "model_path": settings.model_path or directory.name,
-            "architecture": architecture,
-            "dtype": str(dtype).removeprefix("torch."),
-            "device": str(device),
+            "model_path": settings.model_path or plan.directory.name,
+            "architecture": plan.architecture,
+            "dtype": str(plan.dtype).removeprefix("torch."),
+            "device": str(plan.device),
+            "kernels": kernels,
+            "quantization": settings.quantization,
             "vocab_size": spec.vocab_size,
-            "context_length": length,
+            "context_length": plan.length,
             "capacity": pool.capacity,
             "page_size": pool.page_size,
             "eos": spec.eos,
-            "parameters": parameters,
+            "parameters": plan.parameters,
             "kv_bytes_per_token": token_bytes,
             "hidden_size": spec.hidden_size,
         }
 
     def run(self, batch: Batch) -> StepResult:
         """Compute one batch. Batches are to be given in order of their ids."""
+        return self.launch(batch)()
+
+    def launch(self, batch: Batch) -> Callable[[], StepResult]:
+        """As ``ModelRunner.launch``: the next batch may be launched before this one's results are
+        asked for. On a CPU a batch is computed when this returns."""
         self.threads.prepare(batch.num_tokens)
-        return self.runner.run(batch)
+        return self.runner.launch(batch)
+
+
+def plan_of(config: Config) -> Plan:
+    """Reads what describes the model. Raises ValueError where it cannot be served."""
+    settings = config.model
+    directory = locate(settings.model_path, settings.revision)
+    fields, architecture = read_config(directory)
+    family = lookup(architecture)
+    spec = family.read(fields, architecture)
+    length = context_length_of(settings, spec)
+    device = device_of(settings.device)
+    choose(settings.attention_backend, device)  # refused before anything is loaded
+    # A model without storage tells which tensors it needs before anything is allocated.
+    outline = family(spec, Place(torch.device("meta"), torch.float32), 1)
+    slots = outline.slots()
+    entries: Mapping[str, weights.Entry] = {}
+    if settings.load_format != "dummy":
+        entries = weights.read_checkpoint(directory)
+        weights.match(slots, entries, outline.ignores, directory)
+    parameters = parameters_of(slots)
+    dtype = dtype_of(settings.dtype, spec, parameters, device)
+    why = no_native(settings, dtype, device)
+    if why and (settings.quantization != "none" or config.memory.kv_cache_dtype != "auto"):
+        raise ValueError(
+            f"--quantization and --kv-cache-dtype need native kernels: {why}. Leave them out."
+        )
+    return Plan(
+        directory, architecture, family, spec, length, device, dtype, parameters, entries, why
+    )
+
+
+def load_model(plan: Plan, settings: ModelConfig, threads: int) -> LlamaForCausalLM:
+    """With its weights, packed where native kernels will read them."""
+    model = plan.family(plan.spec, Place(plan.device, plan.dtype), plan.length)
+    filled = None
+    if not plan.torch_because:
+        from srt.worker.native import Packer
+
+        filled = Packer(model, settings.quantization, threads).filled
+    if plan.entries:
+        weights.load(model.slots(), plan.entries, filled=filled)
+    else:
+        weights.randomise(model.slots(), settings.random_seed, filled=filled)
+    return model
+
+
+def forward_of(
+    plan: Plan, settings: ModelConfig, model: LlamaForCausalLM, pool: KVPool, threads: int
+) -> tuple[Forward, str]:
+    """How passes are computed, and what by: an instruction set or "torch"."""
+    if not plan.torch_because:
+        from srt.worker.native import Native
+
+        native = Native(model, pool, threads)
+        log.info("kernels: sgl-kernel, %s, %d threads", native.isa, threads)
+        return native, native.isa
+    attention = make_attention(settings.attention_backend, pool, plan.spec, plan.device)
+    if plan.device.type == "cpu":
+        log.info("kernels: torch (%s)", plan.torch_because)
+    graphs = captured(model, attention, settings, pool, plan.length)
+    return graphs or Eager(model, attention), "torch"
+
+
+def no_native(settings: ModelConfig, dtype: torch.dtype, device: torch.device) -> str:
+    """Why a model does not run on native CPU kernels, "" where it does."""
+    if settings.cpu_kernels == "torch":
+        return "--cpu-kernels torch"
+    try:
+        from srt.worker.native import unfit
+    except ImportError:
+        why = "the package sgl-kernel is not installed (pip install ./sgl-kernel)"
+    else:
+        why = unfit(dtype, device)
+    if why and settings.cpu_kernels == "native":
+        raise ValueError(f"--cpu-kernels native cannot be: {why}.")
+    return why
 
 
 def parameters_of(slots: Slots) -> int:

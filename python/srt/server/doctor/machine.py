@@ -12,10 +12,14 @@ import tempfile
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from srt.config import Config
 from srt.server.doctor.finding import FAIL, OK, WARN, Finding
 from srt.server.edge.accept import bind
+
+if TYPE_CHECKING:
+    import torch
 
 NEEDED = (
     "torch", "numpy", "safetensors", "tokenizers", "huggingface_hub", "jinja2", "msgspec", "zmq",
@@ -66,18 +70,45 @@ def device(config: Config) -> Iterator[Finding]:
     chosen = device_of(config.model.device)
     if chosen.type == "cuda":
         found = f"{torch.cuda.get_device_name(chosen)}, torch {torch.__version__}"
-        yield Finding("device", OK, f"{found}; kernels: {config.model.attention_backend} attention")
+        yield Finding("device", OK, found)
+        yield _attention(config, chosen)
         return
     path = torch.backends.cpu.get_cpu_capability()
     features = ", ".join(sorted(_features())) or "no vector instructions known"
+    kernels, fix = _kernels(config)
     found = (
         f"cpu, torch {torch.__version__}, {config.model.threads or torch.get_num_threads()} "
-        f"threads; kernels: torch's {path}, {config.model.attention_backend} attention "
-        f"(the CPU has {features})"
+        f"threads; kernels: {kernels or f'torch, {path}'} (the CPU has {features})"
     )
-    slow = path in ("DEFAULT", "NO AVX")
-    fix = "expect few tokens a second: torch finds no vector instructions" if slow else ""
-    yield Finding("device", WARN if slow else OK, found, fix)
+    if not kernels and path in ("DEFAULT", "NO AVX"):
+        fix = "expect few tokens a second: torch finds no vector instructions"
+    yield Finding("device", WARN if fix else OK, found, fix)
+    yield _attention(config, chosen)
+
+
+def _attention(config: Config, device: torch.device) -> Finding:
+    """Which implementation will run on the device, and why."""
+    from srt.attention.choose import choose
+
+    try:
+        choice = choose(config.model.attention_backend, device)
+    except ValueError as error:
+        cause, _, fix = str(error).partition("; ")
+        return Finding("attention", FAIL, cause, fix)
+    return Finding("attention", OK, f"{choice.name} ({choice.reason})")
+
+
+def _kernels(config: Config) -> tuple[str, str]:
+    """The native kernels that will run, "" where torch's will, and what could be done about it."""
+    if config.model.cpu_kernels == "torch":
+        return "", ""
+    try:
+        from sgl_kernel import native
+    except ImportError:
+        return "", "native kernels are several times faster: pip install ./sgl-kernel"
+    if not native.AVAILABLE:
+        return "", "native kernels need a C++ compiler when sgl-kernel is installed"
+    return f"sgl-kernel, {native.isa()}", ""
 
 
 def _features() -> set[str]:

@@ -1,0 +1,1 @@
+"""What quantisation costs in quality, on the embedded model."""

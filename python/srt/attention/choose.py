@@ -1,0 +1,161 @@
+"""Which attention implementation serves a device, and why: ``--attention-backend``.
+
+    native      plain torch, on every device
+    triton      the kernels of sgl_kernel.triton, on NVIDIA GPUs
+    flashinfer  the kernels of the package flashinfer, on NVIDIA GPUs since Ampere
+
+"auto" takes the first of flashinfer, triton and native that can run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from srt.attention.base import Attention
+
+log = logging.getLogger("srt.attention")
+PREFERRED = ("flashinfer", "triton", "native")
+# Sizes that flashinfer's kernels are made for.
+FLASHINFER_DIMS = (64, 128, 256)
+TRITON_DIMS = range(16, 257)
+
+
+class Pools(Protocol):
+    """What attention needs of the KV pool: see ``worker.kv.KVPool``."""
+
+    keys: list[Tensor]
+    values: list[Tensor]
+    page_size: int
+
+
+class Shape(Protocol):
+    """What attention needs of the model: see ``models.config.ModelSpec``."""
+
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def windows(self) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True)
+class Choice:
+    """``name`` of an implementation, and ``reason`` in words."""
+
+    name: str
+    reason: str
+
+
+def choose(
+    asked: str, device: torch.device, head_dim: int = 0, dtype: torch.dtype | None = None
+) -> Choice:
+    """The implementation for ``asked``. ``head_dim`` and ``dtype``: 0 and None where not known yet.
+
+    Raises ValueError where one that was asked for by name cannot run, with why and what to do.
+    """
+    if asked != "auto":
+        lacks = _lacks(asked, device, head_dim, dtype)
+        if lacks:
+            raise ValueError(f"--attention-backend {asked} cannot run: {lacks}")
+        return Choice(asked, "asked for")
+    if device.type != "cuda":
+        return Choice("native", f"the device is {device.type}")
+    passed: list[str] = []
+    for name in PREFERRED:
+        lacks = _lacks(name, device, head_dim, dtype)
+        if not lacks:
+            return Choice(name, "; ".join(passed) or "the fastest there is")
+        passed.append(f"not {name}: {lacks.partition(';')[0]}")
+    raise AssertionError("native runs everywhere")
+
+
+def make_attention(asked: str, pools: Pools, shape: Shape, device: torch.device) -> Attention:
+    """The chosen implementation over ``pools``; logs which and why. Raises as ``choose`` does."""
+    choice = choose(asked, device, shape.head_dim, pools.keys[0].dtype)
+    log.info("attention: %s (%s)", choice.name, choice.reason)
+    return build(choice.name, pools.keys, pools.values, pools.page_size, shape)
+
+
+def build(
+    name: str, keys: Sequence[Tensor], values: Sequence[Tensor], page_size: int, shape: Shape
+) -> Attention:
+    """The implementation called ``name``. Its own imports happen here, and only here."""
+    kv_heads = keys[0].shape[1]
+    # With tensor parallelism the pools hold this rank's key heads, and their query heads.
+    heads = shape.num_heads * kv_heads // shape.num_kv_heads
+    if name == "triton":
+        from srt.attention.triton import TritonAttention
+
+        return TritonAttention(keys, values, page_size, shape.windows, heads)
+    if name == "flashinfer":
+        from srt.attention.flashinfer import FlashInferAttention
+
+        return FlashInferAttention(keys, values, page_size, shape.windows, heads)
+    from srt.attention.native import NativeAttention
+
+    return NativeAttention(keys, values, page_size, shape.windows)
+
+
+def _lacks(name: str, device: torch.device, head_dim: int, dtype: torch.dtype | None) -> str:
+    """Why ``name`` cannot run: the cause; what to do. "" where it can."""
+    if name == "native":
+        return ""
+    if name == "triton":
+        return _triton_lacks(device, head_dim)
+    if device.type != "cuda":
+        return f"the device is {device.type}; use native, or --device cuda."
+    if not found("flashinfer"):
+        return "the package flashinfer is not installed; pip install 'sglang[flashinfer]'."
+    if not _compiler():
+        return "flashinfer compiles its kernels and finds no nvcc; set CUDA_HOME, or use triton."
+    capability = torch.cuda.get_device_capability(device)
+    if capability < (8, 0):
+        shown = ".".join(map(str, capability))
+        return f"the GPU's compute capability is {shown}, 8.0 is needed; use triton or native."
+    if dtype not in (None, torch.float16, torch.bfloat16):
+        return f"the KV cache is {dtype}, it must be 16-bit; use --dtype bfloat16, or triton."
+    if head_dim and head_dim not in FLASHINFER_DIMS:
+        return f"heads of {head_dim} are none of {FLASHINFER_DIMS}; use triton or native."
+    return ""
+
+
+def _triton_lacks(device: torch.device, head_dim: int) -> str:
+    if not found("triton"):
+        return "the package triton is not installed; pip install 'sglang[gpu]'."
+    if not found("sgl_kernel"):
+        return "the package sgl-kernel is not installed; pip install ./sgl-kernel."
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if device.type != "cuda" and not interpreted:
+        return (
+            f"the device is {device.type}; use native, or --device cuda (TRITON_INTERPRET=1 runs "
+            f"it on a CPU, for tests)."
+        )
+    if head_dim and head_dim not in TRITON_DIMS:
+        return f"heads of {head_dim} are not in 16 to 256; use native."
+    return ""
+
+
+def _compiler() -> bool:
+    """Whether flashinfer can compile its kernels, or has them compiled."""
+    if found("flashinfer_jit_cache"):
+        return True
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
+    return shutil.which("nvcc") is not None or Path(home, "bin", "nvcc").exists()
+
+
+def found(package: str) -> bool:
+    """Whether ``package`` is installed; it is not imported."""
+    return importlib.util.find_spec(package) is not None

@@ -1,0 +1,349 @@
+"""Attention by FlashInfer (Ye et al. 2024), on NVIDIA GPUs since Ampere.
+
+    every row has one new token   its decode kernels, or, where rows begin with the same keys, two
+                                  levels: the shared keys once a group, then each row's own
+    otherwise                     its prefill kernels over all rows
+
+The kernels are always those of FlashAttention-2 (``backend="fa2"``): compiled in minutes where the
+newer ones take much longer, and the only ones that are made for pages of any size. That is also why
+the two levels are two wrappers here: FlashInfer's own cascade chooses its kernels itself.
+
+A wrapper is planned for a *kind* of layer (window, soft cap, heads). Kinds are met in the first
+pass and planned at the start of every later one. The package is imported when this class is made:
+it writes a cache directory at import.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from srt.attention.base import Attention, Heads, Int32Array, Layout
+from srt.attention.shared import groups
+from srt.attention.slots import tables_of, written
+from srt.parallel.staging import send, send_into
+
+# Keys that rows must have in common for reading them once to be worth a second softmax.
+COMMON = 128
+# Query heads of a key head from which on the tensor cores win at decoding.
+TENSOR_CORES = 4
+# Bytes for partial results, and for the schedule of a captured pass.
+WORKSPACE, SCHEDULE = 256 << 20, 2 << 20
+
+
+class Kind(NamedTuple):
+    window: int
+    soft_cap: float
+    heads: int
+
+
+def kind_of(heads: Heads) -> Kind:
+    return Kind(heads.window, heads.soft_cap, heads.num_heads)
+
+
+class Planned:
+    """One wrapper of FlashInfer's. Its plan fills pinned memory and queues a copy of it, so the
+    next plan waits until that copy is done: it is, as soon as the pass before has ended."""
+
+    def __init__(self, wrapper: Any, on_gpu: bool) -> None:
+        self.wrapper, self.on_gpu = wrapper, on_gpu
+        self._copied: torch.cuda.Event | None = None
+
+    def plan(self, *arguments: Any, **options: Any) -> None:
+        if self._copied is not None:
+            self._copied.synchronize()
+        self.wrapper.plan(*arguments, **options)
+        if self.on_gpu:
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Rows reordered so that those of a group stand together, before those of none.
+
+    ``order``: int64 [R] on the device. ``count``: rows in groups. ``own``, ``shared``: offsets and
+    device pages of the keys behind the groups' keys, and of these. ``queries``: offsets of groups.
+    ``last``: what ``own`` has in each last page.
+    """
+
+    order: Tensor
+    count: int
+    own: tuple[Tensor, Tensor]
+    shared: tuple[Tensor, Tensor]
+    queries: Tensor
+    last: Tensor
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A planned pass: arrays for FlashInfer's plans on the host, pages and slots on the device."""
+
+    decode: bool
+    queries: Tensor
+    offsets: Tensor
+    pages: Tensor
+    last: Tensor
+    slots: Tensor
+    levels: Levels | None
+
+
+class FlashInferAttention:
+    """Implements ``attention.base.Capturable``.
+
+    ``key_pools[i]`` and ``value_pools[i]`` are [slots, kv_heads, head_dim] of layer ``i``.
+    """
+
+    def __init__(
+        self,
+        key_pools: Sequence[Tensor],
+        value_pools: Sequence[Tensor],
+        page_size: int,
+        windows: Sequence[int],
+        heads: int,
+    ) -> None:
+        self.library = importlib.import_module("flashinfer")
+        self.key_pools, self.value_pools = list(key_pools), list(value_pools)
+        self.page_size, self.device = page_size, key_pools[0].device
+        self.dtype, self.on_gpu = key_pools[0].dtype, self.device.type == "cuda"
+        self.kv_heads, self.head_dim = key_pools[0].shape[1:]
+        self.shares = 0 in windows  # the shared level has no window
+        self.tensor_cores = heads // self.kv_heads >= TENSOR_CORES
+        self.workspace = torch.zeros(WORKSPACE, dtype=torch.uint8, device=self.device)
+        self.paged = [
+            (self._by_page(keys), self._by_page(values))
+            for keys, values in zip(self.key_pools, self.value_pools)
+        ]
+        self.current: Pass
+        self._wrappers: dict[tuple[Kind, str], Planned] = {}
+        self._known: dict[Kind, None] = {}
+        self._ready: set[Kind] = set()
+        self._static: Static | None = None
+
+    def _by_page(self, pool: Tensor) -> Tensor:
+        """[pages, page_size, kv_heads, head_dim]. The padding slot is behind the last page; a
+        captured pass reaches it as the first slot of one more."""
+        slots = pool if self.page_size == 1 else pool[:-1]
+        return slots.view(-1, self.page_size, *pool.shape[1:])
+
+    def plan(self, layout: Layout) -> None:
+        decode = bool((layout.counts == 1).all())
+        found = []
+        if decode and self.shares and len(layout.counts) > 1:
+            found = groups(layout, self.page_size, COMMON)
+        queries = np.zeros(len(layout.counts) + 1, dtype=np.int32)
+        np.cumsum(layout.counts, out=queries[1:])
+        offsets, pages = tables_of(layout, self.page_size)
+        slots = send(written(layout, self.page_size).astype(np.int64), self.device)
+        self.current = Pass(
+            decode, self.host(queries), self.host(offsets), send(pages, self.device),
+            self.host(last_of(layout, self.page_size)), slots,
+            self._levels(layout, found) if found else None,
+        )  # fmt: skip
+        self._ready.clear()
+        for kind in self._known:
+            self._prepare(kind)
+
+    def host(self, array: Int32Array) -> Tensor:
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        return tensor.pin_memory() if self.on_gpu else tensor
+
+    def _levels(self, layout: Layout, found: list[tuple[list[int], int]]) -> Levels:
+        grouped = np.array([row for rows, _ in found for row in rows])
+        rest = np.setdiff1d(np.arange(len(layout.counts)), grouped)
+        order = np.concatenate([grouped, rest]).astype(np.int64)
+        sizes = [len(rows) for rows, _ in found]
+        shared = np.array([tokens // self.page_size for _, tokens in found], dtype=np.int32)
+        skip = np.concatenate([np.repeat(shared, sizes), np.zeros(len(rest), dtype=np.int32)])
+        rows = Layout(
+            layout.starts[order], layout.counts[order], layout.tables[order], layout.pages,
+            layout.positions[order],
+        )  # fmt: skip
+        offsets, pages = tables_of(rows, self.page_size, skip)
+        common = [
+            layout.pages[layout.tables[rows[0]] :][:count]
+            for (rows, _), count in zip(found, shared)
+        ]
+        return Levels(
+            send(order, self.device),
+            len(grouped),
+            (self.host(offsets), send(pages, self.device)),
+            (self.host(_offsets(shared)), send(np.concatenate(common), self.device)),
+            self.host(_offsets(np.array(sizes, dtype=np.int32))),
+            self.host(last_of(rows, self.page_size)),
+        )
+
+    def _prepare(self, kind: Kind) -> None:
+        """Plan the wrappers that the current pass needs for ``kind``."""
+        now = self.current
+        self._known[kind] = None
+        self._ready.add(kind)
+        if not now.decode:
+            self._wrapper(kind, "prefill").plan(
+                now.queries, now.offsets, now.pages, now.last, *self.sizes(kind), causal=True,
+                **self.options(kind),
+            )  # fmt: skip
+        elif now.levels is None or kind.window:
+            self._wrapper(kind, "decode").plan(
+                now.offsets, now.pages, now.last, *self.sizes(kind), **self.options(kind)
+            )
+        else:
+            levels = now.levels
+            self._wrapper(kind, "decode").plan(
+                *levels.own, levels.last, *self.sizes(kind), **self.options(kind)
+            )
+            full = np.full(len(levels.queries) - 1, self.page_size, dtype=np.int32)
+            self._wrapper(kind, "prefill").plan(
+                levels.queries, *levels.shared, self.host(full), *self.sizes(kind), causal=False,
+                **self.options(kind),
+            )  # fmt: skip
+
+    def sizes(self, kind: Kind) -> tuple[int, int, int, int]:
+        return kind.heads, self.kv_heads, self.head_dim, self.page_size
+
+    def options(self, kind: Kind) -> dict[str, Any]:
+        # The scale is given when the layer runs: FlashInfer multiplies sm_scale by q_scale.
+        return {
+            "window_left": kind.window - 1, "logits_soft_cap": kind.soft_cap or None,
+            "sm_scale": 1.0, "q_data_type": self.dtype, "kv_data_type": self.dtype,
+        }  # fmt: skip
+
+    def _wrapper(self, kind: Kind, which: str) -> Planned:
+        if (kind, which) not in self._wrappers:
+            wrapper = (
+                self.library.BatchPrefillWithPagedKVCacheWrapper(
+                    self.workspace, "NHD", backend="fa2"
+                )
+                if which == "prefill"
+                else self.library.BatchDecodeWithPagedKVCacheWrapper(
+                    self.workspace, "NHD", use_tensor_cores=self.tensor_cores, backend="fa2"
+                )
+            )
+            self._wrappers[kind, which] = Planned(wrapper, self.on_gpu)
+        return self._wrappers[kind, which]
+
+    def attend(self, heads: Heads, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Writes the layer's pools at the planned slots, then reads them."""
+        kind, now = kind_of(heads), self.current
+        if kind not in self._ready:
+            self._prepare(kind)
+        self.write(heads.index, now.slots, k, v)
+        pools, out = self.paged[heads.index], torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        if not now.decode or now.levels is None or kind.window:
+            wrapper = self._wrapper(kind, "decode" if now.decode else "prefill").wrapper
+            return _run(wrapper, q, pools, heads.scale, out).flatten(1)
+        levels = now.levels
+        rows = q.index_select(0, levels.order)
+        own = self._wrapper(kind, "decode").wrapper
+        y, weight = own.run(rows, pools, q_scale=heads.scale, return_lse=True)
+        shared = self._wrapper(kind, "prefill").wrapper
+        n = levels.count
+        common = shared.run(rows[:n], pools, q_scale=heads.scale, return_lse=True)
+        self.library.merge_state_in_place(y[:n], weight[:n], *common)
+        return out.index_copy_(0, levels.order, y).flatten(1)
+
+    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        self.key_pools[layer].index_copy_(0, slots, k)
+        self.value_pools[layer].index_copy_(0, slots, v)
+
+    def frame(self, rows: int, pages: int, longest: int) -> Attention:
+        """See ``attention.base.Capturable``."""
+        if self._static is None:
+            self._static = Static(rows, pages, self.device)
+        return _Frame(self, rows, self._static)
+
+
+class Static:
+    """Device buffers of captured passes of up to ``rows`` rows."""
+
+    def __init__(self, rows: int, pages: int, device: torch.device) -> None:
+        self.slots = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.offsets = torch.zeros(rows + 1, dtype=torch.int32, device=device)
+        self.pages = torch.zeros(pages, dtype=torch.int32, device=device)
+        self.last = torch.ones(rows, dtype=torch.int32, device=device)
+        self.schedules: dict[Kind, Tensor] = {}
+
+    def schedule(self, kind: Kind) -> Tensor:
+        """Where FlashInfer's plans of captured passes lie, of all sizes: one runs at a time."""
+        if kind not in self.schedules:
+            self.schedules[kind] = torch.empty(
+                SCHEDULE, dtype=torch.uint8, device=self.slots.device
+            )
+        return self.schedules[kind]
+
+
+class _Frame:
+    """Decode rows with static buffers: plans run outside of the graph and fill them."""
+
+    def __init__(self, attention: FlashInferAttention, rows: int, static: Static) -> None:
+        self.attention, self.rows, self.static = attention, rows, static
+        self.slots = static.slots[:rows]
+        self._planned: dict[Kind, Planned] = {}
+        self._arguments: tuple[Tensor, Tensor, Tensor]
+
+    def plan(self, layout: Layout) -> None:
+        size = self.attention.page_size
+        offsets, pages = tables_of(layout, size)
+        send_into(written(layout, size).astype(np.int64), self.slots)
+        send_into(pages, self.static.pages)
+        # FlashInfer copies what it is given into its buffers; the pages are there already.
+        self._arguments = (
+            self.attention.host(offsets), self.static.pages[: len(pages)],
+            self.attention.host(last_of(layout, size)),
+        )  # fmt: skip
+        for kind in self._planned:
+            self._plan(kind)
+
+    def _plan(self, kind: Kind) -> None:
+        attention = self.attention
+        self._planned[kind].plan(
+            *self._arguments, *attention.sizes(kind), **attention.options(kind)
+        )
+
+    def attend(self, heads: Heads, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        kind = kind_of(heads)
+        if kind not in self._planned:  # in the pass before the capture
+            self._planned[kind] = self._wrapper(kind)
+            self._plan(kind)
+        self.attention.write(heads.index, self.slots, k, v)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        wrapper, pools = self._planned[kind].wrapper, self.attention.paged[heads.index]
+        return _run(wrapper, q, pools, heads.scale, out).flatten(1)
+
+    def _wrapper(self, kind: Kind) -> Planned:
+        attention, static = self.attention, self.static
+        wrapper = attention.library.BatchDecodeWithPagedKVCacheWrapper(
+            attention.workspace, "NHD", use_cuda_graph=True,
+            use_tensor_cores=attention.tensor_cores,
+            paged_kv_indptr_buffer=static.offsets[: self.rows + 1],
+            paged_kv_indices_buffer=static.pages,
+            paged_kv_last_page_len_buffer=static.last[: self.rows],
+            backend="fa2",
+        )  # fmt: skip
+        wrapper.reset_workspace_buffer(attention.workspace, static.schedule(kind))
+        return Planned(wrapper, attention.on_gpu)
+
+
+def _run(
+    wrapper: Any, q: Tensor, pools: tuple[Tensor, Tensor], scale: float, out: Tensor
+) -> Tensor:
+    wrapper.run(q, pools, q_scale=scale, out=out)
+    return out
+
+
+def last_of(layout: Layout, page_size: int) -> Int32Array:
+    """Tokens in each row's last page [R], 1 to ``page_size``."""
+    last = (layout.starts + layout.counts - 1) % page_size + 1
+    return last.astype(np.int32)
+
+
+def _offsets(counts: Int32Array) -> Int32Array:
+    out = np.zeros(len(counts) + 1, dtype=np.int32)
+    np.cumsum(counts, out=out[1:])
+    return out

@@ -1,0 +1,51 @@
+"""Shared: which rows of a pass begin with the same keys, so that these are read once for all.
+
+A layout here may be a ``slots.subset``, whose page tables have beginnings alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from srt.attention.base import Layout
+
+Rows = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def kin(layout: Layout, page_size: int, least: int) -> Rows:
+    """A number for each row: equal for rows that have their first ``least`` keys in common, 0 for
+    rows that share them with no other. [R]"""
+    place = -(-least // page_size) - 1
+    long = layout.starts >= least
+    tables = layout.tables[: len(long)]
+    page = np.where(long, layout.pages[np.where(long, tables + place, 0)], -1)
+    _, family, size = np.unique(page, return_inverse=True, return_counts=True)
+    return np.where(long & (size[family] > 1), family + 1, 0)
+
+
+def common(layout: Layout, rows: Rows, limit: int) -> int:
+    """Leading pages that all ``rows`` have in common, at most ``limit``, which all have."""
+    if len(rows) == 1:
+        return 0
+    tables = layout.tables[rows]
+    first = layout.pages[tables[0] : tables[0] + limit]
+    for table in tables[1:]:
+        differs = first[:limit] != layout.pages[table : table + limit]
+        if differs.any():
+            limit = int(differs.argmax())
+    return limit
+
+
+def groups(layout: Layout, page_size: int, least: int) -> list[tuple[list[int], int]]:
+    """Rows with at least ``least`` keys in common, and how many: whole pages, and none that a row
+    computes itself. A row is in one group at most."""
+    label = kin(layout, page_size, least)
+    found = []
+    for family in np.unique(label[label > 0]):
+        rows = np.flatnonzero(label == family)
+        pages = common(layout, rows, int(layout.starts[rows].min()) // page_size)
+        if pages * page_size >= least:
+            found.append((rows.tolist(), pages * page_size))
+    return found

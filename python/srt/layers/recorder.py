@@ -1,0 +1,95 @@
+"""Recorder: a model tells what a pass does, once, for a native tape to do it in one call.
+
+Every layer has two readings: ``__call__`` computes with torch, ``record`` says the same in the
+words of this file. Buffers are numbers; the residual stream is one buffer that products add to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from srt.attention.base import Heads
+
+if TYPE_CHECKING:
+    from sgl_kernel import paged
+    from sgl_kernel.tape import Tape
+
+    from srt.layers.rotary import Rotary
+    from srt.layers.weight import Stored
+
+
+class Source(NamedTuple):
+    """A buffer, RMS-normed with ``gain`` where there is one, as the input of a product."""
+
+    buffer: int
+    gain: Tensor | None = None
+    eps: float = 0.0
+
+
+class Recorder:
+    """Writes a tape over the pools of a model's layers.
+
+    A product's outputs and what was attended are read by the very next operation and never again,
+    so all layers share their buffers.
+    """
+
+    def __init__(self, tape: Tape, pools: Sequence[paged.KV]) -> None:
+        self.tape, self.pools = tape, pools
+        self._angles: dict[int, tuple[Tensor, Tensor]] = {}
+        self._products: dict[int, int] = {}  # buffers by width
+        self._attended: dict[int, int] = {}
+
+    def embed(self, table: Stored) -> int:
+        assert table.packed is not None
+        return self.tape.embed(table.packed)
+
+    def linear(
+        self, x: Source, layer: Stored, residual: int | None = None, act: str = "silu"
+    ) -> int:
+        """A buffer of products, or ``residual``, to which the product is added."""
+        assert layer.packed is not None
+        width, into = layer.packed.outputs, residual
+        if into is None:
+            into = self._products.get(width)
+        out = self.tape.linear(
+            x.buffer, layer.packed, into=into, add=residual is not None, gain=x.gain,
+            eps=x.eps, bias=layer.bias, act=act,
+        )  # fmt: skip
+        if residual is None:
+            self._products[width] = out
+        return out
+
+    def attend(
+        self, qkv: int, heads: Heads, rotary: Rotary, gains: tuple[Tensor, Tensor, float] | None
+    ) -> int:
+        """Rotate, store and attend; ``gains`` of q and k and their eps, where they are normed."""
+        from sgl_kernel import paged
+
+        if id(rotary) not in self._angles:
+            self._angles[id(rotary)] = rotary.angles()
+        cos, sin = self._angles[id(rotary)]
+        shape = paged.Heads(
+            heads.num_heads, heads.num_kv_heads, heads.head_dim, heads.scale, heads.window
+        )
+        pool = self.pools[heads.index]
+        q_gain, k_gain, eps = gains or (None, None, 0.0)
+        self.tape.append(
+            qkv, shape, paged.Rotary(cos, sin, _float(q_gain), _float(k_gain), eps), pool
+        )
+        return self.tape.attend(qkv, shape, pool)
+
+    def choose(self, x: int) -> int:
+        """From here on only the tokens whose outputs are wanted."""
+        return self.tape.choose(x)
+
+    def norm(self, x: Source) -> int:
+        assert x.gain is not None
+        return self.tape.norm(x.buffer, x.gain, x.eps)
+
+
+def _float(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.to(torch.float32).contiguous()

@@ -1,0 +1,131 @@
+"""Drawing on a GPU by the kernels of sgl_kernel.triton: as ``worker.sampler``, a launch a step.
+
+Nothing here waits for the device: what the host must know is left in
+``Drawing.fetched``. Masks travel
+packed, 1 bit a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import chain
+
+import numpy as np
+from sgl_kernel.triton import sampling as kernels
+from torch import Tensor
+
+from srt.core.batch import NONE_ALLOWED, Sample
+from srt.core.ints import Ints
+from srt.parallel.staging import send
+from srt.worker.drawing import Drawing
+from srt.worker.sampler import NOT_FINITE, made, mask_bytes
+
+
+def draw(logits: Tensor, samples: Sequence[Sample]) -> Drawing:
+    """Queue the draw of one token a row. logits: float32 [n, vocab], not changed."""
+    errors = [""] * len(samples)
+    x = logits
+    if any(_special(s) for s in samples):
+        x = logits.clone()
+        _penalise(x, samples)
+        _shift(x, samples)
+        _mask(x, samples, errors)
+    if all(s.params.greedy for s in samples):
+        best, tokens = kernels.greedy(x)
+    else:
+        best, tokens = kernels.sample(x, *_parameters(samples, x))
+    raw = best if x is logits else kernels.greedy(logits)[0]
+    return Drawing(tokens, [tokens, best, raw], partial(_outcome, errors))
+
+
+def _outcome(errors: list[str], host: Sequence[Tensor]) -> tuple[list[int], list[str]]:
+    """``errors``: what is known to be wrong already. ``host``: the tokens, the largest logit of
+    each row as it was drawn from, and as the model made it."""
+    tokens, best, raw = (x.tolist() for x in host)
+    messages = list(errors)
+    for i, (value, model) in enumerate(zip(best, raw)):
+        if value - value != 0.0 and not messages[i]:  # NaN or infinite
+            messages[i] = NOT_FINITE if model - model != 0.0 else NONE_ALLOWED
+    return tokens, messages
+
+
+def _special(sample: Sample) -> bool:
+    p = sample.params
+    return bool(sample.mask is not None or sample.forbidden or p.logit_bias or p.penalised)
+
+
+def _parameters(samples: Sequence[Sample], x: Tensor) -> list[Tensor]:
+    params = [s.params for s in samples]
+    floats = np.array(
+        [
+            [0.0 if p.greedy else p.temperature for p in params],
+            [p.top_p for p in params],
+            [p.min_p for p in params],
+        ],
+        dtype=np.float32,
+    )
+    temperature, top_p, min_p = send(floats, x.device)
+    top_k = send(np.array([max(p.top_k, 0) for p in params], dtype=np.int32), x.device)
+    uniform = send(np.array([s.uniform for s in samples], dtype=np.float64), x.device)
+    return [temperature, top_k, top_p, min_p, uniform]
+
+
+def _penalise(x: Tensor, samples: Sequence[Sample]) -> None:
+    """Repetition, frequency and presence penalties, in place."""
+    rows, ids, counts = [], [], []
+    for i, sample in enumerate(samples):
+        if not sample.params.penalised:
+            continue
+        drawn, seen = (np.asarray(part, dtype=np.int32) for part in (sample.history, sample.prompt))
+        found, place = np.unique(np.concatenate([drawn, seen]), return_inverse=True)
+        rows.append(np.full(len(found), i, dtype=np.int32))
+        ids.append(found)
+        counts.append(np.bincount(place[: len(drawn)], minlength=len(found)).astype(np.int32))
+    if not rows:
+        return
+    where = send(np.stack([np.concatenate(part) for part in (rows, ids, counts)]), x.device)
+    params = [s.params for s in samples]
+    strengths = np.array(
+        [
+            [p.repetition_penalty for p in params],
+            [p.frequency_penalty for p in params],
+            [p.presence_penalty for p in params],
+        ],
+        dtype=np.float32,
+    )
+    kernels.penalise(x, *where, *send(strengths, x.device))
+
+
+def _shift(x: Tensor, samples: Sequence[Sample]) -> None:
+    """Bias and forbidden ids, in place."""
+    biased = [list(s.params.logit_bias) for s in samples]
+    if any(biased):
+        values = chain.from_iterable(s.params.logit_bias.values() for s in samples)
+        bias = send(np.fromiter(values, dtype=np.float32), x.device)
+        x.index_put_(_pairs(biased, x), bias, accumulate=True)
+    forbidden = [s.forbidden for s in samples]
+    if any(forbidden):
+        pairs = _pairs(forbidden, x)
+        x.index_put_(pairs, x.new_full((len(pairs[0]),), float("-inf")))
+
+
+def _pairs(ids: Sequence[Sequence[int] | Ints], x: Tensor) -> tuple[Tensor, Tensor]:
+    """Row and column indices of every id."""
+    rows = np.repeat(np.arange(len(ids)), [len(row) for row in ids])
+    columns = np.fromiter(chain.from_iterable(ids), dtype=np.int64)
+    both = send(np.stack([rows, columns]), x.device)
+    return both[0], both[1]
+
+
+def _mask(x: Tensor, samples: Sequence[Sample], errors: list[str]) -> None:
+    """Rows with a mask keep the ids whose bit is set, in place."""
+    masked = [i for i, s in enumerate(samples) if s.mask is not None]
+    if not masked:
+        return
+    size, masks = mask_bytes(x.shape[1]), []
+    for i in masked:
+        mask, errors[i] = made(samples[i].mask, size)
+        masks.append(np.frombuffer(mask, dtype="<i4"))
+    words, rows = np.stack(masks), np.array(masked, dtype=np.int32)
+    kernels.apply_mask(x, send(words, x.device), send(rows, x.device))

@@ -1,0 +1,201 @@
+"""Graphs: decode passes replayed as CUDA graphs, one launch in place of hundreds.
+
+A graph has a fixed number of rows, so there is one for each of a few *buckets* and a pass takes the
+smallest that holds it. Rows that are added decode token 0 of a sequence in the padding page: they
+write the pool's last slot, and no row of the pass reads it, nor anything else of theirs.
+
+    inputs (any addresses) -> static buffers -> graph -> static outputs
+
+Everything else (prompts, mixed passes, more rows or pages than the buffers hold) runs eagerly. A
+replayed pass gives what the model's own code gives on as many rows: padding changes no bit of a
+row, though a matrix product may choose another order of summation for another number of rows.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from srt.attention.base import Attention, Capturable, Int32Array, Layout
+from srt.attention.slots import padded
+from srt.config import ModelConfig
+from srt.core.batch import Sample
+from srt.models.llama import LlamaForCausalLM
+from srt.worker.drawing import Drawing
+from srt.worker.forward import Eager, pick
+from srt.worker.inputs import Inputs
+from srt.worker.kv import KVPool
+
+log = logging.getLogger("srt.worker")
+# Entries of the page tables of one pass that buffers are kept for, 4 bytes each.
+TABLE = 1 << 22
+# Logits kept for the largest bucket that has them in its graph, as many as ``runner`` computes at
+# once.
+LOGITS = 1 << 24
+
+
+class Recorder(Protocol):
+    """Records work on static buffers, to be done again."""
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """What repeats ``work``. It is also done once or more now."""
+        ...
+
+
+class CudaRecorder:
+    """CUDA graphs that share one pool of memory: two of them never run at the same time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.pool = torch.cuda.graph_pool_handle()
+        self.stream = torch.cuda.Stream(device)
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        # First outside of a graph: kernels are compiled and libraries make their workspaces.
+        current = torch.cuda.current_stream(self.device)
+        self.stream.wait_stream(current)
+        with torch.cuda.stream(self.stream):
+            for _ in range(2):
+                work()
+        current.wait_stream(self.stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+            work()
+        return graph.replay
+
+
+class Again:
+    """A recorder without graphs: the work itself, on the static buffers. For devices and tests
+    where there are none."""
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        work()
+        return work
+
+
+def buckets(most: int) -> list[int]:
+    """1, 2, 4, 8, 16, 24, 32 and so on up to ``most``, which is one of them."""
+    sizes = [1, 2, 4, 8, *range(16, most + 1, 8)]
+    return sorted({size for size in sizes if size <= most} | {most})
+
+
+class Graphs:
+    """Implements ``forward.Forward``. Captures every bucket when it is made, largest first, so
+    that the smaller ones fit into the memory of the larger."""
+
+    def __init__(
+        self,
+        model: LlamaForCausalLM,
+        attention: Capturable,
+        recorder: Recorder,
+        most: int,
+        context_length: int,
+        pages: int,
+        page_size: int,
+        device: torch.device,
+    ) -> None:
+        """``most``: rows of the largest bucket. ``pages``: those of the pool; the one behind them
+        is the padding slot's."""
+        self.model, self.eager = model, Eager(model, attention)
+        self.sizes, self.padding, self.vocab = buckets(most), pages, model.spec.vocab_size
+        # A page may stand in many tables, so the pool does not bound their sum; rows do.
+        self.table = min(most * -(-context_length // page_size), max(TABLE, pages + most))
+        self.tokens = torch.zeros(most, dtype=torch.int32, device=device)
+        self.positions = torch.zeros(most, dtype=torch.int32, device=device)
+        self.states: Tensor | None = None
+        self.scores: Tensor | None = None
+        self.frames: dict[int, Attention] = {}
+        self.replays: dict[int, Callable[[], None]] = {}
+        # What ``hidden`` returned, if a graph computed it, and how many rows' logits it computed.
+        self._last: Tensor | None = None
+        self._scored = 0
+        began = time.perf_counter()
+        with torch.inference_mode():
+            for size in reversed(self.sizes):
+                frame = attention.frame(size, self.table, context_length)
+                self.frames[size] = frame
+                frame.plan(padded(_nothing(), size, self.padding))
+                self.replays[size] = recorder.record(self._work(size, frame))
+        log.info(
+            "captured %d graphs of 1 to %d rows in %.1f s",
+            len(self.sizes), most, time.perf_counter() - began,
+        )  # fmt: skip
+
+    def _work(self, size: int, frame: Attention) -> Callable[[], None]:
+        """The pass over the first ``size`` entries of the static buffers."""
+
+        def work() -> None:
+            hidden = self.model.forward(self.tokens[:size], self.positions[:size], frame)
+            if self.states is None:
+                self.states = hidden.new_zeros(self.sizes[-1], hidden.shape[1])
+            self.states[:size].copy_(hidden)
+            if size * self.vocab > LOGITS:
+                return
+            logits = self.model.logits(hidden)
+            if self.scores is None:
+                self.scores = logits.new_zeros(size, logits.shape[1], dtype=torch.float32)
+            self.scores[:size].copy_(logits)
+
+        return work
+
+    def bucket(self, layout: Layout) -> int:
+        """Rows of the graph that computes a pass of this layout, 0 where none does."""
+        rows, most = len(layout.counts), self.sizes[-1]
+        if rows > most or len(layout.positions) != rows:
+            return 0
+        size = self.sizes[bisect_left(self.sizes, rows)]
+        return size if len(layout.pages) + size - rows <= self.table else 0
+
+    def hidden(self, inputs: Inputs, wanted: Int32Array) -> Tensor:
+        self._last = None
+        size = self.bucket(inputs.layout)
+        if not size:
+            return self.eager.hidden(inputs, wanted)
+        rows = len(inputs.layout.counts)
+        # What stands in the buffers behind the rows is older, and as good as anything.
+        self.tokens[:rows].copy_(inputs.tokens)
+        self.positions[:rows].copy_(inputs.positions)
+        self.frames[size].plan(padded(inputs.layout, size, self.padding))
+        self.replays[size]()
+        assert self.states is not None
+        self._scored = rows if size * self.vocab <= LOGITS else 0
+        self._last = pick(self.states[:rows], wanted)
+        return self._last
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        if hidden is self._last and hidden.shape[0] == self._scored:
+            assert self.scores is not None
+            return self.scores[: self._scored]
+        return self.model.logits(hidden)
+
+    def draw(self, logits: Tensor, samples: Sequence[Sample]) -> Drawing:
+        return self.eager.draw(logits, samples)
+
+
+def captured(
+    model: LlamaForCausalLM, attention: Attention, settings: ModelConfig, pool: KVPool, length: int
+) -> Graphs | None:
+    """Graphs of the decode passes, None where there are to be none: without a GPU, with
+    ``--disable-cuda-graph``, or where the attention implementation cannot be captured."""
+    device = pool.keys[0].device
+    if device.type != "cuda" or settings.disable_cuda_graph:
+        return None
+    if not isinstance(attention, Capturable):
+        log.info("no CUDA graphs: %s plans with other tensors every pass", type(attention).__name__)
+        return None
+    return Graphs(
+        model, attention, CudaRecorder(device), settings.cuda_graph_max_bs, length, pool.pages,
+        pool.page_size, device,
+    )  # fmt: skip
+
+
+def _nothing() -> Layout:
+    none = np.zeros(0, dtype=np.int32)
+    return Layout(none, none, np.zeros(1, dtype=np.int32), none, none)

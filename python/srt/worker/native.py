@@ -1,0 +1,106 @@
+"""Native: passes on a CPU by sgl-kernel. The model is recorded on a tape once, its weights packed
+as they are loaded; a pass is one native call, and the logits another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from sgl_kernel import native, packed, paged
+from sgl_kernel.tape import Tape
+from torch import Tensor
+
+from srt.attention.base import Int32Array
+from srt.core.batch import Sample
+from srt.layers.recorder import Recorder
+from srt.layers.weight import Stored
+from srt.models.llama import LlamaForCausalLM
+from srt.worker import native_draw
+from srt.worker.drawing import Drawing, drawn
+from srt.worker.inputs import Inputs
+from srt.worker.kv import KVPool
+
+# How each --quantization stores matrices, and the output head.
+FORMATS = {"int8": ("w8a8", "w8a8"), "int8wo": ("w8", "w8"), "int4": ("w4", "w8")}
+PLAIN = {torch.float32: "f32", torch.bfloat16: "bf16"}
+
+
+def unfit(dtype: torch.dtype, device: torch.device) -> str:
+    """Why native kernels cannot run a model, "" where they can."""
+    if device.type != "cpu":
+        return f"they are for CPUs, not for {device}"
+    if not native.AVAILABLE:
+        return f"sgl-kernel was built without its native part: {native.WHY}"
+    if dtype not in PLAIN:
+        return f"they know float32 and bfloat16, not {dtype}"
+    return ""
+
+
+class Packer:
+    """Packs a model's matrices while they are loaded, so that each is held twice but for a moment.
+
+    ``quantization``: a name of ``FORMATS``, or "" for matrices as they are.
+    """
+
+    def __init__(self, model: LlamaForCausalLM, quantization: str, threads: int) -> None:
+        self.threads = threads
+        plain = PLAIN[model.stored()[0].weight.dtype]
+        matrix, head = FORMATS.get(quantization, (plain, plain))
+        self._layers: dict[int, tuple[Stored, str]] = {}
+        for layer in model.stored():
+            format = matrix
+            if layer is model.head:
+                format = head
+            elif layer is model.embedding:
+                format = plain
+            key = layer.weight.untyped_storage().data_ptr()
+            self._layers[key] = (layer, format)
+
+    def filled(self, weight: Tensor) -> None:
+        """All of the tensor that ``weight`` is a view of has been loaded."""
+        found = self._layers.pop(weight.untyped_storage().data_ptr(), None)
+        if found is not None:
+            layer, format = found
+            layer.pack(format, self.threads)
+
+
+class Native:
+    """Implements ``worker.forward.Forward``."""
+
+    def __init__(self, model: LlamaForCausalLM, pool: KVPool, threads: int) -> None:
+        """``model``: packed. Its matrices and the pool stay where they are."""
+        assert model.head is not None
+        assert model.head.packed is not None
+        self.threads, self.page_size, self.isa = threads, pool.page_size, native.isa()
+        self.parameters = sum(s.packed.n * s.packed.k for s in model.stored() if s.packed)
+        self.head = model.head.packed
+        self.tape = Tape()
+        pools = [
+            paged.KV(keys, values, *scales)
+            for keys, values, scales in zip(pool.keys, pool.values, pool.scales)
+        ]
+        model.record(Recorder(self.tape, pools))
+
+    def hidden(self, inputs: Inputs, wanted: Int32Array) -> Tensor:
+        layout = inputs.layout
+        work = paged.Pass(
+            inputs.tokens.numpy(), layout.positions, layout.starts, layout.counts, layout.tables,
+            layout.pages, self.page_size,
+        )  # fmt: skip
+        return self.tape.run(work, np.ascontiguousarray(wanted), self._threads(work.tokens))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return packed.linear(hidden, self.head, threads=self._threads(hidden.shape[0]))
+
+    def draw(self, logits: Tensor, samples: Sequence[Sample]) -> Drawing:
+        threads = self.threads if len(samples) > 1 else 1
+        return drawn(*native_draw.draw(logits, samples, threads))
+
+    def _threads(self, tokens: int) -> int:
+        """One for a pass that is over before others have woken."""
+        return 1 if tokens * self.parameters < LIGHT else self.threads
+
+
+# Multiply-adds that one thread does in about the time it takes to wake another.
+LIGHT = 1 << 20

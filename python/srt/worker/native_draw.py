@@ -1,0 +1,45 @@
+"""Drawing on a CPU by sgl-kernel: as ``worker.sampler``, in one pass over the logits.
+
+Penalties, bias and forbidden ids, which few requests have, stay with torch; masks, temperature,
+top-k, top-p, min-p and the draw itself are native.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from sgl_kernel import rows
+from torch import Tensor
+
+from srt.core.batch import NONE_ALLOWED, Sample
+from srt.worker.sampler import NOT_FINITE, adjust, made, mask_bytes
+
+
+def draw(logits: Tensor, samples: Sequence[Sample], threads: int) -> tuple[Tensor, list[str]]:
+    """As ``worker.sampler.draw``, of float32 logits on the CPU."""
+    errors = [""] * len(samples)
+    adjusted = adjust(logits, samples).contiguous()
+    params = [s.params for s in samples]
+    draws = rows.draws(
+        [0.0 if p.greedy else p.temperature for p in params],
+        [p.top_k for p in params],
+        [p.top_p for p in params],
+        [p.min_p for p in params],
+        [s.uniform for s in samples],
+    )
+    kept = []  # the masks, while their addresses are in use
+    size = mask_bytes(logits.shape[1])
+    for i, sample in enumerate(samples):
+        if sample.mask is not None:
+            mask, errors[i] = made(sample.mask, size)
+            words = np.frombuffer(mask, dtype=np.uint32)
+            kept.append(words)
+            draws["mask"][i] = words.__array_interface__["data"][0]
+    tokens = rows.draw(adjusted, draws, threads)
+    if int(tokens.min()) < 0:
+        for i, token in enumerate(tokens.tolist()):
+            if token < 0 and not errors[i]:
+                errors[i] = NOT_FINITE if token == rows.NOT_FINITE else NONE_ALLOWED
+        tokens.clamp_(min=0)
+    return tokens.long(), errors

@@ -1,0 +1,103 @@
+"""Which attention implementation is chosen, and what is said of one that cannot run."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.paged import Paged
+from helpers.tiny_model import write_config
+from srt.attention import choose as module
+from srt.attention.choose import choose
+from srt.config import ATTENTION_BACKENDS, Config
+from srt.server.doctor.machine import device as examine
+from srt.worker.worker import Worker
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """A machine with a GPU and everything installed; tests take away from it."""
+    has: dict[str, object] = {
+        "packages": {"flashinfer", "triton", "sgl_kernel"}, "nvcc": True, "capability": (9, 0),
+    }  # fmt: skip
+    monkeypatch.setattr(module, "found", lambda package: package in has["packages"])  # type: ignore[operator]
+    monkeypatch.setattr(module, "_compiler", lambda: has["nvcc"])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: has["capability"])
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    return has
+
+
+def test_a_gpu_gets_the_fastest_that_runs(machine: dict[str, object]) -> None:
+    bf16 = torch.bfloat16
+    assert choose("auto", GPU, 128, bf16).name == "flashinfer"
+    assert choose("auto", GPU, 128, torch.float32).name == "triton"
+    assert (
+        "not flashinfer: the KV cache is torch.float32"
+        in choose("auto", GPU, 128, torch.float32).reason
+    )
+    assert choose("auto", GPU, 80, bf16).name == "triton"
+    assert choose("auto", GPU, 8, bf16).name == "native"
+    machine["capability"] = (7, 5)
+    assert choose("auto", GPU, 128, bf16).name == "triton"
+    machine["capability"], machine["nvcc"] = (9, 0), False
+    chosen = choose("auto", GPU, 128, bf16)
+    assert (chosen.name, "no nvcc" in chosen.reason) == ("triton", True)
+    machine["packages"] = {"flashinfer"}
+    chosen = choose("auto", GPU, 128, bf16)
+    assert chosen.name == "native"
+    assert "not flashinfer" in chosen.reason
+    assert "not triton: the package triton is not installed" in chosen.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "packages", "device", "message"),
+    [
+        ("triton", {"triton"}, GPU, r"sgl-kernel is not installed; pip install ./sgl-kernel"),
+        ("triton", {"triton", "sgl_kernel"}, CPU, r"the device is cpu; use native, or --device"),
+        ("triton", {"sgl_kernel"}, GPU, r"triton is not installed; pip install 'sglang\[gpu\]'"),
+        (
+            "flashinfer",
+            set(),
+            GPU,
+            r"flashinfer is not installed; pip install 'sglang\[flashinfer\]'",
+        ),
+        ("flashinfer", {"flashinfer"}, CPU, r"the device is cpu; use native"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_the_way_out(
+    name: str, packages: set[str], device: torch.device, message: str, machine: dict[str, object]
+) -> None:
+    machine["packages"] = packages
+    with pytest.raises(ValueError, match=f"--attention-backend {name} cannot run: .*{message}"):
+        choose(name, device)
+
+
+def test_a_cpu_gets_native(machine: dict[str, object]) -> None:
+    assert choose("auto", CPU).name == "native"
+    assert choose("native", CPU).reason == "asked for"
+    assert set(ATTENTION_BACKENDS) == {"auto", *module.PREFERRED}
+
+
+def test_the_worker_says_what_it_took_and_refuses_before_it_loads(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_config(tmp_path)
+    with caplog.at_level(logging.INFO):
+        Paged(path, 1, 0, load_format="dummy", cpu_kernels="torch")
+    assert "attention: native (the device is cpu)" in caplog.text
+    config = Config.of(model_path=path, device="cpu", attention_backend="flashinfer")
+    with pytest.raises(ValueError, match="flashinfer cannot run"):
+        Worker(config)
+
+
+def test_doctor_shows_the_choice() -> None:
+    found = {f.check: f for f in examine(Config.of(device="cpu"))}["attention"]
+    assert (found.state, found.found) == ("ok", "native (the device is cpu)")
+    lacks = {f.check: f for f in examine(Config.of(device="cpu", attention_backend="flashinfer"))}
+    assert lacks["attention"].state == "fail"
+    assert "cannot run: the device is cpu" in lacks["attention"].found
+    assert "--device cuda" in lacks["attention"].fix

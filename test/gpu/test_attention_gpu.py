@@ -1,0 +1,128 @@
+"""Every attention implementation against the definition, in the precision of serving."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import gpu_device
+from helpers.gpu_device import BACKENDS, DEVICE, DTYPE, ON_GPU, TOLERANCE
+from helpers.layouts import hold_to_the_definition
+from srt.attention import reference
+from srt.attention.base import Attention, Capturable, Heads, Layout
+from srt.attention.choose import build
+
+gpu_device.needs_device()
+
+DIMS = (64, 128) if ON_GPU else (16,)
+SEEDS = 12 if ON_GPU else 2
+
+
+class Shape:
+    """What ``choose.build`` asks of a model."""
+
+    def __init__(self, num_heads: int, num_kv_heads: int, windows: tuple[int, ...]) -> None:
+        self.num_heads, self.num_kv_heads, self.windows = num_heads, num_kv_heads, windows
+        self.head_dim = 0
+
+
+def make(backend: str, keys: Any, values: Any, page_size: int, windows: Any, heads: int) -> Any:
+    shape = Shape(heads, keys[0].shape[1], windows)
+    return build(backend, keys, values, page_size, shape)
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    gpu_device.needs(request.param)
+    return str(request.param)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_equals_the_definition(backend: str, seed: int) -> None:
+    """Odd lengths, scattered pages of 1, 2 and 4, groups of 1, 3 and 4, windows, soft caps."""
+    longest = 70 if ON_GPU else 9
+    hold_to_the_definition(
+        partial(make, backend), seed, DEVICE, DTYPE, TOLERANCE, DIMS, longest=longest
+    )
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_equals_the_definition_where_prefixes_are_shared(
+    backend: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = __import__(f"srt.attention.{backend}", fromlist=["COMMON"])
+    monkeypatch.setattr(module, "COMMON", 3)
+    hold_to_the_definition(
+        partial(make, backend), 100 + seed, DEVICE, DTYPE, TOLERANCE, DIMS, kinds="decode",
+        longest=50 if ON_GPU else 9,
+    )  # fmt: skip
+
+
+def decode_layout(lengths: list[int], common: int = 0) -> Layout:
+    """Decode rows of so many tokens, the first ``common`` the same; pages of one token."""
+    starts = np.array(lengths, dtype=np.int32) - 1
+    own = np.cumsum([common, *(n - common for n in lengths)])
+    tables = [[*range(common), *range(a, b)] for a, b in pairwise(own)]
+    offsets = np.cumsum([0, *lengths]).astype(np.int32)
+    pages = np.concatenate(tables).astype(np.int32)
+    return Layout(starts, np.ones(len(lengths), dtype=np.int32), offsets, pages, starts)
+
+
+def check(attention: Attention, pools: list[Any], layout: Layout, heads: Heads) -> None:
+    rows = len(layout.counts)
+    q, k, v = (
+        torch.randn(rows, n, heads.head_dim, dtype=DTYPE, device=DEVICE)
+        for n in (heads.num_heads, heads.num_kv_heads, heads.num_kv_heads)
+    )
+    exact = [pool.double().cpu() for pool in pools]
+    got = attention.attend(heads, q, k, v).double().cpu()
+    inputs = (x.double().cpu() for x in (q, k, v))
+    want = reference.attend(heads, layout, *inputs, *exact, page_size=1)
+    error = (got - want).norm() / want.norm()
+    assert error < (1e-2 if ON_GPU else 1e-5)
+    torch.testing.assert_close(got, want, **TOLERANCE)
+
+
+@pytest.mark.parametrize("common", [0, 200])
+def test_long_rows_are_cut_and_shared(backend: str, common: int) -> None:
+    """Keys enough for several parts, and a prefix that all rows share."""
+    torch.manual_seed(common)
+    lengths = [1500, 701, 700, 1024] if ON_GPU else [300, 201]
+    layout = decode_layout(lengths, common)
+    dim = DIMS[-1]
+    slots = int(layout.pages.max()) + 2
+    pools = [torch.randn(slots, 2, dim, dtype=DTYPE, device=DEVICE) for _ in range(2)]
+    for pool in pools:
+        pool[-1] = 0
+    attention = make(backend, pools[:1], pools[1:], 1, (0,), 8)
+    attention.plan(layout)
+    check(attention, pools, layout, Heads(0, 8, 2, dim, dim**-0.5))
+
+
+def test_a_frame_equals_a_plan(backend: str) -> None:
+    """Static buffers: what was planned last is what is computed, for every number of rows."""
+    from srt.attention.slots import padded
+
+    torch.manual_seed(5)
+    dim, slots = DIMS[0], 200
+    pools = [torch.randn(slots, 2, dim, dtype=DTYPE, device=DEVICE) for _ in range(2)]
+    attention = make(backend, pools[:1], pools[1:], 1, (0,), 4)
+    if not isinstance(attention, Capturable):
+        pytest.skip(f"{backend} attention is not captured")
+    frames = {size: attention.frame(size, 300, 64) for size in (4, 2)}
+    heads = Heads(0, 4, 2, dim, 0.2)
+    for size, lengths in ((4, [9, 33, 2]), (2, [17]), (4, [5, 6, 7, 8]), (2, [1, 40])):
+        layout = decode_layout(lengths)
+        frames[size].plan(padded(layout, size, slots - 1))
+        q, k, v = (torch.randn(size, n, dim, dtype=DTYPE, device=DEVICE) for n in (4, 2, 2))
+        exact = [pool.double().cpu() for pool in pools]
+        got = frames[size].attend(heads, q, k, v)[: len(lengths)].double().cpu()
+        inputs = (x[: len(lengths)].double().cpu() for x in (q, k, v))
+        want = reference.attend(heads, layout, *inputs, *exact, page_size=1)
+        torch.testing.assert_close(got, want, **TOLERANCE)
+        for pool, expected in zip(pools, exact):
+            assert torch.equal(pool[:-1].double().cpu(), expected[:-1])

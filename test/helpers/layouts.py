@@ -1,0 +1,87 @@
+"""Random passes for tests of attention, and one pass held to the definition."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from srt.attention import reference
+from srt.attention.base import Attention, Heads, Layout
+
+
+def random_layout(
+    r: random.Random, page_size: int, longest: int = 20, kinds: str = "mixed"
+) -> tuple[Layout, int]:
+    """A layout on scattered pages, and the pool's pages. Some rows begin with the pages of another
+    one, as far as both have computed.
+
+    kinds: "mixed" for decode rows, chunks and whole prompts; "decode" for decode rows alone.
+    """
+    rows = []
+    for _ in range(r.randint(1, 7)):
+        kind = r.choice(["decode", "decode", "chunk", "prompt"]) if kinds == "mixed" else kinds
+        start = 0 if kind == "prompt" else r.randint(0, longest)
+        rows.append((start, 1 if kind == "decode" else r.randint(1, longest)))
+    needed = [-(-(start + count) // page_size) for start, count in rows]
+    pages = list(range(sum(needed) + 5))
+    r.shuffle(pages)
+    starts, counts = (np.array(values, dtype=np.int32) for values in zip(*rows))
+    tables = np.cumsum([0, *needed]).astype(np.int32)
+    positions = np.concatenate([np.arange(s, s + c, dtype=np.int32) for s, c in rows])
+    table = np.array(pages[: sum(needed)], dtype=np.int32)
+    for row in range(1, len(rows)):
+        other = r.randrange(row)
+        common = min(starts[row], starts[other]) // page_size
+        if r.random() < 0.6:
+            table[tables[row] : tables[row] + common] = table[tables[other] :][:common]
+    return Layout(starts, counts, tables, table, positions), len(pages)
+
+
+Build = Callable[..., Attention]
+
+
+def hold_to_the_definition(
+    build: Build,
+    seed: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    tolerance: dict[str, float],
+    dims: tuple[int, ...] = (16,),
+    **layout_options: Any,
+) -> None:
+    """Random passes of one attention over layers with and without window and soft cap.
+
+    build: (keys, values, page_size, windows, heads) -> Attention. What may be written is the new
+    tokens' slots alone.
+    """
+    r = random.Random(seed)
+    torch.manual_seed(seed)
+    page_size, kv_heads, group = r.choice([1, 2, 4]), r.choice([1, 2]), r.choice([1, 3, 4])
+    dim, windows = r.choice(dims), sorted({0, r.randint(1, 12)})
+    layouts = [random_layout(r, page_size, **layout_options) for _ in range(2)]
+    slots = max(pages for _, pages in layouts) * page_size + 1
+    pools = [torch.randn(slots, kv_heads, dim, dtype=dtype, device=device) for _ in range(4)]
+    for pool in pools:
+        pool[-1] = 0
+    exact = [pool.double().cpu() for pool in pools]
+    attention = build(pools[:2], pools[2:], page_size, tuple(windows), kv_heads * group)
+    for layout, _ in layouts:
+        attention.plan(layout)
+        total = int(layout.counts.sum())
+        for index, window in enumerate(windows):
+            cap = r.choice([0.0, 1.5])
+            heads = Heads(index, kv_heads * group, kv_heads, dim, r.uniform(0.1, 1.0), window, cap)
+            # Queries and keys of a model are parts of one tensor.
+            qk = torch.randn(total, kv_heads * (group + 1), dim, dtype=dtype, device=device)
+            q, k = qk.split([kv_heads * group, kv_heads], 1)
+            v = torch.randn(total, kv_heads, dim, dtype=dtype, device=device)
+            got = attention.attend(heads, q, k, v)
+            keys, values = exact[index], exact[2 + index]
+            inputs = (x.double().cpu() for x in (q, k, v))
+            want = reference.attend(heads, layout, *inputs, keys, values, page_size)
+            torch.testing.assert_close(got.double().cpu(), want, **tolerance)
+    for pool, expected in zip(pools, exact):
+        assert torch.equal(pool.double().cpu(), expected), "an old token was written"
