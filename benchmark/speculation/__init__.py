@@ -1,0 +1,1 @@
+"""What tokens guessed ahead bring, and where they bring nothing."""
