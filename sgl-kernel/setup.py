@@ -22,6 +22,7 @@ native = Extension(
         "-fno-math-errno",
         "-ffp-contract=fast",
         "-Wno-psabi",
+        "-Wno-maybe-uninitialized",  # gcc 12 warns of its own headers of intrinsics
     ],
     extra_link_args=["-pthread"],
     define_macros=[("Py_LIMITED_API", "0x030A0000")],

@@ -16,25 +16,7 @@ static void rotate(float* x, const float* cos, const float* sin, int64_t half) {
   }
 }
 
-// y = x * rsqrt(mean(x^2) + eps) * gain, n floats; y may be x.
-static void norm_row(const float* x, const float* gain, float eps, int64_t n, float* y) {
-  F total[4] = {};
-  int64_t i = 0;
-  for (; i + 4 * LANES <= n; i += 4 * LANES)
-    for (int j = 0; j < 4; j++) {
-      F v = load(x + i + j * LANES);
-      total[j] += v * v;
-    }
-  for (; i < n; i += LANES) {
-    F v = n - i < LANES ? load_part(x + i, n - i) : load(x + i);
-    total[0] += v * v;
-  }
-  float squares = sum((total[0] + total[1]) + (total[2] + total[3]));
-  F factor = splat(1.f / std::sqrt(squares / static_cast<float>(n) + eps));
-  for (i = 0; i + LANES <= n; i += LANES) store(y + i, load(x + i) * factor * load(gain + i));
-  if (int64_t left = n - i; left > 0)
-    store_part(y + i, load_part(x + i, left) * factor * load_part(gain + i, left), left);
-}
+constexpr float kNothing = 1e-30f;  // heads with no value above it count as zeros in I8
 
 // One head's vector into a pool. I8: the largest magnitude becomes 127, and every element is at
 // most half a step, largest / 254, from what it was.
@@ -56,7 +38,7 @@ static void put(Type type, void* pool, float* scales, int64_t index, const float
     }
     // A scale of NaN keeps what is not finite from being taken for a number.
     scales[index] = finite ? largest / 127.f : __builtin_nanf("");
-    float inverse = finite && largest > 0 ? 127.f / largest : 0.f;
+    float inverse = finite && largest > kNothing ? 127.f / largest : 0.f;
     int8_t* to = static_cast<int8_t*>(pool) + index * dim;
     for (int64_t i = 0; i < dim; i++) {
       float v = finite ? x[i] * inverse : 0.f;

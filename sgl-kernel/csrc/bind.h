@@ -6,6 +6,7 @@
 #include <Python.h>
 
 #include <cstdint>
+#include <new>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -49,17 +50,27 @@ struct Bound<function> {
   static PyObject* call(PyObject* const* args, std::index_sequence<n...>) {
     std::tuple<A...> values;
     if (!(convert(args[n], std::get<n>(values)) && ...)) return nullptr;
+    // What containers throw; kernels throw nothing.
+    bool full = false;
+    auto* state = PyEval_SaveThread();
     if constexpr (std::is_void_v<R>) {
-      Py_BEGIN_ALLOW_THREADS
-      function(std::get<n>(values)...);
-      Py_END_ALLOW_THREADS
+      try {
+        function(std::get<n>(values)...);
+      } catch (const std::bad_alloc&) {
+        full = true;
+      }
+      PyEval_RestoreThread(state);
+      if (full) return PyErr_NoMemory();
       Py_RETURN_NONE;
     } else {
-      R value;
-      Py_BEGIN_ALLOW_THREADS
-      value = function(std::get<n>(values)...);
-      Py_END_ALLOW_THREADS
-      return result(value);
+      R value{};
+      try {
+        value = function(std::get<n>(values)...);
+      } catch (const std::bad_alloc&) {
+        full = true;
+      }
+      PyEval_RestoreThread(state);
+      return full ? PyErr_NoMemory() : result(value);
     }
   }
 

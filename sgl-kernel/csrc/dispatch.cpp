@@ -1,4 +1,5 @@
 // Which kernels run: the best that processor and operating system allow, or those asked for by name.
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 
@@ -48,22 +49,24 @@ const Kernels* find(const char* name) {
   return nullptr;
 }
 
-const Kernels* chosen = nullptr;
+std::atomic<const Kernels*> chosen{nullptr};
 
 }  // namespace
 
 const Kernels& kernels() {
-  if (!chosen) {
+  const Kernels* table = chosen.load();
+  if (!table) {
     const char* wish = getenv("SGL_KERNEL_ISA");
-    chosen = wish && *wish ? find(wish) : nullptr;
-    if (!chosen) chosen = find(nullptr);
+    table = wish && *wish ? find(wish) : nullptr;
+    if (!table) table = find(nullptr);
+    chosen.store(table);
   }
-  return *chosen;
+  return *table;
 }
 
 bool choose(const char* name) {
   const Kernels* table = find(name && *name ? name : nullptr);
-  if (table) chosen = table;
+  if (table) chosen.store(table);
   return table != nullptr;
 }
 

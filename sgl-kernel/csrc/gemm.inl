@@ -13,6 +13,7 @@
 // for all tiles but the first. Sums wait on the stack.
 
 #include "activation.inl"
+#include "norm.inl"
 #include "gemm_layout.inl"
 #include "gemm_pack.inl"
 #include "gemm_prepare.inl"
@@ -97,12 +98,13 @@ static void block_of_rows(const Output& o, const Rows& rows, int64_t block) {
 
 static void multiply(Team& team, const Matrix& w, const void* scratch, int64_t m, const Epilogue& e,
                      float* y, int64_t ldy) {
+  if (m == 0) return;  // tiles of no rows cannot be configured
   Layout l = layout(w);
   Inputs in = inputs_of(l, m);
   Output o{w, l, e, static_cast<const float*>(scratch), y, ldy};
   const uint8_t* x = static_cast<const uint8_t*>(scratch) + in.rows_at;
   int64_t groups = ceil_div(m, GROUP_ROWS);
-  int64_t height = groups ? round_up(ceil_div(m, groups), TALL) : 0;
+  int64_t height = round_up(ceil_div(m, groups), TALL);
   // Neighbouring blocks in one run of memory, but some runs for each member.
   int64_t span = RUN_BYTES / (l.block_bytes + 1) + 1, most = l.blocks / (8 * team.size);
   if (span > most) span = most > 0 ? most : 1;

@@ -144,7 +144,7 @@ static void pack_block(const Layout& l, const void* src, Type type, int64_t ld, 
   for (int64_t i = 0; i < padded; i += strip) {
     int64_t count = padded - i < strip ? padded - i : strip;
     for (int64_t j = 0; j < NB; j++) fetch(src, type, ld, l.source(block, j), i, l.k, strip, x[j]);
-    uint8_t* at = to + (l.at(nullptr, 0, i / l.inputs) - static_cast<const uint8_t*>(nullptr));
+    uint8_t* at = to + (l.at(to, 0, i / l.inputs) - to);
     if (l.format == Format::W4) {
       for (int64_t j = 0; j < NB; j++) {
         float scale = best_scale(x[j], strip);

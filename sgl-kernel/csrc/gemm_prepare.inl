@@ -12,21 +12,6 @@ struct Normed {
   }
 };
 
-static float norm_factor(const float* x, int64_t k, float eps) {
-  F a{}, b{}, c{}, d{};
-  int64_t i = 0;
-  for (; i + 4 * LANES <= k; i += 4 * LANES) {
-    F p = load(x + i), q = load(x + i + LANES);
-    F r = load(x + i + 2 * LANES), s = load(x + i + 3 * LANES);
-    a += p * p, b += q * q, c += r * r, d += s * s;
-  }
-  for (; i < k; i += LANES) {
-    F p = k - i >= LANES ? load(x + i) : load_part(x + i, k - i);
-    a += p * p;
-  }
-  return 1 / std::sqrt(sum((a + b) + (c + d)) / static_cast<float>(k) + eps);
-}
-
 // put(i, v) for every vector of the row.
 template <class Put>
 static inline void for_row(const Normed& x, int64_t k, const Put& put) {

@@ -17,7 +17,10 @@ static thread_local int tile_rows;  // of the tiles that hold x or sums
 
 template <int T>
 static int rows_in() { return T == 6 || T == 7 ? 16 : tile_rows; }
-static void tiles_begin(int64_t m) { tile_rows = static_cast<int>(m < 16 ? m : 16); }
+static void tiles_begin(int64_t m) {
+  if (m < 1) abort();  // ldtilecfg faults
+  tile_rows = static_cast<int>(m < 16 ? m : 16);
+}
 static void tiles_end() {}
 template <int T>
 static void tile_zero() { memset(&tile_file[T], 0, sizeof(Tile)); }

@@ -37,7 +37,7 @@ enum class Activation : int32_t { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3 };
 struct Matrix {
   Format format;
   int64_t n, k;
-  int64_t group;  // W4: inputs that share a scale
+  int64_t group;  // W4: inputs that share a scale, 32, 64 or 128; the caller sees to that
   bool paired;
   const void* data;
 };

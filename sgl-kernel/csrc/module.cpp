@@ -1,11 +1,13 @@
 // The Python module sgl_kernel._C. Numbers and addresses only: whoever calls has checked shapes,
-// types and bounds (sgl_kernel/native.py does). Scratch memory of single operations is made here.
+// types and bounds (the Python modules around it do). Scratch memory of single operations is made
+// here.
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 
 #include "bind.h"
 #include "kernels.h"
+#include "pages.h"
 #include "tape.h"
 
 namespace sgl {
@@ -123,7 +125,7 @@ bool attend(int threads, const int64_t* pass, const int64_t* heads, const float*
   Pass p = pass_of(pass);
   Heads h = heads_of(heads);
   KV pool = kv_of(kv);
-  Memory memory = scratch(kernels().attend_bytes(p, h, threads));
+  Memory memory = scratch(kernels().attend_bytes(p, h, team_size(threads)));
   if (!memory) return false;
   auto body = [&](Team& team) {
     kernels().attend(team, p, h, qkv, ld, pool, out, ldo, memory.get());
@@ -135,7 +137,7 @@ bool attend(int threads, const int64_t* pass, const int64_t* heads, const float*
 // draws: [m] of Draw, as numpy lays out an aligned record of the same fields.
 bool draw(int threads, const float* logits, int64_t ld, int64_t m, int64_t n, const Draw* draws,
           int32_t* tokens) {
-  Memory memory = scratch(kernels().draw_bytes(n, threads));
+  Memory memory = scratch(kernels().draw_bytes(n, team_size(threads)));
   if (!memory) return false;
   auto body = [&](Team& team) {
     kernels().draw(team, logits, ld, m, n, draws, tokens, memory.get());
@@ -181,6 +183,7 @@ PyMethodDef methods[] = {
     method<available>("available"),
     method<packed_bytes>("packed_bytes"),
     method<pack>("pack"),
+    method<ask_huge_pages>("ask_huge_pages"),
     method<unpack>("unpack"),
     method<linear>("linear"),
     method<norm>("norm"),

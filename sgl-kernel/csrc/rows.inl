@@ -1,5 +1,6 @@
 // Row by row: RMSNorm and gated activations. Sampling: draw.inl.
 #include "activation.inl"
+#include "norm.inl"
 
 static void norm(Team& team, const Norm& norm, const float* x, int64_t ldx, int64_t m, int64_t n,
                  float* y, int64_t ldy) {

@@ -134,7 +134,8 @@ void Tape::step(Team& team, const Step& s, const Pass& pass, int64_t rows,
 
 int64_t Tape::run(int threads, const Pass& pass, const int32_t* chosen, int64_t count,
                   float* result) {
-  if (steps_.empty() || !reserve(threads, pass, count)) return -1;
+  std::lock_guard<std::mutex> turn(turn_);
+  if (!reserve(team_size(threads), pass, count)) return -1;
   auto body = [&](Team& team) {
     int64_t rows = pass.tokens;
     for (const Step& s : steps_) {
@@ -150,9 +151,7 @@ int64_t Tape::run(int threads, const Pass& pass, const int32_t* chosen, int64_t 
              static_cast<size_t>((mine.end - mine.begin) * w) * 4);
   };
   parallel(threads, body);
-  for (const Step& s : steps_)
-    if (s.kind == Kind::CHOOSE) return count;
-  return pass.tokens;
+  return chooses_ ? count : pass.tokens;
 }
 
 }  // namespace sgl

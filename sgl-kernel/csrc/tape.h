@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <vector>
 
 #include "kernels.h"
@@ -20,16 +21,17 @@ class Tape {
 
   // out[t] = scale * row ids[t] of the table.
   void embed(int64_t out, const Matrix& table, float scale);
-  // From here on only the last tokens that the caller asks for: out = the chosen rows of x. All
-  // buffers written later hold `chosen` rows.
+  // From here on only the tokens that the caller asks for: out = the chosen rows of x. All buffers
+  // written later hold these rows alone.
   void choose(int64_t out, int64_t x);
   void norm(int64_t out, int64_t x, const Norm&);
   void linear(int64_t out, int64_t x, const Matrix&, const Norm&, const Epilogue&);
   void append(int64_t qkv, const Heads&, const Rotary&, const KV&);
   void attend(int64_t out, int64_t qkv, const Heads&, const KV&);
 
-  // Runs all operations over a pass. `chosen` [count] are indices of tokens, ascending; `result` [rows
-  // of it, width] receives the last buffer written. Returns the rows, -1 where memory ran out.
+  // Runs all operations (one at least) over a pass. `chosen` [count] are indices of tokens; `result`
+  // [rows, width] receives the last buffer written. Returns its rows, -1 where memory ran out. Calls
+  // from several threads take turns.
   int64_t run(int threads, const Pass&, const int32_t* chosen, int64_t count, float* result);
 
   ~Tape();
@@ -61,6 +63,7 @@ class Tape {
 
   std::vector<Buffer> buffers_;
   std::vector<Step> steps_;
+  std::mutex turn_;
   bool chooses_ = false;
   size_t arena_bytes_ = 0;
   float* arena_ = nullptr;

@@ -5,8 +5,8 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
-#include <vector>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kMaxThreads = 64;
 constexpr int kSpins = 2000;       // some tens of microseconds
-constexpr int kIdleSpins = 4000;  // between two calls: the next step of a batch may be near
+constexpr int kIdleSpins = 4000;   // between two calls: the next step of a batch may be near
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -92,14 +92,13 @@ namespace {
 class Pool {
  public:
   void run(int threads, Job job, void* argument) {
-    if (threads > kMaxThreads) threads = kMaxThreads;
-    if (threads <= 1) {
-      Team team(nullptr, 0, 1);
-      job(team, argument);
-      return;
+    if (threads == 1) return alone(job, argument);
+    std::unique_lock<std::mutex> turn(turn_);
+    threads = start(threads);
+    if (threads == 1) {
+      turn.unlock();
+      return alone(job, argument);
     }
-    std::lock_guard<std::mutex> turn(turn_);
-    while (static_cast<int>(workers_.size()) < threads - 1) start();
     shared_.reset(threads);
     job_ = job, argument_ = argument;
     left_.store(threads - 1);
@@ -117,11 +116,24 @@ class Pool {
   }
 
  private:
-  void start() {
-    int rank = static_cast<int>(workers_.size()) + 1;
-    uint64_t seen = call_.load();
-    workers_.emplace_back([this, rank, seen] { work(rank, seen); });
-    workers_.back().detach();
+  static void alone(Job job, void* argument) {
+    Team team(nullptr, 0, 1);
+    job(team, argument);
+  }
+
+  // Starts what lacks of a team of `threads`; the size that can be had.
+  int start(int threads) {
+    while (started_ < threads - 1) {
+      int rank = started_ + 1;
+      uint64_t seen = call_.load();
+      try {
+        std::thread([this, rank, seen] { work(rank, seen); }).detach();
+      } catch (const std::system_error&) {  // a limit of the system
+        return started_ + 1;
+      }
+      started_++;
+    }
+    return threads;
   }
 
   void work(int rank, uint64_t seen) {
@@ -152,7 +164,7 @@ class Pool {
   Shared shared_;
   std::mutex turn_, mutex_;
   std::condition_variable wake_;
-  std::vector<std::thread> workers_;
+  int started_ = 0;  // threads beside the callers', never ended
   Job job_ = nullptr;
   void* argument_ = nullptr;
   alignas(64) std::atomic<uint64_t> call_{0};  // number of the call, and its threads (low 8 bits)
@@ -166,14 +178,16 @@ std::once_flag once;
 
 }  // namespace
 
+int team_size(int threads) {
+  return threads < 1 ? 1 : threads > kMaxThreads ? kMaxThreads : threads;
+}
+
 void run(int threads, Job job, void* argument) {
   std::call_once(once, [] {
     pool = new Pool;
     pthread_atfork(nullptr, nullptr, [] { pool = new Pool; });
   });
-  pool->run(threads, job, argument);
+  pool->run(team_size(threads), job, argument);
 }
-
-int max_threads() { return kMaxThreads; }
 
 }  // namespace sgl

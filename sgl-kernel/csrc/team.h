@@ -57,10 +57,13 @@ class Team {
 
 using Job = void (*)(Team&, void*);
 
-// Runs job(team, argument) on `threads` threads, the calling one included. Calls from several
-// threads take turns. threads < 1 counts as 1; at most max_threads().
+// The size of the largest team that is made where `threads` are asked for: 1 at least. Scratch
+// memory that is cut by members is sized with it.
+int team_size(int threads);
+
+// Runs job(team, argument) on team_size(threads) threads, the calling one included; on fewer where
+// the system has no more. Calls from several threads take turns.
 void run(int threads, Job job, void* argument);
-int max_threads();
 
 // The same for a callable.
 template <class Body>

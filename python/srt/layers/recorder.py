@@ -33,15 +33,14 @@ class Source(NamedTuple):
 class Recorder:
     """Writes a tape over the pools of a model's layers.
 
-    A product's outputs and what was attended are read by the very next operation and never again,
-    so all layers share their buffers.
+    A product's outputs and what was attended are read by what follows at once and never again, so
+    all layers share their buffers.
     """
 
     def __init__(self, tape: Tape, pools: Sequence[paged.KV]) -> None:
         self.tape, self.pools = tape, pools
         self._angles: dict[int, tuple[Tensor, Tensor]] = {}
-        self._products: dict[int, int] = {}  # buffers by width
-        self._attended: dict[int, int] = {}
+        self._buffers: dict[int, int] = {}  # by width
 
     def embed(self, table: Stored) -> int:
         assert table.packed is not None
@@ -52,16 +51,11 @@ class Recorder:
     ) -> int:
         """A buffer of products, or ``residual``, to which the product is added."""
         assert layer.packed is not None
-        width, into = layer.packed.outputs, residual
-        if into is None:
-            into = self._products.get(width)
-        out = self.tape.linear(
+        into = self._buffer(layer.packed.outputs) if residual is None else residual
+        return self.tape.linear(
             x.buffer, layer.packed, into=into, add=residual is not None, gain=x.gain,
             eps=x.eps, bias=layer.bias, act=act,
         )  # fmt: skip
-        if residual is None:
-            self._products[width] = out
-        return out
 
     def attend(
         self, qkv: int, heads: Heads, rotary: Rotary, gains: tuple[Tensor, Tensor, float] | None
@@ -73,14 +67,15 @@ class Recorder:
             self._angles[id(rotary)] = rotary.angles()
         cos, sin = self._angles[id(rotary)]
         shape = paged.Heads(
-            heads.num_heads, heads.num_kv_heads, heads.head_dim, heads.scale, heads.window
-        )
+            heads.num_heads, heads.num_kv_heads, heads.head_dim, heads.scale, heads.window,
+            heads.soft_cap,
+        )  # fmt: skip
         pool = self.pools[heads.index]
         q_gain, k_gain, eps = gains or (None, None, 0.0)
         self.tape.append(
             qkv, shape, paged.Rotary(cos, sin, _float(q_gain), _float(k_gain), eps), pool
         )
-        return self.tape.attend(qkv, shape, pool)
+        return self.tape.attend(qkv, shape, pool, self._buffer(shape.q * shape.dim))
 
     def choose(self, x: int) -> int:
         """From here on only the tokens whose outputs are wanted."""
@@ -89,6 +84,11 @@ class Recorder:
     def norm(self, x: Source) -> int:
         assert x.gain is not None
         return self.tape.norm(x.buffer, x.gain, x.eps)
+
+    def _buffer(self, width: int) -> int:
+        if width not in self._buffers:
+            self._buffers[width] = self.tape.buffer(width)
+        return self._buffers[width]
 
 
 def _float(x: Tensor | None) -> Tensor | None:

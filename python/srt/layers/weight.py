@@ -11,7 +11,7 @@ from torch import Tensor
 from srt.parallel.groups import Group
 
 if TYPE_CHECKING:
-    from sgl_kernel.packed import Packed
+    from sgl_kernel.packed import Arena, Packed
 
 Kind: TypeAlias = Literal["matrix", "bias", "gain"]
 
@@ -81,9 +81,9 @@ class Stored:
     packed: Packed | None = None
     paired: bool = False
 
-    def pack(self, format: str, threads: int) -> None:
+    def pack(self, format: str, threads: int, arena: Arena) -> None:
         """Move the weight into a native layout, quantising it if ``format`` says so."""
         from sgl_kernel.packed import pack
 
-        self.packed = pack(self.weight, format, paired=self.paired, threads=threads)
+        self.packed = pack(self.weight, format, paired=self.paired, threads=threads, arena=arena)
         self.weight = self.weight.new_empty(0)

@@ -296,7 +296,8 @@ def randomise(
     and calls ``filled`` as ``load`` does."""
     watch = _Watch(slots, filled)
     with _progress(len(slots), "drawing weights", show, unit="tensor") as bar:
-        for name, slot in list(slots.items()):
+        for name in list(slots):
+            slot = slots[name]
             generator = torch.Generator(slot.target.device)
             # 32 bits are all that the generator reads of a seed.
             generator.manual_seed(zlib.crc32(f"{seed}:{name}".encode()))

@@ -66,9 +66,10 @@ def _parameters(samples: Sequence[Sample], x: Tensor) -> list[Tensor]:
         dtype=np.float32,
     )
     temperature, top_p, min_p = send(floats, x.device)
-    top_k = send(np.array([max(p.top_k, 0) for p in params], dtype=np.int32), x.device)
+    top_k = [min(max(p.top_k, 0), x.shape[1]) for p in params]  # it may be too large for an int32
     uniform = send(np.array([s.uniform for s in samples], dtype=np.float64), x.device)
-    return [temperature, top_k, top_p, min_p, uniform]
+    kept = send(np.array(top_k, dtype=np.int32), x.device)
+    return [temperature, kept, top_p, min_p, uniform]
 
 
 def _penalise(x: Tensor, samples: Sequence[Sample]) -> None:

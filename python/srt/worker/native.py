@@ -56,13 +56,18 @@ class Packer:
                 format = plain
             key = layer.weight.untyped_storage().data_ptr()
             self._layers[key] = (layer, format)
+        sizes = [
+            packed.packed_bytes(x.weight.shape[0], x.weight.shape[1], f)
+            for x, f in self._layers.values()
+        ]
+        self.arena = packed.Arena(sum(sizes))
 
     def filled(self, weight: Tensor) -> None:
         """All of the tensor that ``weight`` is a view of has been loaded."""
         found = self._layers.pop(weight.untyped_storage().data_ptr(), None)
         if found is not None:
             layer, format = found
-            layer.pack(format, self.threads)
+            layer.pack(format, self.threads, self.arena)
 
 
 class Native:
@@ -75,6 +80,8 @@ class Native:
         self.threads, self.page_size, self.isa = threads, pool.page_size, native.isa()
         self.parameters = sum(s.packed.n * s.packed.k for s in model.stored() if s.packed)
         self.head = model.head.packed
+        for memory in (*pool.keys, *pool.values):
+            packed.ask_huge_pages(memory)
         self.tape = Tape()
         pools = [
             paged.KV(keys, values, *scales)

@@ -23,7 +23,7 @@ def draw(logits: Tensor, samples: Sequence[Sample], threads: int) -> tuple[Tenso
     params = [s.params for s in samples]
     draws = rows.draws(
         [0.0 if p.greedy else p.temperature for p in params],
-        [p.top_k for p in params],
+        [min(p.top_k, logits.shape[1]) for p in params],  # it may be too large for an int32
         [p.top_p for p in params],
         [p.min_p for p in params],
         [s.uniform for s in samples],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
 _C: Any
@@ -14,6 +15,12 @@ else:
     WHY = ""
 
 AVAILABLE = _C is not None
+_wish = os.environ.get("SGL_KERNEL_ISA", "")
+if AVAILABLE and _wish and _wish != _C.isa():
+    warnings.warn(
+        f"SGL_KERNEL_ISA is {_wish!r}, which this machine has no kernels for; {_C.isa()} is used.",
+        RuntimeWarning, stacklevel=2,
+    )  # fmt: skip
 
 
 def need() -> Any:

@@ -20,6 +20,7 @@ from sgl_kernel.native import need
 
 FORMATS = ("f32", "bf16", "w8a8", "w8", "w4")
 ACTIVATIONS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_pytorch_tanh": 2, "relu": 3}
+ALIGN = 64  # bytes, of a packed matrix
 GROUP, GROUPS = 64, (32, 64, 128)  # inputs that share a scale in w4
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 
@@ -55,8 +56,42 @@ class Packed:
         return out
 
 
+class Arena:
+    """Memory for many matrices in one piece, which the system can give in huge pages: weights are
+    read from end to end, and a page walk for every 4 KiB costs up to half of the bandwidth."""
+
+    def __init__(self, size: int) -> None:
+        self._memory = torch.empty(size, dtype=torch.uint8)
+        self._used = 0
+        ask_huge_pages(self._memory)
+
+    def take(self, size: int) -> Tensor:
+        """uint8 [size], aligned to 64 bytes; of its own where the arena is used up."""
+        begin = self._used + -(self._memory.data_ptr() + self._used) % ALIGN
+        if begin + size > len(self._memory):
+            return torch.empty(size, dtype=torch.uint8)
+        self._used = begin + size
+        return self._memory[begin : self._used]
+
+
+def ask_huge_pages(memory: Tensor) -> None:
+    """A hint, to be given before anything is written; without effect where there are none."""
+    need().ask_huge_pages(memory.data_ptr(), memory.numel() * memory.element_size())
+
+
+def packed_bytes(n: int, k: int, format: str, group: int = GROUP) -> int:
+    """Size of a packed matrix [n, k], and what it may take to align it."""
+    return int(need().packed_bytes(FORMATS.index(format), n, k, group)) + ALIGN
+
+
 def pack(
-    weight: Tensor, format: str, *, paired: bool = False, group: int = GROUP, threads: int = 1
+    weight: Tensor,
+    format: str,
+    *,
+    paired: bool = False,
+    group: int = GROUP,
+    threads: int = 1,
+    arena: Arena | None = None,
 ) -> Packed:
     """weight: [n, k] float32 or bfloat16 on the CPU, rows contiguous. A copy; quantised here.
 
@@ -77,7 +112,8 @@ def pack(
     if weight.stride(1) != 1:
         weight = weight.contiguous()
     code, native = FORMATS.index(format), need()
-    data = torch.empty(native.packed_bytes(code, n, k, group), dtype=torch.uint8)
+    size = native.packed_bytes(code, n, k, group)
+    data = torch.empty(size, dtype=torch.uint8) if arena is None else arena.take(size)
     native.pack(
         threads, code, n, k, group, paired, weight.data_ptr(), TYPES[weight.dtype],
         weight.stride(0), data.data_ptr(),

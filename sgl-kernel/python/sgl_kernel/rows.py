@@ -20,17 +20,30 @@ DRAW = np.dtype(
 NOTHING, NOT_FINITE = -1, -2  # in place of a token
 
 
+def _shape(x: Tensor) -> tuple[int, int]:
+    """Raises ValueError where native code cannot read ``x``."""
+    if x.ndim != 2 or x.dtype != torch.float32 or x.device.type != "cpu":
+        raise ValueError(f"{x.dtype} {tuple(x.shape)} on {x.device}; float32 [m, n] on the CPU.")
+    if x.shape[1] > 1 and x.stride(1) != 1:
+        raise ValueError(f"rows with strides {x.stride()}; numbers side by side are needed.")
+    return x.shape[0], x.shape[1]
+
+
 def norm(x: Tensor, gain: Tensor, eps: float, threads: int = 1) -> Tensor:
-    """``x * rsqrt(mean(x^2) + eps) * gain`` (Zhang and Sennrich 2019); x [m, n] float32."""
-    m, n = x.shape
-    out = torch.empty(m, n)
+    """``x * rsqrt(mean(x^2) + eps) * gain`` (Zhang and Sennrich 2019); x [m, n] float32, gain
+    [n]."""
+    m, n = _shape(x)
+    if gain.shape != (n,):
+        raise ValueError(f"gain has shape {tuple(gain.shape)}; [{n}] is needed.")
+    out, gain = torch.empty(m, n), gain.float().contiguous()
     need().norm(threads, gain.data_ptr(), eps, x.data_ptr(), x.stride(0), m, n, out.data_ptr(), n)
     return out
 
 
 def gate(x: Tensor, act: str, threads: int = 1) -> Tensor:
     """``act(x[:, :n]) * x[:, n:]`` of x [m, 2 n] float32 -> [m, n]."""
-    m, n = x.shape[0], x.shape[1] // 2
+    m, n = _shape(x)
+    n //= 2
     out = torch.empty(m, n)
     need().gate(threads, ACTIVATIONS[act], x.data_ptr(), x.stride(0), m, n, out.data_ptr(), n)
     return out
@@ -42,7 +55,9 @@ def draw(
     """One token a row of logits [m, n] float32; ``draws`` [m] of ``DRAW``, whose masks are
     addresses of uint32 words that live on (0: every token is allowed). int32 [m]; ``NOTHING`` where
     no token is allowed, ``NOT_FINITE`` where a logit is NaN or infinite."""
-    m, n = logits.shape
+    m, n = _shape(logits)
+    if draws.dtype != DRAW or draws.shape != (m,):
+        raise ValueError(f"draws are {draws.dtype} {draws.shape}; [{m}] of DRAW are needed.")
     tokens = torch.empty(m, dtype=torch.int32)
     address = int(draws.__array_interface__["data"][0])
     if not need().draw(

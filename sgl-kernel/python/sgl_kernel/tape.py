@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,7 +24,8 @@ class Tape:
         self._widths: list[int] = []
         self._kept: list[object] = []
         self._last, self._chooses = -1, False
-        weakref.finalize(self, native.tape_free, self._tape)
+        # Not at exit: a thread may still be in ``run`` then, and memory goes with the process.
+        weakref.finalize(self, native.tape_free, self._tape).atexit = False
 
     def buffer(self, width: int) -> int:
         self._widths.append(width)
@@ -90,7 +92,12 @@ class Tape:
 
     def run(self, pass_: Pass, chosen: Array, threads: int = 1) -> Tensor:
         """The last buffer written [rows, width], a new tensor. ``chosen``: int32 indices of tokens,
-        ascending, for a tape with ``choose``; other tapes give all rows. Raises MemoryError."""
+        for a tape with ``choose``; other tapes give all rows. Raises MemoryError; ValueError for a
+        tape without operations, or indices of another kind."""
+        if self._last < 0:
+            raise ValueError("the tape has no operations.")
+        if chosen.dtype != np.int32 or not chosen.flags.c_contiguous:
+            raise ValueError(f"chosen is {chosen.dtype}; contiguous int32 is needed.")
         rows = len(chosen) if self._chooses else pass_.tokens
         width = self._widths[self._last]
         out = torch.empty(rows, width)
