@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+from helpers.either import Either
 from helpers.fake_worker import TOKEN_BYTES, FakeWorker, fake_info
 from srt.config import ScheduleConfig
 from srt.core.ints import ints
@@ -24,7 +25,9 @@ from srt.core.messages import (
 )
 from srt.core.sampling import SamplingParams
 from srt.engine.compiling import Grammars
+from srt.engine.drafts import Drafts
 from srt.engine.engine import Engine
+from srt.engine.executor import Inline
 
 
 def generate(most: int = 8, **changes: Any) -> Generate:
@@ -39,13 +42,16 @@ class Desk:
 
     def __init__(self, capacity: int = 4096, page_size: int = 1, *, share: bool = True,
                  worker: FakeWorker | None = None, grammars: Grammars | None = None,
-                 jumps: str = "exact", **schedule: Any) -> None:  # fmt: skip
+                 jumps: str = "exact", depth: int = 1, drafts: Drafts | None = None,
+                 **schedule: Any) -> None:  # fmt: skip
         settings = ScheduleConfig(**schedule)
         self.worker = worker or FakeWorker(page_size)
-        info = fake_info(capacity, page_size, settings.max_running_requests)
+        info = fake_info(capacity, page_size, settings.max_running_requests, draft="any")
         self.engine = Engine(
-            self.worker, info, settings, TOKEN_BYTES, share=share, grammars=grammars, jumps=jumps
-        )
+            Either(self.worker) if depth == 2 else Inline(self.worker),
+            info, settings, TOKEN_BYTES, share=share,
+            grammars=grammars, jumps=jumps, drafts=drafts,
+        )  # fmt: skip
         self.events: dict[int, list[Event]] = {}
         self.replies: list[Reply] = []
         self._ids = itertools.count(1)

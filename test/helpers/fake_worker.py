@@ -14,6 +14,7 @@ from srt.engine.info import EngineInfo
 
 VOCAB = 97
 EOS = 96
+ECHO = 80  # texts that begin with a token from here on go round in circles
 
 
 class Corrupt(BaseException):
@@ -22,7 +23,9 @@ class Corrupt(BaseException):
 
 
 def next_token(tokens: list[int]) -> int:
-    """The 'model': a function of the whole sequence."""
+    """The 'model': a function of the whole sequence; or of its last token, where it echoes."""
+    if tokens and tokens[0] >= ECHO:
+        return (tokens[-1] + 1) % 7
     value = 17
     for token in tokens:
         value = (value * 31 + token + 7) % 1_000_003
@@ -61,8 +64,8 @@ def hidden_state(tokens: list[int]) -> list[float]:
 
 
 class FakeWorker:
-    """Executor over a dictionary of slots. ``fail_at`` and ``break_at`` name batch ids: the first
-    raise, the second give their last row an error."""
+    """Computes batches over a dictionary of slots. ``fail_at`` and ``break_at`` name batch ids:
+    the first raise, the second give their last row an error."""
 
     def __init__(self, page_size: int, fail_at: set[int] | None = None,
                  break_at: set[int] | None = None) -> None:  # fmt: skip
@@ -72,6 +75,8 @@ class FakeWorker:
         self.break_at = break_at or set()
         self.passes = self.tokens = 0
         self.shared_in_pass = 0  # rows that read what another row of their own pass wrote
+        self.followed = 0  # rows that went on from a token of the batch before
+        self.drawn: list[int] = []  # by the rows of the last batch
         self.batches: list[list[tuple[int, int]]] = []
 
     def run(self, batch: Batch) -> StepResult:
@@ -80,6 +85,9 @@ class FakeWorker:
         self.passes += 1
         self.tokens += batch.num_tokens
         self.batches.append([(row.context, len(row.tokens)) for row in batch.rows])
+        for row in batch.rows:
+            if row.follows >= 0:
+                self._follow(row)
         written: set[int] = set()
         for row in batch.rows:
             for i, token in enumerate(row.tokens):
@@ -89,9 +97,18 @@ class FakeWorker:
                 written.add(slot)
                 self.kv[slot] = (token, row.start + i)
         rows = [self._output(row, written) for row in batch.rows]
+        self.drawn = [out.token for out in rows]
         if batch.id in self.break_at:
             rows[-1] = RowOutput(error="injected row error")
         return StepResult(batch.id, rows)
+
+    def _follow(self, row: Row) -> None:
+        """Put the token in that the row goes on from."""
+        token = self.drawn[row.follows]
+        row.tokens[0] = max(token, 0)  # what follows a draw that failed is dropped
+        if row.sample is not None and row.sample.params.penalised:
+            row.sample.history.append(token)
+        self.followed += 1
 
     def _slot(self, row: Row, position: int) -> int:
         page, offset = divmod(position, self.page_size)
@@ -144,14 +161,30 @@ class FakeWorker:
         return out
 
 
+class Guesser(FakeWorker):
+    """A 'draft model': it reads as well and draws as the model does, but one in ``wrong``."""
+
+    def __init__(self, wrong: int = 1 << 30, fail_at: set[int] | None = None) -> None:
+        super().__init__(1, fail_at)
+        self.wrong = wrong
+
+    def _output(self, row: Row, written: set[int]) -> RowOutput:
+        out = super()._output(row, written)
+        end = row.start + len(row.tokens)
+        if row.sample is not None and not out.error and end % self.wrong == 0:
+            out.token = (out.token + 1) % VOCAB
+        return out
+
+
 def fake_info(
-    capacity: int, page_size: int, max_running: int = 256, context: int = 4096
+    capacity: int, page_size: int, max_running: int = 256, context: int = 4096, draft: str = ""
 ) -> EngineInfo:
     """An EngineInfo for the fake worker."""
     return EngineInfo(
         model_path="fake", architecture="Fake", dtype="none", device="none", vocab_size=VOCAB,
         context_length=context, capacity=capacity, page_size=page_size, eos=(EOS,),
         max_running_requests=max_running, max_queued_requests=100_000,
+        draft_model=draft,
     )  # fmt: skip
 
 

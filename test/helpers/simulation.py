@@ -4,6 +4,9 @@ A history is a function of its seed. After every step the books are audited; at 
 request has had one terminal event, every text equals the one computed alone, no request was
 overtaken beyond the bound and no page is in use. ``simulate`` names the seed of a history that
 breaks a promise.
+
+In half of the histories two passes are under way at a time. Some of those are computed when they
+are given, and some when their result is asked for: the engine may not notice.
 """
 
 from __future__ import annotations
@@ -13,12 +16,15 @@ from array import array
 from collections import Counter
 from dataclasses import dataclass, field
 
+from helpers.either import Either
 from helpers.fake_worker import (
+    ECHO,
     EOS,
     TOKEN_BYTES,
     VOCAB,
     Corrupt,
     FakeWorker,
+    Guesser,
     draw,
     fake_info,
     hidden_state,
@@ -52,7 +58,10 @@ from srt.core.messages import (
     Verb,
 )
 from srt.core.sampling import SamplingParams
+from srt.engine.draft_model import ModelDrafter
+from srt.engine.drafts import Drafts
 from srt.engine.engine import Engine
+from srt.engine.executor import Inline
 from srt.engine.rows import uniform
 from srt.schedule.scheduler import Reserve
 
@@ -173,11 +182,17 @@ class History:
             break_at={s for s in steps if r.random() < 0.05},
         )
         share = r.random() < 0.9
-        info = fake_info(self.capacity, page_size, self.schedule.max_running_requests)
+        jumps = r.choice(["exact", "exact", "off"])
+        drafts = self._drafts(jumps, share)
+        info = fake_info(
+            self.capacity, page_size, self.schedule.max_running_requests,
+            draft="fake" if self.model else "",
+        )  # fmt: skip
         self.grammars = ToyGrammars(seed)
+        self.executor = Inline(self.worker) if seed % 2 else Either(self.worker, seed)
         self.engine = Engine(
-            self.worker, info, self.schedule, TOKEN_BYTES, share=share, seed=seed,
-            grammars=self.grammars, jumps=r.choice(["exact", "exact", "off"]),
+            self.executor, info, self.schedule, TOKEN_BYTES, share=share, seed=seed,
+            grammars=self.grammars, jumps=jumps, drafts=drafts,
         )  # fmt: skip
         if tight and r.random() < 0.5:  # an optimist, who must retract
             self.engine.planner.reserve = Reserve(share=0.0, low=0.0, step_up=0.0)
@@ -185,6 +200,8 @@ class History:
         self.seen["histories"] += 1
         self.seen["histories of large pages"] += page_size > 1
         self.stems = [[r.randrange(VOCAB) for _ in range(12)] for _ in range(2)]
+        if r.random() < 0.5:
+            self.stems[0][0] = ECHO
         self.asked: dict[int, Asked] = {}
         self.contexts: dict[int, list[int]] = {}  # idle and busy ones, as the client believes
         self.spaces: dict[int, str] = {}
@@ -193,8 +210,21 @@ class History:
         self.most_overtaken = 0
         self.bound = 0  # of passes: were nothing shared and nothing batched
 
+    def _drafts(self, jumps: str, share: bool) -> Drafts:
+        """Who guesses: now and then a draft model, whose memory may be much too small."""
+        r = self.random
+        self.model: ModelDrafter | None = None
+        if r.random() < 0.5:
+            room = r.choice([20, 60, 2 * self.capacity])
+            guesser = Guesser(
+                r.choice([2, 5, 1000]), {r.randint(5, 60)} if self.faulty else None
+            )  # fmt: skip
+            self.model = ModelDrafter(guesser, fake_info(room, 1), r.choice([-1, 3]), share)
+        default = r.choice(["none", "ngram", *(["draft"] if self.model else [])])
+        return Drafts(jumps, default, r.choice([1, 4, 16]), r.choice([3, 64]), self.model)
+
     def run(self) -> History:
-        r, engine, worker = self.random, self.engine, self.worker
+        r, engine = self.random, self.engine
         asked = 0
         while asked < self.shape.requests or engine.busy or engine.compiling:
             self.grammars.pass_time()
@@ -208,21 +238,27 @@ class History:
             if r.random() < 0.04:
                 self._flush()
             oldest = min(engine.running.values(), key=lambda q: q.arrival, default=None)
-            busy, before, failed = engine.busy, worker.passes, engine.stats.failed_passes
+            busy, before, failed = engine.busy, self._state(), engine.stats.failed_passes
             events = engine.step()
             self._take(events)
             failed = engine.stats.failed_passes - failed
-            moved = worker.passes > before or failed or events
+            moved = self._state() != before or events
             assert moved or not busy, "the engine is busy and does nothing"
             assert engine.stats.passes <= self.bound, "requests undo each other's work"
             if oldest is not None and not failed:
                 assert oldest.id not in engine.waiting, "the oldest request gave way"
             engine.store.check()
+            if self.model is not None:
+                self.model.store.check()
             self._check_matches()
             for request in engine.waiting.values():
                 self.most_overtaken = max(self.most_overtaken, request.overtaken)
         self._finish()
         return self
+
+    def _state(self) -> tuple[int, int]:
+        """What a step changes: passes planned, passes under way."""
+        return self.engine.planner.step_number, len(self.engine._under_way)
 
     # -- the client ------------------------------------------------------------------------------
 
@@ -281,6 +317,9 @@ class History:
                 min_new_tokens=r.choice([0, most, r.randint(0, most)]),
                 temperature=r.choice([0.0, 1.0]),
                 seed=r.randrange(1 << 40),
+                speculation=r.choice(
+                    ["auto", "off", "ngram", "ngram", *(["draft", "draft"] if self.model else [])]
+                ),
                 frequency_penalty=r.choice([0.0, 0.0, 0.5]),
                 repetition_penalty=r.choice([1.0, 1.0, 1.5]),
                 stop_token_ids=tuple(r.sample(range(VOCAB), r.choice([0, 0, 0, 4]))),
@@ -323,7 +362,7 @@ class History:
         self.contexts.pop(context, None)
 
     def _flush(self) -> None:
-        busy = self.engine.busy or self.engine.compiling > 0
+        busy = bool(self.asked)
         (reply,) = self.engine.handle([Control(1, "flush")])
         assert isinstance(reply, Reply)
         assert reply.ok is not busy, "only an idle engine can be flushed"
@@ -370,6 +409,8 @@ class History:
             self.seen["forced tokens"] += event.forced
             self.seen["accepted drafts"] += event.accepted
             self.seen["rejected drafts"] += event.drafted - event.accepted
+            if event.accepted and not goal.sampling.constraint:
+                self.seen[f"texts drafted by {goal.sampling.speculation}"] += 1
             self.seen["dead ends"] += event.reason == "error"
             self._check_logprobs(asked)
             assert (event.reason, event.matched, event.cut) == (want.reason, want.matched, want.cut)
@@ -407,6 +448,11 @@ class History:
 
     def _finish(self) -> None:
         engine, store, s = self.engine, self.engine.store, self.engine.stats
+        if self.model is not None:
+            self.seen["passes of draft models"] += self.model.passes
+            assert not self.model.store.contexts, "a shadow is left"
+            self.model.store.flush()
+            assert self.model.store.pool.free == self.model.store.pool.size, "its pages are lost"
         assert not self.asked, "a request without a terminal event"
         assert store.protected == 0, "memory is held though nothing runs"
         assert set(store.contexts) == set(self.contexts), "a context is left, or closed too early"
@@ -433,6 +479,7 @@ class History:
         self.seen["failed requests"] += s.failed
         self.seen["cached tokens"] += s.cached_tokens
         self.seen["rows sharing within a pass"] += self.worker.shared_in_pass
+        self.seen["rows that follow"] += self.worker.followed
         self.seen["histories that retract"] += s.retractions > 0
         self.seen["refused requests"] += s.rejected
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from srt.config import Config
 from srt.core.batch import Batch, Row, RowOutput, StepResult
+from srt.engine.executor import Threaded
 from srt.engine.info import EngineInfo
 from srt.engine.local import LocalEngine
 from srt.tokenizer import Tokenizer
@@ -34,7 +35,7 @@ def hidden_state(tokens: Sequence[int], vocab: int) -> list[float]:
 
 
 class TextWorker:
-    """Executor whose KV is a dictionary of token ids by slot. ``seconds`` is how long a pass takes.
+    """Computes batches, each in ``seconds``; its KV is a dictionary of token ids by slot.
 
     A row reads its context through its page table alone, as a real one does.
     """
@@ -42,13 +43,18 @@ class TextWorker:
     def __init__(self, vocab: int, page_size: int = 1, seconds: float = 0.0) -> None:
         self.vocab, self.page_size, self.seconds = vocab, page_size, seconds
         self.kv: dict[int, int] = {}
+        self.drawn: list[int] = []  # by the rows of the last batch
 
     def run(self, batch: Batch) -> StepResult:
         time.sleep(self.seconds)
         for row in batch.rows:
+            if row.follows >= 0:
+                row.tokens[0] = self.drawn[row.follows]
             for i, token in enumerate(row.tokens):
                 self.kv[self._slot(row, row.start + i)] = token
-        return StepResult(batch.id, [self._output(row) for row in batch.rows])
+        rows = [self._output(row) for row in batch.rows]
+        self.drawn = [out.token for out in rows]
+        return StepResult(batch.id, rows)
 
     def _slot(self, row: Row, position: int) -> int:
         page, offset = divmod(position, self.page_size)
@@ -110,4 +116,4 @@ def text_engine(
         hidden_size=4,
     )  # fmt: skip
     config = config or Config.of(max_running_requests=running, max_queued_requests=queued)
-    return LocalEngine(config, tokenizer.token_bytes, (worker, info)), worker
+    return LocalEngine(config, tokenizer.token_bytes, (Threaded(worker), info)), worker

@@ -5,6 +5,7 @@ tokens as before."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partialmethod
 from typing import Any
 
 import pytest
@@ -80,6 +81,13 @@ def survives(desk: Desk, allowed: str = "") -> int:
     assert desk.tokens(golden) == expected(GOLDEN, generate(10).sampling).tokens
     desk.finish()
     return failed
+
+
+@pytest.fixture(autouse=True, params=[1, 2], ids=["one pass", "two passes"])
+def depth(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes under way at a time, of every desk."""
+    make = Desk.__init__
+    monkeypatch.setattr(Desk, "__init__", partialmethod(make, depth=request.param))
 
 
 def desk(page_size: int, worker: FakeWorker | None = None) -> Desk:

@@ -25,7 +25,7 @@ RULES = {
     "srt.grammar": "srt.core srt.config msgspec numpy re2 interegular outlines_core llguidance",
     "srt.tokenizer": "srt.core tokenizers jinja2 huggingface_hub",
     "srt.parallel": f"{TENSORS} sgl_kernel",
-    "srt.attention": f"{TENSORS} sgl_kernel srt.parallel",
+    "srt.attention": f"{TENSORS} sgl_kernel srt.parallel flashinfer",
     "srt.layers": f"{TENSORS} sgl_kernel srt.parallel srt.attention",
     "srt.models": f"{TENSORS} sgl_kernel srt.parallel srt.attention srt.layers"
     " safetensors huggingface_hub tqdm",
@@ -42,7 +42,7 @@ RULES = {
     " srt.worker uvicorn",
     "srt.server.supervisor": "srt.core srt.config srt.tokenizer srt.program srt.engine msgspec",
     "srt.server.doctor": "srt.core srt.config srt.tokenizer srt.program srt.layers srt.models"
-    " srt.worker msgspec psutil httpx torch huggingface_hub",
+    " srt.attention srt.worker sgl_kernel msgspec psutil httpx torch huggingface_hub",
     "srt.server.telemetry.tracing": "srt.core srt.program opentelemetry",
     "srt.cli": "srt.server",
     "sglang": "httpx h11 openai anthropic litellm tqdm pydantic pydantic_core typing_extensions"

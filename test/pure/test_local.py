@@ -16,6 +16,7 @@ from srt.core.batch import Batch, StepResult
 from srt.core.ints import ints
 from srt.core.messages import Advance, Close, Done, Failed, Goal, Open, Tokens, Verb
 from srt.engine.client import Client, EngineLost
+from srt.engine.executor import Threaded
 from srt.engine.local import LocalEngine
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -61,7 +62,7 @@ def tell(story: Story) -> None:
 
     async def main() -> None:
         worker = Gated()
-        engine = LocalEngine(Config(), TOKEN_BYTES, (worker, fake_info(4096, 1)))
+        engine = LocalEngine(Config(), TOKEN_BYTES, (Threaded(worker), fake_info(4096, 1)))
         try:
             client = engine.client_on(asyncio.get_running_loop())
             await asyncio.wait_for(story(engine, client, worker), 60)
@@ -114,7 +115,7 @@ def test_closing_ends_what_is_pending() -> None:
 
 def test_a_client_of_an_engine_that_has_ended_is_told() -> None:
     async def main() -> None:
-        engine = LocalEngine(Config(), TOKEN_BYTES, (Gated(), fake_info(64, 1)))
+        engine = LocalEngine(Config(), TOKEN_BYTES, (Threaded(Gated()), fake_info(64, 1)))
         engine.close()
         client = engine.client_on(asyncio.get_running_loop())
         with pytest.raises(EngineLost):

@@ -7,8 +7,10 @@ from helpers.lru import evicts_least_recently_used
 from helpers.mutation import Edit, mutate
 from helpers.simulation import simulate
 from srt.core.request import Request
-from srt.engine import engine, rows
+from srt.engine import rows
 from srt.engine.collect import Collector
+from srt.engine.draft_model import ModelDrafter
+from srt.engine.drafts import Drafts
 from srt.engine.engine import Engine
 from srt.engine.planner import Planner
 from srt.memory.radix import RadixTree
@@ -53,11 +55,11 @@ MUTATIONS = {
         Edit(Store, "_publish", "if planned and", "if False and"),
     ],
     "a pass shows more than it computes": [
-        Edit(Store, "_publish", "full = context.saved // self.page_size",
-             "full = -(-context.saved // self.page_size)"),
+        Edit(Store, "_publish", "full = min(length, context.saved) // self.page_size",
+             "full = -(-min(length, context.saved) // self.page_size)"),
     ],
     "the plan sees too much room": [
-        Edit(Store, "room", "- context.saved", "- context.saved + 1"),
+        Edit(Planner, "_view", "len(context.pages) * size - saved", "len(context.pages) * size"),
     ],
     "the match limit is one too long": [
         Edit(Request, "match_limit", "return length - 1", "return length"),
@@ -66,10 +68,10 @@ MUTATIONS = {
         Edit(Request, "match_limit", "return min(length, self.unscored) - 1", "return length - 1"),
     ],
     "averaged positions come from the cache": [
-        Edit(Request, "match_limit", "return min(length - 1, self.summed)", "return length - 1"),
+        Edit(Request, "match_limit", "return min(length - 1, self.unsummed)", "return length - 1"),
     ],
     "the random number is of the wrong position": [
-        Edit(rows, "_samples", "request.drawn + i)", "request.drawn + i + 1)"),
+        Edit(rows, "_samples", "request.drawn + pending)", "request.drawn + pending + 1)"),
     ],
     "penalties forget what was drawn before a retraction": [
         Edit(rows, "_samples", "tokens[request.prompt : len", "tokens[request.context.saved : len"),
@@ -79,7 +81,7 @@ MUTATIONS = {
              "request.drawn + ahead + 1 >= params.min_new_tokens"),
     ],
     "a draft's penalties know what comes behind it": [
-        Edit(rows, "_samples", "len(tokens) - count + i]", "len(tokens)]"),
+        Edit(rows, "_samples", "len(tokens) - count - pending + i]", "len(tokens) - pending]"),
     ],
     "a mask is that of the draft before": [
         Edit(rows.DraftMasks, "at", "self._made[index]", "self._made[max(index - 1, 0)]"),
@@ -88,10 +90,10 @@ MUTATIONS = {
         Edit(rows.DraftMasks, "_make", "self._matcher.rollback(advanced)", "pass"),
     ],
     "a draft is believed": [
-        Edit(engine, "verify", "out.checks[kept].token == drafts[kept]", "True"),
+        Edit(Drafts, "verify", "out.checks[kept].token == drafts[kept]", "True"),
     ],
     "rejected drafts stay": [
-        Edit(engine, "verify", "- count + kept)", ")"),
+        Edit(Drafts, "verify", "- count + kept)", ")"),
     ],
     "forced tokens are written past a stop": [
         Edit(Collector, "_force", "if end is not None:", "if False:"),
@@ -100,7 +102,13 @@ MUTATIONS = {
         Edit(Collector, "_force", "if token in forbidden(request, goal, self._ends):", "if False:"),
     ],
     "drafts take the memory of others": [
-        Edit(Planner, "_drafts", "self.store.available < owed + MAX_DRAFTS", "False"),
+        Edit(Planner, "_room_for", "self.store.available < owed + len(drafts)", "False"),
+    ],
+    "a draft model's memory is taken from its own pass": [
+        Edit(ModelDrafter, "_grow", " and s.id not in present", ""),
+    ],
+    "shadows stay": [
+        Edit(ModelDrafter, "forget", "if shadow is not None:", "if False:"),
     ],
     "an older request gives way": [
         Edit(scheduler, "victims", "item.arrival > asker.arrival and item.id not in taken",
@@ -119,8 +127,28 @@ MUTATIONS = {
              "if need + spare > available:\n            continue"),
     ],
     "a failed pass is believed": [
-        Edit(Engine, "_fail_batch", "keep=False", "keep=True"),
-        Edit(Engine, "_fail_batch", 'self.store.flush("failed")', "pass"),
+        Edit(Engine, "_fail", "keep=False", "keep=True"),
+        Edit(Engine, "_fail", 'self.store.flush("failed")', "pass"),
+    ],
+    "what comes after a failed pass is believed": [
+        Edit(Engine, "_fail", "while self._under_way:", "while False:"),
+    ],
+    "a pass under way is asked for a score once more": [
+        Edit(Request, "asked", "self.unscored = max(", "_ = max("),
+    ],
+    "the draw of a pass under way is not counted": [
+        Edit(Planner, "_add", "request.pending += 1", "pass"),
+        Edit(Engine, "_collect", "request.pending -= 1", "pass"),
+    ],
+    "a row follows another request's": [
+        Edit(Planner, "_foresee", "self._follows[number] = last", "self._follows[number] = 0"),
+    ],
+    "a fork knows what is being drawn": [
+        Edit(Engine, "_obey", "if busy is None else busy.known", ""),
+    ],
+    "a mask is made before it is known what it follows": [
+        Edit(Planner, "_waits", "if request.matcher is not None:", "if False:"),
+        Edit(Planner, "_waits", "return request.guessed and", "return False and"),
     ],
     "an aborted request stays in the queue": [
         Edit(Planner, "drop", "self.waiting.pop(request.id, None)", "pass"),

@@ -193,8 +193,8 @@ FAULTS = {
         context_module, "key", "OPENS if segment.sees == segment.start else SIBLING", "SIBLING"),
     "a fork forgets the segments": Edit(
         Store, "fork", "cut(context.segments, len(tokens))", "()"),
-    "every row draws": Edit(
-        Engine, "_collect", "(i < last[row.context] and not out.error)", "False"),
+    "the first of its rows draws": Edit(
+        Engine, "_collect", "if outputs[i].error), last)", "), last)"),
     "a score is read where not all is seen": Edit(
         Request, "__post_init__", "self.context.tail + 1", "1"),
 }  # fmt: skip

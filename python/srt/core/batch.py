@@ -10,12 +10,13 @@ requests that share an uncached prefix compute it once.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from srt.core.ints import Floats, Ints, ints
 from srt.core.sampling import SamplingParams
 
+_NO_INTS, _NO_FLOATS = ints(), array("d")  # shared by all that have none; never changed
 NONE_ALLOWED = "no token may be drawn: mask, bias and forbidden tokens exclude all of them"
 
 
@@ -27,7 +28,8 @@ class Sample:
         params: temperature, top-k, top-p, min-p, penalties and bias.
         uniform: the only randomness, in [0, 1): a function of (seed, position), so that a token
             never depends on what else is in the batch.
-        history: generated tokens so far; empty unless ``params.penalised``.
+        history: generated tokens so far; empty unless ``params.penalised``. The token that a row
+            follows (``Row.follows``) is missing: the worker adds it.
         prompt: prompt tokens; empty unless ``params.repetition_penalty != 1``.
         forbidden: ids that may not be drawn now (end tokens before ``min_new_tokens``).
         mask: allowed ids as little-endian int32 words, low bit first, 1 = allowed
@@ -38,8 +40,8 @@ class Sample:
 
     params: SamplingParams
     uniform: float = 0.0
-    history: Ints = field(default_factory=ints)
-    prompt: Ints = field(default_factory=ints)
+    history: Ints = field(default_factory=lambda: _NO_INTS)
+    prompt: Ints = field(default_factory=lambda: _NO_INTS)
     forbidden: tuple[int, ...] = ()
     mask: bytes | Callable[[], bytes] | None = None
     top: int = -1
@@ -89,7 +91,7 @@ class Row:
     pages: Ints
     follows: int = -1
     sample: Sample | None = None
-    checks: list[Sample] = field(default_factory=list)
+    checks: Sequence[Sample] = ()
     score: Score | None = None
     tip_top: int = 0
     probe: tuple[int, ...] = ()
@@ -148,7 +150,7 @@ class RowOutput(Drawn):
     score_tops: list[TopList] = field(default_factory=list)
     score_probes: list[list[float]] = field(default_factory=list)
     checks: list[Drawn] = field(default_factory=list)
-    pooled: Floats = field(default_factory=lambda: array("d"))
+    pooled: Floats = field(default_factory=lambda: _NO_FLOATS)
 
 
 @dataclass(slots=True)

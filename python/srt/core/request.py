@@ -7,6 +7,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from srt.core.batch import Sample
 from srt.core.context import Context
 from srt.core.ints import Floats
 from srt.core.matcher import Matcher
@@ -46,13 +47,18 @@ class Request:
     Attributes:
         arrival: place in the queue, given when it enters; also tells older from younger.
         prompt: tokens of the context when the request came.
+        most: tokens it may generate.
         drawn: tokens generated so far, the forced ones included.
         matcher: where the text stands in its grammar; None where it is free.
         forced: tokens written without a draw; drafted: tokens guessed ahead of one; accepted: of
             these, the ones that were drawn.
-        unscored: index of the next context token whose log-probability is wanted.
+        pending: draws of passes under way; what they drew is not known yet.
+        plain: how its tokens are drawn, where the same for all of them.
+        guessed: somebody may guess what it draws (``engine/drafts``).
+        unscored: index of the next context token whose log-probability no pass has been asked for.
         pooled: the hidden state wanted, float64: the last token's, or, where the mean is wanted,
             the sum of the first ``summed`` tokens'.
+        unsummed: index of the next context token that no pass has been asked to add to the sum.
         cached: prompt tokens found in the cache when first admitted; -1 before that.
         origin: why the rest of the prompt was not in the cache; found with ``cached``.
         overtaken: later arrivals that were admitted before this request.
@@ -72,7 +78,11 @@ class Request:
     received: float = 0.0
     queued: float = 0.0
     prompt: int = 0
+    most: int = 0
     drawn: int = 0
+    pending: int = 0
+    guessed: bool = False
+    plain: Sample | None = None
     cached: int = -1
     passes: int = 0
     forced: int = 0
@@ -88,10 +98,13 @@ class Request:
     tops: list[TopPairs | None] = field(default_factory=list)
     probes: list[list[float] | None] = field(default_factory=list)
     summed: int = 0
+    unsummed: int = 0
     pooled: Floats = field(default_factory=lambda: array("d"))
 
     def __post_init__(self) -> None:
         self.prompt = len(self.context.tokens)
+        if isinstance(self.goal, Generate):
+            self.most = self.goal.sampling.max_new_tokens
         start = self.score_from
         if start >= 0:
             self.unscored = max(start, self.context.tail + 1)
@@ -104,9 +117,7 @@ class Request:
     @property
     def growth(self) -> int:
         """Tokens it may still draw."""
-        if isinstance(self.goal, Generate):
-            return self.goal.sampling.max_new_tokens - self.drawn
-        return 0
+        return self.most - self.drawn
 
     @property
     def match_limit(self) -> int:
@@ -118,8 +129,25 @@ class Request:
         if self.unscored < self.prompt:
             return min(length, self.unscored) - 1
         if self.averaged:
-            return min(length - 1, self.summed)
+            return min(length - 1, self.unsummed)
         return length - 1
+
+    @property
+    def known(self) -> int:
+        """Tokens of the context that stand. Drafts, and places of tokens being drawn, follow."""
+        return self.prompt + self.drawn
+
+    def asked(self, end: int) -> None:
+        """A pass has been asked for what is wanted of the context's tokens up to ``end``."""
+        self.unscored = max(self.unscored, min(end, self.prompt - 1) + 1)
+        self.unsummed = max(self.unsummed, end)
+
+    def rewind(self) -> None:
+        """The passes under way have failed: what they were to bring is to be asked for again."""
+        self.pending = 0
+        self.unsummed = self.summed
+        if self.score_from >= 0:
+            self.unscored = max(self.score_from + len(self.scores), self.context.tail + 1)
 
     @property
     def averaged(self) -> bool:

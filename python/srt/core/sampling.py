@@ -23,6 +23,7 @@ SEED_LIMIT = 2**63
 GREEDY_TEMPERATURE = 1e-6
 MAX_TEMPERATURE = 1e6  # far from where float32 ends
 MIN_REPETITION = 1e-3
+SPECULATIONS = ("auto", "off", "ngram", "draft")
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -31,7 +32,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ``temperature`` below 1e-6 means greedy. ``top_k`` of -1 keeps every token. ``stop`` strings and
     ``stop_regex`` patterns are matched on the generated text, control tokens included, across token
     and UTF-8 boundaries. ``seed`` None lets the engine choose one; the same seed gives the same
-    text whatever else is in the batch. ``constraint`` is what the whole text must be.
+    text whatever else is in the batch. ``speculation`` is who guesses tokens ahead ("ngram",
+    "draft", "off", "auto": as the server does); it changes no text. ``constraint`` is what the
+    whole text must be.
     """
 
     max_new_tokens: int = 128
@@ -52,6 +55,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
     seed: int | None = None
+    speculation: str = "auto"
     constraint: Constraint | None = None
 
     @property
@@ -97,6 +101,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                     raise ValueError(
                         f"{name} has an entry of {len(value)} characters; at most {MAX_STOP_CHARS}."
                     )
+        if self.speculation not in SPECULATIONS:
+            raise ValueError(
+                f"speculation is {self.speculation!r}; use one of {', '.join(SPECULATIONS)}."
+            )
         total = sum(map(len, self.stop))
         if total > MAX_STOP_TOTAL:
             raise ValueError(f"stop has {total} characters in all; at most {MAX_STOP_TOTAL}.")

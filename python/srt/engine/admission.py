@@ -18,6 +18,7 @@ def verify(goal: Goal, context: Context, info: EngineInfo) -> None:
     growth = 0
     if isinstance(goal, Generate):
         goal.sampling.verify(info.vocab_size)
+        info.verify_speculation(goal.sampling.speculation)
         growth = goal.sampling.max_new_tokens
         if growth < 1:
             raise ValueError("max_new_tokens is 0; use Fill or Score to draw nothing")

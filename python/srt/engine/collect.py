@@ -40,10 +40,10 @@ class Collector:
         self._stats = stats
 
     def collect(
-        self, request: Request, row: Row, out: RowOutput, draws: Sequence[Drawn]
+        self, request: Request, row: Row, out: RowOutput, draws: Sequence[Drawn], tip: bool
     ) -> list[Event]:
         """Events of one computed row and the draws of it that count; a terminal one, if any, is the
-        last."""
+        last. ``tip``: it was all the work there was."""
         error = draws[-1].error
         if error and not (error.startswith(NONE_ALLOWED) and request.matcher is not None):
             self._stats.failed += 1
@@ -52,7 +52,7 @@ class Collector:
             self._scored(request, row, out)
         if row.pool >= 0:
             _pool(request, row, out)
-        if request.context.work > 0:
+        if not tip:
             return []  # more of the prompt to compute
         events: list[Event] = []
         if request.drawn == 0 and request.score_from >= 0:
@@ -92,7 +92,6 @@ class Collector:
         request.scores.extend(out.scores)
         request.tops.extend(out.score_tops)
         request.probes.extend(out.score_probes)
-        request.unscored += len(row.score.targets)
 
     def _prompt(self, request: Request) -> Prompt:
         _open_report(request)  # a prompt of one token was never scored
@@ -209,8 +208,10 @@ class Collector:
         """The text grows by a token, whose first ``again`` bytes it has already. Returns the
         terminal event where it ends there."""
         sampling, tokens = goal.sampling, request.context.tokens
-        if len(tokens) == request.prompt + request.drawn:  # not there yet as a draft
+        if len(tokens) == request.known:
             tokens.append(token)
+        else:  # a draft, which it equals, or a place kept for it
+            tokens[request.known] = token
         request.drawn += 1
         self._stats.generated_tokens += 1
         before = request.length

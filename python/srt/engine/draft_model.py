@@ -83,8 +83,7 @@ class ModelDrafter:
         if shadow is None:
             shadow = self._shadow(request)
         else:
-            kept = shadow.prompt + shadow.drawn  # at the last time; what follows was guessed
-            kept = min(kept, len(tokens))
+            kept = shadow.prompt  # what follows was drawn or guessed, and a guess may be wrong
             kept += common_prefix(shadow.context.tokens, tokens, kept, kept)
             self.store.truncate(shadow.context, kept)
             self.store.append(shadow.context, tokens[kept:])

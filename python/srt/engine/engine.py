@@ -1,8 +1,10 @@
-"""Engine: verbs in, passes out, events back. Plan, run, collect.
+"""Engine: verbs in, passes out, events back. Plan, compute, collect; while a pass is computed the
+next one is planned, where the executor takes more than one at a time.
 
     idle       an open context without a request
     waiting    its request is queued, no memory held
     running    its request was admitted: pages held, rows planned
+    leaving    its last pass is under way, no memory held
     (done)     one terminal event, Done or Failed; the context is idle again or closed
 
 The engine owns the requests; the store owns the contexts and the memory; the scheduler decides from
@@ -13,11 +15,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 from srt.config import ScheduleConfig
-from srt.core.batch import Batch, Row, RowOutput
+from srt.core.batch import Row, RowOutput
 from srt.core.context import Context
 from srt.core.ints import from_bytes
 from srt.core.messages import (
@@ -39,9 +43,10 @@ from srt.core.request import Request
 from srt.engine import admission
 from srt.engine.collect import Collector
 from srt.engine.compiling import Compiling, Grammars
-from srt.engine.drafts import GrammarDrafter, verify
+from srt.engine.drafts import Drafts
 from srt.engine.executor import Executor
 from srt.engine.info import EngineInfo
+from srt.engine.passes import Pass
 from srt.engine.planner import Planner
 from srt.engine.stats import Stats
 from srt.engine.view import view
@@ -59,6 +64,7 @@ class Engine:
         seed: of requests that bring none.
         grammars: compiles constraints; without it they are refused.
         jumps: how forced text is written (``GrammarConfig.jumps``).
+        drafts: who guesses tokens ahead; by default grammars alone, and n-grams where asked for.
     """
 
     def __init__(
@@ -72,15 +78,17 @@ class Engine:
         seed: int = 0,
         grammars: Grammars | None = None,
         jumps: str = "exact",
+        drafts: Drafts | None = None,
     ) -> None:
         self.executor = executor
         self.info = info
         self.schedule = schedule
         self.store = Store(info.capacity // info.page_size, info.page_size, share)
         self.stats = Stats()
-        drafter = GrammarDrafter() if jumps == "exact" else None
-        self.planner = Planner(info, schedule, self.store, self.stats, drafter)
+        self._drafts = drafts or Drafts(jumps)
+        self.planner = Planner(info, schedule, self.store, self.stats, self._drafts)
         self._requests: dict[int, Request] = {}  # by context id
+        self._under_way: deque[Pass] = deque()
         self._accepted = 0
         self._seed = seed
         self._compiling = Compiling(grammars)
@@ -111,7 +119,7 @@ class Engine:
                     self.stats.bad_verbs += 1
                 else:
                     raise
-        if self._compiling:
+        if not any(planned.waits for planned in self._under_way):
             self._compiled(events)
         return events
 
@@ -140,7 +148,9 @@ class Engine:
                 self.store.close(context)
         elif isinstance(verb, Fork):
             parent = self.store.contexts[verb.context]
-            length = verb.length if verb.length >= 0 else len(parent.tokens)
+            busy = self._requests.get(verb.context)
+            known = len(parent.tokens) if busy is None else busy.known
+            length = min(verb.length, known) if verb.length >= 0 else known
             self.store.fork(parent, verb.child, length)
         elif isinstance(verb, Append):
             self.store.append(self._idle(verb.context), from_bytes(verb.tokens))
@@ -159,7 +169,8 @@ class Engine:
 
     def _accept(self, verb: Advance, events: list[Event]) -> None:
         context = self.store.contexts[verb.context]
-        if any(verb.request in held for held in (self.waiting, self.running, self._compiling)):
+        held = (self.waiting, self.running, self.planner.leaving, self._compiling)
+        if any(verb.request in requests for requests in held):
             self.stats.bad_verbs += 1  # an event would end the request that has this number
             return
         queued, limit = len(self.waiting) + len(self._compiling), self.schedule.max_queued_requests
@@ -188,7 +199,8 @@ class Engine:
 
     def _compiled(self, events: list[Event]) -> None:
         """Requests whose grammar is ready enter the queue, if anything is left to draw; those whose
-        grammar cannot be made fail."""
+        grammar cannot be made fail. Not while masks may be made in another thread: matchers of one
+        grammar share what they have found out."""
         for request, error in self._compiling.ready():
             if error is not None:
                 self.stats.failed += 1
@@ -227,7 +239,7 @@ class Engine:
         if verb.op == "stats":
             return Reply(verb.id, data=self.stats_now())
         if verb.op == "flush":
-            busy = len(self.waiting) + len(self.running) + len(self._compiling)
+            busy = len(self._requests)
             if busy:
                 return Reply(verb.id, False, f"{busy} requests are under way; flush when idle")
             return Reply(verb.id, data={"tokens": self.store.flush()})
@@ -242,7 +254,7 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        return bool(self.waiting or self.running)
+        return bool(self.waiting or self.running or self._under_way)
 
     @property
     def compiling(self) -> int:
@@ -250,35 +262,61 @@ class Engine:
         return len(self._compiling)
 
     def step(self) -> list[Event]:
-        """Plan, run, collect. Returns the events of one pass, [] where there was nothing to do."""
-        batch = self.planner.plan()
-        events: list[Event] = [self._end(request, "done") for request in self.planner.filled]
+        """Plan and start a pass, then collect the oldest one where no further may be under way, or
+        none could be planned. Returns the events of all this."""
+        events: list[Event] = []
+        passes = self._under_way
+        if passes and passes[-1].waits:
+            events += self._finish()
+            self._compiled(events)
+        planned = self.planner.plan(passes[-1] if passes else None)
+        events += [self._end(request, "done") for request in self.planner.filled]
         self.planner.filled.clear()
-        if batch.rows:
-            try:
-                result = self.executor.run(batch)
-            except Exception as error:
-                return events + self._fail_batch(batch, error)
-            events += self._collect(batch, result.rows)
+        if planned.parts:
+            self.executor.submit(planned.batch)
+            passes.append(planned)
+        if passes and (not planned.parts or len(passes) == self.executor.depth):
+            events += self._finish()
         return events
 
-    def _collect(self, batch: Batch, outputs: Sequence[RowOutput]) -> list[Event]:
+    def close(self) -> None:
+        """Compute nothing more."""
+        self.executor.close()
+
+    def _finish(self) -> list[Event]:
+        """Wait for the oldest pass under way."""
+        oldest = self._under_way.popleft()
+        try:
+            result = self.executor.result()
+        except Exception as error:
+            return self._fail(oldest, error)
+        return self._collect(oldest, result.rows)
+
+    def _collect(self, computed: Pass, outputs: Sequence[RowOutput]) -> list[Event]:
         events: list[Event] = []
+        rows = computed.batch.rows
         self.stats.passes += 1
-        self.stats.computed_tokens += batch.num_tokens
-        last = {row.context: i for i, row in enumerate(batch.rows)}
-        for i, (row, out) in enumerate(zip(batch.rows, outputs)):
-            request = self._requests.get(row.context)
-            if request is None or (i < last[row.context] and not out.error):
-                continue  # ended by an earlier row, or more rows of it follow
-            news = self._written(request, partial(self._row, request, row, out))
+        self.stats.computed_tokens += computed.batch.num_tokens
+        for request, first, last, tip in computed.parts.values():
+            if self._requests.get(request.context.id) is not request:
+                continue  # it has ended meanwhile
+            at = next((i for i in range(first, last) if outputs[i].error), last)
+            row, out = rows[at], outputs[at]
+            request.passes += 1
+            if row.sample is not None:
+                request.pending -= 1
+            if request.matcher is None:
+                news = self._row(request, row, out, tip)
+            else:
+                news = self._written(request, partial(self._row, request, row, out, tip))
             events += news
             if news and isinstance(news[-1], Done | Failed):
                 self._forget(request)
         return events
 
-    def _row(self, request: Request, row: Row, out: RowOutput) -> list[Event]:
-        return self._collector.collect(request, row, out, verify(self.store, request, row, out))
+    def _row(self, request: Request, row: Row, out: RowOutput, tip: bool) -> list[Event]:
+        draws = self._drafts.verify(self.store, request, row, out) if row.checks else (out,)
+        return self._collector.collect(request, row, out, draws, tip)
 
     def _written(self, request: Request, write: Callable[[], list[Event]]) -> list[Event]:
         """What ``write`` returns. A grammar that breaks takes nobody but its own request along."""
@@ -292,19 +330,29 @@ class Engine:
             text = f"the grammar failed: {type(error).__name__}: {error}"
             return [Failed(request.id, "internal", text)]
 
-    def _fail_batch(self, batch: Batch, error: Exception) -> list[Event]:
+    def _fail(self, failed: Pass, error: Exception) -> list[Event]:
         """The pass raised: its rows' KV was never written, though the tree may show it. Its
-        requests fail, all others start over, and the cache is emptied."""
-        failed = {row.context for row in batch.rows}
+        requests fail, all others start over, and the cache is emptied. What came after it may have
+        read what was never written, so it counts for nothing."""
+        while self._under_way:
+            self._under_way.popleft()
+            with suppress(Exception):
+                self.executor.result()
         self.stats.failed_passes += 1
-        for request in self.running.values():
-            if request.context.id in failed:
+        ended = [
+            request
+            for request, *_ in failed.parts.values()
+            if self._requests.get(request.context.id) is request
+        ]
+        for request in ended:
+            if request.context.active:
                 self.store.release(request.context, keep=False)
-        self.planner.retract([r for r in self.running.values() if r.context.id not in failed])
+        self.planner.retract([r for r in self.running.values() if r.context.active])
         self.store.flush("failed")
+        for request in self._requests.values():
+            request.rewind()
         events: list[Event] = []
-        for number in failed:
-            request = self._requests[number]
+        for request in ended:
             text = f"the forward pass failed: {type(error).__name__}: {error}"
             events.append(Failed(request.id, "internal", text))
             self.stats.failed += 1
@@ -322,7 +370,7 @@ class Engine:
         self.planner.drop(request)
         self._compiling.drop(request.id)
         del self._requests[context.id]
-        self.store.truncate(context, request.prompt + request.drawn)  # drafts that nobody drew
+        self.store.truncate(context, request.known)  # drafts that nobody drew, or a placeholder
         if context.active:
             self.store.release(context)
         if request.close:
@@ -333,7 +381,7 @@ class Engine:
         store, size = self.store, self.info.page_size
         return {
             **self.stats.as_dict(),
-            "running": len(self.running),
+            "running": len(self.running) + len(self.planner.leaving),
             "waiting": len(self.waiting),
             "compiling": len(self._compiling),
             **self._compiling.counts,

@@ -2,20 +2,28 @@
 
 The scheduler decides from a view; the store obeys; rows are what the worker gets to see. A plan
 takes memory and moves watermarks, so it must be run.
+
+A pass may be planned while the one before is under way and nobody knows yet what that draws. A
+request that draws in it goes on from a placeholder (``Row.follows``); one that draws its last token
+in it gives its memory back: passes run in the order they are planned, so what a pass yet to be
+planned writes cannot disturb one that is under way. That a drawn token ends its request may show
+only when the next row is under way too; what that row draws is dropped.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from itertools import chain, islice
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from operator import attrgetter
 
 from srt.config import ScheduleConfig
-from srt.core.batch import Batch, Row
+from srt.core.batch import Batch
 from srt.core.ints import ints
 from srt.core.request import Request
-from srt.engine.drafts import MAX_DRAFTS, Drafter, propose
+from srt.engine.drafts import Drafts
 from srt.engine.info import EngineInfo
+from srt.engine.passes import Part, Pass
 from srt.engine.rows import make_rows
 from srt.engine.stats import Stats
 from srt.memory.store import Match, Store
@@ -23,6 +31,7 @@ from srt.schedule.scheduler import Reserve, plan
 from srt.schedule.view import Item, View
 
 ROUNDS = 4  # plans a pass: a later round uses what prefix sharing or retraction has freed
+_arrival = attrgetter("arrival")
 WINDOW = 512  # the oldest waiting requests that a cache-aware order looks at
 
 
@@ -31,6 +40,7 @@ class Planner:
 
     Attributes:
         waiting, running: by request id; waiting in order of arrival.
+        leaving: by request id; their last pass is under way and they hold no memory.
         filled: requests whose every token was in the cache, to be ended.
     """
 
@@ -40,66 +50,96 @@ class Planner:
         schedule: ScheduleConfig,
         store: Store,
         stats: Stats,
-        drafter: Drafter | None,
+        drafts: Drafts,
     ) -> None:
         self.info, self.schedule, self.store, self.stats = info, schedule, store, stats
-        self.drafter = drafter
+        self.drafts = drafts
         self.reserve = Reserve()
         self.step_number = 0
         self.waiting: dict[int, Request] = {}
         self.running: dict[int, Request] = {}
+        self.leaving: dict[int, Request] = {}
         self.filled: list[Request] = []
         self._matches: dict[int, Match] = {}  # of waiting requests, at ``_matched_at``
         self._matched_at = -1  # version of the radix tree
         self._arrivals = 0
+        self._follows: dict[int, int] = {}  # by request id: the row that draws its last token
 
     def put(self, request: Request) -> None:
         """To the end of the queue."""
         self._arrivals += 1
         request.arrival = self._arrivals
+        request.guessed = bool(self.drafts.sources(request))
         self.waiting[request.id] = request
 
     def drop(self, request: Request) -> None:
         """The request has ended."""
         self.waiting.pop(request.id, None)
         self.running.pop(request.id, None)
+        self.leaving.pop(request.id, None)
+        self.drafts.forget(request)
 
-    def plan(self) -> Batch:
-        """Decide and prepare the next pass: memory is taken, watermarks move, rows are made."""
-        self.step_number += 1
+    def plan(self, under_way: Pass | None = None) -> Pass:
+        """Decide and prepare the next pass: memory is taken, watermarks move, rows are made. It may
+        have no rows.
+
+        ``under_way``: the pass before, where it has not been collected; it must not be one that
+        ``waits``.
+        """
+        self._follows.clear()
+        if under_way is not None:
+            self._foresee(under_way)
+        planned = Pass(Batch(self.step_number + 1, []))
         budget = self.schedule.chunked_prefill_size
         budget = budget if budget > 0 else 1 << 30
-        rows: dict[int, list[Row]] = {}
         retracted = False
         for _ in range(ROUNDS):
             # Who has just given way is not let in again at once.
             slots = 0 if retracted else self.schedule.max_running_requests - len(self.running)
-            view = self._view(rows, budget, slots)
+            view = self._view(planned, budget, slots)
             decision = plan(view, self.schedule.schedule_policy, self.schedule.max_overtakes)
             if decision.retract:
                 retracted = True
                 self.retract([self.running[number] for number in decision.retract])
-            before = len(rows)
-            used, saved = self._apply(decision.rows, rows)
+            before = len(planned.parts)
+            used, saved = self._apply(decision.rows, planned)
             budget -= used
-            if len(rows) == before or not (decision.retract or saved):
+            if len(planned.parts) == before or not (decision.retract or saved):
                 break
-        self.reserve.passed()
-        return Batch(self.step_number, list(chain.from_iterable(rows.values())))
+        if planned.parts:
+            self.step_number += 1
+            self.reserve.passed()
+        return planned
 
-    def _view(self, rows: dict[int, list[Row]], budget: int, slots: int) -> View:
-        running = [
-            Item(r.id, r.arrival, r.context.work, r.growth, self.store.room(r.context),
-                 fixed=r.id in rows)
-            for r in sorted(self.running.values(), key=lambda r: r.arrival)
-        ]  # fmt: skip
+    def _foresee(self, under_way: Pass) -> None:
+        """Those who draw get a place for the token, and those who draw their last one, or nothing,
+        leave."""
+        for number, (request, _, last, tip) in under_way.parts.items():
+            if not tip or self.running.get(number) is not request:  # it was aborted or retracted
+                continue
+            if request.growth > request.pending:
+                request.context.tokens.append(0)
+                self._follows[number] = last
+            else:
+                self.leaving[number] = self.running.pop(number)
+                self.store.release(request.context)
+
+    def _view(self, planned: Pass, budget: int, slots: int) -> View:
+        size, parts, running = self.info.page_size, planned.parts, []
+        for r in sorted(self.running.values(), key=_arrival):
+            context = r.context
+            saved = context.saved
+            running.append(
+                Item(r.id, r.arrival, len(context.tokens) - saved, r.most - r.drawn - r.pending,
+                     len(context.pages) * size - saved, 0, 0, r.id in parts)
+            )  # fmt: skip
         waiting = [
             Item(r.id, r.arrival, len(r.context.tokens), r.growth, 0, r.priority, r.overtaken)
             for r in (self._window() if slots > 0 and budget > 0 else ())
         ]
         return View(
-            self.step_number, running, waiting, self.store.available, self.info.page_size,
-            budget, slots, self.reserve.share, self._match,
+            planned.batch.id, running, waiting, self.store.available, size, budget, slots,
+            self.reserve.share, self._match,
             lambda number: self.store.exclusive(self.running[number].context),
         )  # fmt: skip
 
@@ -116,55 +156,94 @@ class Planner:
             self._matches[number] = self.store.match(request.context, request.match_limit)
         return self._matches[number]
 
-    def _apply(self, planned: list[tuple[int, int]], rows: dict[int, list[Row]]) -> tuple[int, int]:
-        """Rows for the plan. Returns prompt tokens used, and how many the plan did not need since
+    def _apply(self, decided: list[tuple[int, int]], planned: Pass) -> tuple[int, int]:
+        """Rows for what was decided. Returns prompt tokens used, and how many were not needed since
         another row of this very pass computes them."""
         used = saved = 0
-        for number, count in planned:
-            request = self.waiting.get(number) or self.running[number]
+        proposed = self._proposed(decided)
+        for number, count in decided:
+            request = self.running.get(number)
+            if request is None:
+                request = self._admit(self.waiting[number])
+            elif request.context.work > 1:
+                self.store.acquire(request.context, request.match_limit)
             context = request.context
-            if number in self.waiting:
-                self._admit(request)
-            elif context.work > 1:
-                self.store.acquire(context, request.match_limit)
-            expected = count
-            count = min(count, max(context.work, 0))
-            saved += expected - count
+            work = len(context.tokens) - context.saved
+            if count > work:
+                saved += count - work
+                count = work
             if count == 0:
                 self.filled.append(request)
                 continue
             prompt = context.saved < request.prompt
-            tip = count == context.work and not prompt
-            drafts = self._drafts(request, planned) if tip else []
-            count += len(drafts)
+            drafts: Sequence[int] = ()
+            if number in proposed and count == work and not prompt:
+                drafts = self._room_for(proposed[number], request, decided)
+                count += len(drafts)
             if not self.store.grow(context, count):
                 self.stats.plan_misses += 1
                 self.store.truncate(context, len(context.tokens) - len(drafts))
                 continue
-            rows[number] = make_rows(request, count, self.info.eos, drafts)
+            self._add(request, count, drafts, planned)
+            if prompt:
+                request.asked(context.saved + count)
             self.store.advance(context, count, publish=prompt)
-            request.passes += 1
             count -= len(drafts)  # they are no part of the plan
             if count > 1 or prompt:
                 used += count
         return used, saved
 
-    def _drafts(self, request: Request, planned: Sequence[tuple[int, int]]) -> list[int]:
-        """Guesses, which the context then ends with. None where they might take memory that the
+    def _add(self, request: Request, count: int, drafts: Sequence[int], planned: Pass) -> None:
+        """The request takes part in the pass with its next ``count`` tokens."""
+        context, rows = request.context, planned.batch.rows
+        follows = self._follows.get(request.id, -1)
+        first = len(rows)
+        rows += make_rows(request, count, self.info.eos, drafts, follows)
+        tip = context.saved + count == len(context.tokens)
+        planned.parts[request.id] = Part(request, first, len(rows) - 1, tip)
+        if rows[-1].sample is not None:
+            request.pending += 1
+            planned.waits = planned.waits or self._waits(request)
+
+    def _waits(self, request: Request) -> bool:
+        """Whether its next row is a function of the token it is about to draw: a mask is, and so
+        are drafts. Then all wait, lest it lose every other pass to those who need not."""
+        if request.growth <= request.pending:
+            return False
+        if request.matcher is not None:
+            return True
+        return request.guessed and self.drafts.wanted(request, len(self.running))
+
+    def _proposed(self, planned: Sequence[tuple[int, int]]) -> Mapping[int, list[int]]:
+        """Guesses for the requests whose work this plan ends with a draw."""
+        ready = [
+            request
+            for number, count in planned
+            if (request := self.running.get(number)) is not None
+            and request.guessed
+            and number not in self._follows
+            and request.context.saved >= request.prompt
+            and count >= request.context.work
+        ]
+        return self.drafts.propose(ready, len(self.running)) if ready else {}
+
+    def _room_for(
+        self, drafts: list[int], request: Request, planned: Sequence[tuple[int, int]]
+    ) -> list[int]:
+        """The drafts, which the context then ends with. None where they might take memory that the
         plan counts on."""
-        drafts = propose(self.drafter, request) if self.drafter is not None else []
         if not drafts:
             return []
         owed = sum(
             len(self.waiting[number].context.tokens) if number in self.waiting else count
             for number, count in planned
         )
-        if self.store.available < owed + MAX_DRAFTS:  # pages against tokens
+        if self.store.available < owed + len(drafts):  # pages against tokens
             return []
         self.store.append(request.context, ints(drafts))
         return drafts
 
-    def _admit(self, request: Request) -> None:
+    def _admit(self, request: Request) -> Request:
         del self.waiting[request.id]
         self.running[request.id] = request
         if request.cached < 0:
@@ -179,13 +258,15 @@ class Planner:
             if other.arrival > request.arrival:
                 break
             other.overtaken += 1
+        return request
 
     def retract(self, requests: Sequence[Request]) -> None:
-        """Back to their places in the queue. What was computed stays in the cache while it can."""
+        """Back to their places in the queue. What was computed stays in the cache while it can. A
+        placeholder is filled before its request is planned again."""
         for request in requests:
             self.store.release(request.context)
             self.waiting[request.id] = self.running.pop(request.id)
             self.reserve.retracted()
-        self.waiting = dict(sorted(self.waiting.items(), key=lambda item: item[1].arrival))
+        self.waiting = {r.id: r for r in sorted(self.waiting.values(), key=_arrival)}
         self.stats.retractions += len(requests)
         self._matches.clear()  # they may have grown since they were matched

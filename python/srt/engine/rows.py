@@ -32,18 +32,28 @@ def uniform(seed: int, index: int) -> float:
 
 
 def make_rows(
-    request: Request, count: int, eos: tuple[int, ...], drafts: Sequence[int] = ()
+    request: Request,
+    count: int,
+    eos: tuple[int, ...],
+    drafts: Sequence[int] = (),
+    follows: int = -1,
 ) -> list[Row]:
     """The rows of the next ``count`` tokens of work, one a segment. Only the last may draw.
 
-    The last ``len(drafts)`` of the context's tokens are guesses, to be checked. To be made before
-    the store advances.
+    The last ``len(drafts)`` of the context's tokens are guesses, to be checked. With ``follows``
+    the last is a placeholder (``Row.follows``). To be made before the store advances.
     """
     context = request.context
-    end = context.saved + count
-    rows = [_row(request, *run) for run in split(context.segments, context.saved, end)]
+    start, end = context.saved, context.saved + count
+    if context.segments:
+        rows = [_row(request, *run) for run in split(context.segments, start, end)]
+    else:
+        rows = [Row(context.id, start, context.tokens[start:end], context.pages[:end])]
+        if start < request.prompt:
+            _ask(rows[0], request, start, end)
     if end == len(context.tokens):
         tip = rows[-1]
+        tip.follows = follows
         if isinstance(request.goal, Generate):
             *tip.checks, tip.sample = _samples(request, request.goal, eos, drafts)
             tip.probe = request.goal.probe
@@ -63,10 +73,15 @@ def _row(request: Request, start: int, end: int, segment: Segment) -> Row:
     del view[segment.sees : segment.start]
     place = segment.sees + start - segment.start
     row = Row(context.id, place, context.tokens[start:end], view)
-    row.score = _score(request, start, end)
-    if request.averaged and end > request.summed:
-        row.pool = request.summed - start
+    _ask(row, request, start, end)
     return row
+
+
+def _ask(row: Row, request: Request, start: int, end: int) -> None:
+    """For what is wanted of the prompt's tokens ``[start, end)``."""
+    row.score = _score(request, start, end)
+    if request.averaged and end > request.unsummed:
+        row.pool = request.unsummed - start
 
 
 def _score(request: Request, start: int, end: int) -> Score | None:
@@ -84,19 +99,25 @@ def _samples(
 ) -> list[Sample]:
     """How to draw before each of the drafts, and after the last."""
     count, params, tokens = len(drafts), goal.sampling, request.context.tokens
-    masks = None
+    pending, masks = request.pending, None
+    plain = not count and request.matcher is None and not params.penalised
+    if plain and request.drawn + pending >= params.min_new_tokens:  # the most of all rows by far
+        if params.greedy:
+            request.plain = request.plain or Sample(params, top=goal.top)
+            return [request.plain]
+        return [Sample(params, uniform(request.seed, request.drawn + pending), top=goal.top)]
     if request.matcher is not None:
         masks = DraftMasks(request.matcher, drafts, eos if params.ignore_eos else ())
     samples = []
     for i in range(count + 1):
         out = Sample(params, top=goal.top)
         if not params.greedy:
-            out.uniform = uniform(request.seed, request.drawn + i)
+            out.uniform = uniform(request.seed, request.drawn + pending + i)
         if params.penalised:
-            out.history = tokens[request.prompt : len(tokens) - count + i]
+            out.history = tokens[request.prompt : len(tokens) - count - pending + i]
             if params.repetition_penalty != 1.0:
                 out.prompt = tokens[: request.prompt]
-        out.forbidden = forbidden(request, goal, eos, i)
+        out.forbidden = forbidden(request, goal, eos, pending + i)
         if masks is not None:
             out.mask = partial(masks.at, i)
         samples.append(out)

@@ -24,10 +24,11 @@ def view(
     """At most ``limit`` nodes and requests of each kind; those nodes' ancestors come with them."""
     limit = max(0, min(limit, MAX_ENTRIES))
     now = time.monotonic()
-    queued = [r for r in requests if r.id not in planner.running]
+    running = [*planner.running.values(), *planner.leaving.values()]
+    queued = [r for r in requests if r.id not in planner.running and r.id not in planner.leaving]
     return {
         "tree": _tree(planner.store.tree, limit, now),
-        "running": [_request(r, now) for r in list(planner.running.values())[:limit]],
+        "running": [_request(r, now) for r in running[:limit]],
         "waiting": [_request(r, now) for r in queued[:limit]],
         "compiling": len(queued) - len(planner.waiting),
         "stats": dict(stats),

@@ -61,8 +61,9 @@ class Store:
         return context
 
     def fork(self, context: Context, child: int, length: int) -> Context:
-        """A new context with the first ``length`` tokens; it meets their KV in the tree."""
-        self._publish(context)
+        """A new context with the first ``length`` tokens, none of them a guess; it meets their KV
+        in the tree."""
+        self._publish(context, length)
         tokens = context.tokens[:length]
         return self.open(child, tokens, context.namespace, cut(context.segments, len(tokens)))
 
@@ -126,19 +127,16 @@ class Store:
         context.ready = context.saved = context.shared * self.page_size
         return len(pages) * self.page_size
 
-    def room(self, context: Context) -> int:
-        """Tokens that fit behind ``saved`` in the pages the context holds."""
-        return len(context.pages) * self.page_size - context.saved
-
     def grow(self, context: Context, count: int) -> bool:
         """Pages for ``count`` tokens behind ``saved``, evicting if need be. False: too few."""
         need = self._pages(context.saved + count) - len(context.pages)
         if need <= 0:
             return True
-        if need > self.available:
-            return False
-        if need > self.pool.free:
-            self.tree.evict(need - self.pool.free)
+        free = self.pool.free
+        if need > free:
+            if need > free + self.tree.evictable:
+                return False
+            self.tree.evict(need - free)
         try:
             context.pages.extend(self.pool.take(need))
         except MemoryError:
@@ -150,7 +148,7 @@ class Store:
         context.saved += count
         context.ready = context.saved
         if publish:
-            self._publish(context, planned=True)
+            self._publish(context, context.saved, planned=True)
 
     def exclusive(self, context: Context) -> int:
         """Pages that releasing the context would make available."""
@@ -161,7 +159,7 @@ class Store:
         """Make an active context idle. Its KV stays in the tree, evictable, unless ``keep`` is
         False (it was never computed) or sharing is off."""
         if keep:
-            self._publish(context)
+            self._publish(context, context.saved)
         self.pool.give(context.pages[context.shared :])
         self.tree.unlock(self._node(context))
         context.lock = None
@@ -221,13 +219,16 @@ class Store:
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self.page_size)
 
-    def _publish(self, context: Context, planned: bool = False) -> None:
-        """Move the context's full pages into the tree; those it has already come back as spare.
+    def _publish(self, context: Context, length: int, planned: bool = False) -> None:
+        """Move the full pages of the first ``length`` tokens into the tree; those it has already
+        come back as spare. They may be freed though a pass under way writes them: whoever gets them
+        writes in a later pass.
 
-        Pages that a planned pass is about to write cannot be exchanged for the tree's: where the
-        tree has some of them, they stay the context's own until its release.
+        Pages that the pass being planned is to write cannot be exchanged for the tree's: another
+        row of it might get them. Where the tree has some of them, they stay the context's own until
+        its release.
         """
-        full = context.saved // self.page_size
+        full = min(length, context.saved) // self.page_size
         if not self.share or not context.active or full <= context.shared:
             return
         start, key = context.shared * self.page_size, context.key

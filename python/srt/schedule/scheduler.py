@@ -55,24 +55,26 @@ def _run(view: View, retract: list[int], rows: list[tuple[int, int]]) -> tuple[i
     available, budget = view.available, view.budget
     taken: set[int] = set()
     for item in view.running:
-        if item.fixed or item.id in retract or item.work == 0:
+        number, work = item.id, item.work
+        if work == 0 or item.fixed or number in retract:
             continue
-        count = 1 if item.work == 1 else min(item.work, budget)
+        count = 1 if work == 1 else min(work, budget)
         if count <= 0:
             continue
-        need = pages(count - item.room, view.page_size)
-        if need > available:
-            chosen, gained = victims(
-                item, need - available, view.running, taken | set(retract), view.exclusive
-            )
-            retract.extend(chosen)
-            available += gained
+        if count > item.room:
+            need = pages(count - item.room, view.page_size)
             if need > available:
-                continue
-        available -= need
-        taken.add(item.id)
-        rows.append((item.id, count))
-        if item.work > 1:
+                chosen, gained = victims(
+                    item, need - available, view.running, taken | set(retract), view.exclusive
+                )
+                retract.extend(chosen)
+                available += gained
+                if need > available:
+                    continue
+            available -= need
+        taken.add(number)
+        rows.append((number, count))
+        if work > 1:
             budget -= count
     return available, budget
 

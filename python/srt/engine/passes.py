@@ -1,0 +1,32 @@
+"""Passes: what the executor has been given, and whom it is for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from srt.core.batch import Batch
+from srt.core.request import Request
+
+
+class Part(NamedTuple):
+    """Rows ``first`` to ``last`` of a pass, which are one request's. ``tip``: they are all the work
+    there was, so that something is drawn or read at their end."""
+
+    request: Request
+    first: int
+    last: int
+    tip: bool
+
+
+@dataclass(slots=True)
+class Pass:
+    """A planned pass.
+
+    ``waits``: what follows it depends on what it draws, so the next pass cannot be planned before
+    its result is there.
+    """
+
+    batch: Batch
+    parts: dict[int, Part] = field(default_factory=dict)  # by request id
+    waits: bool = False

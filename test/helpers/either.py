@@ -1,0 +1,50 @@
+"""An executor with two batches under way and without a thread: a function of its seed."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+from helpers.fake_worker import FakeWorker
+from srt.core.batch import Batch, RowOutput, StepResult
+from srt.engine.executor import Inline
+
+
+class Either(Inline):
+    """Two batches under way, each computed when it is given or only when its result is asked for.
+    What is given before a failure is known comes to nothing: there is nonsense in its results."""
+
+    def __init__(self, worker: FakeWorker, seed: int = 0) -> None:
+        super().__init__(worker, depth=2)
+        self.random = random.Random(seed)
+        self.results: deque[StepResult | Exception] = deque()
+
+    def submit(self, batch: Batch) -> None:
+        super().submit(batch)
+        assert len(self._batches) + len(self.results) <= self.depth
+        if self.random.random() < 0.5:
+            self._compute()
+
+    def result(self) -> StepResult:
+        if not self.results:
+            self._compute()
+        result = self.results.popleft()
+        if isinstance(result, Exception):
+            self._compute(failed=True)
+            raise result
+        return result
+
+    def _compute(self, failed: bool = False) -> None:
+        """All that is under way."""
+        failed = failed or any(isinstance(result, Exception) for result in self.results)
+        while self._batches:
+            rows = self._batches[0].rows
+            if failed:
+                del self._batches[0]
+                self.results.append(StepResult(-1, [RowOutput(token=1) for _ in rows]))
+                continue
+            try:
+                self.results.append(super().result())
+            except Exception as error:
+                self.results.append(error)
+                failed = True
