@@ -44,6 +44,7 @@ format: $(STAMP)  ## apply ruff's fixes and format
 bench: $(STAMP)  ## every benchmark with its defaults: no GPU, no download
 	@failed=; for main in benchmark/*/__main__.py; do \
 	  name=benchmark.$$(basename $$(dirname $$main)); echo; echo "== $$name"; \
+	  if [ $$name = benchmark.gpu ] && ! nvidia-smi -L >/dev/null 2>&1; then echo "no GPU"; continue; fi; \
 	  $(BIN)/python -m $$name || failed="$$failed $$name"; \
 	done; test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; }
 

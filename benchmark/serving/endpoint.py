@@ -1,7 +1,7 @@
 """Endpoint: a server over HTTP, by one of three protocols.
 
 sglang         POST /generate             ids or text, answers with ids
-openai         POST /v1/completions       ids or text, answers with text
+openai         POST /v1/completions       ids or text, answers with text, and ids where they come
 openai-chat    POST /v1/chat/completions  text only
 """
 
@@ -155,9 +155,11 @@ def read_openai(event: dict[str, Any], result: Result) -> bool:
     new = False
     for choice in event.get("choices") or ():
         text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+        ids = choice.get("token_ids") or ()  # where asked for with return_token_ids
         result.text += text
+        result.ids += tuple(ids)
         result.finish = choice.get("finish_reason") or result.finish
-        new = new or bool(text)
+        new = new or bool(text or ids)
     return new
 
 

@@ -33,7 +33,10 @@ class Cost:
 
 class Launched(Target):
     """``arguments`` are those of ``sglang.launch_server``. The costs are of the server process and
-    of its engine, each without the other."""
+    of its engine, each without the other.
+
+    ``floor``: CPU seconds a token of a server that only writes, where that was measured.
+    """
 
     def __init__(self, arguments: list[str], protocol: str, asking: Asking) -> None:
         self.name = f"server, {protocol}"
@@ -42,6 +45,7 @@ class Launched(Target):
         self._endpoint: Endpoint | None = None
         self._watch: asyncio.Task[None] | None = None
         self.server, self.engine = Cost(), Cost()
+        self.floor: float | None = None
 
     async def start(self) -> None:
         """Raises OSError where the server does not start."""

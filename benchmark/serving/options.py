@@ -202,14 +202,15 @@ def _target(options: argparse.Namespace, spec: str, as_text: bool) -> Target:
     if backend == "transformers":
         path = options.model_path or str(EMBEDDED)
         return Static(path, batch_size=options.batch_size, dtype=options.dtype)
-    settings = dict(_setting(text) for text in options.engine_arg)
+    settings = dict(setting(text) for text in options.engine_arg)
     settings |= {"dtype": options.dtype, "log_level": "warning"}
     settings |= {"model_path": options.model_path} if options.model_path else {}
     settings["disable_radix_cache"] = backend == "engine-nocache"
     return Offline(settings, name=backend, ignore_eos=not options.stop_at_eos)
 
 
-def _setting(text: str) -> tuple[str, Any]:
+def setting(text: str) -> tuple[str, Any]:
+    """Name and value of ``NAME=VALUE``, the value read as JSON where it is. Raises ValueError."""
     name, equals, value = text.partition("=")
     if not equals:
         raise ValueError(f"--engine-arg is {text!r}; use NAME=VALUE")

@@ -1,5 +1,5 @@
 """Overhead: what HTTP costs a token. The same streams from a launched server and from the engine
-called in this process."""
+called in this process; and as many from a bare server, which only writes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import random
 import resource
 from collections.abc import Sequence
 
+from benchmark.serving import bare
 from benchmark.serving.endpoint import Asking
 from benchmark.serving.launched import Cost, Launched
 from benchmark.serving.offline import Offline
@@ -39,13 +40,15 @@ async def run(options: argparse.Namespace) -> list[Column]:
         settings["model_path"] = options.model_path
         flags += ["--model-path", options.model_path]
     server = Launched(flags, options.backend or "sglang", Asking())
-    return await measure(
+    columns = await measure(
         [Offline(settings), server],
         Work(work, [0.0] * len(work), timeout=options.timeout),
         warmup=work[:8],
         rounds=options.rounds,
         flush=True,
     )
+    server.floor = await bare.cost(options.clients, options.output_len)
+    return columns
 
 
 def report(columns: Sequence[Column]) -> str:
@@ -60,6 +63,7 @@ def report(columns: Sequence[Column]) -> str:
         f"{served.output_tokens} tokens",
         f"server CPU {1e6 * counted['server_cpu_seconds'] / tokens:.1f} us a token, engine CPU "
         f"{1e6 * counted['engine_cpu_seconds'] / tokens:.1f} us a token",
+        f"bare: {1e6 * (target.floor or 0.0):.1f} us of CPU a token, of a server that only writes",
         f"memory: server {_grown(target.server)}, engine {_grown(target.engine)}",
     ]
     if engine.itl is not None and served.itl is not None:

@@ -59,6 +59,7 @@ def gen(
     repetition_penalty: float | None = None,
     logit_bias: Mapping[int, float] | None = None,
     seed: int | None = None,
+    speculation: str | None = None,
     ignore_eos: bool | None = None,
     return_logprob: bool | None = None,
     logprob_start_len: int | None = None,
@@ -78,25 +79,25 @@ def gen(
     """Text drawn by the model, kept in variable ``name``; None inherits from ``run``.
 
     With ``n`` > 1 the variable is a list and the first text goes on. ``choices`` makes it a select.
-
     One of ``dtype`` (int, float, str, bool), ``regex`` and ``schema`` (a pydantic model, dataclass,
     TypedDict, Enum, Literal, union, or a JSON schema as dict or text; ``json_schema`` is the same)
     constrains the text; ``s.value(name)`` is the typed object. A backend that cannot enforce it is
     asked again with what was wrong, at most ``max_retries`` times. ``ebnf`` (a GBNF or Lark
     grammar) and ``structural_tag`` (free text in which tags hold JSON) need one that can. JSON is
-    compact, or has what ``whitespace_pattern`` matches between two tokens of it.
+    compact, or has what ``whitespace_pattern`` matches between two tokens of it. ``speculation``
+    ("ngram", "draft", "off", "auto"): who guesses tokens ahead, without a change of the text.
     """
     if choices is not None:
         return select(name, choices, temperature or 0.0, choices_method)
     params = GenParams(
         max_new_tokens=max_tokens, min_new_tokens=min_tokens, n=n, stop=stop,
-        stop_token_ids=stop_token_ids, stop_regex=stop_regex, temperature=temperature,
-        top_p=top_p, top_k=top_k, min_p=min_p, frequency_penalty=frequency_penalty,
+        stop_token_ids=stop_token_ids, stop_regex=stop_regex, temperature=temperature, top_p=top_p,
+        top_k=top_k, min_p=min_p, frequency_penalty=frequency_penalty, seed=seed,
         presence_penalty=presence_penalty, repetition_penalty=repetition_penalty,
-        logit_bias=logit_bias, seed=seed, ignore_eos=ignore_eos, return_logprob=return_logprob,
-        logprob_start_len=logprob_start_len, top_logprobs_num=top_logprobs_num,
-        return_text_in_logprobs=return_text_in_logprobs, dtype=dtype, regex=regex,
-        json_schema=json_schema, schema=schema, ebnf=ebnf, structural_tag=structural_tag,
+        logit_bias=logit_bias, speculation=speculation, ignore_eos=ignore_eos, schema=schema,
+        return_logprob=return_logprob, logprob_start_len=logprob_start_len, dtype=dtype,
+        top_logprobs_num=top_logprobs_num, return_text_in_logprobs=return_text_in_logprobs,
+        regex=regex, json_schema=json_schema, ebnf=ebnf, structural_tag=structural_tag,
         whitespace_pattern=whitespace_pattern, max_retries=max_retries,
     )  # fmt: skip
     return Gen(name, checked(params, GEN_NAMES))

@@ -22,6 +22,7 @@ class GenParams:
     ``schema`` is ``json_schema`` by another name: both take a JSON schema (dict or text) or a type
     that ``types`` can turn into one. ``ebnf`` is a grammar, ``structural_tag`` a dict or its text.
     ``whitespace_pattern`` is what a runtime lets the model write between two tokens of JSON.
+    ``speculation`` is who guesses tokens ahead there, which changes no text.
     ``max_retries`` is how often to ask again where the backend does not enforce a constraint and
     the text does not satisfy it.
     """
@@ -41,6 +42,7 @@ class GenParams:
     repetition_penalty: float | None = None
     logit_bias: Mapping[int, float] | None = None
     seed: int | None = None
+    speculation: str | None = None
     ignore_eos: bool | None = None
     return_logprob: bool | None = None
     logprob_start_len: int | None = None
@@ -102,6 +104,7 @@ _RANGES: dict[str, tuple[tuple[type, ...], float | None, float | None, str]] = {
     "seed": ((int,), None, None, "a whole number"),
     "max_retries": ((int,), 0, None, "a whole number of at least 0"),
 }
+SPECULATIONS = ("auto", "off", "ngram", "draft")
 _NOT_ZERO = ("top_p", "top_k", "repetition_penalty")
 
 
@@ -121,6 +124,8 @@ def checked(params: GenParams, shown: Mapping[str, str] | None = None) -> GenPar
             low = (least is not None and value < least) or (name in _NOT_ZERO and value == 0)
             if low or (most is not None and value > most) or value != value:
                 raise ValueError(complaint)
+        elif name == "speculation" and value not in SPECULATIONS:
+            raise ValueError(f"speculation is {value!r}; use one of {', '.join(SPECULATIONS)}")
         elif name == "whitespace_pattern" and not isinstance(value, str):
             raise TypeError(f"whitespace_pattern is {value!r:.60}; give a str, such as ' ?'")
         elif name in ("stop", "stop_regex") and not _are(value, str):

@@ -90,7 +90,7 @@ def test_malformed_frames_are_dropped_and_counted(config: Config) -> None:
         async with engine(config) as process:
             golden = await generate(process)
             for sent, frame in enumerate(FRAMES, 1):
-                process._sender.send(frame)
+                process._wire.send(frame)
                 assert await generate(process) == golden
                 stats = (await process.client.control("stats")).data
                 assert stats["bad_frames"] == sent

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sgl_kernel import native, rows
 from srt.core.batch import Sample
 from srt.core.sampling import SamplingParams
-from srt.worker import sampler
+from srt.worker import native_draw, sampler
 
 pytestmark = pytest.mark.skipif(not native.AVAILABLE, reason=f"no extension: {native.WHY}")
 
@@ -137,6 +137,16 @@ def test_what_is_kept_is_what_torch_keeps(wish):
             assert tokens == mine
             grid = np.linspace(0, 1, 400, endpoint=False)
             assert set(draw([x] * 400, [wish] * 400, grid)) <= expected
+
+
+def test_a_top_k_beyond_32_bits_cuts_nothing():
+    logits = torch.randn(1, 50)
+    for uniform in (0.1, 0.5, 0.9):
+        tokens = [
+            native_draw.draw(logits, [Sample(SamplingParams(top_k=k), uniform=uniform)], 1)[0]
+            for k in (-1, 50, 2**32 + 1, 2**70)
+        ]
+        assert all(torch.equal(tokens[0], other) for other in tokens)
 
 
 def test_greedy_takes_the_lowest_of_equals(isa):

@@ -4,9 +4,11 @@ token; and the promise that a row's bits do not depend on its batch."""
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers.paged import Paged, Sequence
@@ -15,6 +17,9 @@ from helpers.tiny_model import write_config
 native = pytest.importorskip("sgl_kernel.native")
 if not native.AVAILABLE:
     pytest.skip(f"no native kernels: {native.WHY}", allow_module_level=True)
+
+from sgl_kernel import packed  # noqa: E402
+from sgl_kernel.tape import Pass, Tape  # noqa: E402
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 96, "intermediate_size": 160, "head_dim": 32, "num_attention_heads": 6,
@@ -91,6 +96,33 @@ def test_bfloat16_is_near_float64(tmp_path: Path) -> None:
         return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(some, exact))
 
     assert off(ours) <= min(0.03, off(theirs))
+
+
+@pytest.mark.parametrize("isa", native.isas())
+def test_a_pass_of_which_nobody_wants_an_output(isa: str) -> None:
+    """As of a prompt's first part. And calls of several threads take turns."""
+    native.choose(isa)
+    try:
+        weights = [packed.pack(torch.randn(n, 40), "bf16") for n in (30, 40)]
+        tape = Tape()
+        x = tape.embed(weights[0])
+        tape.linear(tape.choose(x), weights[1])
+        ints = np.zeros(5, np.int32)
+        ids = np.arange(5, dtype=np.int32)
+        work = Pass(ids, ints, ints[:1], np.array([5], np.int32), ints[:2], ints[:1], 16)
+        assert tape.run(work, ints[:0]).shape == (0, 40)
+        whole = tape.run(work, ids, threads=0)
+        wanted = packed.linear(weights[0].rows(torch.arange(5)), weights[1])
+        assert torch.equal(whole, wanted)
+        with ThreadPoolExecutor(4) as several:
+            runs = [several.submit(tape.run, work, ids[i % 5 :], 1 + i % 3) for i in range(60)]
+            assert all(torch.equal(run.result(), whole[i % 5 :]) for i, run in enumerate(runs))
+    finally:
+        native.choose()
+    with pytest.raises(ValueError, match="int64; contiguous int32"):
+        tape.run(work, ids.astype(np.int64))
+    with pytest.raises(ValueError, match="no operations"):
+        Tape().run(work, ids)
 
 
 def test_what_cannot_run_natively_says_so(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from helpers.text_worker import TextWorker
 from srt.config import Config
 from srt.core.messages import Reply
 from srt.engine.engine import Engine
+from srt.engine.executor import Threaded
 from srt.engine.info import EngineInfo
 from srt.engine.loop import serve
 from srt.engine.socket import SocketChannel
@@ -56,7 +57,8 @@ def main(directory: str, parent: int) -> None:
         capacity=config.memory.max_total_tokens or int(setting("CAPACITY", "4096")), page_size=1,
         max_running_requests=16, max_queued_requests=64, eos=(),
     )  # fmt: skip
-    engine = Engine(TextWorker(len(vocab), seconds=PASS_SECONDS), info, config.schedule, vocab)
+    worker = Threaded(TextWorker(len(vocab), seconds=PASS_SECONDS))
+    engine = Engine(worker, info, config.schedule, vocab)
     channel.emit([Reply(0, data=msgspec.to_builtins(info))])
     serve(engine, channel)
     channel.close()

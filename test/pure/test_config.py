@@ -16,14 +16,15 @@ from srt.config import (
     OperationsConfig,
     ScheduleConfig,
     ServerConfig,
+    SpeculationConfig,
     add_arguments,
     from_arguments,
 )
 from srt.server.arguments import ELSEWHERE, Parser
 
 SECTIONS = (
-    ModelConfig, MemoryConfig, ScheduleConfig, GrammarConfig, ServerConfig, EdgeConfig,
-    OperationsConfig,
+    ModelConfig, MemoryConfig, ScheduleConfig, GrammarConfig, SpeculationConfig, ServerConfig,
+    EdgeConfig, OperationsConfig,
 )  # fmt: skip
 FIELDS = [f for section in SECTIONS for f in dataclasses.fields(section)]
 
@@ -104,6 +105,10 @@ def test_a_section_is_frozen() -> None:
         ("load_format", "pickle", "safetensors"),
         ("dtype", "int8", "bfloat16"),
         ("log_level", "loud", "warning"),
+        ("speculative_num_draft_tokens", 0, "between 1 and 64"),
+        ("speculative_num_draft_tokens", 65, "between 1 and 64"),
+        ("speculative_algorithm", "eagle", "ngram"),
+        ("speculative_algorithm", "draft", "--speculative-draft-model-path"),
     ],
 )
 def test_a_value_out_of_range_names_flag_value_and_limit(name: str, value: Any, limit: str) -> None:

@@ -196,6 +196,13 @@ def test_a_perfect_draft_model_is_always_right() -> None:
         assert done.passes <= 9  # of 1, 3, 5, 9, 17, 17 and the rest
 
 
+def test_a_draft_model_goes_on_from_what_was_drawn() -> None:
+    """After a wrong guess it reads the token drawn instead: it is wrong once, not ever after."""
+    _, done = text(desk("draft", Guesser(wrong=7)), PLAIN, most=60)
+    assert done.drafted - done.accepted <= 40, "about every seventh is wrong, and some behind it"
+    assert done.passes <= 25
+
+
 def test_a_request_chooses_for_itself() -> None:
     one = desk("ngram", Guesser())
     drafted = {}

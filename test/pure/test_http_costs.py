@@ -262,7 +262,8 @@ def test_a_choice_that_ends_while_a_chunk_is_sent_ends_once() -> None:
             talk,
         )
         async for chunk in stream:
-            found += chunk["choices"]
+            data = chunk if isinstance(chunk, dict) else json.loads(chunk.removeprefix(b"data: "))
+            found += data["choices"]
             output.text, output.finish = "ab", Finish("length")
         return found
 

@@ -4,6 +4,7 @@ A program sends verbs and reads the events of its requests:
 
     inbox = client.submit(request, [Open(...), Advance(...)])
     async for event in inbox: ...          # Tokens, Prompt, then one Done or Failed
+    events = await inbox.take()            # or all that have come, at least one
 
 Two transports carry the messages: ``engine/local`` (a thread of this process) and
 ``engine/socket`` (another process, ZMQ over ipc). Both call ``deliver`` on the client's loop.
@@ -36,11 +37,24 @@ class Inbox:
 
     def __init__(self, client: Client, request: int) -> None:
         self._client, self.request = client, request
-        self._queue: asyncio.Queue[Event | EngineLost] = asyncio.Queue()
+        self._events: list[Event] = []
+        self._lost: EngineLost | None = None
+        self._news: asyncio.Future[None] | None = None  # somebody waits for the next event
         self.ended = False
 
-    def put(self, event: Event | EngineLost) -> None:
-        self._queue.put_nowait(event)
+    def put(self, event: Event) -> None:
+        self._events.append(event)
+        self._wake()
+
+    def fail(self, error: EngineLost) -> None:
+        """No event follows those that have come."""
+        self._lost = error
+        self._wake()
+
+    def _wake(self) -> None:
+        news, self._news = self._news, None
+        if news is not None and not news.done():
+            news.set_result(None)
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self
@@ -49,13 +63,29 @@ class Inbox:
         """Raises EngineLost where the engine died before the terminal event."""
         if self.ended:
             raise StopAsyncIteration
-        event = await self._queue.get()
-        if isinstance(event, EngineLost):
-            self.close()
-            raise event.again()
+        await self._some()
+        event = self._events.pop(0)
         if isinstance(event, (Done, Failed)):
             self.close()
         return event
+
+    async def take(self) -> list[Event]:
+        """All that have come and were not read, at least one, of an inbox that has not ended.
+        Raises as ``__anext__``."""
+        await self._some()
+        events, self._events = self._events, []
+        if isinstance(events[-1], (Done, Failed)):
+            self.close()
+        return events
+
+    async def _some(self) -> None:
+        """Until there is an event. Raises EngineLost."""
+        while not self._events:
+            if self._lost is not None:
+                self.close()
+                raise self._lost.again()
+            self._news = asyncio.get_running_loop().create_future()
+            await self._news
 
     def close(self) -> None:
         """Later events of the request are dropped (abort by sending Close of its context)."""
@@ -149,7 +179,7 @@ class Client:
             return
         self.lost = error
         for inbox in list(self._inboxes.values()):
-            inbox.put(error)
+            inbox.fail(error)
         for future in self._replies.values():
             if not future.done():
                 future.set_exception(error.again())

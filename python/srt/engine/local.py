@@ -16,6 +16,7 @@ from srt.engine.engine import Engine
 from srt.engine.executor import Executor, local_executor
 from srt.engine.info import EngineInfo
 from srt.engine.loop import serve
+from srt.engine.speculation import make_drafts
 
 
 class _QueueChannel:
@@ -65,7 +66,7 @@ class LocalEngine:
         executor: another (executor, info) than the worker that ``config`` asks for.
         vocabulary: makes what constraints are compiled with; without it they are refused.
 
-    Raises what ``engine.executor.local_executor`` raises.
+    Raises what ``engine.executor.local_executor`` and ``engine.speculation.make_drafts`` raise.
     """
 
     def __init__(
@@ -76,7 +77,8 @@ class LocalEngine:
         vocabulary: MakeVocabulary | None = None,
     ) -> None:
         started = time.monotonic()
-        worker, self.info = executor or local_executor(config)
+        worker, info = executor or local_executor(config)
+        drafts, self.info = make_drafts(config, info)
         self.load_seconds = time.monotonic() - started
         self._grammars = make_compiler(config, self.info, vocabulary)
         self._engine = Engine(
@@ -88,6 +90,7 @@ class LocalEngine:
             seed=config.model.random_seed,
             grammars=self._grammars,
             jumps=config.grammar.jumps,
+            drafts=drafts,
         )
         self._channel = _QueueChannel()
         self._thread = threading.Thread(target=self._run, name="srt-engine", daemon=True)
@@ -119,3 +122,4 @@ class LocalEngine:
             raise
         finally:
             self._channel.fail(EngineLost(message))
+            self._engine.close()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import logging
 import os
 import shutil
@@ -41,18 +42,14 @@ class EngineProcess:
     """The parent's handle. Made by ``spawn``, or by ``start`` and made ready by ``ready``."""
 
     def __init__(self, child: subprocess.Popen[bytes], directory: Path) -> None:
-        import zmq
-        import zmq.asyncio
-
-        from srt.engine.socket import configure
+        from srt.engine.wire import Wire
 
         self._child, self._directory = child, directory
         self.pid = child.pid
-        self._socket = configure(zmq.asyncio.Context.instance().socket(zmq.PAIR))
-        self._socket.connect(f"ipc://{directory}/wire")
-        self._tasks: list[asyncio.Task[None]] = []
+        self._first: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._wire = Wire(f"ipc://{directory}/wire", self._take)
+        self._watching: asyncio.Task[None] | None = None
         self._lost = asyncio.Event()
-        self._sender: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket.underlying)
         self.client: Client
 
     @property
@@ -67,10 +64,10 @@ class EngineProcess:
 
     async def stop(self, seconds: float = 2.0) -> None:
         """Ask it to exit, and kill it after so long. Safe to call twice."""
-        for task in self._tasks:
-            task.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
         with contextlib.suppress(Exception):
-            self._sender.send(b"", flags=1)  # zmq.NOBLOCK
+            self._wire.send(b"")
         deadline = asyncio.get_running_loop().time() + seconds
         while self._child.poll() is None and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.02)
@@ -89,7 +86,7 @@ class EngineProcess:
         if self._child.poll() is None:
             self._child.kill()
         self._child.wait()
-        self._socket.close(linger=0)
+        self._wire.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
     async def ready(self) -> None:
@@ -97,43 +94,36 @@ class EngineProcess:
 
         Raises EngineLost with the child's own words where it could not start.
         """
-        first = asyncio.ensure_future(self._socket.recv())
-        stopped = _stopped(self.pid)
-        try:
-            while not first.done():
-                dead = self._child.poll() is not None
-                await asyncio.wait([first], timeout=WATCH_SECONDS)
-                if not first.done() and dead:  # its last words would be here by now
-                    code = self._child.returncode
-                    raise EngineLost(f"the engine exited with code {code} while starting")
-                if stopped():
-                    raise EngineLost("the engine process was stopped from outside while starting")
-        finally:
-            if not first.done():
-                first.cancel()
+        first, stopped = self._first, _stopped(self.pid)
+        while not first.done():
+            dead = self._child.poll() is not None
+            await asyncio.wait([first], timeout=WATCH_SECONDS)
+            if not first.done() and dead:  # its last words would be here by now
+                code = self._child.returncode
+                raise EngineLost(f"the engine exited with code {code} while starting")
+            if stopped():
+                raise EngineLost("the engine process was stopped from outside while starting")
         reply = decode_events(first.result())[0]
         assert isinstance(reply, Reply)
         if not reply.ok:
             raise EngineLost(reply.message)
         self.client = Client(msgspec.convert(reply.data, EngineInfo), self._transmit)
-        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._watch())]
+        self._watching = asyncio.create_task(self._watch())
 
     def _transmit(self, verbs: Sequence[object]) -> None:
-        # By the asyncio socket, which looks for input after it has sent: sending consumes the
-        # edge-triggered notification of what has arrived meanwhile, and ``_read`` would sleep on.
-        sent = self._socket.send(encode(list(verbs)))
-        if sent.done() and (error := sent.exception()) is not None:
-            raise OSError(str(error)) from error
+        self._wire.send(encode(list(verbs)))
 
-    async def _read(self) -> None:
-        while True:
-            frame = await self._socket.recv()
-            try:
-                events = decode_events(frame)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                log.error("dropped a malformed frame of %d bytes: %s", len(frame), error)
-                continue
-            self.client.deliver(events)
+    def _take(self, frame: bytes) -> None:
+        """Events, once ``ready`` has had the first frame."""
+        if not self._first.done():
+            self._first.set_result(frame)
+            return
+        try:
+            events = decode_events(frame)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            log.error("dropped a malformed frame of %d bytes: %s", len(frame), error)
+            return
+        self.client.deliver(events)
 
     async def _watch(self) -> None:
         stopped = _stopped(self.pid)
@@ -226,6 +216,7 @@ def main(directory: str, parent: int) -> int:
     from srt.engine.executor import local_executor
     from srt.engine.loop import serve
     from srt.engine.socket import SocketChannel
+    from srt.engine.speculation import make_drafts
 
     root = Path(directory)
     config = msgspec.msgpack.decode((root / "config").read_bytes(), type=Config)
@@ -234,6 +225,7 @@ def main(directory: str, parent: int) -> int:
     channel = SocketChannel(f"ipc://{root}/wire", parent)
     try:
         executor, info = local_executor(config)
+        drafts, info = make_drafts(config, info)
         grammars = make_compiler(config, info, partial(_vocabulary, config))
     except (ValueError, OSError, MemoryError, RuntimeError) as error:
         log.debug("the engine could not start", exc_info=True)
@@ -244,12 +236,14 @@ def main(directory: str, parent: int) -> int:
     seed = config.model.random_seed
     engine = Engine(
         executor, info, config.schedule, vocab, share=share, seed=seed,
-        grammars=grammars, jumps=config.grammar.jumps,
+        grammars=grammars, jumps=config.grammar.jumps, drafts=drafts,
     )  # fmt: skip
     channel.stats = engine.stats
     channel.emit([Reply(0, data=msgspec.to_builtins(info))])
     if grammars is not None:
         grammars.warm()
+    gc.collect()
+    gc.freeze()  # the collector need not look at what was loaded, again and again
     serve(engine, channel)
     if grammars is not None:
         grammars.close()

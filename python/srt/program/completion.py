@@ -17,8 +17,6 @@ from contextlib import aclosing, suppress
 from functools import cached_property
 from typing import Any
 
-import msgspec
-
 from srt.core.ints import Ints, ints
 from srt.core.messages import (
     Advance,
@@ -37,10 +35,9 @@ from srt.core.messages import (
     Tokens,
     Verb,
 )
-from srt.core.sampling import SEED_LIMIT, SamplingParams
 from srt.engine.client import Client, EngineLost, Inbox
 from srt.engine.info import EngineInfo
-from srt.program.choose import Choice, pick, score
+from srt.program.choose import Choice, nth, pick, score
 from srt.program.merge import merge
 from srt.program.output import Assembler, Finish, Output, PromptLogprobs
 from srt.program.reading import Reading, refused
@@ -186,30 +183,30 @@ class _Run:
         ends = () if ask.sampling.ignore_eos else self._client.info.eos
         self._enders = frozenset((*ask.sampling.stop_token_ids, *ends))
 
-    async def outputs(self) -> AsyncGenerator[Output, None]:
-        sampling = self.ask.sampling
-        context = self._client.new_id()
-        ask = self.ask
+    def outputs(self) -> AsyncGenerator[Output, None]:
+        ask, context = self.ask, self._client.new_id()
         opening = Open(context, ask.prompt.tobytes(), ask.namespace, ask.segments)
         self._open.add(context)
-        if sampling.n == 1 and sampling.max_new_tokens > 0 and not ask.score_choices:
-            streams = [self._generate(0, context, [opening], self._score_from)]
-            shared = Output(0, len(self.ask.prompt))
-        else:
-            done, shared = await self._prefill(context, opening)
-            if done.reason == "abort" or self.aborted or sampling.max_new_tokens == 0:
-                reason = "abort" if done.reason == "abort" or self.aborted else "length"
-                for index in range(sampling.n):
-                    output = self._output(index, shared)
-                    output.finish = Finish(reason)
-                    yield output
-                return
-            if ask.score_choices:
-                async for output in self._choose(context, shared):
-                    yield output
-                return
-            streams = self._fork(context, shared)
-        async with aclosing(merge(streams)) as merged:
+        if ask.sampling.n == 1 and ask.sampling.max_new_tokens > 0 and not ask.score_choices:
+            return self._generate(0, context, [opening], self._score_from)
+        return self._branches(context, opening)
+
+    async def _branches(self, context: int, opening: Verb) -> AsyncGenerator[Output, None]:
+        """What needs the prompt to be computed first."""
+        sampling = self.ask.sampling
+        done, shared = await self._prefill(context, opening)
+        if done.reason == "abort" or self.aborted or sampling.max_new_tokens == 0:
+            reason = "abort" if done.reason == "abort" or self.aborted else "length"
+            for index in range(sampling.n):
+                output = self._output(index, shared)
+                output.finish = Finish(reason)
+                yield output
+            return
+        if self.ask.score_choices:
+            async for output in self._choose(context, shared):
+                yield output
+            return
+        async with aclosing(merge(self._fork(context, shared))) as merged:
             async for _, output in merged:
                 if sampling.n > 1:
                     output.cached_tokens = shared.cached_tokens
@@ -240,15 +237,17 @@ class _Run:
         logprobs = self.ask.logprobs or Logprobs()
         goal = Score(start, logprobs.top, logprobs.probe) if start >= 0 else Fill()
         close = self.ask.sampling.max_new_tokens == 0
-        async with aclosing(self._advance(context, goal, [opening], close)) as events:
-            async for event in events:
-                if isinstance(event, Prompt):
-                    shared.prompt_logprobs = shared.prompt_logprobs or PromptLogprobs(event.start)
-                    shared.prompt_logprobs.extend(event)
-                elif isinstance(event, Done):
-                    shared.cached_tokens, shared.queued_seconds = event.cached, event.queued
-                    shared.passes, shared.origin = event.passes, event.origin
-                    return event, shared
+        async with aclosing(self._advance(context, goal, [opening], close)) as batches:
+            async for events in batches:
+                for event in events:
+                    if isinstance(event, Prompt):
+                        found = shared.prompt_logprobs or PromptLogprobs(event.start)
+                        shared.prompt_logprobs = found
+                        found.extend(event)
+                    elif isinstance(event, Done):
+                        shared.cached_tokens, shared.queued_seconds = event.cached, event.queued
+                        shared.passes, shared.origin = event.passes, event.origin
+                        return event, shared
         raise RequestError("The engine ended a prompt without an answer.", code="internal_error")
 
     def _fork(self, context: int, shared: Output) -> list[AsyncGenerator[Output, None]]:
@@ -279,22 +278,28 @@ class _Run:
             output, text, self._tokenizer.token_bytes, self._enders, not sampling.no_stop_trim
         )
         goal = Generate(
-            _nth(sampling, index),
+            nth(sampling, index),
             top=-1 if logprobs is None else logprobs.top,
             score_from=score_from,
             probe=() if logprobs is None else logprobs.probe,
         )
-        async with aclosing(self._advance(context, goal, before, True)) as events:
-            async for event in events:
-                if isinstance(event, Tokens):
-                    assembler.tokens(event)
-                    yield output
-                elif isinstance(event, Prompt):
-                    assembler.prompt(event)
-                elif isinstance(event, Done):
-                    assembler.done(event)
-                    if shared is None:
-                        output.cached_tokens = event.cached
+        async with aclosing(self._advance(context, goal, before, True)) as batches:
+            async for events in batches:
+                grown = False
+                for event in events:
+                    if isinstance(event, Tokens):
+                        assembler.tokens(event)
+                        grown = True
+                    elif isinstance(event, Prompt):
+                        assembler.prompt(event)
+                    elif isinstance(event, Done):
+                        if grown:
+                            yield output
+                        assembler.done(event)
+                        if shared is None:
+                            output.cached_tokens = event.cached
+                        grown = True
+                if grown:
                     yield output
 
     async def _choose(self, context: int, shared: Output) -> AsyncGenerator[Output, None]:
@@ -316,7 +321,7 @@ class _Run:
                 yield output
                 continue
             totals = [choice.total for choice in choices]
-            chosen = choices[pick(totals, _nth(sampling, index))]
+            chosen = choices[pick(totals, nth(sampling, index))]
             output.text, output.tokens = chosen.text, list(chosen.tokens)
             output.released = len(output.tokens)
             output.choice_logprobs = totals
@@ -341,29 +346,35 @@ class _Run:
             self._open.add(child)
         before: list[Verb] = [Fork(context, child), Append(child, ints(choice.tokens).tobytes())]
         goal = Score(start, logprobs.top, logprobs.probe)
-        async with aclosing(self._advance(child, goal, before, True)) as events:
-            async for event in events:
-                if isinstance(event, Done):
-                    choice.passes = event.passes
-                yield event
+        async with aclosing(self._advance(child, goal, before, True)) as batches:
+            async for events in batches:
+                for event in events:
+                    if isinstance(event, Done):
+                        choice.passes = event.passes
+                    yield event
 
     async def _advance(
         self, context: int, goal: Any, before: Sequence[Verb], close: bool
-    ) -> AsyncGenerator[Event, None]:
-        """Events of one request, Failed raised as RequestError."""
+    ) -> AsyncGenerator[list[Event], None]:
+        """Events of one request, as many at a time as have come. Raises Failed as RequestError."""
         request = self._client.new_id()
         if self.aborted:  # the context is closed already
-            yield Done(request, "abort")
+            yield [Done(request, "abort")]
             return
         advance = Advance(context, request, goal, self.ask.priority, close)
         inbox = self._client.submit(request, [*before, advance])
         self._inboxes.add(inbox)
-        async for event in inbox:
-            if isinstance(event, (Done, Failed)) and close:
+        while not inbox.ended:
+            events = await inbox.take()
+            if inbox.ended and close:
                 self._open.discard(context)
-            if isinstance(event, Failed):
-                raise refused(event)
-            yield event
+            last = events[-1]
+            if not isinstance(last, Failed):
+                yield events
+                continue
+            if len(events) > 1:
+                yield events[:-1]
+            raise refused(last)
 
     def abort(self) -> None:
         """Close the contexts; what runs on them ends with reason "abort"."""
@@ -381,16 +392,3 @@ class _Run:
             with suppress(EngineLost):
                 self._client.send(*(Close(context) for context in sorted(self._open)))
             self._open.clear()
-
-
-def _nth(sampling: SamplingParams, index: int) -> SamplingParams:
-    """Sampling of the ``index``-th completion: its own seed, derived from the request's.
-
-    The first keeps the seed, so that it equals the text of ``n=1``. The others add odd multiples
-    of 2^64 / golden ratio (the Weyl sequence of Steele et al. 2014, SplitMix), wrapped to int64.
-    """
-    seed = sampling.seed
-    if seed is not None and index:
-        mixed = (seed + index * 0x9E3779B97F4A7C15) % (1 << 64)
-        seed = mixed - (1 << 64) if mixed >= SEED_LIMIT else mixed
-    return msgspec.structs.replace(sampling, n=1, seed=seed)

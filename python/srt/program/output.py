@@ -107,11 +107,15 @@ class Assembler:
 
     def tokens(self, event: Tokens) -> None:
         output = self.output
-        taken = output.tokens[len(output.tokens) - event.taken :]
-        output.tokens[len(output.tokens) - event.taken :] = event.tokens
-        output.logprobs += event.logprobs
-        output.tops += event.tops
-        output.probes += event.probes
+        taken: list[int] = []
+        if event.taken:
+            taken = output.tokens[-event.taken :]
+            del output.tokens[-event.taken :]
+        output.tokens += event.tokens
+        if event.logprobs or event.probes:
+            output.logprobs += event.logprobs
+            output.tops += event.tops
+            output.probes += event.probes
         held = max(event.held, self._ending_bytes())
         output.text += self._text.push(event.tokens, held, taken)
         output.released = self._text.released

@@ -99,6 +99,7 @@ class Ask:
         sampling = self.sampling
         try:
             sampling.verify(info.vocab_size)
+            info.verify_speculation(sampling.speculation)
             if self.score_choices:
                 verify_whole(sampling)
         except ValueError as error:

@@ -54,6 +54,7 @@ class SharedBody(ConstraintFields, kw_only=True):
     no_stop_trim: bool | None = None
     skip_special_tokens: bool | None = None
     rid: str | None = None
+    speculation: str | None = None
     priority: int | None = None
     cache_salt: str | None = None
     lora_path: Any = None
@@ -62,7 +63,7 @@ class SharedBody(ConstraintFields, kw_only=True):
 _SAMPLING = (
     "n", "stop", "temperature", "top_p", "frequency_penalty", "presence_penalty", "logit_bias",
     "seed", "top_k", "min_p", "min_tokens", "repetition_penalty", "stop_token_ids", "stop_regex",
-    "ignore_eos", "no_stop_trim", "skip_special_tokens",
+    "ignore_eos", "no_stop_trim", "skip_special_tokens", "speculation",
 )  # fmt: skip
 
 
@@ -103,11 +104,20 @@ def new_reply(service: Service, body: SharedBody, prefix: str) -> Reply:
 
 
 def usage(results: Sequence[Sequence[Output]]) -> dict[str, Any]:
-    """Token counts; a prompt with several completions counts once."""
+    """Token counts; a prompt with several completions counts once. Tokens guessed ahead are told
+    where there were any, under OpenAI's names; those that were rejected cost nothing."""
     firsts = [outputs[0] for outputs in results if outputs]
     prompt = sum(output.prompt_tokens for output in firsts)
     drawn = sum(output.completion_tokens for outputs in results for output in outputs)
-    return usage_of(prompt, drawn, sum(output.cached_tokens for output in firsts))
+    found = usage_of(prompt, drawn, sum(output.cached_tokens for output in firsts))
+    drafted = sum(output.drafted for outputs in results for output in outputs)
+    if drafted:
+        accepted = sum(output.accepted for outputs in results for output in outputs)
+        found["completion_tokens_details"] = {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": drafted - accepted,
+        }
+    return found
 
 
 def usage_of(prompt: int, drawn: int, cached: int) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 
 from srt.config import Config
@@ -20,7 +20,7 @@ from srt.program.request import Ask, RequestError, verified
 from srt.program.tool_formats import format_for
 from srt.server.edge.tenants import Tenants
 from srt.server.edge.turns import TurnAborted, Turns
-from srt.server.explain.explanations import Explanations
+from srt.server.explain.explanations import Entry, Explanations
 from srt.server.responses.store import Store
 from srt.server.telemetry.metrics import Metrics
 from srt.server.telemetry.tracing import Tracing
@@ -69,7 +69,7 @@ class Service:
     def body_limit(self) -> int:
         return self.config.server.max_body_bytes
 
-    async def run(self, asks: Sequence[Ask]) -> AsyncGenerator[tuple[int, Output], None]:
+    def run(self, asks: Sequence[Ask]) -> AsyncGenerator[tuple[int, Output], None]:
         """Outputs of all asks as they grow, each with its ask's index, once with ``finish`` set.
 
         Raises RequestError, ``queue_full`` where they would wait behind too many.
@@ -77,15 +77,8 @@ class Service:
         self.admit(sum(ask.sampling.n for ask in asks))
         explained = self.explanations.begin(asks)
         owned = verified([self._owned(ask) for ask in asks], self.info)
-        async with aclosing(merge([self._measured(ask) for ask in owned])) as merged:
-            ended: set[tuple[int, int]] = set()
-            async for index, output in merged:
-                if (index, output.index) in ended:
-                    continue
-                if output.finish is not None:
-                    ended.add((index, output.index))
-                    explained.note(index, asks[index], output)
-                yield index, output
+        streams = [self._measured(index, ask, explained) for index, ask in enumerate(owned)]
+        return streams[0] if len(streams) == 1 else _each_once(streams)
 
     async def finish(self, asks: Sequence[Ask]) -> list[list[Output]]:
         """The finished outputs of each ask. Raises as ``run`` does."""
@@ -115,7 +108,7 @@ class Service:
         """As ``read_all``, each ask in a turn of its own. Raises RequestError and EngineLost."""
 
         async def one(ask: Ask) -> AsyncGenerator[Done, None]:
-            async with self._turn(1, ask.rid):
+            async with self.turns.turn(current.get().tenant, 1, ask.rid):
                 for done in await read_all(self.completion, [ask], goal):
                     yield done
 
@@ -189,7 +182,9 @@ class Service:
         priority = ask.priority + caller.priority
         return replace(ask, owner=caller.tenant, namespace=salt, priority=priority)
 
-    async def _measured(self, ask: Ask) -> AsyncGenerator[Output, None]:
+    async def _measured(
+        self, index: int, ask: Ask, explained: Entry
+    ) -> AsyncGenerator[tuple[int, Output], None]:
         charge, counted = current.get().charge, dict[int, int]()
         with self.metrics.watch(ask) as watch:
             async with aclosing(self._in_turn(ask)) as outputs:
@@ -197,25 +192,43 @@ class Service:
                     watch.update(output)
                     charge(output.completion_tokens - counted.get(output.index, 0))
                     counted[output.index] = output.completion_tokens
-                    yield output
+                    if output.finish is not None:
+                        explained.note(index, ask, output)
+                    yield index, output
 
-    async def _in_turn(self, ask: Ask) -> AsyncGenerator[Output, None]:
+    def _in_turn(self, ask: Ask) -> AsyncGenerator[Output, None]:
         """``Completion.stream``, when the caller's turn has come."""
-        count = ask.sampling.n
+        if self.tenants.several:
+            return self._in_a_turn(ask)
+        current.get().charge(len(ask.prompt))
+        return self.completion.stream(ask)
+
+    async def _in_a_turn(self, ask: Ask) -> AsyncGenerator[Output, None]:
+        """The same where there are others that wait for theirs."""
+        count, caller = ask.sampling.n, current.get()
         try:
-            async with self._turn(count, ask.rid), aclosing(self.completion.stream(ask)) as outputs:
-                current.get().charge(len(ask.prompt))
+            async with (
+                self.turns.turn(caller.tenant, count, ask.rid),
+                aclosing(self.completion.stream(ask)) as outputs,
+            ):
+                caller.charge(len(ask.prompt))
                 async for output in outputs:
                     yield output
         except TurnAborted:
             for index in range(count):
                 yield Output(index, len(ask.prompt), finish=Finish("abort"))
 
-    @asynccontextmanager
-    async def _turn(self, count: int, rid: str) -> AsyncIterator[None]:
-        """The caller's, where there are others that wait for theirs."""
-        if not self.tenants.several:
-            yield
-            return
-        async with self.turns.turn(current.get().tenant, count, rid):
-            yield
+
+async def _each_once(
+    streams: Sequence[AsyncGenerator[tuple[int, Output], None]],
+) -> AsyncGenerator[tuple[int, Output], None]:
+    """All items of all streams, but the later ones of an output that was seen finished: it is one
+    object, which may finish while an item that names it waits."""
+    ended: set[tuple[int, int]] = set()
+    async with aclosing(merge(streams)) as merged:
+        async for _, (index, output) in merged:
+            if (index, output.index) in ended:
+                continue
+            if output.finish is not None:
+                ended.add((index, output.index))
+            yield index, output

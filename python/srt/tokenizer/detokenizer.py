@@ -38,11 +38,22 @@ class Detokenizer:
         The bytes of ``taken``, the last tokens before, are those that the new ones begin with: they
         count once. ``released`` is not true any more then.
         """
-        again = sum(len(self._table[token]) for token in taken)
+        table, hidden = self._table, self._hidden
+        if not (held or taken or self._waiting):  # as most of the time: nothing is held back
+            shown = b""
+            for token in tokens:
+                piece = table[token] if token < len(table) else b""
+                self.raw += len(piece)
+                self.released += 1
+                if token not in hidden:
+                    shown += piece
+            self.shown = self.raw
+            return self._decoder.decode(shown)
+        again = sum(len(table[token]) for token in taken)
         for token in tokens:
-            piece = self._table[token] if token < len(self._table) else b""
+            piece = table[token] if token < len(table) else b""
             again, piece = max(again - len(piece), 0), piece[again:]
-            self._waiting.append((piece, token in self._hidden))
+            self._waiting.append((piece, token in hidden))
             self.raw += len(piece)
         return self._decoder.decode(self._take(self.raw - held))
 

@@ -1,8 +1,7 @@
 """Drawing on a GPU by the kernels of sgl_kernel.triton: as ``worker.sampler``, a launch a step.
 
-Nothing here waits for the device: what the host must know is left in
-``Drawing.fetched``. Masks travel
-packed, 1 bit a token.
+Nothing here waits for the device: what the host must know is left in ``Drawing.fetched``. Masks
+travel packed, 1 bit a token.
 """
 
 from __future__ import annotations

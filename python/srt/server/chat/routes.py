@@ -11,6 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from srt.program.deltas import Delta, Thought, Words
 from srt.program.output import Output
 from srt.server.chat.reply import delta_of, message_of
 from srt.server.chat.talk import ChatBody, Reader, Talk, read_talk, thought_tokens
@@ -18,7 +19,7 @@ from srt.server.fields import Collected, Reply, finish_fields, logprob_of, new_r
 from srt.server.service import Service
 from srt.server.wire.body import read_body
 from srt.server.wire.errors import json_response
-from srt.server.wire.stream import respond, unless_gone
+from srt.server.wire.stream import Template, respond, unless_gone
 
 KIND, CHUNK = "chat.completion", "chat.completion.chunk"
 
@@ -56,18 +57,21 @@ def _counts(talk: Talk, counts: dict[str, Any], thoughts: int) -> dict[str, Any]
     """Usage, with the tokens of thoughts where they are told apart."""
     if talk.thinking is None:
         return counts
-    return {**counts, "completion_tokens_details": {"reasoning_tokens": thoughts}}
+    details = {**counts.get("completion_tokens_details", {}), "reasoning_tokens": thoughts}
+    return {**counts, "completion_tokens_details": details}
 
 
 async def _events(
     service: Service, body: ChatBody, reply: Reply, talk: Talk
-) -> AsyncGenerator[dict[str, Any], None]:
+) -> AsyncGenerator[dict[str, Any] | bytes, None]:
     options = body.stream_options
     counted = bool(options and options.include_usage)
     always = counted and bool(options and options.continuous_usage_stats)
     head = {**reply.head(CHUNK), **({"usage": None} if counted else {})}
     interval = service.config.server.stream_interval
     readers: defaultdict[int, Reader] = defaultdict(talk.reader)
+    templates: dict[tuple[int, type[Delta]], Template] = {}
+    plain = talk.ask.logprobs is None and not always
     collected, thoughts = Collected(1), 0
 
     def chunk(index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -85,6 +89,13 @@ async def _events(
                 yield chunk(output.index, {"role": "assistant", "content": ""})
             if reader.sent.ready(output, interval):
                 found, tokens = reader.take(output, finished)
+                if plain and len(found) == 1 and isinstance(found[0], (Words, Thought)):
+                    kind = output.index, type(found[0])
+                    if kind not in templates:
+                        hole = delta_of(type(found[0])(Template.HOLE))
+                        templates[kind] = Template(chunk(output.index, hole))
+                    yield templates[kind].event(found[0].text)
+                    found = []
                 deltas, more = [delta_of(delta, talk.legacy) for delta in found], {}
                 if talk.ask.logprobs is not None and tokens:
                     more["logprobs"] = _logprobs(service, output, tokens)

@@ -21,6 +21,7 @@ import socket
 import sys
 import termios
 import uuid
+from functools import partial
 from typing import Any
 
 import httptools
@@ -29,6 +30,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from srt.config import EdgeConfig
 from srt.server.wire.errors import ServerError, error_response
+from srt.server.wire.stream import CHUNK
 
 SLICE = 4096  # bytes of a head parsed between two looks at its size
 LINGER = 2.0  # seconds
@@ -198,6 +200,8 @@ class Protocol(HttpToolsProtocol):
         self.part, self._received = BODY, 0
         self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
         self._cycles.append(self.cycle)
+        scope: dict[str, Any] = self.scope  # type: ignore[assignment]
+        scope["extensions"] = {CHUNK: partial(self._write_chunk, self.cycle)}
         # uvicorn reads no more then, and would not see the client go.
         self.flow.resume_reading()
         if len(self.pipeline) > PIPELINE:
@@ -247,6 +251,15 @@ class Protocol(HttpToolsProtocol):
     def _close_unread(self, cycle: Any) -> None:
         if self.part == BODY and self.cycle is cycle:
             self._close()
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    def _write_chunk(self, cycle: Any, data: bytes) -> bool:
+        """As the extension says. Where the client is slow, or gone, ``send`` knows what to do."""
+        if self.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding or not data:
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
 
     # -- time -------------------------------------------------------------------------------------
 

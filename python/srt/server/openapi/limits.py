@@ -51,6 +51,7 @@ LIMITS: dict[str, Schema] = {
         "maxProperties": most.MAX_LOGIT_BIAS,
     },
     "seed": {"minimum": -most.SEED_LIMIT, "maximum": most.SEED_LIMIT - 1},
+    "speculation": {"enum": list(most.SPECULATIONS)},
     "priority": {"minimum": -PRIORITY_LIMIT, "maximum": PRIORITY_LIMIT - 1},
     "cache_salt": {"maxLength": MAX_NAME},
 }
@@ -126,7 +127,7 @@ _BARE = {"default", "description"}
 _OF_TYPE = {
     "integer": ("minimum", "maximum", "not"),
     "number": ("minimum", "maximum", "exclusiveMinimum"),
-    "string": ("minLength", "maxLength"),
+    "string": ("minLength", "maxLength", "enum"),
     "array": ("items", "maxItems"),
     "object": ("additionalProperties", "maxProperties"),
 }

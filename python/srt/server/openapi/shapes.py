@@ -162,12 +162,18 @@ class ReasoningTokens(Struct):
     reasoning_tokens: Count
 
 
+class CompletionDetails(Struct):
+    reasoning_tokens: Maybe[Count] = UNSET
+    accepted_prediction_tokens: Maybe[Count] = UNSET
+    rejected_prediction_tokens: Maybe[Count] = UNSET
+
+
 class Usage(Struct):
     prompt_tokens: Count
     completion_tokens: Count
     total_tokens: Count
     prompt_tokens_details: CachedTokens
-    completion_tokens_details: Maybe[ReasoningTokens] = UNSET
+    completion_tokens_details: Maybe[CompletionDetails] = UNSET
 
 
 # -- /generate and /encode ------------------------------------------------------------------------

@@ -94,6 +94,7 @@ class Metrics:
         self._usage = one(Gauge, "token_usage", "their share of the KV cache")
         self._rate = one(Gauge, "gen_throughput", "tokens generated a second")
         self._hits = one(Gauge, "cache_hit_rate", "share of prompt tokens cached")
+        self._accepted = one(Gauge, "spec_accept_rate", "share of guessed tokens then drawn")
         self._last = (time.monotonic(), 0.0)
 
     def _family(self, kind: Any, name: str, help: str, *labels: str, **options: Any) -> Any:
@@ -175,6 +176,8 @@ class Metrics:
         self._usage.set(used / total if total else 0.0)
         prompt = stats.get("prompt_tokens", 0)
         self._hits.set(stats.get("cached_tokens", 0) / prompt if prompt else 0.0)
+        drafted = stats.get("drafted_tokens", 0)
+        self._accepted.set(stats.get("accepted_tokens", 0) / drafted if drafted else 0.0)
         now, (then, before) = time.monotonic(), self._last
         if now - then >= 1.0:
             generated = stats.get("generated_tokens", before)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-from collections import defaultdict
 from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
 from contextlib import aclosing
 from statistics import fmean
@@ -34,7 +33,7 @@ from srt.server.text.prompts import places, prompts_of, read_prompt
 from srt.server.text.tokens import token_text
 from srt.server.wire.body import read_body
 from srt.server.wire.errors import json_response
-from srt.server.wire.stream import respond, unless_gone
+from srt.server.wire.stream import Template, respond, unless_gone
 
 DEFAULT_MAX_TOKENS = 16
 KIND = "text_completion"
@@ -164,26 +163,32 @@ def _best(outputs: Sequence[Output], count: int) -> Sequence[Output]:
 
 async def _events(
     service: Service, body: CompletionBody, reply: Reply, asks: list[Ask], echoes: list[str]
-) -> AsyncGenerator[dict[str, Any], None]:
+) -> AsyncGenerator[dict[str, Any] | bytes, None]:
     options = body.stream_options
     counted = bool(options and options.include_usage)
     always = bool(options and options.continuous_usage_stats)
     head = {**reply.head(KIND), **({"usage": None} if counted else {})}
     interval, count = service.config.server.stream_interval, body.n or 1
-    progress: defaultdict[int, Progress] = defaultdict(Progress)
     writers: dict[int, _Writer] = {}
     collected = Collected(len(asks))
     async with aclosing(service.run(asks)) as items:
         async for index, output in items:
             collected.note(index, output)
             place = index * count + output.index
-            if not progress[place].ready(output, interval):
-                continue
             if place not in writers:
                 writers[place] = _Writer(service, body, asks[index], echoes[index], place)
-            choice = writers[place].write(output, *progress[place].take(output))
+            writer = writers[place]
+            if not writer.sent.ready(output, interval):
+                continue
+            text, tokens = writer.sent.take(output)
+            if writer.template is not None and output.finish is None:
+                yield writer.template.event(text)
+                continue
+            choice = writer.write(output, text, tokens)
             if always:
                 head["usage"] = collected.usage()
+            else:
+                writer.template = writer.alike(head)
             yield {**head, "choices": [choice]}
     if counted:
         yield {**head, "choices": [], "usage": collected.usage()}
@@ -191,7 +196,12 @@ async def _events(
 
 class _Writer:
     """Writes one completion, at once or piece by piece; what belongs to the prompt comes with the
-    first piece."""
+    first piece.
+
+    Attributes:
+        sent: how much of it.
+        template: of the pieces to come, but the last; None where they differ in more than a text.
+    """
 
     def __init__(
         self, service: Service, body: CompletionBody, ask: Ask, echo: str, index: int
@@ -200,6 +210,8 @@ class _Writer:
         self._echoes, self._ids = bool(body.echo), bool(body.return_token_ids)
         wanted = body.logprobs is not None
         self._lines = _Lines(service, hidden_of(service, body)) if wanted else None
+        self.sent = Progress()
+        self.template: Template | None = None
 
     def write(self, output: Output, text: str, tokens: range) -> dict[str, Any]:
         """The next piece: ``text`` and the tokens that belong to it."""
@@ -216,6 +228,14 @@ class _Writer:
             shown["token_ids"] = output.tokens[tokens.start : tokens.stop]
             shown["prompt_token_ids"] = self._ask.prompt.tolist() if first else None
         return {**shown, **finish_fields(output)}
+
+    def alike(self, head: dict[str, Any]) -> Template | None:
+        """What all pieces but the first and the last differ from in their text alone, if there is
+        such a thing."""
+        if self._lines is not None or self._ids:
+            return None
+        choice = {"index": self._index, "text": Template.HOLE, "logprobs": None}
+        return Template({**head, "choices": [{**choice, "finish_reason": None}]})
 
 
 class _Lines:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -16,11 +17,29 @@ from srt.server.wire.errors import describe
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
+CHUNK = "sglang.chunk"
+"""ASGI extension: a function that writes a piece of an answer which has begun straight to its
+connection; False, and nothing is written, where the piece must take the way of ``send``."""
+AT_ONCE = 16  # pieces written between two turns of everybody else on the loop
 
 
 def event(value: Any) -> bytes:
-    """One event without a name."""
+    """One event without a name; bytes are one already."""
+    if isinstance(value, bytes):
+        return value
     return b"".join((b"data: ", msgspec.json.encode(value), b"\n\n"))
+
+
+class Template:
+    """Events that differ in one text, made of the ``value`` of the one whose text is HOLE."""
+
+    HOLE = uuid.uuid4().hex  # no client knows it
+
+    def __init__(self, value: Any) -> None:
+        self._before, self._after = event(value).split(msgspec.json.encode(self.HOLE))
+
+    def event(self, text: str) -> bytes:
+        return b"".join((self._before, msgspec.json.encode(text), self._after))
 
 
 def typed_event(value: dict[str, Any]) -> bytes:
@@ -87,30 +106,40 @@ class _EventStream(Response):
         self._first, self._events, self._form = first, events, form
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        write = scope.get("extensions", {}).get(CHUNK, _never)
         try:
-            await _race(self._send(send), receive)
+            await _race(self._send(write, send), receive)
         except (ClientDisconnect, OSError):
             pass
         finally:
             await self._events.aclose()
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, write: Callable[[bytes], bool], send: Send) -> None:
+        form, written = self._form, 0
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await self._chunk(send, self._form.write(self._first))
+        await _piece(send, form.write(self._first))
         try:
             async for value in self._events:
-                await self._chunk(send, self._form.write(value))
+                data, written = form.write(value), written + 1
+                if not write(data):
+                    await _piece(send, data)
+                if written % AT_ONCE == 0:  # let a disconnect be seen: with events at hand nothing
+                    await asyncio.sleep(0)  # here waits
         except OSError:
             raise
         except Exception as error:  # the status is out: the error is the stream's last event
-            await self._chunk(send, self._form.write(self._form.error(error)))
+            await _piece(send, form.write(form.error(error)))
         else:
-            await self._chunk(send, self._form.end)
+            await _piece(send, form.end)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _chunk(self, send: Send, data: bytes) -> None:
-        await send({"type": "http.response.body", "body": data, "more_body": True})
-        await asyncio.sleep(0)  # let a disconnect be seen: with chunks at hand nothing here waits
+
+def _never(data: bytes) -> bool:
+    return False
+
+
+async def _piece(send: Send, data: bytes) -> None:
+    await send({"type": "http.response.body", "body": data, "more_body": True})
 
 
 async def _race(work: Coroutine[Any, Any, T], receive: Receive) -> T:

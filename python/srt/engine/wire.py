@@ -1,0 +1,66 @@
+"""The parent's end of the wire: frames to the engine process, and the reading of its own by the
+event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+import zmq
+
+from srt.engine.socket import configure
+
+AT_ONCE = 64  # frames read between two turns of everybody else on the loop
+
+
+class Wire:
+    """``take`` is called with each frame, by the running event loop.
+
+    zmq's descriptor does not say that there is a frame: it gives notice, once, that something has
+    changed, and whoever calls the socket meanwhile, to send, may use the notice up. So all frames
+    are read at each notice, and it is looked for more after each send.
+    """
+
+    def __init__(self, address: str, take: Callable[[bytes], None]) -> None:
+        self._take, self._loop = take, asyncio.get_running_loop()
+        self._socket = configure(zmq.Context.instance().socket(zmq.PAIR))
+        self._socket.connect(address)
+        self._descriptor = self._socket.fileno()
+        self._loop.add_reader(self._descriptor, self._read)
+        self._due = False
+        self._look()
+
+    def send(self, frame: bytes) -> None:
+        """Raises OSError where it is not taken."""
+        try:
+            self._socket.send(frame, zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            raise OSError(error.errno, str(error)) from error
+        self._look()
+
+    def close(self) -> None:
+        """At once, whatever is under way. Again: no effect."""
+        if self._socket.closed:
+            return
+        with contextlib.suppress(RuntimeError):  # the loop is closed already
+            self._loop.remove_reader(self._descriptor)
+        self._socket.close(linger=0)
+
+    def _look(self) -> None:
+        """Read in the next turn of the loop."""
+        if not self._due:
+            self._due = True
+            self._loop.call_soon(self._read)
+
+    def _read(self) -> None:
+        self._due = False
+        for _ in range(AT_ONCE):
+            if self._socket.closed:
+                return
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._take(frame)
+        self._look()
