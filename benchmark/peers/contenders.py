@@ -64,11 +64,8 @@ def interpreter(peers: Path, name: str) -> Path:
 
 
 def _ours(model: Path) -> list[Contender]:
-    from srt.config import Config
-
     spec = {"model_path": str(model), "max_total_tokens": ROOM, "log_level": "warning"}
     small = {**spec, "quantization": "int8"}
-    known = "quantization" in Config().settings()
     path = {"PYTHONPATH": os.pathsep.join([str(ROOT / "python"), os.environ.get("PYTHONPATH", "")])}
     arguments = ["--model-path", str(model), "--max-total-tokens", str(ROOM), "--port", "{port}"]
     # A server that stands still for the others' turns is not dead.
@@ -80,10 +77,7 @@ def _ours(model: Path) -> list[Contender]:
     module = f"{_SIDES}.ours"
     return [
         Contender("ours", sys.executable, module, spec, environment=path),
-        Contender(
-            "ours int8", sys.executable, module, small, kind="int8", environment=path,
-            missing="" if known else "this version has no --quantization",
-        ),
+        Contender("ours int8", sys.executable, module, small, kind="int8", environment=path),
         Contender(
             "ours no cache", sys.executable, module, {**spec, "disable_radix_cache": True},
             works=("W4",), environment=path,

@@ -123,6 +123,12 @@ def test_a_key_that_is_not_finite_is_seen_by_queries_after_it_alone(isa):
         assert torch.equal(out[20:, 16:], clean[20:, 16:])
 
 
+@pytest.mark.parametrize(("q", "kv", "dim"), [(4, 3, 8), (4, 0, 8), (0, 1, 8), (2, 1, 7)])
+def test_heads_that_cannot_be_are_refused(q, kv, dim):
+    with pytest.raises(ValueError, match=f"{kv} key heads evenly|have {dim} dimensions"):
+        heads(q, kv, dim)
+
+
 # ---- the same bits however a prompt is cut, batched, shared, spread over threads ---------------
 
 

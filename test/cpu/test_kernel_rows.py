@@ -74,3 +74,16 @@ def test_gates_far_out(isa, act):
     assert (got[1:3].abs() <= 1e-34).all()
     broken = rows.gate(torch.tensor([[float("nan"), 1.0]]), act)
     assert broken.isnan().all()
+
+
+def test_what_native_code_cannot_read_is_refused():
+    x, ones = torch.randn(4, 6), torch.ones(6)
+    for bad in (x.double(), x[:, ::2], x[0]):
+        with pytest.raises(ValueError, match=r"float32 \[m, n\] on the CPU|side by side"):
+            rows.norm(bad, ones[: bad.shape[-1]], 1e-6)
+        with pytest.raises(ValueError, match=r"float32 \[m, n\] on the CPU|side by side"):
+            rows.draw(bad, rows.draws([], [], [], [], []))
+    with pytest.raises(ValueError, match=r"gain has shape \(5,\); \[6\]"):
+        rows.norm(x, ones[:5], 1e-6)
+    with pytest.raises(ValueError, match=r"\(3,\); \[4\] of DRAW"):
+        rows.draw(x, rows.draws(*[[1.0] * 3] * 5))

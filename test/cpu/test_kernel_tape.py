@@ -3,7 +3,10 @@ token; and the promise that a row's bits do not depend on its batch."""
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -123,6 +126,21 @@ def test_a_pass_of_which_nobody_wants_an_output(isa: str) -> None:
         tape.run(work, ids.astype(np.int64))
     with pytest.raises(ValueError, match="no operations"):
         Tape().run(work, ids)
+
+
+def test_a_second_worker_has_as_many_threads(tmp_path: Path) -> None:
+    """The first one leaves torch a single thread, which is not to be taken for torch's choice."""
+    path = write_config(tmp_path, architectures=["LlamaForCausalLM"], **SHAPE)
+    child = (
+        "import sys; from helpers.paged import Paged\n"
+        "made = [Paged(sys.argv[1], 1, 1, load_format='dummy', threads=0) for _ in range(2)]\n"
+        "print([one.worker.runner.forward.threads for one in made])"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", child, path], capture_output=True, text=True, check=True,
+        cwd=Path(__file__).resolve().parents[1], env={**os.environ, "OMP_NUM_THREADS": "2"},
+    )  # fmt: skip
+    assert run.stdout.strip() == "[2, 2]"
 
 
 def test_what_cannot_run_natively_says_so(tmp_path: Path) -> None:

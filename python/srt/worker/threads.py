@@ -6,21 +6,24 @@ import torch
 
 # Multiply-adds that one thread does in the time it takes to wake the others at every operation.
 LIGHT = 1 << 27
+# Torch's own number, before a worker of this process has set another.
+DEFAULT = torch.get_num_threads()
 
 
 class Threads:
-    """With ``fixed`` threads set by the user, always those; else one thread for a light pass and
-    torch's own number for a heavy one. Calls torch.set_num_threads, for the calling thread."""
+    """With ``fixed`` threads always those; else one thread for a light pass and torch's own number
+    for a heavy one. Set in the thread that runs the passes: others keep theirs."""
 
     def __init__(self, fixed: int, parameters: int, device: torch.device) -> None:
-        if fixed:
-            torch.set_num_threads(fixed)
-        self.most = torch.get_num_threads()
+        self.most = fixed or DEFAULT
         self.adaptive = not fixed and device.type == "cpu" and self.most > 1
         self.parameters = parameters
+        self._set = 0 if fixed else DEFAULT
 
     def prepare(self, num_tokens: int) -> None:
         """To be called before a pass over ``num_tokens`` tokens."""
-        if self.adaptive:
-            light = num_tokens * self.parameters <= LIGHT
-            torch.set_num_threads(1 if light else self.most)
+        light = self.adaptive and num_tokens * self.parameters <= LIGHT
+        wanted = 1 if light else self.most
+        if wanted != self._set:
+            torch.set_num_threads(wanted)
+            self._set = wanted

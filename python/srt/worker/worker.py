@@ -24,7 +24,7 @@ from srt.worker.forward import Eager, Forward
 from srt.worker.graphs import captured
 from srt.worker.kv import KVPool, available_memory, bytes_per_token, pool_pages
 from srt.worker.runner import ModelRunner
-from srt.worker.threads import Threads
+from srt.worker.threads import DEFAULT, Threads
 
 log = logging.getLogger("srt.worker")
 
@@ -69,7 +69,7 @@ class Worker:
             memory, token_bytes, weight_bytes, plan.length, plan.device,
             available_memory(plan.device),
         )  # fmt: skip
-        threads = settings.threads or torch.get_num_threads()
+        threads = settings.threads or DEFAULT
         with torch.inference_mode():
             self.model = load_model(plan, settings, threads)
             pool = KVPool(

@@ -45,6 +45,12 @@ class Heads:
     window: int = 0
     soft_cap: float = 0.0
 
+    def __post_init__(self) -> None:
+        if self.kv < 1 or self.q < 1 or self.q % self.kv:
+            raise ValueError(f"{self.q} query heads cannot share {self.kv} key heads evenly.")
+        if self.dim < 2 or self.dim % 2:
+            raise ValueError(f"heads have {self.dim} dimensions; an even number is needed.")
+
     @property
     def fields(self) -> Fields:
         return Fields(
