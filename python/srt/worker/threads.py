@@ -18,12 +18,10 @@ class Threads:
         self.most = fixed or DEFAULT
         self.adaptive = not fixed and device.type == "cpu" and self.most > 1
         self.parameters = parameters
-        self._set = 0 if fixed else DEFAULT
 
     def prepare(self, num_tokens: int) -> None:
         """To be called before a pass over ``num_tokens`` tokens."""
         light = self.adaptive and num_tokens * self.parameters <= LIGHT
         wanted = 1 if light else self.most
-        if wanted != self._set:
+        if torch.get_num_threads() != wanted:
             torch.set_num_threads(wanted)
-            self._set = wanted
