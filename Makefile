@@ -74,6 +74,9 @@ $(STAMP): pyproject.toml constraints-cpu.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@if nvidia-smi -L >/dev/null 2>&1; then pins=; else pins="--constraint constraints-cpu.txt"; fi; \
 	  $(BIN)/python $(PIP) $$pins --editable '.[dev]'
+	@if command -v c++ >/dev/null || command -v g++ >/dev/null; then require=1; else \
+	    echo "No C++ compiler: sgl-kernel will compute with torch."; require=0; fi; \
+	  SGL_KERNEL_REQUIRE=$$require $(BIN)/python $(PIP) --editable ./sgl-kernel
 	@touch $@
 
 # The page at / is tested in a real browser. On a machine that is ours to change (root, Debian's

@@ -48,6 +48,17 @@ static void put(Type type, void* pool, float* scales, int64_t index, const float
   }
 }
 
+// What is not finite must reach the queries that see it and no others. A key does so by itself, since
+// scores that are not seen are replaced; a value does not, as 0 * NaN is NaN for whoever meets its
+// chunk. So its key tells of it, as NaN, and it becomes zeros. (I8: its scale does, see put.)
+static void tell(Type type, float* key, float* value, int64_t dim) {
+  const float largest = type == Type::BF16 ? 3.3895314e38f : 3.4028235e38f;
+  int32_t bad = 0;
+  for (int64_t i = 0; i < dim; i++) bad |= !(std::fabs(value[i]) <= largest);
+  if (!bad) return;
+  for (int64_t i = 0; i < dim; i++) key[i] = __builtin_nanf(""), value[i] = 0;
+}
+
 // The row that a token belongs to: the last one that begins at or before it.
 static int64_t row_of(const Pass& pass, int64_t token) {
   int64_t low = 0, high = pass.rows;
@@ -83,7 +94,9 @@ static void append(Team& team, const Pass& pass, const Heads& heads, const Rotar
     if (half) rotate(x, rotary.cos + position * half, rotary.sin + position * half, half);
     if (head < heads.q) continue;
     int64_t index = slot * heads.kv + head - heads.q;
+    float* value = x + heads.kv * dim;
+    if (kv.type != Type::I8) tell(kv.type, x, value, dim);
     put(kv.type, kv.keys, kv.key_scales, index, x, dim);
-    put(kv.type, kv.values, kv.value_scales, index, x + heads.kv * dim, dim);
+    put(kv.type, kv.values, kv.value_scales, index, value, dim);
   }
 }

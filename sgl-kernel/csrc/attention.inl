@@ -10,8 +10,7 @@
 //
 // The same arithmetic in the same order, whatever tile, slice or pass a query is in: chunks and
 // segments lie at fixed positions, and a key that a query does not see changes nothing: its weight
-// is exactly 0, and its value a number (one that is not makes NaN of queries before it, too, which
-// meet it in a chunk). Hence the promise of kernels.h.
+// is exactly 0, and its value a number (append.inl sees to that). Hence the promise of kernels.h.
 #include "activation.inl"
 #include "norm.inl"
 #include "append.inl"
