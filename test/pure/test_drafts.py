@@ -188,6 +188,16 @@ def test_a_copy_takes_a_pass_for_many_tokens() -> None:
     assert done.accepted > 75
 
 
+def test_drafts_behind_the_end_of_a_text_are_not_accepted() -> None:
+    circle, _ = text(desk(), ROUND, most=50)
+    for end in range(40, 47):
+        stop = b"".join(TOKEN_BYTES[token] for token in circle[:end]).decode()
+        _, done = text(desk("ngram"), ROUND, most=100, stop=(stop,))
+        assert done.completion == end
+        # A pass draws one token that no draft stood for; the last one may end before it.
+        assert done.completion - done.accepted in (done.passes - 1, done.passes)
+
+
 def test_a_perfect_draft_model_is_always_right() -> None:
     for params in ({}, {"temperature": 1.0, "seed": 9}, {"repetition_penalty": 1.3}):
         tokens, done = text(desk("draft", Guesser()), PLAIN, most=60, **params)

@@ -288,6 +288,27 @@ def test_what_a_worker_raises_is_raised_where_it_is_asked_for() -> None:
     executor.close()
 
 
+def test_what_waits_when_it_is_closed_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+    computed: list[int] = []
+
+    class Gated(FakeWorker):
+        def run(self, batch: Batch) -> StepResult:
+            entered.set()
+            assert go_on.wait(10)
+            computed.append(batch.id)
+            return super().run(batch)
+
+    executor = Threaded(Gated(1))
+    executor.submit(Batch(1, []))
+    executor.submit(Batch(2, []))
+    assert entered.wait(10)
+    join = executor._thread.join
+    monkeypatch.setattr(executor._thread, "join", lambda: (go_on.set(), join(10)))
+    executor.close()
+    assert computed == [1]
+
+
 # -- these tests can fail ------------------------------------------------------------------------
 
 

@@ -131,7 +131,8 @@ class Collector:
         if request.matcher is not None and request.matcher.finished:
             return [self.done(request, "stop")]  # only the prompt's log-probabilities were wanted
         news = Tokens(request.id, [])
-        for draw in draws:
+        drafts = len(draws) - 1
+        for place, draw in enumerate(draws):
             if draw.error:
                 end = self.dead_end(request, draw.error.removeprefix(f"{NONE_ALLOWED}: "))
                 return [news, end] if news.tokens else [end]
@@ -141,6 +142,7 @@ class Collector:
                     news.tops.append(draw.top)
             if goal.probe:
                 news.probes.append(draw.probe)
+            request.accepted += place < drafts
             stop = self._take(request, goal, draw.token, news)
             if stop is not None:
                 return [news, stop]

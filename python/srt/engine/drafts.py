@@ -200,7 +200,8 @@ class Drafts:
         return [(request, size) for request, size in out if size > 0]
 
     def verify(self, store: Store, request: Request, row: Row, out: RowOutput) -> list[Drawn]:
-        """The draws that count, all but the last equal to their drafts. The context keeps those."""
+        """The draws that count, all but the last equal to their drafts. The context keeps those.
+        They are accepted when they are collected: the text may end before the last of them."""
         if not out.checks:  # there were no drafts, or the row failed as a whole
             return [out]
         count = len(row.checks)
@@ -210,7 +211,6 @@ class Drafts:
             kept += 1
         store.truncate(request.context, len(request.context.tokens) - count + kept)
         request.drafted += count
-        request.accepted += kept
         progress = self._progress[request.id]
         progress.pace(progress.source).note(count, kept, request.drawn + kept + 1)
         return [*out.checks, out][: kept + 1]

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol, TypeAlias
 
 from srt.config import Config
@@ -107,6 +108,9 @@ class Threaded:
         return lambda: result
 
     def close(self) -> None:
+        with suppress(queue.Empty):
+            while True:  # what waits would be computed for nobody
+                self._batches.get_nowait()
         self._batches.put(None)
         self._thread.join()
 

@@ -31,7 +31,10 @@ def unfit(dtype: torch.dtype, device: torch.device) -> str:
     if device.type != "cpu":
         return f"they are for CPUs, not for {device}"
     if not native.AVAILABLE:
-        return f"sgl-kernel was built without its native part: {native.WHY}"
+        return (
+            f"sgl-kernel was built without its native part ({native.WHY}); install a C++ compiler "
+            "and run: pip install --force-reinstall --no-deps ./sgl-kernel"
+        )
     if dtype not in PLAIN:
         return f"they know float32 and bfloat16, not {dtype}"
     return ""

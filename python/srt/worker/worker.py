@@ -128,10 +128,10 @@ def plan_of(config: Config) -> Plan:
     parameters = parameters_of(slots)
     dtype = dtype_of(settings.dtype, spec, parameters, device)
     why = no_native(settings, dtype, device)
-    if why and (settings.quantization != "none" or config.memory.kv_cache_dtype != "auto"):
-        raise ValueError(
-            f"--quantization and --kv-cache-dtype need native kernels: {why}. Leave them out."
-        )
+    wants = {"quantization": settings.quantization, "kv-cache-dtype": config.memory.kv_cache_dtype}
+    for name, value in wants.items():
+        if why and value not in ("none", "auto"):
+            raise ValueError(f"--{name} {value} needs native kernels: {why}. Leave it out.")
     return Plan(
         directory, architecture, family, spec, length, device, dtype, parameters, entries, why
     )

@@ -15,12 +15,6 @@ else:
     WHY = ""
 
 AVAILABLE = _C is not None
-_wish = os.environ.get("SGL_KERNEL_ISA", "")
-if AVAILABLE and _wish and _wish != _C.isa():
-    warnings.warn(
-        f"SGL_KERNEL_ISA is {_wish!r}, which this machine has no kernels for; {_C.isa()} is used.",
-        RuntimeWarning, stacklevel=2,
-    )  # fmt: skip
 
 
 def need() -> Any:
@@ -61,3 +55,11 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+_wish = os.environ.get("SGL_KERNEL_ISA", "")
+if AVAILABLE and _wish and _wish != _C.isa():
+    warnings.warn(
+        f"SGL_KERNEL_ISA is {_wish!r}, which this machine has no kernels for; {_C.isa()} is used. "
+        f"There are {', '.join(isas())}.", RuntimeWarning, stacklevel=2,
+    )  # fmt: skip
