@@ -16,8 +16,12 @@ namespace sgl {
 namespace {
 
 constexpr int kMaxThreads = 64;
-constexpr int kSpins = 2000;       // some tens of microseconds
-constexpr int kIdleSpins = 4000;   // between two calls: the next step of a batch may be near
+constexpr int kSpins = 1000;  // some ten microseconds
+// Times that a member which waits gives its core to others before it sleeps. Waking takes long where
+// an idle core has to be fetched back from a hypervisor: longer than several operations of a pass,
+// and as long as a small pass. So members stay awake within a call, and for some milliseconds behind
+// it, until which the next pass of a batch has come.
+constexpr int kYields = 4000;
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -25,6 +29,20 @@ inline void pause() {
 #elif defined(__aarch64__)
   asm volatile("yield");
 #endif
+}
+
+// Whether `done` came true before it is time to sleep.
+template <class Done>
+inline bool awake(const Done& done) {
+  for (int i = 0; i < kSpins; i++) {
+    if (done()) return true;
+    pause();
+  }
+  for (int i = 0; i < kYields; i++) {
+    if (done()) return true;
+    std::this_thread::yield();
+  }
+  return false;
 }
 
 }  // namespace
@@ -50,10 +68,7 @@ class Shared {
       }
       return;
     }
-    for (int i = 0; i < kSpins; i++) {
-      if (epoch_.load(std::memory_order_acquire) != epoch) return;
-      pause();
-    }
+    if (awake([&] { return epoch_.load(std::memory_order_acquire) != epoch; })) return;
     std::unique_lock<std::mutex> lock(mutex_);
     sleepers_.fetch_add(1);
     while (epoch_.load() == epoch) wake_.wait(lock);
@@ -148,14 +163,10 @@ class Pool {
   }
 
   uint64_t await(uint64_t seen) {
-    for (int i = 0; i < kIdleSpins; i++) {
-      uint64_t call = call_.load(std::memory_order_acquire);
-      if (call != seen) return call;
-      pause();
-    }
+    uint64_t call = seen;
+    if (awake([&] { return (call = call_.load(std::memory_order_acquire)) != seen; })) return call;
     std::unique_lock<std::mutex> lock(mutex_);
     sleepers_.fetch_add(1);
-    uint64_t call;
     while ((call = call_.load()) == seen) wake_.wait(lock);
     sleepers_.fetch_sub(1);
     return call;

@@ -7,6 +7,7 @@ top-k, top-p, min-p and the draw itself are native.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from sgl_kernel import rows
@@ -21,13 +22,10 @@ def draw(logits: Tensor, samples: Sequence[Sample], threads: int) -> tuple[Tenso
     errors = [""] * len(samples)
     adjusted = adjust(logits, samples).contiguous()
     params = [s.params for s in samples]
-    draws = rows.draws(
-        [0.0 if p.greedy else p.temperature for p in params],
-        [min(p.top_k, logits.shape[1]) for p in params],  # it may be too large for an int32
-        [p.top_p for p in params],
-        [p.min_p for p in params],
-        [s.uniform for s in samples],
-    )
+    if all(p.greedy for p in params):
+        draws = np.zeros(len(samples), rows.DRAW)  # temperature 0: nothing else counts
+    else:
+        draws = _records(samples, logits.shape[1])
     kept = []  # the masks, while their addresses are in use
     size = mask_bytes(logits.shape[1])
     for i, sample in enumerate(samples):
@@ -43,3 +41,14 @@ def draw(logits: Tensor, samples: Sequence[Sample], threads: int) -> tuple[Tenso
                 errors[i] = NOT_FINITE if token == rows.NOT_FINITE else NONE_ALLOWED
         tokens.clamp_(min=0)
     return tokens.long(), errors
+
+
+def _records(samples: Sequence[Sample], vocab: int) -> np.ndarray[Any, Any]:
+    params = [s.params for s in samples]
+    return rows.draws(
+        [0.0 if p.greedy else p.temperature for p in params],
+        [min(p.top_k, vocab) for p in params],  # it may be too large for an int32
+        [p.top_p for p in params],
+        [p.min_p for p in params],
+        [s.uniform for s in samples],
+    )

@@ -22,6 +22,7 @@ from srt.models.location import locate
 from srt.models.registry import lookup
 from srt.worker.forward import Eager, Forward
 from srt.worker.graphs import captured
+from srt.worker.heap import returned_at_once
 from srt.worker.kv import KVPool, available_memory, bytes_per_token, pool_pages
 from srt.worker.runner import ModelRunner
 from srt.worker.threads import DEFAULT, Threads
@@ -139,16 +140,17 @@ def plan_of(config: Config) -> Plan:
 
 def load_model(plan: Plan, settings: ModelConfig, threads: int) -> LlamaForCausalLM:
     """With its weights, packed where native kernels will read them."""
-    model = plan.family(plan.spec, Place(plan.device, plan.dtype), plan.length)
-    filled = None
-    if not plan.torch_because:
-        from srt.worker.native import Packer
+    with returned_at_once():
+        model = plan.family(plan.spec, Place(plan.device, plan.dtype), plan.length)
+        filled = None
+        if not plan.torch_because:
+            from srt.worker.native import Packer
 
-        filled = Packer(model, settings.quantization, threads).filled
-    if plan.entries:
-        weights.load(model.slots(), plan.entries, filled=filled)
-    else:
-        weights.randomise(model.slots(), settings.random_seed, filled=filled)
+            filled = Packer(model, settings.quantization, threads).filled
+        if plan.entries:
+            weights.load(model.slots(), plan.entries, filled=filled)
+        else:
+            weights.randomise(model.slots(), settings.random_seed, filled=filled)
     return model
 
 
