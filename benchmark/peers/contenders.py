@@ -64,12 +64,16 @@ def interpreter(peers: Path, name: str) -> Path:
 
 
 def _ours(model: Path) -> list[Contender]:
-    spec = {"model_path": str(model), "max_total_tokens": ROOM, "log_level": "warning"}
+    # As the peers: our default for so small a model would be float32.
+    spec = {
+        "model_path": str(model), "max_total_tokens": ROOM, "log_level": "warning",
+        "dtype": "bfloat16",
+    }  # fmt: skip
     small = {**spec, "quantization": "int8"}
     path = {"PYTHONPATH": os.pathsep.join([str(ROOT / "python"), os.environ.get("PYTHONPATH", "")])}
     arguments = ["--model-path", str(model), "--max-total-tokens", str(ROOM), "--port", "{port}"]
     # A server that stands still for the others' turns is not dead.
-    arguments += ["--log-level", "warning", "--watchdog-timeout", "0"]
+    arguments += ["--log-level", "warning", "--watchdog-timeout", "0", "--dtype", "bfloat16"]
     served = {
         "command": [sys.executable, "-m", "sglang.launch_server", *arguments],
         "protocol": "sglang",
