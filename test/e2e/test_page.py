@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -30,6 +31,7 @@ FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-
 WIDE, NARROW = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 KEY = "a key: ü"
+LONG = 3900  # tokens: more than any test waits for
 MARA = "Mara Fox is 17 years old. Mara lives in Rome. Mara works as a sailor."
 
 
@@ -360,18 +362,24 @@ def test_what_is_wrong_with_a_program_is_said(
 # -- live -----------------------------------------------------------------------------------------
 
 
-def busy(server: Server, count: int, tokens: int) -> list[threading.Thread]:
-    """So many requests with a common beginning, under way."""
+@contextlib.contextmanager
+def busy(server: Server, count: int) -> Iterator[None]:
+    """So many requests with a common beginning, under way until the block ends."""
 
     def ask(i: int) -> None:
-        sampling = {"max_new_tokens": tokens, "ignore_eos": True, "temperature": 0}
+        sampling = {"max_new_tokens": LONG, "ignore_eos": True, "temperature": 0}
         httpx.post(f"{server.url}/generate", timeout=120,
-                   json={"text": f"{MARA} Number {i}", "sampling_params": sampling})  # fmt: skip
+                   json={"text": f"{MARA} Number {i}", "rid": f"busy-{i}",
+                         "sampling_params": sampling})  # fmt: skip
 
     threads = [threading.Thread(target=ask, args=(i,)) for i in range(count)]
     for thread in threads:
         thread.start()
-    return threads
+    yield
+    for i in range(count):
+        httpx.post(f"{server.url}/abort_request", json={"rid": f"busy-{i}"})
+    for thread in threads:
+        thread.join()
 
 
 def test_the_live_view_shows_the_engine_at_work(
@@ -379,19 +387,17 @@ def test_the_live_view_shows_the_engine_at_work(
 ) -> None:
     page = open_page(server.url, "live")
     page.get_by_text("Nothing runs.").wait_for()
-    threads = busy(server, 4, 400)
-    until(lambda: page.locator("#running tbody tr").count() == 4)
-    page.locator(".edge.locked").first.wait_for()
-    first = page.locator("#running progress").first
-    assert first.get_attribute("max") == "400"
-    until(lambda: float(first.get_attribute("value") or 0) > 0)
-    rate = page.locator(".tile strong").first
-    until(lambda: rate.inner_text()[0] in "123456789")
-    page.click("#pause")
-    shown = page.locator("#running").inner_text()
-    assert page.locator("#state").inner_text() == "paused"
-    for thread in threads:
-        thread.join()
+    with busy(server, 4):
+        until(lambda: page.locator("#running tbody tr").count() == 4)
+        page.locator(".edge.locked").first.wait_for()
+        first = page.locator("#running progress").first
+        assert first.get_attribute("max") == str(LONG)
+        until(lambda: float(first.get_attribute("value") or 0) > 0)
+        rate = page.locator(".tile strong").first
+        until(lambda: rate.inner_text()[0] in "123456789")
+        page.click("#pause")
+        shown = page.locator("#running").inner_text()
+        assert page.locator("#state").inner_text() == "paused"
     assert page.locator("#running").inner_text() == shown
     page.click("#pause")
     page.get_by_text("Nothing runs.").wait_for()
