@@ -17,6 +17,7 @@ from srt.layers.weight import Place
 from srt.models import weights
 from srt.models.config import read_config
 from srt.models.registry import lookup
+from srt.models.safetensors import SafetensorsCheckpoint
 from srt.parallel.groups import Group
 from torch import Tensor
 
@@ -36,9 +37,9 @@ def build(path: str, group: Group, layers: range | None = None):
     family = lookup(architecture)
     spec = family.read(fields, architecture)
     model = family(spec, Place(torch.device("cpu"), torch.float32, group), 64, layers)
-    entries = weights.read_checkpoint(Path(path))
-    weights.match(model.slots(), entries, model.ignores, Path(path))
-    weights.load(model.slots(), entries, show=False)
+    found = SafetensorsCheckpoint(Path(path))
+    weights.match(model.slots(), found, model.ignores)
+    weights.load(model.slots(), found, show=False)
     shape = (len(TOKENS) + 1, spec.num_kv_heads // group.size, spec.head_dim)
     pools = [torch.zeros(shape) for _ in range(2 * len(model.owned))]
     attention = NativeAttention(pools[: len(pools) // 2], pools[len(pools) // 2 :], 1)

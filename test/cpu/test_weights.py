@@ -18,6 +18,7 @@ from srt.models import weights
 from srt.models.config import read_config
 from srt.models.llama import LlamaForCausalLM
 from srt.models.location import locate
+from srt.models.safetensors import INDEX, SafetensorsCheckpoint, read_checkpoint, read_header
 from srt.worker.worker import Worker
 
 CPU = Place(torch.device("cpu"), torch.float32)
@@ -34,9 +35,9 @@ def read(path: Path) -> LlamaForCausalLM:
     fields, architecture = read_config(path)
     spec = LlamaForCausalLM.read(fields, architecture)
     model = LlamaForCausalLM(spec, CPU, 8)
-    entries = weights.read_checkpoint(path)
-    weights.match(model.slots(), entries, model.ignores, path)
-    weights.load(model.slots(), entries, show=False)
+    found = SafetensorsCheckpoint(path)
+    weights.match(model.slots(), found, model.ignores)
+    weights.load(model.slots(), found, show=False)
     return model
 
 
@@ -49,7 +50,7 @@ def write_raw(path: Path, header: Any, data: bytes = b"", length: int | None = N
 @pytest.mark.parametrize("options", [{}, {"max_shard_size": "4KB"}], ids=["one", "sharded"])
 def test_every_tensor_arrives(options: dict[str, Any], tmp_path: Path) -> None:
     tensors = checkpoint(tmp_path, **options)
-    assert (tmp_path / weights.INDEX).exists() == bool(options)
+    assert (tmp_path / INDEX).exists() == bool(options)
     slots = read(tmp_path).slots()
     assert slots.keys() == tensors.keys()
     for name, tensor in tensors.items():
@@ -69,11 +70,11 @@ def test_unaligned_data_is_read(tmp_path: Path) -> None:
     header = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
     header += b" " * ((3 - len(header)) % 8)  # the data begins at an odd byte
     path = write_raw(tmp_path / "model.safetensors", header, struct.pack("<2f", 1.5, -2.0))
-    entry = weights.read_header(path)["a"]
+    entry = read_header(path)["a"]
     assert entry.begin % 4
     target = torch.zeros(2)
     slots = {"a": weights_slot(target)}
-    weights.load(slots, {"a": entry}, show=False)
+    weights.load(slots, SafetensorsCheckpoint(tmp_path), show=False)
     assert target.tolist() == [1.5, -2.0]
 
 
@@ -126,47 +127,47 @@ def test_lying_headers_are_refused(case: str, tmp_path: Path) -> None:
     header, data, length, message = HOSTILE[case]
     path = write_raw(tmp_path / "model.safetensors", header, data, length)
     with pytest.raises(ValueError, match=message) as caught:
-        weights.read_header(path)
+        read_header(path)
     assert str(path) in str(caught.value)
 
 
 def test_a_file_too_short_for_a_length_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"abc")
     with pytest.raises(ValueError, match="has 3 bytes"):
-        weights.read_checkpoint(tmp_path)
+        read_checkpoint(tmp_path)
 
 
 def edit_index(path: Path, change: Any) -> None:
-    index = json.loads((path / weights.INDEX).read_text())
+    index = json.loads((path / INDEX).read_text())
     change(index["weight_map"])
-    (path / weights.INDEX).write_text(json.dumps(index))
+    (path / INDEX).write_text(json.dumps(index))
 
 
 def test_shards_and_index_must_agree(tmp_path: Path) -> None:
     checkpoint(tmp_path, max_shard_size="4KB")
     files = sorted(tmp_path.glob("*.safetensors"))
-    original = (tmp_path / weights.INDEX).read_text()
+    original = (tmp_path / INDEX).read_text()
     norm = "model.norm.weight"
 
     edit_index(tmp_path, lambda m: m.update({"lm_head.weight": files[-1].name + "x"}))
     with pytest.raises(ValueError, match="is missing"):
         read(tmp_path)
-    (tmp_path / weights.INDEX).write_text(original)
+    (tmp_path / INDEX).write_text(original)
     edit_index(tmp_path, lambda m: m.pop(norm))
     with pytest.raises(ValueError, match=r"model\.norm\.weight is in None"):
         read(tmp_path)
-    (tmp_path / weights.INDEX).write_text(original)
+    (tmp_path / INDEX).write_text(original)
     edit_index(tmp_path, lambda m: m.update({"ghost": m[norm]}))
     with pytest.raises(ValueError, match=r"ghost is in model-.*; it is not"):
         read(tmp_path)
-    (tmp_path / weights.INDEX).write_text(original)
+    (tmp_path / INDEX).write_text(original)
     edit_index(tmp_path, lambda m: m.update({norm: 3}))
     with pytest.raises(ValueError, match="not a string"):
         read(tmp_path)
-    (tmp_path / weights.INDEX).write_text("{}")
+    (tmp_path / INDEX).write_text("{}")
     with pytest.raises(ValueError, match="weight_map is missing"):
         read(tmp_path)
-    (tmp_path / weights.INDEX).write_text(original)
+    (tmp_path / INDEX).write_text(original)
     files[0].unlink()
     with pytest.raises(ValueError, match=f"{files[0].name} is missing"):
         read(tmp_path)
@@ -278,10 +279,10 @@ def test_where_models_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(ValueError, match="is a file"):
         locate(str(tmp_path / "f"))
     with pytest.raises(ValueError, match="has no safetensors file"):
-        weights.read_checkpoint(tmp_path)
+        read_checkpoint(tmp_path)
     (tmp_path / "pytorch_model.bin").write_text("")
     with pytest.raises(ValueError, match=r"pytorch_model\.bin must be converted"):
-        weights.read_checkpoint(tmp_path)
+        read_checkpoint(tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ValueError, match="Without a network"):
         locate("nobody-at-all/no-model")

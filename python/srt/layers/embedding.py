@@ -23,6 +23,8 @@ class Embedding(Stored):
 
     def __call__(self, ids: Tensor) -> Tensor:
         """Token ids [T] -> [T, width]. Ids of other ranks' rows add zero before the sum."""
+        if self.packed is not None:
+            return self.packed.rows(ids, self.threads)
         if self.group.size == 1:
             return F.embedding(ids, self.weight)
         local = ids - self.first
@@ -32,7 +34,7 @@ class Embedding(Stored):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[T, width] -> [T, vocab], gathered from all ranks."""
-        return self.group.all_gather(F.linear(hidden, self.weight))
+        return self.group.all_gather(self.product(hidden))
 
     def record(self, tape: Recorder) -> int:
         """The tokens' rows: the buffer that becomes the residual stream."""

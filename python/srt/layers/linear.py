@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from srt.layers.recorder import Recorder, Source
@@ -42,7 +41,7 @@ class ColumnLinear(Stored):
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, inputs] -> [T, sum(sizes)]."""
-        return F.linear(x, self.weight, self.bias)
+        return self.product(x, self.bias)
 
     def record(self, tape: Recorder, x: Source, act: str = "silu") -> int:
         """The outputs' buffer; of a paired layer ``act(gate) * up``."""
@@ -72,8 +71,8 @@ class RowLinear(Stored):
     def __call__(self, x: Tensor) -> Tensor:
         """[T, inputs / size] -> [T, outputs]. The bias joins once, after the sum."""
         if self.group.size == 1:
-            return F.linear(x, self.weight, self.bias)
-        y = self.group.all_reduce(F.linear(x, self.weight))
+            return self.product(x, self.bias)
+        y = self.group.all_reduce(self.product(x))
         return y if self.bias is None else y + self.bias
 
     def record(self, tape: Recorder, x: Source, residual: int) -> None:

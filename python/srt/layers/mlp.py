@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import torch.nn.functional as F
 from torch import Tensor
 
 from srt.layers.linear import ColumnLinear, RowLinear
 from srt.layers.recorder import Recorder, Source
-from srt.layers.weight import Place, Slots
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "swish": F.silu,
-    "gelu": F.gelu,
-    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "relu": F.relu,
-}
+from srt.layers.weight import Place, Slots, Stored
 
 
 class GatedMLP:
@@ -27,15 +16,17 @@ class GatedMLP:
         parts = {"gate_proj": inner, "up_proj": inner}
         self.gate_up = ColumnLinear(width, parts, bias, place, paired=True)
         self.down = RowLinear(inner, "down_proj", width, bias, place)
-        self.act_name, self.act = act, ACTIVATIONS[act]
+        self.act = act
 
     def __call__(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(self.act(gate).mul_(up))
+        return self.down(self.gate_up.gated(x, self.act))
 
     def record(self, tape: Recorder, x: Source, residual: int) -> None:
         """Add the layer's outputs to the residual stream."""
-        self.down.record(tape, Source(self.gate_up.record(tape, x, self.act_name)), residual)
+        self.down.record(tape, Source(self.gate_up.record(tape, x, self.act)), residual)
+
+    def stored(self) -> list[Stored]:
+        return [self.gate_up, self.down]
 
     def slots(self, prefix: str) -> Slots:
         return self.gate_up.slots(prefix) | self.down.slots(prefix)

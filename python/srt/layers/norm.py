@@ -16,7 +16,7 @@ class RMSNorm:
         self.weight, self.shape, self.eps = place.empty(width), (width,), eps
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.shape, self.weight, self.eps)
+        return F.rms_norm(x, self.shape, self.weight.to(x.dtype), self.eps)
 
     def record(self, x: int) -> Source:
         """Buffer ``x``, to be normed by the product that reads it."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from srt.layers.activations import ACTIVATIONS
 from srt.parallel.groups import Group
 
 if TYPE_CHECKING:
@@ -18,11 +21,23 @@ Kind: TypeAlias = Literal["matrix", "bias", "gain"]
 
 @dataclass(frozen=True)
 class Place:
-    """Device, dtype and tensor-parallel group that a model is built for."""
+    """What a model is built for.
+
+    Attributes:
+        dtype: of its weights.
+        activations: dtype of the hidden states, the weights' own where None. With native kernels
+            they are float32 whatever the weights are.
+    """
 
     device: torch.device
     dtype: torch.dtype
     group: Group = field(default_factory=Group)
+    activations: torch.dtype | None = None
+
+    @property
+    def states(self) -> torch.dtype:
+        """The dtype of hidden states."""
+        return self.activations or self.dtype
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
@@ -37,6 +52,9 @@ class Slot:
         shape: the whole checkpoint tensor's.
         start: this rank holds ``[start, start + target.shape[dim])`` of dimension ``dim``.
         kind: how dummy values are drawn.
+        adapt: makes what the layer holds of the checkpoint's tensor, which has ``shape``: another
+            order of rows, the transpose, a fused tensor's part. Its result is what ``dim`` and
+            ``start`` are about.
     """
 
     target: Tensor
@@ -44,9 +62,12 @@ class Slot:
     dim: int = 0
     start: int = 0
     kind: Kind = "matrix"
+    adapt: Callable[[Tensor], Tensor] | None = None
 
     def load(self, source: Tensor) -> None:
         """Copy this rank's part of ``source``, which has ``shape``, casting the dtype."""
+        if self.adapt is not None:
+            source = self.adapt(source)
         part = source.narrow(self.dim, self.start, self.target.shape[self.dim])
         self.target.copy_(part)
 
@@ -67,23 +88,45 @@ Slots: TypeAlias = dict[str, Slot]
 
 
 class Stored:
-    """A layer whose weight native products may read in a layout of their own.
+    """A layer with a matrix, which native products may read in a layout of their own.
 
     Attributes:
         weight: [outputs, inputs]; empty once it is packed.
         bias: [outputs], or None.
         packed: in its place, on a CPU with native kernels.
         paired: the rows are a gate's and those of what it gates.
+        threads: that compute native products.
     """
 
     weight: Tensor
     bias: Tensor | None = None
     packed: Packed | None = None
     paired: bool = False
+    threads: int = 1
+
+    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """``x W^T + bias``: [T, inputs] -> [T, outputs]. Not for a paired weight that is packed
+        (``gated``)."""
+        if self.packed is None:
+            return F.linear(x, self.weight, bias)
+        from sgl_kernel import packed
+
+        return packed.linear(x.contiguous(), self.packed, bias=bias, threads=self.threads)
+
+    def gated(self, x: Tensor, act: str) -> Tensor:
+        """``act(gate) * up`` of a paired weight, [T, inputs] -> [T, outputs / 2]."""
+        if self.packed is None:
+            gate, up = self.product(x, self.bias).chunk(2, dim=-1)
+            return ACTIVATIONS[act](gate).mul_(up)
+        from sgl_kernel import packed
+
+        return packed.linear(
+            x.contiguous(), self.packed, bias=self.bias, act=act, threads=self.threads
+        )
 
     def pack(self, format: str, threads: int, arena: Arena) -> None:
         """Move the weight into a native layout, quantising it if ``format`` says so."""
         from sgl_kernel.packed import pack
 
         self.packed = pack(self.weight, format, paired=self.paired, threads=threads, arena=arena)
-        self.weight = self.weight.new_empty(0)
+        self.weight, self.threads = self.weight.new_empty(0), threads

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from srt.layers.mlp import ACTIVATIONS
+from srt.layers.activations import ACTIVATIONS
 from srt.layers.rotary import VARIANTS, Rope
 
 MAX_CONFIG_BYTES = 16 << 20

@@ -6,10 +6,11 @@ import difflib
 
 from srt.models.llama import LlamaForCausalLM
 from srt.models.mistral import MistralForCausalLM
+from srt.models.model import Model
 from srt.models.qwen2 import Qwen2ForCausalLM
 from srt.models.qwen3 import Qwen3ForCausalLM
 
-MODELS: dict[str, type[LlamaForCausalLM]] = {
+MODELS: dict[str, type[Model]] = {
     "LlamaForCausalLM": LlamaForCausalLM,
     "MistralForCausalLM": MistralForCausalLM,
     "Qwen2ForCausalLM": Qwen2ForCausalLM,
@@ -17,7 +18,7 @@ MODELS: dict[str, type[LlamaForCausalLM]] = {
 }
 
 
-def lookup(architecture: str) -> type[LlamaForCausalLM]:
+def lookup(architecture: str) -> type[Model]:
     """Raises ValueError, listing what is supported and the nearest kin, for an unknown name."""
     if architecture in MODELS:
         return MODELS[architecture]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from srt.attention.base import Attention, Int32Array
 from srt.core.batch import Sample
-from srt.models.llama import LlamaForCausalLM
+from srt.models.model import Model
 from srt.parallel.staging import send
 from srt.worker import sampler
 from srt.worker.drawing import Drawing, drawn
@@ -42,7 +42,7 @@ class Forward(Protocol):
 
 
 class Eager:
-    def __init__(self, model: LlamaForCausalLM, attention: Attention) -> None:
+    def __init__(self, model: Model, attention: Attention) -> None:
         self.model, self.attention = model, attention
 
     def hidden(self, inputs: Inputs, wanted: Int32Array) -> Tensor:

@@ -27,7 +27,7 @@ from srt.attention.base import Attention, Capturable, Int32Array, Layout
 from srt.attention.slots import padded
 from srt.config import ModelConfig
 from srt.core.batch import Sample
-from srt.models.llama import LlamaForCausalLM
+from srt.models.model import Model
 from srt.worker.drawing import Drawing
 from srt.worker.forward import Eager, pick
 from srt.worker.inputs import Inputs
@@ -92,7 +92,7 @@ class Graphs:
 
     def __init__(
         self,
-        model: LlamaForCausalLM,
+        model: Model,
         attention: Capturable,
         recorder: Recorder,
         most: int,
@@ -180,7 +180,7 @@ class Graphs:
 
 
 def captured(
-    model: LlamaForCausalLM, attention: Attention, settings: ModelConfig, pool: KVPool, length: int
+    model: Model, attention: Attention, settings: ModelConfig, pool: KVPool, length: int
 ) -> Graphs | None:
     """Graphs of the decode passes, None where there are to be none: without a GPU, with
     ``--disable-cuda-graph``, or where the attention implementation cannot be captured."""

@@ -1,5 +1,8 @@
-"""Native: passes on a CPU by sgl-kernel. The model is recorded on a tape once, its weights packed
-as they are loaded; a pass is one native call, and the logits another."""
+"""Passes on a CPU by sgl-kernel, the weights packed as they are loaded.
+
+Native     the model is recorded on a tape once; a pass is one native call
+Layered    the model's own code, its products and attention native: for what no tape holds
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,14 @@ from sgl_kernel.tape import Tape
 from torch import Tensor
 
 from srt.attention.base import Int32Array
+from srt.attention.kernel import KernelAttention
 from srt.core.batch import Sample
 from srt.layers.recorder import Recorder
 from srt.layers.weight import Stored
-from srt.models.llama import LlamaForCausalLM
+from srt.models.model import Model
 from srt.worker import native_draw
 from srt.worker.drawing import Drawing, drawn
+from srt.worker.forward import pick
 from srt.worker.inputs import Inputs
 from srt.worker.kv import KVPool
 
@@ -46,7 +51,7 @@ class Packer:
     ``quantization``: a name of ``FORMATS``, or "" for matrices as they are.
     """
 
-    def __init__(self, model: LlamaForCausalLM, quantization: str, threads: int) -> None:
+    def __init__(self, model: Model, quantization: str, threads: int) -> None:
         self.threads = threads
         plain = PLAIN[model.stored()[0].weight.dtype]
         matrix, head = FORMATS.get(quantization, (plain, plain))
@@ -73,10 +78,10 @@ class Packer:
             layer.pack(format, self.threads, self.arena)
 
 
-class Native:
-    """Implements ``worker.forward.Forward``."""
+class Layered:
+    """Implements ``worker.forward.Forward`` for any model whose matrices are packed."""
 
-    def __init__(self, model: LlamaForCausalLM, pool: KVPool, threads: int) -> None:
+    def __init__(self, model: Model, pool: KVPool, threads: int) -> None:
         """``model``: packed. Its matrices and the pool stay where they are."""
         assert model.head is not None
         assert model.head.packed is not None
@@ -85,20 +90,16 @@ class Native:
         self.head = model.head.packed
         for memory in (*pool.keys, *pool.values):
             packed.ask_huge_pages(memory)
-        self.tape = Tape()
-        pools = [
+        self.model = model
+        self.pools = [
             paged.KV(keys, values, *scales)
             for keys, values, scales in zip(pool.keys, pool.values, pool.scales)
         ]
-        model.record(Recorder(self.tape, pools))
+        self.attention = KernelAttention(self.pools, pool.page_size, threads)
 
     def hidden(self, inputs: Inputs, wanted: Int32Array) -> Tensor:
-        layout = inputs.layout
-        work = paged.Pass(
-            inputs.tokens.numpy(), layout.positions, layout.starts, layout.counts, layout.tables,
-            layout.pages, self.page_size,
-        )  # fmt: skip
-        return self.tape.run(work, np.ascontiguousarray(wanted), self._threads(work.tokens))
+        self.attention.plan(inputs.layout)
+        return pick(self.model.forward(inputs.tokens, inputs.positions, self.attention), wanted)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return packed.linear(hidden, self.head, threads=self._threads(hidden.shape[0]))
@@ -110,6 +111,23 @@ class Native:
     def _threads(self, tokens: int) -> int:
         """One for a pass that is over before others have woken."""
         return 1 if tokens * self.parameters < LIGHT else self.threads
+
+
+class Native(Layered):
+    """The same for models that are ``recordable``."""
+
+    def __init__(self, model: Model, pool: KVPool, threads: int) -> None:
+        super().__init__(model, pool, threads)
+        self.tape = Tape()
+        model.record(Recorder(self.tape, self.pools))
+
+    def hidden(self, inputs: Inputs, wanted: Int32Array) -> Tensor:
+        layout = inputs.layout
+        work = paged.Pass(
+            inputs.tokens.numpy(), layout.positions, layout.starts, layout.counts, layout.tables,
+            layout.pages, self.page_size,
+        )  # fmt: skip
+        return self.tape.run(work, np.ascontiguousarray(wanted), self._threads(work.tokens))
 
 
 # Multiply-adds that one thread does in about the time it takes to wake another.

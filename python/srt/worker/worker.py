@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,11 @@ from srt.config import Config, ModelConfig
 from srt.core.batch import Batch, StepResult
 from srt.layers.weight import Place, Slots
 from srt.models import weights
+from srt.models.checkpoint import Checkpoint
 from srt.models.config import ModelSpec, read_config
-from srt.models.llama import LlamaForCausalLM
 from srt.models.location import locate
+from srt.models.model import Model
+from srt.models.open import open_checkpoint
 from srt.models.registry import lookup
 from srt.worker.forward import Eager, Forward
 from srt.worker.graphs import captured
@@ -41,13 +43,13 @@ class Plan:
 
     directory: Path
     architecture: str
-    family: type[LlamaForCausalLM]
+    family: type[Model]
     spec: ModelSpec
     length: int
     device: torch.device
     dtype: torch.dtype
     parameters: int
-    entries: Mapping[str, weights.Entry]  # empty: dummy weights
+    checkpoint: Checkpoint | None  # None: dummy weights
     torch_because: str  # why native kernels do not run it, "" where they do
 
 
@@ -122,10 +124,10 @@ def plan_of(config: Config) -> Plan:
     # A model without storage tells which tensors it needs before anything is allocated.
     outline = family(spec, Place(torch.device("meta"), torch.float32), 1)
     slots = outline.slots()
-    entries: Mapping[str, weights.Entry] = {}
+    checkpoint = None
     if settings.load_format != "dummy":
-        entries = weights.read_checkpoint(directory)
-        weights.match(slots, entries, outline.ignores, directory)
+        checkpoint = open_checkpoint(directory, fields)
+        weights.match(slots, checkpoint, outline.ignores)
     parameters = parameters_of(slots)
     dtype = dtype_of(settings.dtype, spec, parameters, device)
     why = no_native(settings, dtype, device)
@@ -134,34 +136,36 @@ def plan_of(config: Config) -> Plan:
         if why and value not in ("none", "auto"):
             raise ValueError(f"--{name} {value} needs native kernels: {why}. Leave it out.")
     return Plan(
-        directory, architecture, family, spec, length, device, dtype, parameters, entries, why
+        directory, architecture, family, spec, length, device, dtype, parameters, checkpoint, why
     )
 
 
-def load_model(plan: Plan, settings: ModelConfig, threads: int) -> LlamaForCausalLM:
+def load_model(plan: Plan, settings: ModelConfig, threads: int) -> Model:
     """With its weights, packed where native kernels will read them."""
     with returned_at_once():
-        model = plan.family(plan.spec, Place(plan.device, plan.dtype), plan.length)
+        states = plan.dtype if plan.torch_because else torch.float32
+        place = Place(plan.device, plan.dtype, activations=states)
+        model = plan.family(plan.spec, place, plan.length)
         filled = None
         if not plan.torch_because:
             from srt.worker.native import Packer
 
             filled = Packer(model, settings.quantization, threads).filled
-        if plan.entries:
-            weights.load(model.slots(), plan.entries, filled=filled)
+        if plan.checkpoint is not None:
+            weights.load(model.slots(), plan.checkpoint, filled=filled)
         else:
             weights.randomise(model.slots(), settings.random_seed, filled=filled)
     return model
 
 
 def forward_of(
-    plan: Plan, settings: ModelConfig, model: LlamaForCausalLM, pool: KVPool, threads: int
+    plan: Plan, settings: ModelConfig, model: Model, pool: KVPool, threads: int
 ) -> tuple[Forward, str]:
     """How passes are computed, and what by: an instruction set or "torch"."""
     if not plan.torch_because:
-        from srt.worker.native import Native
+        from srt.worker.native import Layered, Native
 
-        native = Native(model, pool, threads)
+        native = (Native if model.recordable else Layered)(model, pool, threads)
         log.info("kernels: sgl-kernel, %s, %d threads", native.isa, threads)
         return native, native.isa
     attention = make_attention(settings.attention_backend, pool, plan.spec, plan.device)

@@ -66,6 +66,7 @@ class Model:
         from srt.layers.weight import Place
         from srt.models import weights
         from srt.models.config import read_config
+        from srt.models.open import open_checkpoint
         from srt.models.registry import lookup
 
         try:
@@ -83,12 +84,12 @@ class Model:
             yield Finding("weights", OK, "drawn at random (--load-format dummy)")
             return
         try:
-            entries = weights.read_checkpoint(self._directory)
-            weights.match(self._slots, entries, outline.ignores, self._directory)
+            checkpoint = open_checkpoint(self._directory, fields)
+            weights.match(self._slots, checkpoint, outline.ignores)
         except (ValueError, OSError) as error:
             yield Finding("weights", FAIL, str(error), "fetch the checkpoint again")
             return
-        yield Finding("weights", OK, f"{len(entries)} tensors, as the configuration says")
+        yield Finding("weights", OK, f"{len(checkpoint.shapes)} tensors, as the configuration says")
 
     def memory(self) -> Iterator[Finding]:
         """Whether weights and KV cache fit, as far as can be told without taking them."""

@@ -1,0 +1,42 @@
+"""Attention by sgl-kernel on a CPU, for passes that are computed layer by layer rather than from a
+tape: models that no tape can hold yet, and rows with adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from sgl_kernel import paged
+from torch import Tensor
+
+from srt.attention.base import Heads, Layout
+
+
+class KernelAttention:
+    """Implements ``attention.base.Attention`` over ``pools``, one a layer (int8 ones included).
+
+    Activations are float32.
+    """
+
+    def __init__(self, pools: Sequence[paged.KV], page_size: int, threads: int) -> None:
+        self.pools, self.page_size, self.threads = list(pools), page_size, threads
+        self._pass: paged.Pass
+        self._still = paged.Rotary(torch.empty(0, 0), torch.empty(0, 0))  # rotates nothing
+
+    def plan(self, layout: Layout) -> None:
+        ids = np.zeros(len(layout.positions), dtype=np.int32)  # attention does not read them
+        self._pass = paged.Pass(
+            ids, layout.positions, layout.starts, layout.counts, layout.tables, layout.pages,
+            self.page_size,
+        )  # fmt: skip
+
+    def attend(self, heads: Heads, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        shape = paged.Heads(
+            heads.num_heads, heads.num_kv_heads, heads.head_dim, heads.scale, heads.window,
+            heads.soft_cap,
+        )  # fmt: skip
+        qkv = torch.cat([q, k, v], dim=1).flatten(1).float()
+        pool = self.pools[heads.index]
+        paged.append(self._pass, shape, self._still, qkv, pool, self.threads)
+        return paged.attend(self._pass, shape, qkv, pool, self.threads)

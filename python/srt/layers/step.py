@@ -1,0 +1,29 @@
+"""Step: what every layer of a pass needs beside the hidden states."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from srt.attention.base import Attention
+from srt.layers.rotary import Angles, Rotary
+
+
+class Step:
+    """One pass through a model's layers.
+
+    Attributes:
+        positions: of the tokens [T], or [3, T] (time, height, width) where a model has rotary
+            sections.
+        attention: planned already.
+    """
+
+    def __init__(self, positions: Tensor, attention: Attention) -> None:
+        self.positions, self.attention = positions, attention
+        self._angles: dict[int, Angles] = {}
+
+    def angles(self, rotary: Rotary) -> Angles:
+        """The angles of the pass's tokens, looked up once for all layers that share ``rotary``."""
+        found = self._angles.get(id(rotary))
+        if found is None:
+            found = self._angles[id(rotary)] = rotary.at(self.positions)
+        return found

@@ -1,0 +1,46 @@
+"""Checkpoint: tensors by the names that models ask for, wherever and however they are stored.
+
+Plain safetensors files are one (``models/weights``). A quantised format is another, around it: it
+shows ``layer.weight`` where the files hold ``layer.qweight``, ``layer.scales`` and so on, and reads
+it dequantised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Checkpoint(Protocol):
+    """Nothing is read before ``read``; headers were checked when it was made.
+
+    Attributes:
+        source: the directory or file, for messages.
+        shapes: shape of every tensor, by name.
+    """
+
+    @property
+    def source(self) -> Path: ...
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
+
+    def order(self, names: list[str]) -> list[str]:
+        """The names in the order in which reading them is cheapest."""
+        ...
+
+    def size(self, name: str) -> int:
+        """Bytes that reading the tensor reads, for progress."""
+        ...
+
+    def read(self, name: str) -> Tensor:
+        """The whole tensor in a float dtype, on the CPU; it may be a view of a mapped file. Raises
+        ValueError where it is stored in a way that is none of a weight."""
+        ...
+
+    def forget(self, name: str) -> None:
+        """What was read is needed no longer: its memory may go."""
+        ...

@@ -1,0 +1,88 @@
+"""The contract between a model and what runs it."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Protocol
+
+from torch import Tensor
+
+from srt.attention.base import Attention
+from srt.layers.embedding import Embedding
+from srt.layers.recorder import Recorder
+from srt.layers.step import Step
+from srt.layers.weight import Place, Slots, Stored
+from srt.models.config import Fields, ModelSpec
+
+
+class Block(Protocol):
+    """One layer of a decoder, with its residual connections."""
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        """Hidden states [T, width] -> the same. Writes the planned KV slots of its pool."""
+        ...
+
+    def stored(self) -> list[Stored]:
+        """Everything in it with a matrix."""
+        ...
+
+    def slots(self, prefix: str) -> Slots:
+        """Its checkpoint tensors, whose names begin with ``prefix``."""
+        ...
+
+
+class Recordable(Block, Protocol):
+    """A block that a native tape can hold."""
+
+    def record(self, tape: Recorder, x: int, last: bool) -> int:
+        """The residual stream behind the layer, whose buffer is ``x`` before it. ``last``: behind
+        its attention only the tokens go on whose outputs are wanted (``Recorder.choose``)."""
+        ...
+
+
+class Model(Protocol):
+    """A range of a decoder's layers. The first range embeds the tokens, the last one norms and
+    computes logits.
+
+    ``recordable``: ``record`` says all of ``forward``; else a pass is computed layer by layer.
+    """
+
+    spec: ModelSpec
+    recordable: ClassVar[bool]
+    embedding: Embedding | None
+    head: Embedding | None
+
+    def __init__(
+        self, spec: ModelSpec, place: Place, length: int, layers: range | None = None
+    ) -> None:
+        """Layers ``layers`` (all of them by default), for ``length`` positions."""
+        ...
+
+    @staticmethod
+    def read(config: Fields, architecture: str) -> ModelSpec:
+        """The spec of a checkpoint's config. Raises ValueError."""
+        ...
+
+    def forward(self, x: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """Token ids [T] (the first range) or hidden states [T, width] -> hidden states [T, width],
+        normed where the range is the last. Writes the planned KV slots."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Normed hidden states [N, width] of the last range -> [N, vocab]."""
+        ...
+
+    def record(self, tape: Recorder) -> None:
+        """``forward`` of a model that owns all layers, for the tokens whose outputs are wanted."""
+        ...
+
+    def stored(self) -> list[Stored]:
+        """Everything with a matrix."""
+        ...
+
+    def slots(self) -> Slots:
+        """Every checkpoint tensor that this range needs."""
+        ...
+
+    def ignores(self, name: str) -> bool:
+        """Whether a checkpoint tensor that has no slot is known to be needless here."""
+        ...
