@@ -11,7 +11,8 @@ from helpers.paged import Paged
 from helpers.tiny_model import write_config
 from srt.attention import choose as module
 from srt.attention.choose import choose
-from srt.config import ATTENTION_BACKENDS, Config
+from srt.config import Config
+from srt.config.sections import ATTENTION_BACKENDS
 from srt.server.doctor.machine import device as examine
 from srt.worker.worker import Worker
 

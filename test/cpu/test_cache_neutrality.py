@@ -11,7 +11,8 @@ import random
 
 import pytest
 from helpers.tiny_model import write_config
-from srt.config import POLICIES, Config, MemoryConfig, ModelConfig, ScheduleConfig
+from srt.config import Config, MemoryConfig, ModelConfig, ScheduleConfig
+from srt.config.sections import POLICIES
 from srt.core.ints import ints
 from srt.core.messages import Advance, Close, Done, Failed, Fork, Generate, Open, Prompt, Tokens
 from srt.core.sampling import SamplingParams

@@ -32,7 +32,8 @@ from helpers.fake_worker import (
     next_token,
 )
 from helpers.toy_grammar import ToyGrammars, allowed, bits
-from srt.config import POLICIES, ScheduleConfig
+from srt.config import ScheduleConfig
+from srt.config.sections import POLICIES
 from srt.core.constraint import Constraint
 from srt.core.ints import ints
 from srt.core.messages import (

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from helpers.compiling import BYTES
-from srt.config import GRAMMAR_BACKENDS
+from srt.config.sections import GRAMMAR_BACKENDS
 from srt.core.constraint import MAX_CHOICE, MAX_CHOICES, Constraint
 from srt.grammar.automaton import Automaton
 from srt.grammar.base import GrammarError

@@ -17,7 +17,8 @@ from helpers.simulation import expected
 from helpers.toy_grammar import ToyGrammars
 from hypothesis import given
 from hypothesis import strategies as st
-from srt.config import POLICIES, Config, ScheduleConfig
+from srt.config import Config, ScheduleConfig
+from srt.config.sections import POLICIES
 from srt.core.batch import Batch, StepResult
 from srt.core.constraint import Constraint
 from srt.core.ints import ints

@@ -13,7 +13,8 @@ from helpers.scripted import Scripted, pieces, posted
 from helpers.toy_tokenizer import CHATML, byte_level
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from srt.config import REASONING_PARSERS, Config
+from srt.config import Config
+from srt.config.sections import REASONING_PARSERS
 from srt.core.constraint import Constraint
 from srt.program.output import Finish
 from srt.program.reasoning import PARSERS, Marks, ThoughtParser, behind_thought, marks_for, opened

@@ -52,7 +52,7 @@ def ids(items: list[Item]) -> list[int]:
 
 
 def test_every_policy_of_the_config_has_an_order() -> None:
-    from srt.config import POLICIES
+    from srt.config.sections import POLICIES
 
     assert set(ORDERS) == set(POLICIES)
     assert set(AGING) < set(ORDERS)

@@ -10,7 +10,7 @@ import pytest
 from helpers.scripted import pieces
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from srt.config import TOOL_CALL_PARSERS
+from srt.config.sections import TOOL_CALL_PARSERS
 from srt.program.deltas import Arguments, Begin, Delta, joined
 from srt.program.tool_formats import FORMATS, Hermes, Llama3, Mistral, Pythonic, Tiny, format_for
 from srt.program.tool_formats.literal import Literal

@@ -12,8 +12,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from srt.core.ints import Floats, Ints, ints
+from srt.core.media import Media
 from srt.core.sampling import SamplingParams
 
 _NO_INTS, _NO_FLOATS = ints(), array("d")  # shared by all that have none; never changed
@@ -61,6 +63,21 @@ class Score:
     probe: tuple[int, ...] = ()
 
 
+class Piece(NamedTuple):
+    """Placeholders of a row whose embeddings are hidden states of a vision tower.
+
+    Attributes:
+        at: index of the first of them among the row's tokens.
+        skip: the medium's hidden states before it, which an earlier row has taken.
+        count: how many there are.
+    """
+
+    media: Media
+    at: int
+    skip: int
+    count: int
+
+
 @dataclass(slots=True)
 class Row:
     """New tokens of one context.
@@ -83,6 +100,9 @@ class Row:
             token behind it, a *draft*. Draw and draft agree up to some place; the draw there is the
             next token, and the tokens behind it were computed in vain.
         pool: where >= 0, the sum of the final hidden states of ``tokens[pool:]`` is wanted.
+        pieces: of images and videos among the tokens, in order.
+        places: of models whose positions have three parts, those of the tokens: all times, all
+            heights, all widths, 3 * len(tokens); empty where all three are the position.
     """
 
     context: int
@@ -97,6 +117,8 @@ class Row:
     probe: tuple[int, ...] = ()
     adapter: str | None = None
     pool: int = -1
+    pieces: Sequence[Piece] = ()
+    places: Ints = field(default_factory=lambda: _NO_INTS)
 
 
 @dataclass(slots=True)

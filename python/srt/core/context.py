@@ -22,6 +22,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from srt.core.media import Medias, marked
 from srt.core.segments import Segments, key
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Context:
         tokens: token ids, int32.
         namespace: contexts share KV only within one namespace (cache salt, adapter).
         segments: texts encoded side by side (``core/segments``), () in a plain context.
+        media: images and videos among the tokens (``core/media``).
         ready: tokens whose KV is on the device.
         saved: tokens whose KV is on the device or in a lower tier.
         pages: page table; page ``i`` holds positions ``[i * page_size, (i + 1) * page_size)``.
@@ -52,6 +54,7 @@ class Context:
     tokens: Ints
     namespace: str = ""
     segments: Segments = ()
+    media: Medias = ()
     ready: int = 0
     saved: int = 0
     pages: Ints = field(default_factory=_empty)
@@ -61,7 +64,7 @@ class Context:
     @property
     def key(self) -> Ints:
         """What its KV is found by in the cache, as long as the tokens."""
-        return key(self.tokens, self.segments)
+        return key(marked(self.tokens, self.media), self.segments)
 
     @property
     def tail(self) -> int:

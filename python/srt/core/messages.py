@@ -27,6 +27,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from srt.core.media import Medias
 from srt.core.sampling import SamplingParams
 from srt.core.segments import Segments
 
@@ -86,6 +87,7 @@ class Open(msgspec.Struct, frozen=True, tag="open", omit_defaults=True):
     tokens: bytes  # int32, native order
     namespace: str = ""
     segments: Segments = ()
+    media: Medias = ()
 
 
 class Fork(msgspec.Struct, frozen=True, tag="fork", omit_defaults=True):

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from srt.config import MAX_DRAFTS
+from srt.config.sections import MAX_DRAFTS
 from srt.core.batch import Drawn, Row, RowOutput
 from srt.core.messages import Generate
 from srt.core.request import Request

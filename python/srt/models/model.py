@@ -7,6 +7,7 @@ from typing import ClassVar, Protocol
 from torch import Tensor
 
 from srt.attention.base import Attention
+from srt.core.media import Media
 from srt.layers.embedding import Embedding
 from srt.layers.recorder import Recorder
 from srt.layers.step import Step
@@ -71,6 +72,14 @@ class Model(Protocol):
         """Normed hidden states [N, width] of the last range -> [N, vocab]."""
         ...
 
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Token ids [T] -> [T, width], as the first block wants them."""
+        ...
+
+    def compute(self, x: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """``forward`` behind the embedding."""
+        ...
+
     def record(self, tape: Recorder) -> None:
         """``forward`` of a model that owns all layers, for the tokens whose outputs are wanted."""
         ...
@@ -85,4 +94,12 @@ class Model(Protocol):
 
     def ignores(self, name: str) -> bool:
         """Whether a checkpoint tensor that has no slot is known to be needless here."""
+        ...
+
+
+class Seeing(Model, Protocol):
+    """A model with a vision tower."""
+
+    def encode(self, media: Media) -> Tensor:
+        """Hidden states [media.count, width] that stand in for the placeholders' embeddings."""
         ...

@@ -1,16 +1,8 @@
-"""Config: every setting of the runtime, frozen and nested; each part receives only its section.
-
-The command line, ``sglang.Engine(...)`` and ``sglang.Runtime(...)`` are derived from these fields:
-a field is a flag (``max_running_requests`` is ``--max-running-requests``), its help is beside it.
-"""
+"""The sections of a Config: which settings there are, what they mean and what they may be."""
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
-import difflib
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,11 +25,6 @@ REASONING_PARSERS = (
 )  # fmt: skip
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
-_SECRET = ("api_key", "admin_api_key", "ssl_keyfile_password")
-_POSITIVE = (
-    "max_connections", "max_header_bytes", "header_timeout", "body_timeout", "keep_alive_timeout",
-    "stream_write_timeout",
-)  # fmt: skip
 
 
 def flag(
@@ -257,144 +244,3 @@ class OperationsConfig:
     otlp_traces_endpoint: str = flag(
         "", "URL that OpenTelemetry spans are sent to (OTLP over HTTP); needs the extra otel"
     )
-
-
-@dataclass(frozen=True)
-class Config:
-    """All sections. ``Config.of(port=1, page_size=16)`` finds each name's section."""
-
-    model: ModelConfig = field(default_factory=ModelConfig)
-    memory: MemoryConfig = field(default_factory=MemoryConfig)
-    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    grammar: GrammarConfig = field(default_factory=GrammarConfig)
-    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
-    server: ServerConfig = field(default_factory=ServerConfig)
-    edge: EdgeConfig = field(default_factory=EdgeConfig)
-    operations: OperationsConfig = field(default_factory=OperationsConfig)
-
-    @staticmethod
-    def of(**settings: Any) -> Config:
-        """Raises TypeError for an unknown name or a value of the wrong type, ValueError for a
-        value out of range.
-        """
-        sections: dict[str, dict[str, Any]] = {name: {} for name, _ in _sections()}
-        where = {f.name: name for name, cls in _sections() for f in dataclasses.fields(cls)}
-        for name, value in settings.items():
-            if name not in where:
-                near = difflib.get_close_matches(name, where, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise TypeError(f"unknown setting {name!r}{hint}")
-            sections[where[name]][name] = value
-        config = Config(**{name: cls(**sections[name]) for name, cls in _sections()})
-        config.verify()
-        return config
-
-    def verify(self) -> None:
-        """Raise TypeError or ValueError, naming the flag, its value and its limit."""
-        for name, cls in _sections():
-            for f in dataclasses.fields(cls):
-                value, choices = getattr(getattr(self, name), f.name), f.metadata["choices"]
-                _verify_type(f, value)
-                if choices and value not in choices:
-                    raise ValueError(f"{_flag(f.name)} is {value!r}; use one of {choices}")
-        chunk = self.schedule.chunked_prefill_size
-        checks = [
-            ("page_size", self.memory.page_size, self.memory.page_size >= 1, "at least 1"),
-            ("max_total_tokens", self.memory.max_total_tokens,
-             self.memory.max_total_tokens >= 0, "0 or more"),
-            ("mem_fraction_static", self.memory.mem_fraction_static,
-             0 <= self.memory.mem_fraction_static < 1, "in [0, 1)"),
-            ("context_length", self.model.context_length,
-             self.model.context_length >= 0, "0 or more"),
-            ("max_running_requests", self.schedule.max_running_requests,
-             self.schedule.max_running_requests >= 1, "at least 1"),
-            ("max_queued_requests", self.schedule.max_queued_requests,
-             self.schedule.max_queued_requests >= 1, "at least 1"),
-            ("chunked_prefill_size", chunk, chunk >= 1 or chunk == -1, "at least 1, or -1"),
-            ("max_overtakes", self.schedule.max_overtakes,
-             self.schedule.max_overtakes >= 0, "0 or more"),
-            ("port", self.server.port, 0 <= self.server.port < 65536, "in [0, 65535]"),
-            ("stream_interval", self.server.stream_interval,
-             self.server.stream_interval >= 1, "at least 1"),
-            ("max_body_bytes", self.server.max_body_bytes,
-             self.server.max_body_bytes >= 1, "at least 1"),
-            ("response_store_bytes", self.server.response_store_bytes,
-             self.server.response_store_bytes >= 0, "0 or more"),
-            ("threads", self.model.threads, self.model.threads >= 0, "0 or more"),
-            ("cuda_graph_max_bs", self.model.cuda_graph_max_bs,
-             self.model.cuda_graph_max_bs >= 1, "at least 1"),
-            ("max_engine_restarts", self.operations.max_engine_restarts,
-             self.operations.max_engine_restarts >= 0, "0 or more"),
-            ("watchdog_timeout", self.operations.watchdog_timeout,
-             0 <= self.operations.watchdog_timeout < math.inf, "0 or more, and finite"),
-            ("exit_with_parent", self.operations.exit_with_parent,
-             self.operations.exit_with_parent >= 0, "0 or more"),
-        ]  # fmt: skip
-        for name in _POSITIVE:
-            value = getattr(self.edge, name)
-            checks.append((name, value, 0 < value < math.inf, "above 0, and finite"))
-        for name, value, good, limit in checks:
-            if not good:
-                raise ValueError(f"{_flag(name)} is {value}; it must be {limit}")
-        self.speculation.verify()
-
-    def public(self) -> Mapping[str, Any]:
-        """The settings without the secrets among them."""
-        return {name: value for name, value in self.settings().items() if name not in _SECRET}
-
-    def settings(self) -> Mapping[str, Any]:
-        """All settings by name, without sections."""
-        return {
-            f.name: getattr(getattr(self, name), f.name)
-            for name, cls in _sections()
-            for f in dataclasses.fields(cls)
-        }
-
-
-def _sections() -> Iterator[tuple[str, Any]]:
-    yield from (
-        ("model", ModelConfig),
-        ("memory", MemoryConfig),
-        ("schedule", ScheduleConfig),
-        ("grammar", GrammarConfig),
-        ("speculation", SpeculationConfig),
-        ("server", ServerConfig),
-        ("edge", EdgeConfig),
-        ("operations", OperationsConfig),
-    )
-
-
-def _verify_type(f: dataclasses.Field[Any], value: Any) -> None:
-    wanted = type(f.default)
-    accepted = (int, float) if wanted is float else (wanted,)
-    # bool is an int to isinstance: max_running_requests=True is a mistake all the same.
-    if not isinstance(value, accepted) or (isinstance(value, bool) and wanted is not bool):
-        raise TypeError(f"{_flag(f.name)} is {value!r}; it must be of type {wanted.__name__}")
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """One flag a field, grouped by section."""
-    for name, cls in _sections():
-        group = parser.add_argument_group(name, (cls.__doc__ or "").strip())
-        for f in dataclasses.fields(cls):
-            meta = f.metadata
-            option = _flag(f.name)
-            if isinstance(f.default, bool):
-                group.add_argument(option, help=meta["help"], default=f.default,
-                                   action=argparse.BooleanOptionalAction)  # fmt: skip
-            else:
-                shown = "" if f.default in ("", None) else f" (default: {f.default})"
-                metavar = None if meta["choices"] else f.name.split("_")[-1].upper()
-                group.add_argument(option, help=meta["help"] + shown, default=f.default,
-                                   type=meta["type"] or str, choices=meta["choices"],
-                                   metavar=metavar)  # fmt: skip
-
-
-def from_arguments(namespace: argparse.Namespace) -> Config:
-    """The Config of a parsed command line. Raises ValueError as ``Config.of`` does."""
-    names = {f.name for _, cls in _sections() for f in dataclasses.fields(cls)}
-    return Config.of(**{k: v for k, v in vars(namespace).items() if k in names})
