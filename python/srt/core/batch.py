@@ -12,7 +12,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from srt.core.ints import Floats, Ints, ints
 from srt.core.media import Media
@@ -63,7 +62,8 @@ class Score:
     probe: tuple[int, ...] = ()
 
 
-class Piece(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Piece:
     """Placeholders of a row whose embeddings are hidden states of a vision tower.
 
     Attributes:
