@@ -14,17 +14,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 from collections.abc import Sequence
-from datetime import datetime, timezone
 
 import sglang as sgl
 
 from benchmark.frontend import batches, primitives, requests
 from benchmark.frontend.instant import server
-from benchmark.frontend.rounds import Row, WrongAnswer, table
-from benchmark.serving.report import environment
+from benchmark.frontend.rounds import WrongAnswer
+from benchmark.tables import Row, told
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -51,20 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     finally:
         loop.close()
-    print(" ".join(f"{name}={value}" for name, value in environment().items()))
-    for title, rows in tables.items():
-        print(f"\n{title}\n{table(rows)}")
-    if options.output_file:
-        _write(options, tables)
-    missed = [
-        f"{row.name}: {name} is {figure}; the limit is {figure.limit:g}"
-        for rows in tables.values()
-        for row in rows
-        for name, figure in row.figures.items()
-        if figure.missed
-    ]
-    print("\n" + "\n".join([f"{len(missed)} limits missed", *missed]))
-    return 1 if missed else 0
+    return told(tables, options)
 
 
 def _measure(options: argparse.Namespace, loop: asyncio.AbstractEventLoop) -> dict[str, list[Row]]:
@@ -83,23 +68,6 @@ def _measure(options: argparse.Namespace, loop: asyncio.AbstractEventLoop) -> di
         "us a step, over HTTP": sent,
         "ms an item of two gens, 64 at once": whole,
     }
-
-
-def _write(options: argparse.Namespace, tables: dict[str, list[Row]]) -> None:
-    common = {
-        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "options": vars(options),
-        "environment": environment(),
-    }
-    with open(options.output_file, "a", encoding="utf-8") as file:
-        for title, rows in tables.items():
-            for row in rows:
-                figures = {
-                    name: {"median": figure.median, "values": figure.values, "limit": figure.limit}
-                    for name, figure in row.figures.items()
-                }
-                line = {"table": title, "row": row.name, "figures": figures, **common}
-                file.write(json.dumps(line) + "\n")
 
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@ import httpx
 import sglang as sgl
 
 from benchmark.frontend.requests import SAMPLING
-from benchmark.frontend.rounds import Figure, Row, take_turns
+from benchmark.frontend.rounds import take_turns
 from benchmark.serving.http import Http
+from benchmark.tables import Figure, Row
 
 CONCURRENCY = 64
 

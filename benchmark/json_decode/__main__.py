@@ -14,21 +14,17 @@ paper has 1.6 times the throughput by jump-forward and 2.4 times by compiling on
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from benchmark.frontend.rounds import Figure, Row, table
 from benchmark.json_decode.sides import Failed, Run, cpu_ratios, engines, in_turns, ratios, run
 from benchmark.json_decode.workloads import ANYTHING, WORKLOADS, Workload
 from benchmark.models import EMBEDDED, SHAPES, make
-from benchmark.serving.report import environment
-from benchmark.serving.stats import median
+from benchmark.tables import Figure, Row, told
 
 EQUAL_TOKENS = 96  # of the answers under a constraint that allows everything
 PARTS = ("jump", "compile", "mask")
@@ -71,20 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except Failed as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
-    print(" ".join(f"{name}={value}" for name, value in environment().items()))
-    for title, rows in tables.items():
-        print(f"\n{title}\n{table(rows)}")
-    if options.output_file:
-        _write(options, tables)
-    missed = [
-        f"{row.name}: {name} is {figure}; the limit is {figure.limit:g}"
-        for rows in tables.values()
-        for row in rows
-        for name, figure in row.figures.items()
-        if figure.missed
-    ]
-    print("\n" + "\n".join([f"{len(missed)} limits missed", *missed]))
-    return 1 if missed else 0
+    return told(tables, options)
 
 
 def _settings(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -217,27 +200,6 @@ def _mask(options: argparse.Namespace, engine: Any) -> dict[str, list[Row]]:
         }
         rows.append(Row(name, figures))
     return {"what masks cost, no jumps": rows}
-
-
-def _write(options: argparse.Namespace, tables: dict[str, list[Row]]) -> None:
-    common = {
-        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "options": vars(options),
-        "environment": environment(),
-    }
-    with open(options.output_file, "a", encoding="utf-8") as file:
-        for title, rows in tables.items():
-            for row in rows:
-                figures = {
-                    name: {
-                        "median": median(figure.values),
-                        "values": figure.values,
-                        "limit": figure.limit,
-                    }
-                    for name, figure in row.figures.items()
-                }
-                line = {"table": title, "row": row.name, "figures": figures, **common}
-                file.write(json.dumps(line) + "\n")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ draft model can. "draft, wrong" has one with random weights, which is the least.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -19,10 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmark.frontend.rounds import Figure, Row, table
 from benchmark.models import EMBEDDED
-from benchmark.serving.report import environment
 from benchmark.speculation.models import of_depth
+from benchmark.tables import Figure, Row, told
 
 PASSAGE = "The little dog ran to the river. It saw a red boat, and a cat in the red boat. "
 STARTS = ("The old farmer", "A bird in the snow", "My sister", "On Monday the teacher",
@@ -160,20 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finally:
             good.shutdown()
             bad.shutdown()
-    print(" ".join(f"{name}={value}" for name, value in environment().items()))
-    for title, found in rows.items():
-        print(f"\n{title}\n{table(found)}")
-    if options.output_file:
-        _write(options, rows)
-    missed = [
-        f"{title}, {row.name}: {name} is {figure}; the limit is {figure.limit:g}"
-        for title, found in rows.items()
-        for row in found
-        for name, figure in row.figures.items()
-        if figure.missed
-    ]
-    print("\n" + "\n".join([f"{len(missed)} limits missed", *missed]))
-    return 1 if missed else 0
+    return told(rows, options)
 
 
 def _wrong(folder: Path) -> Path:
@@ -189,15 +174,6 @@ def _wrong(folder: Path) -> Path:
     }
     save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
     return folder
-
-
-def _write(options: argparse.Namespace, tables: dict[str, list[Row]]) -> None:
-    with Path(options.output_file).open("a", encoding="utf-8") as file:
-        for title, rows in tables.items():
-            for row in rows:
-                figures = {name: list(figure.values) for name, figure in row.figures.items()}
-                line = {"table": title, "row": row.name, "figures": figures, **environment()}
-                file.write(json.dumps(line) + "\n")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def test_every_row_is_measured(tmp_path: Path) -> None:
         for work in ("repetitive", "free")
         for side in ("off", "ngram", "draft", "draft, wrong")
     ]
-    accepted = {row["row"]: row["figures"]["accepted"][0] for row in rows}
+    accepted = {row["row"]: row["figures"]["accepted"]["median"] for row in rows}
     assert accepted["draft"] > 0.9
     assert accepted["draft, wrong"] < 0.2
     assert accepted["off"] == 0
