@@ -1,0 +1,189 @@
+"""GgufCheckpoint: a GGUF file's tensors under the names and in the layout of a Hugging Face
+checkpoint, dequantised when they are read."""
+
+from __future__ import annotations
+
+import mmap
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from srt.files.gguf import Kind, Tensor
+from srt.layers.quantised import Quantised
+from srt.models.gguf.config import GgufFields
+from srt.models.gguf.families import Change
+from srt.models.gguf.integers import INTEGERS, quantised
+from srt.models.gguf.quants import FLOATS, READABLE, dequantise
+
+# Read with the config, or of no use here.
+_READ = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One tensor of the checkpoint: expert ``expert`` of the file's tensor, or (-1) all of it."""
+
+    tensor: Tensor
+    shape: tuple[int, ...]
+    change: Change
+    expert: int = -1
+
+
+class GgufCheckpoint:
+    """Implements ``models.checkpoint.Checkpoint``."""
+
+    def __init__(self, config: GgufFields) -> None:
+        self.source = Path(config.source)
+        self._heads = {
+            "attn_q": config.int("num_attention_heads"),
+            "attn_k": config.int("num_key_value_heads"),
+        }
+        self._parts: dict[str, Part] = {}
+        self._rows: dict[str, int] = {}
+        self._config = config
+        for file in config.files:
+            for name, tensor in file.tensors.items():
+                for part_name, part in self._named(name, tensor):
+                    self._parts[part_name] = part
+        self._open: tuple[Path, mmap.mmap] | None = None
+
+    def _named(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Part]]:
+        """What the checkpoint calls it; its own name where the family does not know it."""
+        family = self._config.family
+        if _READ.fullmatch(name):
+            return
+        match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
+        layer, stem, ending = match.groups() if match else (None, "", "")
+        known = (family.top if layer is None else family.layer).get(stem)
+        if known is None:
+            yield name, Part(tensor, tensor.shape, "")
+            return
+        prefix = "" if layer is None else f"{family.layers}{int(layer)}."
+        change, shape = family.change(stem), tensor.shape
+        if change == "transposed":
+            shape = tuple(reversed(shape))
+        if "{}" in known:
+            for expert in range(min(shape[0], 1 << 12) if shape else 0):
+                part = Part(tensor, shape[1:], change, expert)
+                yield f"{prefix}{known.format(expert)}.{ending}", part
+            return
+        if stem == "ffn_gate_inp_shexp" and len(shape) == 1:
+            shape = (1, *shape)
+        full = f"{prefix}{known}.{ending}"
+        if change == "pairs":
+            self._rows[full] = self._heads[stem]
+        yield full, Part(tensor, shape, change)
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: part.shape for name, part in self._parts.items()}
+
+    def order(self, names: list[str]) -> list[str]:
+        def place(name: str) -> tuple[str, int, int]:
+            part = self._parts[name]
+            return str(part.tensor.file), part.tensor.begin, part.expert
+
+        return sorted(names, key=place)
+
+    def size(self, name: str) -> int:
+        begin, end = self._span(self._parts[name])
+        return end - begin
+
+    def read(self, name: str) -> torch.Tensor:
+        """float32 where it is stored quantised."""
+        part = self._parts[name]
+        kind = part.tensor.kind
+        if kind.name not in READABLE:
+            raise ValueError(
+                f"{part.tensor.file}: {name} is stored as {kind.name}; readable are "
+                f"{', '.join(READABLE)}."
+            )
+        begin, end = self._span(part)
+        shape = tuple(reversed(part.shape)) if part.change == "transposed" else part.shape
+        if begin == end:
+            return torch.empty(part.shape)
+        x = _values(self._map(part.tensor.file), begin, end, kind).view(shape)
+        if part.change == "transposed":
+            return x.t()
+        if part.change == "above one":
+            return x.float() - 1
+        return self._unpaired(name, x) if part.change == "pairs" else x
+
+    def _unpaired(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """Rows [n, ...] of pairs that turn together -> halves of each head."""
+        return x.view(self._rows[name], -1, 2, *x.shape[1:]).transpose(1, 2).reshape(x.shape)
+
+    def forget(self, name: str) -> None:
+        """Give back the pages that have been read: they would count as this process's memory."""
+        part = self._parts[name]
+        begin, end = self._span(part)
+        if self._open is not None and self._open[0] == part.tensor.file and end > begin:
+            first = begin // mmap.PAGESIZE * mmap.PAGESIZE
+            if hasattr(self._open[1], "madvise"):
+                self._open[1].madvise(mmap.MADV_DONTNEED, first, end - first)
+
+    @property
+    def method(self) -> str:
+        plain = all(part.tensor.kind.name in FLOATS for part in self._parts.values())
+        return "" if plain else "gguf"
+
+    def bits(self, name: str) -> int:
+        part = self._parts[name]
+        if len(part.shape) != 2 or part.change not in ("", "pairs"):
+            return 0
+        return INTEGERS[part.tensor.kind.name][0] if part.tensor.kind.name in INTEGERS else 0
+
+    def quantised(self, name: str) -> Quantised | None:
+        part = self._parts[name]
+        begin, end = self._span(part)
+        if not self.bits(name) or begin == end:
+            return None
+        raw = _bytes(self._map(part.tensor.file), begin, end)
+        found = quantised(raw, part.shape[0], part.tensor.kind)
+        if part.change == "pairs":
+            return found.rows(lambda x: self._unpaired(name, x))
+        return found
+
+    def needless(self, name: str) -> bool:
+        return False
+
+    def describe(self) -> str:
+        """ "" where the weights are floats."""
+        kinds = Counter(p.tensor.kind.name for p in self._parts.values() if len(p.shape) > 1)
+        told = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+        return f"GGUF ({told})" if self.method else ""
+
+    def _span(self, part: Part) -> tuple[int, int]:
+        tensor = part.tensor
+        if part.expert < 0:
+            return tensor.begin, tensor.end
+        size = (tensor.end - tensor.begin) // tensor.shape[0]
+        return tensor.begin + part.expert * size, tensor.begin + (part.expert + 1) * size
+
+    def _map(self, path: Path) -> mmap.mmap:
+        """One file at a time."""
+        if self._open is None or self._open[0] != path:
+            with path.open("rb") as file:
+                self._open = path, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        return self._open[1]
+
+
+def _values(data: mmap.mmap, begin: int, end: int, kind: Kind) -> torch.Tensor:
+    """The values stored in bytes [begin, end), in one dimension; of a float a view."""
+    if kind.name in FLOATS and end <= len(data):
+        dtype = FLOATS[kind.name]
+        if begin % dtype.itemsize == 0:
+            count = (end - begin) // dtype.itemsize
+            return torch.frombuffer(data, dtype=dtype, count=count, offset=begin)
+        return torch.frombuffer(bytearray(data[begin:end]), dtype=dtype)
+    return dequantise(_bytes(data, begin, end).view(1, -1), kind).view(-1)
+
+
+def _bytes(data: mmap.mmap, begin: int, end: int) -> torch.Tensor:
+    if end > len(data):
+        raise ValueError("a GGUF file has become shorter while it was read.")
+    return torch.frombuffer(data, dtype=torch.uint8, count=end - begin, offset=begin)

@@ -1,0 +1,75 @@
+"""The block formats that native kernels hold as they are: integers of 4 or 8 bits, a scale and
+perhaps a lowest value for each group of 32 inputs. Nothing is rounded a second time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from srt.files.gguf import Kind
+from srt.layers.quantised import Quantised
+from srt.models.gguf.quants import CHUNK, fields, fifth_bits, half, nibbles, scales_and_minima
+
+GROUP = 32
+# Of blocks [N, bytes]: integers [N, values], scales [N, groups], lows [N, groups] or None.
+Parts: TypeAlias = tuple[Tensor, Tensor, Tensor | None]
+
+
+def _q8_0(raw: Tensor) -> Parts:
+    return raw[:, 2:].contiguous().view(torch.int8), half(raw, 0), None
+
+
+def _q4_0(raw: Tensor) -> Parts:
+    return nibbles(raw[:, 2:]) - 8, half(raw, 0), None
+
+
+def _q4_1(raw: Tensor) -> Parts:
+    d = half(raw, 0)
+    return nibbles(raw[:, 4:]) - 8, d, half(raw, 2) + 8 * d
+
+
+def _q5_0(raw: Tensor) -> Parts:
+    return nibbles(raw[:, 6:]) + fifth_bits(raw[:, 2:6]) - 16, half(raw, 0), None
+
+
+def _q5_1(raw: Tensor) -> Parts:
+    return nibbles(raw[:, 8:]) + fifth_bits(raw[:, 4:8]), half(raw, 0), half(raw, 2)
+
+
+def _q4_k(raw: Tensor) -> Parts:
+    scales, minima = scales_and_minima(raw)
+    return fields(raw[:, 16:].contiguous(), 4, 32).float() - 8, scales, 8 * scales - minima
+
+
+def _q5_k(raw: Tensor) -> Parts:
+    scales, minima = scales_and_minima(raw)
+    high = fields(raw[:, 16:48].contiguous(), 1, 32) << 4
+    return fields(raw[:, 48:].contiguous(), 4, 32) | high, scales, -minima
+
+
+INTEGERS: dict[str, tuple[int, Callable[[Tensor], Parts]]] = {
+    "Q8_0": (8, _q8_0), "Q4_0": (4, _q4_0), "Q4_1": (4, _q4_1), "Q5_0": (8, _q5_0),
+    "Q5_1": (8, _q5_1), "Q4_K": (4, _q4_k), "Q5_K": (8, _q5_k),
+}  # fmt: skip
+
+
+def quantised(raw: Tensor, rows: int, kind: Kind) -> Quantised:
+    """A matrix [rows, k] of a format in ``INTEGERS``, whose bytes are ``raw``."""
+    bits, parts_of = INTEGERS[kind.name]
+    blocks = raw.view(-1, kind.size)
+    step = max(CHUNK // kind.block, 1)
+    values = torch.empty(len(blocks), kind.block, dtype=torch.int8)
+    scales, lows = [], []
+    for begin in range(0, len(blocks), step):
+        some, scale, low = parts_of(blocks[begin : begin + step])
+        values[begin : begin + step] = some
+        scales.append(scale)
+        if low is not None:
+            lows.append(low)
+    return Quantised(
+        bits, values.view(rows, -1), torch.cat(scales).view(rows, -1), GROUP,
+        lows=torch.cat(lows).view(rows, -1) if lows else None,
+    )  # fmt: skip
