@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, NoReturn
 
 import jinja2
@@ -14,6 +15,7 @@ from srt.tokenizer.work import SECONDS, TooMuchError, TooSlowError, limited
 __all__ = ["SECONDS", "ChatTemplate", "ChatTemplateError", "SlowTemplateError"]
 
 LONGEST = 1 << 20  # characters of a template
+_PROBE = "probe"
 _MARK = "\ue000\ue001\ue000"  # private-use characters: where the last message's content ends
 
 
@@ -33,6 +35,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, specials: Mapping[str, str]) -> None:
         self.source, self._specials = source, dict(specials)
+        self._takes: dict[str, bool] = {}
         if len(source) > LONGEST:
             raise ChatTemplateError(
                 f"the chat template has {len(source)} characters; at most {LONGEST}"
@@ -47,6 +50,28 @@ class ChatTemplate:
             raise ChatTemplateError("the chat template is nested too deep") from error
         except Exception as error:  # constants are computed while compiling
             raise ChatTemplateError(f"the chat template is not valid jinja2: {error}") from error
+
+    @cached_property
+    def takes_text(self) -> bool:
+        """Whether a message's content may be text. True where it takes no parts either: let it say
+        what it wants."""
+        return _PROBE in self._probed(_PROBE) or not self.takes("image")
+
+    def takes(self, kind: str) -> bool:
+        """Whether it writes something for a part of that kind, "image" or "video"."""
+        if kind not in self._takes:
+            text = {"type": "text", "text": _PROBE}
+            alone, both = self._probed([text]), self._probed([{"type": kind}, text])
+            plain = _PROBE in both and repr(_PROBE) not in both  # not as Python would write it
+            self._takes[kind] = plain and both != alone
+        return self._takes[kind]
+
+    def _probed(self, content: Any) -> str:
+        """A message of the user; "" where the template refuses it."""
+        try:
+            return self.render([{"role": "user", "content": content}])
+        except ChatTemplateError:
+            return ""
 
     def render(
         self,
@@ -64,9 +89,12 @@ class ChatTemplate:
         talk = [dict(message) for message in messages]
         if continue_final_message:
             content = talk[-1].get("content") if talk else None
-            if not isinstance(content, str):
+            if isinstance(content, list) and len(content) == 1 and "text" in content[0]:
+                talk[-1]["content"] = [{**content[0], "text": content[0]["text"] + _MARK}]
+            elif isinstance(content, str):
+                talk[-1]["content"] = content + _MARK
+            else:
                 raise ChatTemplateError("continue_final_message needs a last message with text")
-            talk[-1]["content"] = content + _MARK
             add_generation_prompt = False
         values = {
             **self._specials,

@@ -47,7 +47,7 @@ class Shield:
         self._firsts = sorted({name[0] for name in self._tokens})
         self._starts = {name[:i] for name in self._tokens for i in range(1, len(name))}
         self._longest = max(map(len, self._tokens), default=1)
-        self._inside = re.compile(_broken(self._tokens) or r"(?!)")
+        self._inside = re.compile(broken(self._tokens) or r"(?!)")
         self.always = bool(layout.get("normalizer")) and any(
             entry.get("normalized") for entry in self._tokens.values()
         )
@@ -143,7 +143,7 @@ def _trie(names: Iterable[str]) -> str:
     return f"(?:{'|'.join(options)}){'?' if ends else ''}"
 
 
-def _broken(names: Iterable[str]) -> str:
+def broken(names: Iterable[str]) -> str:
     """A pattern of the first character of each of ``names``."""
     heads: dict[str, list[str]] = {}
     for name in names:

@@ -1,8 +1,7 @@
-"""Tokenizer: a model directory's ``tokenizer.json`` and what stands beside it."""
+"""Tokenizer: text to ids and back, made of what a model brings (``tokenizer/source``)."""
 
 from __future__ import annotations
 
-import json
 import logging
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,8 +11,11 @@ from typing import Any
 import tokenizers
 
 from srt.core.vocabulary import Vocabulary
+from srt.files.location import EMBEDDED, TOKENIZER_FILES, locate
+from srt.tokenizer import source as sources
 from srt.tokenizer.chat import ChatTemplate, ChatTemplateError
 from srt.tokenizer.detokenizer import Detokenizer
+from srt.tokenizer.errors import MAX_TOKENS, TokenizerError, failed, told
 from srt.tokenizer.inside import Inside
 from srt.tokenizer.pieces import piece_bytes
 from srt.tokenizer.shield import Shield
@@ -21,21 +23,18 @@ from srt.tokenizer.templates import NAMES, built_in, family_of
 
 log = logging.getLogger("sglang.tokenizer")
 
-EMBEDDED = Path(__file__).resolve().parent.parent / "assets" / "sglang-tiny"
+__all__ = ["EMBEDDED", "LONG", "Tokenizer", "TokenizerError"]
+
 LONG = 1 << 12  # characters from which on ``encode`` lets other threads run meanwhile
-_FILES = ("tokenizer*", "*.jinja", "generation_config.json", "config.json", "special_tokens_map*")
+MAX_NAME, MAX_NAMES = 1 << 8, 1 << 18  # characters of a control token, and of all
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
-
-
-class TokenizerError(ValueError):
-    """The tokenizer's files are missing or cannot be read."""
 
 
 class Tokenizer:
     """Text to ids and back.
 
     Attributes:
-        path: the directory it was read from.
+        path: the directory or GGUF file it was read from.
         token_bytes: bytes of every id; control tokens are their literal text. The text of ids is
             the concatenation, read as UTF-8 with errors replaced.
         special_ids: control tokens, hidden by ``skip_special``.
@@ -48,43 +47,67 @@ class Tokenizer:
     """
 
     def __init__(self, path: Path, chat_template: str = "") -> None:
-        """Read directory ``path``; ``chat_template`` is the template to prefer, its path or the
-        name of a built-in one.
+        """Read directory or file ``path``; ``chat_template`` is the template to prefer, its path or
+        the name of a built-in one.
 
         Raises TokenizerError.
         """
         self.path = path
-        source = _read(path / "tokenizer.json")
-        if source is None:
-            raise TokenizerError(
-                f"no tokenizer.json in {path}; convert the model's tokenizer to that format"
-            )
-        try:
-            layout = json.loads(source)
-            self._model = tokenizers.Tokenizer.from_str(source)
-            self._source = source
-            self.token_bytes = piece_bytes(self._model.get_vocab(with_added_tokens=True), layout)
-        except Exception as error:  # the library raises plain Exception
-            raise TokenizerError(f"cannot read {path / 'tokenizer.json'}: {error}") from error
-        self._model.no_truncation()
-        self._model.no_padding()
+        source = sources.read(path)
+        self._text, self._config, self._file = source.text, source.config, source.path
+        with told(source.path):
+            self._model = tokenizers.Tokenizer.from_str(source.text)
+            self._model.no_truncation()
+            self._model.no_padding()
+            added = self._added_tokens(source.layout)
+            vocab = self._model.get_vocab(with_added_tokens=True)
+            if vocab and max(vocab.values()) >= MAX_TOKENS:
+                piece = max(vocab, key=vocab.__getitem__)
+                raise ValueError(
+                    f"token {piece!r:.80} has id {vocab[piece]}; ids are below {MAX_TOKENS}"
+                )
+            self.token_bytes = piece_bytes(vocab, source.layout)
+            self.shield = Shield(source.text, source.layout)
         self.vocab_size = len(self.token_bytes)
         self.longest = max(map(len, self.token_bytes), default=0) or 1
-        self._config = _read_json(path / "tokenizer_config.json")
-        added = layout.get("added_tokens") or []
-        self.shield = Shield(source, layout)
         self._added: dict[str, int] = {entry["content"]: entry["id"] for entry in added}
         self.special_ids = frozenset(entry["id"] for entry in added if entry.get("special"))
         self.specials = self._special_names()
-        self.before, self._after = self._surroundings()
+        with told(source.path):
+            self.before, self._after = self._surroundings()
         self.bos_id = self.before[0] if self.before else self.id_of(self.specials["bos_token"])
-        self.eos_ids = self._ends()
+        end = self.id_of(self.specials["eos_token"])
+        ends = source.ends if end is None else (*source.ends, end)
+        self.eos_ids = tuple(dict.fromkeys(ends))
         self._template = self._find_template(chat_template)
+
+    def _added_tokens(self, layout: dict[str, Any]) -> list[dict[str, Any]]:
+        """The layout's added tokens, with the ids that the library gives them: it does not read
+        those that the file says. Raises ValueError."""
+        listed = layout.get("added_tokens") or []
+        names = [entry["content"] for entry in listed if entry.get("special")]
+        if max(map(len, names), default=0) > MAX_NAME or sum(map(len, names)) > MAX_NAMES:
+            raise ValueError(
+                f"control tokens have at most {MAX_NAME} characters, all of them {MAX_NAMES}"
+            )
+        ids = {token.content: i for i, token in self._model.get_added_tokens_decoder().items()}
+        added = [entry for entry in listed if entry["content"] in ids]
+        for entry in added:
+            number = ids[entry["content"]]
+            if entry["id"] != number:
+                log.warning("%s: token %r has id %d", self._file, entry["content"], number)
+            entry["id"] = number
+        layout["added_tokens"] = added
+        return added
 
     @staticmethod
     def load(path: str = "", revision: str = "", chat_template: str = "") -> Tokenizer:
         """From a directory or a hub id; ``""`` is the embedded model. Raises TokenizerError."""
-        return Tokenizer(locate(path, revision), chat_template)
+        try:
+            found = locate(path, revision, TOKENIZER_FILES)
+        except ValueError as error:
+            raise TokenizerError(str(error)) from error
+        return Tokenizer(found, chat_template)
 
     # -- text and ids ---------------------------------------------------------------------------
 
@@ -101,6 +124,8 @@ class Tokenizer:
                 found = self._model.encode_batch_fast([text], add_special_tokens=False)[0].ids
         except (UnicodeEncodeError, TypeError) as error:
             raise ValueError("the text is not valid Unicode: it holds a lone surrogate") from error
+        except BaseException as error:
+            raise failed(error, self._file) from None
         if add_special_tokens:
             before, after = self.before, self._after
             if before and found[: len(before)] != before:
@@ -130,7 +155,7 @@ class Tokenizer:
     def vocabulary(self, size: int = 0, eos: Sequence[int] = ()) -> Vocabulary:
         """What a grammar must know. ``size`` is the number of logits, ``eos`` the model's own end
         tokens."""
-        plain = tokenizers.Tokenizer.from_str(self._source)
+        plain = tokenizers.Tokenizer.from_str(self._text)
         plain.encode_special_tokens = True  # control tokens in a text are plain text
         plain.no_truncation()
         plain.no_padding()
@@ -157,6 +182,10 @@ class Tokenizer:
         except (UnicodeEncodeError, TypeError) as error:
             raise ValueError("the text is not valid Unicode: it holds a lone surrogate") from error
 
+    @property
+    def template(self) -> ChatTemplate | None:
+        return self._template
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -179,10 +208,13 @@ class Tokenizer:
                     f"no chat template at {chosen!r}; give a path, or one of {', '.join(NAMES)}"
                 )
         else:
-            source = _read(self.path / "chat_template.jinja") or self._config.get("chat_template")
+            source = self._config.get("chat_template")
         if isinstance(source, list):  # several, by name
-            named = {entry["name"]: entry["template"] for entry in source}
+            entries = [entry for entry in source if isinstance(entry, dict)]
+            named = {str(entry.get("name")): entry.get("template") for entry in entries}
             source = named.get("default") or next(iter(named.values()), None)
+        if source is not None and not isinstance(source, str):
+            raise TokenizerError(f"the chat template in {self.path} is {source!r:.80}, no text")
         if not source and (name := family_of(self._added)):
             log.info(
                 "no chat template in %s; its control tokens are those of %s, so that one is used",
@@ -194,10 +226,9 @@ class Tokenizer:
     # -- control tokens -------------------------------------------------------------------------
 
     def _special_names(self) -> dict[str, str]:
-        listed = {**_read_json(self.path / "special_tokens_map.json"), **self._config}
         names = {}
         for role in _ROLES:
-            value = listed.get(role)
+            value = self._config.get(role)
             value = value.get("content") if isinstance(value, dict) else value
             names[role] = value if isinstance(value, str) else ""
         return names
@@ -216,53 +247,12 @@ class Tokenizer:
                 side.clear()
         return before, after
 
-    def _ends(self) -> tuple[int, ...]:
-        ends: list[Any] = []
-        for name in ("generation_config.json", "config.json"):
-            value = _read_json(self.path / name).get("eos_token_id")
-            ends += value if isinstance(value, list) else [value]
-        ends.append(self.id_of(self.specials["eos_token"]))
-        return tuple(dict.fromkeys(i for i in ends if isinstance(i, int)))
-
-
-def locate(path: str, revision: str = "") -> Path:
-    """The local directory of ``path``, fetched from the hub where it is an id.
-
-    Raises TokenizerError.
-    """
-    if not path:
-        return EMBEDDED
-    if Path(path).is_dir():
-        return Path(path)
-    if path == EMBEDDED.name:
-        return EMBEDDED
-    if path.startswith((".", "/", "~")) or path.count("/") > 1:
-        raise TokenizerError(f"no directory {path!r}")
-    try:
-        from huggingface_hub import snapshot_download
-
-        return Path(snapshot_download(path, revision=revision or None, allow_patterns=list(_FILES)))
-    except Exception as error:
-        raise TokenizerError(
-            f"{path!r} is no local directory and could not be fetched from the hub: {error}"
-        ) from error
-
 
 def _read(path: Path) -> str | None:
+    """A template that somebody names."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise TokenizerError(f"cannot read {path}: {error}") from error
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    source = _read(path)
-    try:
-        value = json.loads(source) if source else {}
-    except ValueError as error:
-        raise TokenizerError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise TokenizerError(f"{path} is not a JSON object")
-    return value
