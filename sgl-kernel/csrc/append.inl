@@ -18,6 +18,25 @@ static void rotate(float* x, const float* cos, const float* sin, int64_t half) {
 
 constexpr float kNothing = 1e-30f;  // heads with no value above it count as zeros in I8
 
+// To e4m3, to nearest, ties to even; what is larger than 448, the largest, becomes that.
+static inline uint8_t narrow_eight(float x) {
+  float a = std::fabs(x);
+  uint8_t sign = std::signbit(x) ? 0x80 : 0;
+  if (!(a <= 3.4028235e38f)) return sign | 0x7f;
+  if (a >= 448.f) return sign | 0x7e;
+  if (a < 0.015625f) {  // 2^-6: eighths of it
+    float t = a * 512.f;
+    int whole = static_cast<int>(t);
+    float rest = t - static_cast<float>(whole);
+    whole += rest > .5f || (rest == .5f && whole % 2);
+    return static_cast<uint8_t>(sign | whole);
+  }
+  uint32_t bits;
+  memcpy(&bits, &a, 4);
+  bits += 0x7ffff + (bits >> 20 & 1);
+  return static_cast<uint8_t>(sign | ((bits >> 20) - (120 << 3)));
+}
+
 // One head's vector into a pool. I8: the largest magnitude becomes 127, and every element is at
 // most half a step, largest / 254, from what it was.
 static void put(Type type, void* pool, float* scales, int64_t index, const float* x, int64_t dim) {
@@ -28,6 +47,9 @@ static void put(Type type, void* pool, float* scales, int64_t index, const float
     int64_t i = 0;
     for (; i + LANES <= dim; i += LANES) store(to + i, load(x + i));
     for (; i < dim; i++) to[i] = narrow(x[i]);
+  } else if (type == Type::F8) {
+    uint8_t* to = static_cast<uint8_t*>(pool) + index * dim;
+    for (int64_t i = 0; i < dim; i++) to[i] = narrow_eight(x[i]);
   } else {
     float largest = 0;
     bool finite = true;
@@ -50,13 +72,15 @@ static void put(Type type, void* pool, float* scales, int64_t index, const float
 
 // What is not finite must reach the queries that see it and no others. A key does so by itself, since
 // scores that are not seen are replaced; a value does not, as 0 * NaN is NaN for whoever meets its
-// chunk. So its key tells of it, as NaN, and it becomes zeros. (I8: its scale does, see put.)
-static void tell(Type type, float* key, float* value, int64_t dim) {
+// chunk. So its key tells of it, as NaN, and it becomes zeros; where they are shared, what the key
+// has beside the value does. (I8: its scale does, see put.)
+static void tell(Type type, float* key, int64_t key_dim, float* value, int64_t dim) {
   const float largest = type == Type::BF16 ? 3.3895314e38f : 3.4028235e38f;
   int32_t bad = 0;
   for (int64_t i = 0; i < dim; i++) bad |= !(std::fabs(value[i]) <= largest);
   if (!bad) return;
-  for (int64_t i = 0; i < dim; i++) key[i] = __builtin_nanf(""), value[i] = 0;
+  for (int64_t i = 0; i < key_dim; i++) key[i] = __builtin_nanf("");
+  for (int64_t i = 0; i < dim; i++) value[i] = 0;
 }
 
 // The row that a token belongs to: the last one that begins at or before it.
@@ -94,9 +118,12 @@ static void append(Team& team, const Pass& pass, const Heads& heads, const Rotar
     if (half) rotate(x, rotary.cos + position * half, rotary.sin + position * half, half);
     if (head < heads.q) continue;
     int64_t index = slot * heads.kv + head - heads.q;
-    float* value = x + heads.kv * dim;
-    if (kv.type != Type::I8) tell(kv.type, x, value, dim);
+    const bool shared = kv.shared();
+    float* value = shared ? x : qkv + token * ld + units * dim + (head - heads.q) * heads.value;
+    float* beside = shared ? x + heads.value : x;
+    if (kv.type != Type::I8)
+      tell(kv.type, beside, dim - (beside - x), value, heads.value);
     put(kv.type, kv.keys, kv.key_scales, index, x, dim);
-    put(kv.type, kv.values, kv.value_scales, index, value, dim);
+    if (!shared) put(kv.type, kv.values, kv.value_scales, index, value, heads.value);
   }
 }

@@ -41,21 +41,31 @@ struct Carve {
   }
 };
 
+// What a query's state takes: itself and two records.
+static int64_t state_floats(const Heads& heads) {
+  return padded(heads.dim) + 2 * Record(heads.value).floats();
+}
+
+// The longer of a key and a value, as it is read.
+static int64_t widest(const Heads& heads) {
+  return padded(heads.dim > heads.value ? heads.dim : heads.value);
+}
+
 static size_t carve(Desk& desk, char* memory, const Pass& pass, const Heads& heads, int threads) {
-  const Record record(heads.dim);
-  const int64_t floats = record.padded + 2 * record.floats();
+  const Record record(heads.value);
+  const int64_t floats = state_floats(heads);
   const int64_t states = plan_queries(heads, floats);
   Carve carve{memory};
-  carve(desk.keys, kChunk * record.padded / LANES);
+  carve(desk.keys, kChunk * padded(heads.dim) / LANES);
   carve(desk.values, kChunk * record.padded / LANES);
   carve(desk.scores, kQueries * kChunk);
   carve(desk.weights, kQueries * kChunk);
   carve(desk.key_scales, kChunk);
   carve(desk.value_scales, kChunk);
-  carve(desk.zeros, 4 * record.padded);
+  carve(desk.zeros, 4 * widest(heads));
   carve(desk.places, 1);
   carve(desk.queries, states);
-  carve(desk.q, states * record.padded);
+  carve(desk.q, states * padded(heads.dim));
   carve(desk.parts, states * record.floats());
   carve(desk.totals, states * record.floats());
   char* plan = nullptr;
@@ -74,16 +84,19 @@ struct Reader {
   const Plan& plan;
   const Desk& desk;
   const Record record;
-  const int64_t group, units, slot_bytes;
+  const int64_t group, units;
+  const int64_t key_bytes, value_bytes;  // from a head to the next in its pool
   Slice slice;
   int64_t count;  // queries of the slice
 
   Reader(const Pass& pass, const Heads& heads, const float* qkv, int64_t ld, const KV& kv,
          const Plan& plan, const Desk& desk)
       : pass(pass), heads(heads), qkv(qkv), ld(ld), kv(kv), plan(plan), desk(desk),
-        record(heads.dim), group(heads.q / heads.kv),
+        record(heads.value), group(heads.q / heads.kv),
         units(paired(form) ? heads.dim / 2 : heads.dim),
-        slot_bytes(heads.kv * heads.dim * element_bytes(form)), slice{}, count(0) {}
+        key_bytes(heads.dim * element_bytes(form)),
+        value_bytes(kv.shared() ? key_bytes : heads.value * element_bytes(form)), slice{},
+        count(0) {}
 
   float* state(float* records, int64_t head, int64_t query) const {
     return records + (head * count + query) * group * record.floats();
@@ -152,9 +165,11 @@ struct Reader {
     for (int64_t h = 0; h < slice.heads; h++)
       for (int64_t x = range.begin; x < range.end; x++) {
         float* r = state(totals, h, x);
-        float* out = desk.queries[x].out + (slice.head + h) * group * heads.dim;
+        int64_t first = (slice.head + h) * group;
+        float* out = desk.queries[x].out + first * heads.value;
         for (int64_t g = 0; g < group; g++)
-          finish(record, r + g * record.floats(), heads.dim, out + g * heads.dim);
+          finish(record, r + g * record.floats(), heads.sinks ? heads.sinks + first + g : nullptr,
+                 heads.value, out + g * heads.value);
       }
   }
 
@@ -195,11 +210,11 @@ struct Reader {
     at.count = slots(row, begin, limit, at.now);
     at.more = slots(row, begin + kChunk, limit, at.next);
     for (int64_t h = 0; h < slice.heads; h++) {
-      int64_t head = slice.head + h, offset = head * heads.dim * element_bytes(form);
-      pack_keys<form>(static_cast<const char*>(kv.keys), at, heads.dim, slot_bytes, offset,
-                      desk.zeros, desk.keys);
-      pack_values<form>(static_cast<const char*>(kv.values), at, heads.dim, record.padded,
-                        slot_bytes, offset, desk.zeros, desk.values);
+      int64_t head = slice.head + h;
+      pack_keys<form>(static_cast<const char*>(kv.keys), at, heads.dim, heads.kv * key_bytes,
+                      head * key_bytes, desk.zeros, desk.keys);
+      pack_values<form>(static_cast<const char*>(kv.values), at, heads.value, record.padded,
+                        heads.kv * value_bytes, head * value_bytes, desk.zeros, desk.values);
       Scores of{begin, nullptr, nullptr, heads.soft_cap};
       if (kv.type == Type::I8) {
         scales(kv.key_scales, head, desk.key_scales);
@@ -305,8 +320,7 @@ template <Form form>
 static void attend_form(Team& team, const Pass& pass, const Heads& heads, const float* qkv,
                         int64_t ld, const KV& kv, float* out, int64_t ldo, const Desk& desk,
                         float* partials) {
-  const Record record(heads.dim);
-  Plan work = plan(pass, heads, team.size, record.padded + 2 * record.floats(), desk.plan);
+  Plan work = plan(pass, heads, team.size, state_floats(heads), desk.plan);
   Reader<form> reader(pass, heads, qkv, ld, kv, work, desk);
   team.each(work.count, [&](int64_t i) { reader.run(work.slices[i], out, ldo, partials); });
   if (!work.split) return;
@@ -318,7 +332,7 @@ static void attend_form(Team& team, const Pass& pass, const Heads& heads, const 
 
 static size_t attend_bytes(const Pass& pass, const Heads& heads, int threads) {
   Desk desk{};
-  const Record record(heads.dim);
+  const Record record(heads.value);
   int64_t records = plan_records(pass, heads, threads);
   return carve(desk, nullptr, pass, heads, threads) * static_cast<size_t>(threads) +
          static_cast<size_t>(records * record.floats()) * 4;
@@ -331,10 +345,9 @@ static void attend(Team& team, const Pass& pass, const Heads& heads, const float
   size_t each = carve(desk, nullptr, pass, heads, team.size);
   carve(desk, memory + each * static_cast<size_t>(team.rank), pass, heads, team.size);
   float* partials = reinterpret_cast<float*>(memory + each * static_cast<size_t>(team.size));
-  const size_t chunk = static_cast<size_t>(kChunk * Record(heads.dim).padded) * 4;
   // What lies behind a head's last dimension is read, though nothing comes of it.
-  memset(desk.values, 0, chunk);
-  memset(desk.zeros, 0, static_cast<size_t>(Record(heads.dim).padded) * 4);
+  memset(desk.values, 0, static_cast<size_t>(kChunk * padded(heads.value)) * 4);
+  memset(desk.zeros, 0, static_cast<size_t>(widest(heads)) * 4);
   switch (form_of(kv.type)) {
     case Form::FLOAT:
       return attend_form<Form::FLOAT>(team, pass, heads, qkv, ld, kv, out, ldo, desk, partials);
@@ -344,8 +357,13 @@ static void attend(Team& team, const Pass& pass, const Heads& heads, const float
     case Form::BYTE_PAIR:
       return attend_form<Form::BYTE_PAIR>(team, pass, heads, qkv, ld, kv, out, ldo, desk,
                                           partials);
+    case Form::EIGHT_PAIR:
+      return attend_form<Form::EIGHT_PAIR>(team, pass, heads, qkv, ld, kv, out, ldo, desk,
+                                           partials);
     default: return;
 #else
+    case Form::EIGHT:
+      return attend_form<Form::EIGHT>(team, pass, heads, qkv, ld, kv, out, ldo, desk, partials);
     case Form::WIDE:
       return attend_form<Form::WIDE>(team, pass, heads, qkv, ld, kv, out, ldo, desk, partials);
     case Form::BYTE:

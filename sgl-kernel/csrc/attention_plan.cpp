@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t kStateBytes = 384 << 10;  // states of one slice: about half of a core's own cache
 constexpr int64_t kPieces = 8;              // slices a thread, so that none waits long for another
-constexpr int64_t kTile = 16;               // queries below which a row is not cut
+constexpr int64_t kTile = 16;               // queries (of all heads of a group) that are not cut
 constexpr int64_t kPacking = 8;             // what packing a key costs, in queries
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -48,8 +48,8 @@ struct Planner {
 
   // Whether a row by itself may be cut at segments of its keys, into more pieces than it has heads.
   bool segmented(int64_t row, int64_t pieces) const {
-    return pass.counts[row] * group <= kTile && pieces > heads.kv &&
-           length(row) > kChunk * kSegment;
+    bool few = pass.counts[row] == 1 || pass.counts[row] * group <= kTile;
+    return few && pieces > heads.kv && length(row) > kChunk * kSegment;
   }
   int64_t segments(int64_t row) const { return ceil_div(length(row), kChunk * kSegment); }
   int64_t records_of(int64_t row) const {

@@ -5,19 +5,28 @@
 // of bf16 (HAVE_DOT), two bf16 that are summed together:
 //   keys   [units of a head][kChunk]: unit u of key i, so that lanes are keys
 //   values [keys, or pairs of keys][padded dim]: lanes are dimensions
-// int8 becomes float or bf16 exactly; its scales are applied to scores and weights instead.
+// int8 becomes float or bf16 exactly; its scales are applied to scores and weights instead. float8
+// becomes either exactly, too.
 
 enum class Form {
   FLOAT,  // F32 pools
   WIDE,   // BF16 pools as floats
   BYTE,   // I8 pools as floats
+  EIGHT,  // F8 pools as floats
 #if HAVE_DOT
   PAIR,       // BF16 pools as they are
   BYTE_PAIR,  // I8 pools as bf16
+  EIGHT_PAIR,  // F8 pools as bf16
 #endif
 };
 
-static constexpr bool paired(Form form) { return form > Form::BYTE; }
+static constexpr bool paired(Form form) { return form > Form::EIGHT; }
+static constexpr bool eight(Form form) {
+#if HAVE_DOT
+  if (form == Form::EIGHT_PAIR) return true;
+#endif
+  return form == Form::EIGHT;
+}
 static constexpr int64_t element_bytes(Form form) {
 #if HAVE_DOT
   if (form == Form::PAIR) return 2;
@@ -26,8 +35,10 @@ static constexpr int64_t element_bytes(Form form) {
 }
 static inline Form form_of(Type type) {
 #if HAVE_DOT
+  if (type == Type::F8) return Form::EIGHT_PAIR;
   return type == Type::F32 ? Form::FLOAT : type == Type::BF16 ? Form::PAIR : Form::BYTE_PAIR;
 #else
+  if (type == Type::F8) return Form::EIGHT;
   return type == Type::F32 ? Form::FLOAT : type == Type::BF16 ? Form::WIDE : Form::BYTE;
 #endif
 }
@@ -36,12 +47,25 @@ typedef int8_t Bu __attribute__((vector_size(LANES), aligned(1), may_alias));
 typedef int16_t S __attribute__((vector_size(2 * LANES)));
 typedef uint32_t Uu __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
+// e4m3 in the low bytes as floats, without numbers that are denormal on the way.
+static inline U widen_eight(U byte) {
+  U digits = (byte & 0x7f) << 20;
+  U normal = digits + (120u << 23);
+  U small = (U)((F)(digits + (121u << 23)) - splat(0.015625f));  // 2^-6
+  U value = (byte & 0x78) == 0 ? small : normal;
+  value = (byte & 0x7f) == 0x7f ? U{} + 0x7fc00000 : value;
+  return value | (byte & 0x80) << 24;
+}
+
 // Elements i.. of a head as floats, in their bits.
 template <Form form>
 static inline U element(const char* p, int64_t i) {
   if constexpr (form == Form::FLOAT) return (U)load(reinterpret_cast<const float*>(p) + i);
   else if constexpr (form == Form::WIDE) return (U)load(reinterpret_cast<const bf16*>(p) + i);
-  else {
+  else if constexpr (eight(form)) {
+    S wide = __builtin_convertvector(*reinterpret_cast<const Bu*>(p + i), S);
+    return widen_eight((U)__builtin_convertvector(wide, I) & 0xff);
+  } else {
     // Two steps of twice the width: gcc 12 does one of four times the width element by element.
     S wide = __builtin_convertvector(*reinterpret_cast<const Bu*>(p + i), S);
     return (U)__builtin_convertvector(__builtin_convertvector(wide, I), F);
@@ -60,6 +84,8 @@ static inline U unit(const char* p, int64_t i) {
   else if constexpr (form == Form::PAIR) return *reinterpret_cast<const Uu*>(p + 4 * i);
   else {
     U both = __builtin_convertvector(*reinterpret_cast<const Hu*>(p + 2 * i), U);
+    if constexpr (eight(form))
+      return widen_eight(both & 0xff) >> 16 | upper(widen_eight(both >> 8));
     F even = __builtin_convertvector((I)(both << 24) >> 24, F);
     F odd = __builtin_convertvector((I)(both << 16) >> 24, F);
     return (U)even >> 16 | upper((U)odd);

@@ -86,7 +86,7 @@ static void product(int n, const uint32_t* a, int64_t lda, const uint32_t* b, in
   }
 }
 
-// A query's record: output [padded dim], LANES partial sums of the weights, their maximum.
+// A query's record: output [padded dim of a value], LANES partial sums of the weights, their maximum.
 struct Record {
   int64_t padded;
   explicit Record(int64_t dim) : padded((dim + LANES - 1) / LANES * LANES) {}
@@ -99,6 +99,8 @@ struct Record {
   }
 };
 
+static int64_t padded(int64_t dim) { return Record(dim).padded; }
+
 // Joins the record of a segment to that of all before it.
 __attribute__((noinline)) static void join(const Record& record, float* all, float* part) {
   float a = record.maximum(all), b = record.maximum(part), top = a > b ? a : b;
@@ -108,8 +110,16 @@ __attribute__((noinline)) static void join(const Record& record, float* all, flo
   record.maximum(all) = top;
 }
 
-static void finish(const Record& record, float* r, int64_t dim, float* out) {
-  F factor = splat(1.f / sum(load(record.sums(r))));
+// The output of a head; its sink is one more score, without a value.
+static void finish(const Record& record, float* r, const float* sink, int64_t dim, float* out) {
+  float total = sum(load(record.sums(r))), share = 1.f;
+  if (sink) {
+    float score = *sink * kLog2E, before = record.maximum(r);
+    float top = before > score ? before : score;
+    share = power_of_two(splat(before - top))[0];
+    total = total * share + power_of_two(splat(score - top))[0];
+  }
+  F factor = splat(share / total);
   int64_t i = 0;
   for (; i + LANES <= dim; i += LANES) store(out + i, load(r + i) * factor);
   if (i < dim) store_part(out + i, load(r + i) * factor, dim - i);

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from helpers.paged import Paged
 from helpers.tiny_model import write_config
 from srt.attention import choose as module
+from srt.attention.base import KVShape
 from srt.attention.choose import choose
 from srt.config import Config
 from srt.config.sections import ATTENTION_BACKENDS
@@ -32,23 +34,30 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     return has
 
 
+def shape(
+    dim: int, value_dim: int = 0, shared: bool = False, sinks: bool = False
+) -> SimpleNamespace:
+    kv = KVShape(1, dim, value_dim or dim, shared)
+    return SimpleNamespace(num_heads=1, windows=(0,), kv=kv, sinks=sinks)
+
+
 def test_a_gpu_gets_the_fastest_that_runs(machine: dict[str, object]) -> None:
-    bf16 = torch.bfloat16
-    assert choose("auto", GPU, 128, bf16).name == "flashinfer"
-    assert choose("auto", GPU, 128, torch.float32).name == "triton"
+    bf16, usual = torch.bfloat16, shape(128)
+    assert choose("auto", GPU, usual, bf16).name == "flashinfer"
+    assert choose("auto", GPU, usual, torch.float32).name == "triton"
     assert (
         "not flashinfer: the KV cache is torch.float32"
-        in choose("auto", GPU, 128, torch.float32).reason
+        in choose("auto", GPU, usual, torch.float32).reason
     )
-    assert choose("auto", GPU, 80, bf16).name == "triton"
-    assert choose("auto", GPU, 8, bf16).name == "native"
+    assert choose("auto", GPU, shape(80), bf16).name == "triton"
+    assert choose("auto", GPU, shape(8), bf16).name == "native"
     machine["capability"] = (7, 5)
-    assert choose("auto", GPU, 128, bf16).name == "triton"
+    assert choose("auto", GPU, usual, bf16).name == "triton"
     machine["capability"], machine["nvcc"] = (9, 0), False
-    chosen = choose("auto", GPU, 128, bf16)
+    chosen = choose("auto", GPU, usual, bf16)
     assert (chosen.name, "no nvcc" in chosen.reason) == ("triton", True)
     machine["packages"] = {"flashinfer"}
-    chosen = choose("auto", GPU, 128, bf16)
+    chosen = choose("auto", GPU, usual, bf16)
     assert chosen.name == "native"
     assert "not flashinfer" in chosen.reason
     assert "not triton: the package triton is not installed" in chosen.reason
@@ -75,6 +84,19 @@ def test_what_cannot_run_is_refused_with_the_way_out(
     machine["packages"] = packages
     with pytest.raises(ValueError, match=f"--attention-backend {name} cannot run: .*{message}"):
         choose(name, device)
+
+
+def test_latents_and_sinks_go_where_kernels_know_them(machine: dict[str, object]) -> None:
+    bf16 = torch.bfloat16
+    chosen = choose("auto", GPU, shape(64, sinks=True), bf16)
+    assert (chosen.name, "know no attention sinks" in chosen.reason) == ("triton", True)
+    latent = shape(576, 512, shared=True)
+    assert choose("auto", GPU, latent, bf16).name == "native"
+    for name in ("flashinfer", "triton"):
+        with pytest.raises(ValueError, match="one size, not of 576 and 512 dimensions; use native"):
+            choose(name, GPU, latent, bf16)
+    with pytest.raises(ValueError, match="values of 64 dimensions are no part of keys of 64"):
+        shape(64, 64, shared=True)
 
 
 def test_a_cpu_gets_native(machine: dict[str, object]) -> None:

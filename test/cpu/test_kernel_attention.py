@@ -15,7 +15,7 @@ ISAS = native.isas()
 
 # Relative to the largest value of a row. bfloat16 and int8 pools: over what the pools hold, so the
 # bound is about queries and weights, which are rounded to bfloat16 where the machine multiplies it.
-BOUNDS = {"float32": 1e-5, "bfloat16": 2e-2, "int8": 2e-2}
+BOUNDS = {"float32": 1e-5, "bfloat16": 2e-2, "int8": 2e-2, "float8": 2e-2}
 
 
 @pytest.fixture(params=ISAS)
@@ -45,6 +45,33 @@ SHAPES = [
     (2, 2, 8, 8, 1, 0, 0.0, False),
     (1, 1, 128, 0, 1, 200, 0.0, False),
 ]
+# Values of other widths, a part of the keys (as latents are), and scores without values.
+KINDS = [
+    {"sinks": True}, {"value": 48}, {"value": 12, "sinks": True},
+    {"dim": 40, "value": 32, "shared": True, "kv": 1, "q": 19},
+    {"dim": 36, "value": 14, "shared": True, "sinks": True},
+    {"dim": 576, "value": 512, "shared": True, "kv": 1},
+]  # fmt: skip
+
+
+def kind(number: int, **more) -> paged.Heads:
+    settings = {"q": 6, "kv": 2, "dim": 32, **KINDS[number], **more}
+    if settings.get("sinks"):
+        torch.manual_seed(number)
+        settings["sinks"] = 2 * torch.randn(settings["q"])
+    return heads(**settings)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+def test_other_values_and_sinks_are_those_of_brute_force(isa, dtype):
+    for number in range(len(KINDS)):
+        cap, window = (3.0, 40) if number % 2 else (0.0, 0)
+        world = World(kind(number, window=window, soft_cap=cap), 1 + 2 * (number % 2), dtype)
+        texts = [world.text(n) for n in (1, 2, 65, 100)]
+        outs = world.run([whole(t) for t in texts], threads=1 + number % 3)
+        for text, out in zip(texts, outs):
+            expected = world.expected(text, stored=dtype != "float32")
+            assert error(out, expected) <= BOUNDS[dtype], (KINDS[number], len(text))
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)
@@ -65,7 +92,7 @@ def test_float_arithmetic_over_bfloat16_pools_is_exact_without_pairs():
     """Where bf16 is only how keys and values are stored, the float32 bound holds over them."""
     for name in {"avx512", "avx2", "plain"} & set(ISAS):
         native.choose(name)
-        for dtype in ("bfloat16", "int8"):
+        for dtype in ("bfloat16", "int8", "float8"):
             world = World(heads(), 1, dtype)
             text = world.text(100)
             assert error(world.run([whole(text)])[0], world.expected(text, stored=True)) <= 1e-5
@@ -90,6 +117,21 @@ def test_int8_keys_and_values_are_within_half_a_step(isa):
     assert worst <= 0.1  # and in fact far below
 
 
+def test_float8_is_rounded_to_nearest_and_saturates(isa):
+    """Every number of e4m3, the middles between them and their neighbours, and what is larger."""
+    world = World(heads(1, 1, 64), 1, "float8", turned=0)
+    numbers = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    middles = (numbers[1:] + numbers[:-1]) / 2
+    around = [middles.nextafter(torch.tensor(float(x))) for x in (-1e9, 1e9)]
+    x = torch.cat([numbers, middles, *around, torch.tensor([448.1, 464.0, 1e4, 1e30])])
+    x = torch.cat([x, -x, x.new_zeros(-2 * len(x) % 64)]).view(-1, 64)
+    text = Text(torch.cat([x, x, x], 1), list(range(len(x))))
+    world.run([whole(text)])
+    wanted = x.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
+    for pool in (world.kv.keys, world.kv.values):
+        assert torch.equal(pool[: len(x), 0].view(torch.uint8), wanted)
+
+
 def test_append_writes_its_slots_alone_and_rotates_queries(isa):
     for dtype in BOUNDS:
         for gains, turned in ((False, 24), (True, 20), (False, 0)):
@@ -107,7 +149,8 @@ def test_append_writes_its_slots_alone_and_rotates_queries(isa):
                 others[slots] = False
                 same = pool[others].view(torch.uint8) == old[others].view(torch.uint8)
                 assert same.all()
-                step = {"float32": 1e-6, "bfloat16": 2.0**-8, "int8": 1 / 250}[dtype]
+                steps = {"float32": 1e-6, "bfloat16": 2.0**-8, "int8": 1 / 250, "float8": 2.0**-4}
+                step = steps[dtype]
                 assert ((kept - exact).abs() <= step * exact.abs().amax(-1, keepdim=True)).all()
 
 
@@ -129,10 +172,33 @@ def test_what_is_not_finite_is_seen_by_queries_after_it_alone(isa, at, bad):
         assert torch.equal(out[20:, 16:], clean[20:, 16:])
 
 
+@pytest.mark.parametrize("at", [3, 9, 13])
+def test_what_is_not_finite_in_a_latent_is_seen_by_queries_after_it_alone(isa, at):
+    """In the part that is the value too, or beside it."""
+    for dtype in BOUNDS:
+        world = World(paged.Heads(3, 1, 14, 0.3, value=10, shared=True), 1, dtype)
+        text = world.text(30)
+        clean = world.run([whole(text)])[0]
+        text.qkv[20, 3 * 14 + at] = float("nan")
+        out = world.run([whole(text)])[0]
+        assert torch.equal(out[:20], clean[:20])
+        assert out[20:].isnan().all()
+
+
 @pytest.mark.parametrize(("q", "kv", "dim"), [(4, 3, 8), (4, 0, 8), (0, 1, 8), (2, 1, 7)])
 def test_heads_that_cannot_be_are_refused(q, kv, dim):
     with pytest.raises(ValueError, match=f"{kv} key heads evenly|have {dim} dimensions"):
         heads(q, kv, dim)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [({"value": 7}, "values have 7 dimensions"), ({"shared": True}, "no part of 8 of keys"),
+     ({"sinks": torch.zeros(3)}, "sinks are"), ({"sinks": torch.zeros(4).half()}, "float16")],
+)  # fmt: skip
+def test_values_and_sinks_that_cannot_be_are_refused(more, message):
+    with pytest.raises(ValueError, match=message):
+        heads(4, 2, 8, **more)
 
 
 # ---- the same bits however a prompt is cut, batched, shared, spread over threads ---------------
@@ -144,9 +210,9 @@ def cut(random: np.random.Generator, length: int) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)
-@pytest.mark.parametrize("window", [0, 100])
-def test_bits_do_not_depend_on_how_a_prompt_is_cut(isa, dtype, window):
-    world = World(heads(6, 2, 48, window=window), 1, dtype, pages=1200)
+@pytest.mark.parametrize("shape", [heads(6, 2, 48), heads(6, 2, 48, window=100), kind(3), kind(4)])
+def test_bits_do_not_depend_on_how_a_prompt_is_cut(isa, dtype, shape):
+    world = World(shape, 1, dtype, pages=1200)
     text = world.text(600)
     expected = world.run([whole(text)])[0]
     for threads in (1, 2, 3):
@@ -161,8 +227,9 @@ def test_bits_do_not_depend_on_how_a_prompt_is_cut(isa, dtype, window):
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)
-def test_bits_do_not_depend_on_the_batch(isa, dtype):
-    world = World(heads(4, 2, 32), 3, dtype, pages=2000)
+@pytest.mark.parametrize("shape", [heads(4, 2, 32), kind(3)])
+def test_bits_do_not_depend_on_the_batch(isa, dtype, shape):
+    world = World(shape, 3, dtype, pages=2000)
     texts = [world.text(int(n)) for n in world.numpy.integers(1, 700, size=7)]
     alone = [world.run([whole(t)])[0] for t in texts]
     for threads in (1, 2, 3):

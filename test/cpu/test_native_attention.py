@@ -3,68 +3,38 @@
 from __future__ import annotations
 
 import math
-import random
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from srt.attention import native, reference
-from srt.attention.base import Heads, Layout
+from helpers.layouts import hold_to_the_definition
+from srt.attention import native
+from srt.attention.base import Layout
 from srt.attention.native import NativeAttention
 
 DIM = 8
 
 
-def random_layout(r: random.Random, page_size: int, longest: int = 20) -> tuple[Layout, int]:
-    """A layout of decode rows, chunks and whole prompts on scattered pages, and the pool's size.
-
-    Some rows begin with the pages of another one, as far as both have computed.
-    """
-    rows = []
-    for _ in range(r.randint(1, 7)):
-        kind = r.choice(["decode", "decode", "chunk", "prompt"])
-        start = 0 if kind == "prompt" else r.randint(0, longest)
-        rows.append((start, 1 if kind == "decode" else r.randint(1, longest)))
-    needed = [-(-(start + count) // page_size) for start, count in rows]
-    pages = list(range(sum(needed) + 5))
-    r.shuffle(pages)
-    starts, counts = (np.array(values, dtype=np.int32) for values in zip(*rows))
-    tables = np.cumsum([0, *needed]).astype(np.int32)
-    positions = np.concatenate([np.arange(s, s + c, dtype=np.int32) for s, c in rows])
-    table = np.array(pages[: sum(needed)], dtype=np.int32)
-    for row in range(1, len(rows)):
-        other = r.randrange(row)
-        common = min(starts[row], starts[other]) // page_size
-        if r.random() < 0.6:
-            table[tables[row] : tables[row] + common] = table[tables[other] :][:common]
-    return Layout(starts, counts, tables, table, positions), len(pages)
+# Layers as most models have them, with sinks, with values of another width, and with values that
+# are a part of the keys.
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "sinks": {"sinks": True},
+    "values": {"values": (4, 12)},
+    "shared": {"values": (5, 6), "shared": True, "sinks": True},
+}
 
 
 def compare(seed: int) -> None:
-    r = random.Random(seed)
-    torch.manual_seed(seed)
-    page_size, kv_heads, group = r.choice([1, 2, 4]), r.choice([1, 2]), r.choice([1, 3])
-    windows = sorted({0, r.randint(1, 12)})
-    layout, pages = random_layout(r, page_size)
-    slots = pages * page_size + 1
-    pools = [torch.randn(slots, kv_heads, DIM) for _ in range(4)]
-    for pool in pools:
-        pool[-1] = 0
-    expected_pools = [pool.clone() for pool in pools]
-    attention = NativeAttention(pools[:2], pools[2:], page_size, windows)
-    attention.plan(layout)
-    for index, window in enumerate(windows):
-        cap = r.choice([0.0, 0.0, 1.5])
-        heads = Heads(index, kv_heads * group, kv_heads, DIM, r.uniform(0.1, 1.0), window, cap)
-        total = int(layout.counts.sum())
-        q = torch.randn(total, kv_heads * group, DIM)
-        k, v = torch.randn(total, kv_heads, DIM), torch.randn(total, kv_heads, DIM)
-        got = attention.attend(heads, q, k, v)
-        keys, values = expected_pools[index], expected_pools[2 + index]
-        want = reference.attend(heads, layout, q, k, v, keys, values, page_size)
-        torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=2e-6)
-    for pool, expected in zip(pools, expected_pools):
-        assert torch.equal(pool, expected), "something else than the new tokens was written"
+    def build(keys: Any, values: Any, page_size: int, windows: Any, heads: int) -> NativeAttention:
+        return NativeAttention(keys, values, page_size, windows)
+
+    kind = list(KINDS.values())[seed % 4]
+    hold_to_the_definition(
+        build, seed, torch.device("cpu"), torch.float32, {"rtol": 1e-5, "atol": 2e-6}, (DIM,),
+        **kind,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -106,6 +76,7 @@ def test_equals_the_definition_however_rows_are_grouped(
     """Limits so low that rows are computed alone, and blocks are cut."""
     monkeypatch.setattr(native, "ALONE", 60)
     monkeypatch.setattr(native, "PAIRS", 100)
+    monkeypatch.setattr(native, "SCORES", 50)
     compare(seed)
 
 

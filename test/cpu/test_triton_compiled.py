@@ -23,7 +23,7 @@ TEST = Path(__file__).parents[1]
 CASES = (
     "decode 64", "decode 80", "decode 128", "decode 128 pages", "decode 256", "extend 64",
     "extend 96", "extend 128", "extend 128 fixed", "extend 128 options", "extend 128 tree",
-    "extend 256", "cascade", "append", "rotate", "norm", "gate", "route", "mixture few",
+    "extend 256", "cascade", "float8", "append", "rotate", "norm", "gate", "route", "mixture few",
     "mixture many", "sample", "mask", "penalties",
 )  # fmt: skip
 # Shared memory of a multiprocessor, and the most that a program may have.

@@ -20,11 +20,12 @@ if find_spec("triton") is None:
 
 TEST = Path(__file__).parents[1]
 CASES = (
-    "attention.decode", "attention.decode_options", "attention.decode_padding",
+    "attention.decode", "attention.decode_options", "attention.decode_padding", "attention.float8",
     "attention.decode_bits", "attention.extend", "attention.extend_options",
     "attention.extend_tree", "attention.extend_bits", "attention.cascade", "attention.plans",
-    "attention.errors", "layers.written", "layers.rotated", "layers.norms", "layers.gates",
-    "layers.routes", "layers.groups", "layers.mixture", "sampling.samples",
+    "attention.errors",
+    "layers.written", "layers.written_float8", "layers.rotated", "layers.norms", "layers.gates",
+    "layers.routes", "layers.groups", "layers.mixture", "layers.experts", "sampling.samples",
     "sampling.like_the_host", "sampling.greediest", "sampling.masks", "sampling.penalties",
     "sampling.errors",
 )  # fmt: skip

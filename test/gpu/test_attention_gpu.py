@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from helpers import gpu_device
 from helpers.gpu_device import BACKENDS, DEVICE, DTYPE, ON_GPU, TOLERANCE
 from helpers.layouts import hold_to_the_definition
 from srt.attention import reference
-from srt.attention.base import Attention, Capturable, Heads, Layout
+from srt.attention.base import Attention, Capturable, Heads, KVShape, Layout
 from srt.attention.choose import build
 
 gpu_device.needs_device()
@@ -22,16 +23,10 @@ DIMS = (64, 128) if ON_GPU else (16,)
 SEEDS = 12 if ON_GPU else 2
 
 
-class Shape:
-    """What ``choose.build`` asks of a model."""
-
-    def __init__(self, num_heads: int, num_kv_heads: int, windows: tuple[int, ...]) -> None:
-        self.num_heads, self.num_kv_heads, self.windows = num_heads, num_kv_heads, windows
-        self.head_dim = 0
-
-
 def make(backend: str, keys: Any, values: Any, page_size: int, windows: Any, heads: int) -> Any:
-    shape = Shape(heads, keys[0].shape[1], windows)
+    shared = keys[0].data_ptr() == values[0].data_ptr()
+    kv = KVShape(keys[0].shape[1], keys[0].shape[2], values[0].shape[2], shared)
+    shape = SimpleNamespace(num_heads=heads, windows=windows, kv=kv, sinks=False)
     return build(backend, keys, values, page_size, shape)
 
 
@@ -48,6 +43,31 @@ def test_equals_the_definition(backend: str, seed: int) -> None:
     hold_to_the_definition(
         partial(make, backend), seed, DEVICE, DTYPE, TOLERANCE, DIMS, longest=longest
     )
+
+
+@pytest.mark.parametrize("common", [128, 3])
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_sinks_equal_the_definition(
+    backend: str, seed: int, common: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if backend == "flashinfer":
+        pytest.skip("choose refuses it for models with sinks")
+    monkeypatch.setattr(
+        __import__(f"srt.attention.{backend}", fromlist=["COMMON"]), "COMMON", common
+    )
+    hold_to_the_definition(
+        partial(make, backend), 200 + seed, DEVICE, DTYPE, TOLERANCE, DIMS, sinks=True,
+        longest=70 if ON_GPU else 9, kinds="decode" if common == 3 else "mixed",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_latents_equal_the_definition(seed: int) -> None:
+    """Values that are a part of the keys: torch's own attention serves them on a GPU too."""
+    hold_to_the_definition(
+        partial(make, "native"), 300 + seed, DEVICE, DTYPE, TOLERANCE, (72,), values=(64,),
+        shared=True, longest=70 if ON_GPU else 9,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

@@ -50,20 +50,28 @@ def hold_to_the_definition(
     dtype: torch.dtype,
     tolerance: dict[str, float],
     dims: tuple[int, ...] = (16,),
+    sinks: bool = False,
+    values: tuple[int, ...] = (0,),
+    shared: bool = False,
     **layout_options: Any,
 ) -> None:
     """Random passes of one attention over layers with and without window and soft cap.
 
     build: (keys, values, page_size, windows, heads) -> Attention. What may be written is the new
-    tokens' slots alone.
+    tokens' slots alone. sinks: half of the layers have them. values: dimensions of values, 0 for
+    those of keys. shared: values are a part of the keys.
     """
     r = random.Random(seed)
     torch.manual_seed(seed)
     page_size, kv_heads, group = r.choice([1, 2, 4]), r.choice([1, 2]), r.choice([1, 3, 4])
     dim, windows = r.choice(dims), sorted({0, r.randint(1, 12)})
+    wide = r.choice(values) or dim
     layouts = [random_layout(r, page_size, **layout_options) for _ in range(2)]
     slots = max(pages for _, pages in layouts) * page_size + 1
-    pools = [torch.randn(slots, kv_heads, dim, dtype=dtype, device=device) for _ in range(4)]
+    sizes = [dim, dim, wide, wide]
+    pools = [torch.randn(slots, kv_heads, n, dtype=dtype, device=device) for n in sizes]
+    if shared:
+        pools[2:] = [pool[..., :wide] for pool in pools[:2]]
     for pool in pools:
         pool[-1] = 0
     exact = [pool.double().cpu() for pool in pools]
@@ -73,15 +81,22 @@ def hold_to_the_definition(
         total = int(layout.counts.sum())
         for index, window in enumerate(windows):
             cap = r.choice([0.0, 1.5])
-            heads = Heads(index, kv_heads * group, kv_heads, dim, r.uniform(0.1, 1.0), window, cap)
+            drawn = torch.randn(kv_heads * group, device=device) if sinks else None
+            heads = Heads(
+                index, kv_heads * group, kv_heads, dim, r.uniform(0.1, 1.0), window, cap, wide,
+                drawn if r.random() < 0.5 else None,
+            )  # fmt: skip
             # Queries and keys of a model are parts of one tensor.
             qk = torch.randn(total, kv_heads * (group + 1), dim, dtype=dtype, device=device)
             q, k = qk.split([kv_heads * group, kv_heads], 1)
-            v = torch.randn(total, kv_heads, dim, dtype=dtype, device=device)
+            v = torch.randn(total, kv_heads, wide, dtype=dtype, device=device)
+            if shared:
+                v = None
             got = attention.attend(heads, q, k, v)
-            keys, values = exact[index], exact[2 + index]
-            inputs = (x.double().cpu() for x in (q, k, v))
-            want = reference.attend(heads, layout, *inputs, keys, values, page_size)
+            inputs = (x if x is None else x.double().cpu() for x in (q, k, v))
+            want = reference.attend(
+                heads, layout, *inputs, exact[index], exact[2 + index], page_size
+            )
             torch.testing.assert_close(got.double().cpu(), want, **tolerance)
-    for pool, expected in zip(pools, exact):
+    for pool, expected in zip(pools, exact[:2] if shared else exact):
         assert torch.equal(pool.double().cpu(), expected), "an old token was written"

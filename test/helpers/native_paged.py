@@ -14,12 +14,15 @@ import torch
 from sgl_kernel import paged
 from torch import Tensor
 
-TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+TYPES = {
+    "float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8,
+    "float8": torch.float8_e4m3fn,
+}  # fmt: skip
 
 
 @dataclass
 class Text:
-    """qkv [length, (q + 2 kv) * dim] as it is before rotation, float32; its pages."""
+    """qkv [length, heads.qkv] as it is before rotation, float32; its pages."""
 
     qkv: Tensor
     pages: list[int]
@@ -55,19 +58,24 @@ class World:
         )
 
     def _pools(self, slots: int, dtype: torch.dtype) -> paged.KV:
-        shape = (slots, self.heads.kv, self.heads.dim)
-        if dtype == torch.int8:
-            return paged.KV(
-                torch.full(shape, 77, dtype=dtype), torch.full(shape, 77, dtype=dtype),
-                torch.full(shape[:2], float("nan")), torch.full(shape[:2], float("nan")),
-            )  # fmt: skip
-        return paged.KV(*(torch.full(shape, float("nan"), dtype=dtype) for _ in range(2)))
+        h = self.heads
+        nothing = 77 if dtype == torch.int8 else float("nan")
+        keys = torch.full((slots, h.kv, h.dim), nothing, dtype=dtype)
+        values = torch.full((slots, h.kv, h.value), nothing, dtype=dtype)
+        if dtype != torch.int8:
+            return self._kv(keys, values)
+        return self._kv(keys, values, *(torch.full((slots, h.kv), float("nan")) for _ in range(2)))
+
+    def _kv(self, keys: Tensor, values: Tensor, *scales: Tensor | None) -> paged.KV:
+        """Shared values are the beginning of their keys, and so are their scales."""
+        if not self.heads.shared:
+            return paged.KV(keys, values, *scales)
+        return paged.KV(keys, keys[..., : self.heads.value], *scales[:1], *scales[:1])
 
     def text(self, length: int, like: Text | None = None, shared: int = 0) -> Text:
         """A new text; its first ``shared`` tokens (whole pages) are those of ``like``."""
         assert shared % self.page_size == 0
-        width = (self.heads.q + 2 * self.heads.kv) * self.heads.dim
-        qkv = torch.randn(length, width, generator=self.random)
+        qkv = torch.randn(length, self.heads.qkv, generator=self.random)
         pages: list[int] = []
         if like is not None:
             qkv[:shared] = like.qkv[:shared]
@@ -110,7 +118,7 @@ class World:
         scales = (
             None if p is None else p[slots] for p in (self.kv.key_scales, self.kv.value_scales)
         )
-        return paged.KV(self.kv.keys[slots], self.kv.values[slots], *scales)
+        return self._kv(self.kv.keys[slots], self.kv.values[slots], *scales)
 
     # ---- the reference ---------------------------------------------------------------------------
 
@@ -126,14 +134,17 @@ class World:
         return torch.cat([a * cos - b * sin, a * sin + b * cos, rest], -1)
 
     def parts(self, text: Text) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k, v [length, heads, dim] in float64, q and k rotated."""
+        """q, k, v [length, heads, dim or value] in float64, q and k rotated."""
         h = self.heads
-        q, k, v = text.qkv.split([h.q * h.dim, h.kv * h.dim, h.kv * h.dim], -1)
-        q, k, v = (x.unflatten(-1, (-1, h.dim)) for x in (q, k, v))
-        return self.rotated(q, self.rotary.q_gain), self.rotated(k, self.rotary.k_gain), v.double()
+        q, k, v = text.qkv.tensor_split([h.q * h.dim, (h.q + h.kv) * h.dim], -1)
+        q, k = (x.unflatten(-1, (-1, h.dim)) for x in (q, k))
+        q, k = self.rotated(q, self.rotary.q_gain), self.rotated(k, self.rotary.k_gain)
+        if h.shared:
+            return q, k, k[..., : h.value]
+        return q, k, v.unflatten(-1, (-1, h.value)).double()
 
     def expected(self, text: Text, stored: bool = False) -> Tensor:
-        """Attention of all tokens [length, q * dim] by brute force; ``stored``: over keys and
+        """Attention of all tokens [length, q * value] by brute force; ``stored``: over keys and
         values as the pools have them."""
         h, n = self.heads, len(text)
         q, k, v = self.parts(text)
@@ -145,11 +156,14 @@ class World:
             scores = h.soft_cap * (scores / h.soft_cap).tanh()
         distance = torch.arange(n)[:, None] - torch.arange(n)
         seen = (distance >= 0) & ((distance < h.window) if h.window else True)
-        weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+        scores = scores.masked_fill(~seen, float("-inf"))
+        if h.sinks is not None:
+            scores = torch.cat([scores, h.sinks.double().view(-1, 1, 1).expand(-1, n, 1)], -1)
+        weights = scores.softmax(-1)[..., :n]
         return torch.einsum("hqk,khd->qhd", weights, v).flatten(1)
 
     def stored(self, text: Text) -> tuple[Tensor, Tensor]:
-        """Keys and values [length, kv, dim] of the pools, as float64."""
+        """Keys and values [length, kv, dim or value] of the pools, as float64."""
         place = torch.arange(len(text))
         slots = torch.tensor(text.pages)[place // self.page_size] * self.page_size
         slots += place % self.page_size

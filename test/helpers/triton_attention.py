@@ -65,6 +65,11 @@ class Problem:
     def out(self) -> Tensor:
         return torch.full_like(self.q, float("nan"))
 
+    def sinks(self, there: bool = True) -> Tensor | None:
+        """As large as scores, so that they weigh."""
+        drawn = torch.randn(self.heads[0], generator=self.place.generator)
+        return drawn.to(self.place.device) if there else None
+
     def tiles(self, block: int) -> Tensor:
         return self.place.ints(attention.plan_tiles(np.array(self.counts), self.group, block))
 
@@ -101,12 +106,25 @@ def decode(place: Place) -> None:
 
 
 def decode_options(place: Place) -> None:
-    """A window, a soft cap, and both, whole and split."""
+    """A window, a soft cap, sinks, and all of them, whole and split."""
     sizes = [*lengths(place, 3 if place.large else 1, 900 if place.large else 100), 5]
-    for window, soft_cap, splits in ((0, 2.0, 1), (33, 0.0, 1), (40, 1.5, 4)):
+    for window, soft_cap, sinks, splits in (
+        (0, 2.0, True, 1), (33, 0.0, False, 1), (40, 1.5, True, 4)
+    ):  # fmt: skip
         problem = Problem(place, (4, 2, 32), sizes, [1] * len(sizes), 2)
-        options = {"window": window, "soft_cap": soft_cap}
+        options = {"window": window, "soft_cap": soft_cap, "sinks": problem.sinks(sinks)}
         place.close(problem.decode(splits, **options), problem.truth(**options))
+
+
+def float8(place: Place) -> None:
+    """Pools of e4m3 are read as the numbers that they hold."""
+    for counts in ([1, 1], [1, 20]):
+        problem = Problem(place, (4, 2, 32), [70, 33], counts, 2)
+        problem.keys, problem.values = (
+            pool.to(torch.float8_e4m3fn) for pool in (problem.keys, problem.values)
+        )
+        one = max(counts) == 1
+        place.close(problem.decode(2) if one else problem.extend(16), problem.truth())
 
 
 def decode_padding(place: Place) -> None:
@@ -145,9 +163,9 @@ def extend(place: Place) -> None:
 
 def extend_options(place: Place) -> None:
     many = 300 if place.large else 23
-    for window, soft_cap in ((0, 2.0), (9, 0.0), (many, 1.5)):
+    for window, soft_cap, sinks in ((0, 2.0, True), (9, 0.0, False), (many, 1.5, True)):
         problem = Problem(place, (6, 2, 32), [many + 40, 5, many], [many, 5, 2], 2)
-        options = {"window": window, "soft_cap": soft_cap}
+        options = {"window": window, "soft_cap": soft_cap, "sinks": problem.sinks(sinks)}
         place.close(problem.extend(32 if place.small else 64, **options), problem.truth(**options))
 
 
@@ -195,11 +213,14 @@ def cascade(place: Place) -> None:
         sizes = [shared + place.pick(1, shared) + count for count in counts]
         problem = Problem(place, (4, 2, 64), sizes, counts, 4, shared)
         for groups in ([([0, 2, 3], shared)], [([0, 1], shared), ([2, 3], shared - 5)], []):
-            for processors in (1, 132):
-                place.close(cascaded(problem, groups, processors), problem.truth())
+            for processors, sinks in ((1, None), (132, problem.sinks())):
+                out = cascaded(problem, groups, processors, sinks)
+                place.close(out, problem.truth(sinks=sinks))
 
 
-def cascaded(problem: Problem, groups: list[tuple[list[int], int]], processors: int) -> Tensor:
+def cascaded(
+    problem: Problem, groups: list[tuple[list[int], int]], processors: int, sinks: Tensor | None
+) -> Tensor:
     place, counts = problem.place, np.array(problem.counts, dtype=np.int32)
     fields = attention.plan_shared(
         groups, counts, problem.tables.cpu().numpy(), problem.group, problem.heads[2],
@@ -211,7 +232,7 @@ def cascaded(problem: Problem, groups: list[tuple[list[int], int]], processors: 
     return attention.cascade(
         problem.q, problem.keys, problem.values, problem.pages, problem.tables, problem.starts,
         problem.firsts, problem.tiles(16), attention.Shared(**tensors), block=16, splits=2,
-        soft_cap=0.0, out=problem.out, **problem.options,
+        soft_cap=0.0, sinks=sinks, out=problem.out, **problem.options,
     )  # fmt: skip
 
 
@@ -255,6 +276,6 @@ def errors(place: Place) -> None:
 
 
 CASES = (
-    decode, decode_options, decode_padding, decode_bits, extend, extend_options, extend_tree,
-    extend_bits, cascade, plans, errors,
+    decode, decode_options, float8, decode_padding, decode_bits, extend, extend_options,
+    extend_tree, extend_bits, cascade, plans, errors,
 )  # fmt: skip

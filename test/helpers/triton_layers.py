@@ -6,6 +6,9 @@ import pytest
 import torch
 from helpers.triton_place import Place
 from sgl_kernel.triton import append, moe, norm, reference
+from srt.layers import weight
+from srt.layers.experts import Experts, ExpertsShape, Names
+from srt.layers.routing import Routing
 from torch import Tensor
 
 
@@ -19,6 +22,19 @@ def written(place: Place) -> None:
         append.append(k, v, *pools, slots)
         reference.append(k, v, *wanted, slots)
         assert all(map(torch.equal, pools, wanted))
+
+
+def written_float8(place: Place) -> None:
+    """To nearest; what is larger than 448 becomes 448, and NaN stays."""
+    k = place.random(4, 2, 16, dtype=torch.float32) * 300
+    k[0, 0, :3] = torch.tensor([1e4, -1e4, 460.0])
+    if k.is_cuda:  # the interpreter makes a number of it
+        k[0, 0, 3] = float("nan")
+    pools = [torch.zeros(4, 2, 16, device=place.device).to(torch.float8_e4m3fn) for _ in "kv"]
+    append.append(k, k, *pools, place.ints([2, 0, 1, 3]))
+    wanted = k[[1, 2, 0, 3]].clamp(-448, 448).to(torch.float8_e4m3fn)
+    for pool in pools:
+        assert torch.equal(pool.float().nan_to_num(999.0), wanted.float().nan_to_num(999.0))
 
 
 def rotated(place: Place) -> None:
@@ -107,6 +123,13 @@ def mixture(place: Place) -> None:
         out = moe.fused_moe(x, gate_up, down, weights, chosen, "silu", block)
         truth = reference.fused_moe(x, gate_up, down, weights, chosen, "silu")
         place.close(out, truth, 2.0)
+        biases = {
+            "gate_up_bias": place.random(experts, 2 * inner) * 3,
+            "down_bias": place.random(experts, width),
+        }
+        layer = (x, gate_up, down, weights, chosen, "clamped_swiglu")
+        truth = reference.fused_moe(*layer, **biases)
+        place.close(moe.fused_moe(*layer, **biases), truth, 2.0)
     with pytest.raises(ValueError, match="gate_up has shape"):
         moe.fused_moe(x, gate_up[:, :-1], down, weights, chosen)
 
@@ -116,4 +139,21 @@ def chosen_for(place: Place, tokens: int, experts: int) -> tuple[Tensor, Tensor]
     return weights.float(), chosen
 
 
-CASES = (written, rotated, norms, gates, routes, groups, mixture)
+def experts(place: Place) -> None:
+    """The layer by fused products equals the layer expert by expert."""
+    rule = Routing(6, 2, scores="sigmoid", renormalise=True, groups=3, kept=2)
+    shape = ExpertsShape(
+        24, 40, rule, act="clamped_swiglu", bias=True, router_bias=True, choice_bias=True,
+        shared=0, names=Names(fused=True),
+    )  # fmt: skip
+    layer = Experts(shape, weight.Place(torch.device(place.device), place.dtype))
+    for slot in layer.slots("").values():
+        slot.target.copy_(place.random(*slot.target.shape) * 0.3)
+    x = place.random(9, 24)
+    outputs = []
+    for layer.grouped in (False, True):
+        outputs.append(layer(x))
+    place.close(outputs[1], outputs[0], 4.0)
+
+
+CASES = (written, written_float8, rotated, norms, gates, routes, groups, mixture, experts)

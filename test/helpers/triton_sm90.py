@@ -32,7 +32,8 @@ from triton.runtime.jit import JITFunction
 
 TYPES = {
     torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32",
-    torch.float64: "*fp64", torch.int32: "*i32", torch.int64: "*i64",
+    torch.float64: "*fp64", torch.float8_e4m3fn: "*fp8e4nv", torch.int32: "*i32",
+    torch.int64: "*i64",
 }  # fmt: skip
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
@@ -116,8 +117,10 @@ def floats(*shape: int) -> Tensor:
     return zeros(*shape, dtype=torch.float32)
 
 
-def pool(heads: tuple[int, int, int]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    q, keys = zeros(64, heads[0], heads[2]), zeros(256, heads[1], heads[2])
+def pool(
+    heads: tuple[int, int, int], dtype: torch.dtype = torch.bfloat16
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    q, keys = zeros(64, heads[0], heads[2]), zeros(256, heads[1], heads[2], dtype=dtype)
     return q, keys, torch.zeros_like(keys), ints(256), ints(65)
 
 
@@ -129,6 +132,14 @@ def decode(heads: tuple[int, int, int], **options: Any) -> Callable[[], object]:
 def extend(heads: tuple[int, int, int], block: int, **options: Any) -> Callable[[], object]:
     options = {"block": block, "scale": 0.1} | options
     return lambda: attention.extend(*pool(heads), ints(64), ints(65), ints(8, 2), **options)
+
+
+def float8() -> None:
+    """A layer's keys and values written, a pass of one token a row, and one of many."""
+    tensors = pool((32, 8, 128), torch.float8_e4m3fn)
+    append.append(*[zeros(8, 8, 128) for _ in "kv"], *tensors[1:3], ints(8))
+    attention.decode(*tensors, ints(64), splits=16, scale=0.1)
+    attention.extend(*tensors, ints(64), ints(65), ints(8, 2), block=64, scale=0.1)
 
 
 def cascade(block: int) -> Callable[[], object]:
@@ -155,10 +166,13 @@ CASES: dict[str, Callable[[], object]] = {
     "extend 96": extend((32, 32, 96), 128),
     "extend 128": extend((32, 8, 128), 128),
     "extend 128 fixed": extend((28, 4, 128), 64),
-    "extend 128 options": extend((32, 8, 128), 128, page_size=16, window=512, soft_cap=30.0),
+    "extend 128 options": extend(
+        (32, 8, 128), 128, page_size=16, window=512, soft_cap=30.0, sinks=floats(32)
+    ),
     "extend 128 tree": extend((32, 8, 128), 64, mask=ints(64, 4)),
     "extend 256": extend((16, 8, 256), 64),
     "cascade": cascade(64),
+    "float8": float8,
     "append": lambda: append.append(*[zeros(8, 8, 128) for _ in range(4)], ints(8)),
     "rotate": lambda: append.rotate_append(
         zeros(8, 48 * 128), zeros(64, 2, 128), ints(8), zeros(64, 8, 128), zeros(64, 8, 128),

@@ -10,7 +10,7 @@ any row reads it, so a row may read pages that another row of the same batch wri
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -20,14 +20,45 @@ Int32Array = np.ndarray[Any, np.dtype[np.int32]]
 
 
 @dataclass(frozen=True)
+class KVShape:
+    """What the pools of a layer keep of a token: a key and a value for each of ``heads``.
+
+    Attributes:
+        shared: the value is the first ``value_dim`` dimensions of the key and has no memory of its
+            own, as the latents of multi-head latent attention (DeepSeek-V2, section 2.1). Every
+            rank of a group then holds all heads.
+    """
+
+    heads: int
+    key_dim: int
+    value_dim: int
+    shared: bool = False
+
+    def __post_init__(self) -> None:
+        if self.shared and not self.value_dim < self.key_dim:
+            raise ValueError(
+                f"values of {self.value_dim} dimensions are no part of keys of {self.key_dim}."
+            )
+
+    @property
+    def plain(self) -> bool:
+        """Whether values are as wide as keys and stand beside them."""
+        return not self.shared and self.key_dim == self.value_dim
+
+
+@dataclass(frozen=True)
 class Heads:
     """Attention of one layer, on this rank.
 
     Attributes:
         index: the layer's place among the pools.
+        head_dim: of queries and keys.
         scale: multiplies the scores, usually ``head_dim ** -0.5``.
         window: a query sees itself and the ``window - 1`` tokens before it; 0: all of them.
         soft_cap: scores become ``soft_cap * tanh(score / soft_cap)``; 0: they stay as they are.
+        value_dim: of values and outputs; 0 becomes ``head_dim``.
+        sinks: a score for each query head, float32 [num_heads], that joins the softmax's sum and
+            has no value, so that a head may attend to nothing (GPT-OSS).
     """
 
     index: int
@@ -37,6 +68,12 @@ class Heads:
     scale: float
     window: int = 0
     soft_cap: float = 0.0
+    value_dim: int = 0
+    sinks: Tensor | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.value_dim:
+            object.__setattr__(self, "value_dim", self.head_dim)
 
 
 @dataclass(frozen=True)
@@ -67,11 +104,12 @@ class Attention(Protocol):
     def plan(self, layout: Layout) -> None:
         """Prepare a pass."""
 
-    def attend(self, heads: Heads, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, heads: Heads, q: Tensor, k: Tensor, v: Tensor | None) -> Tensor:
         """Causal attention of the planned rows.
 
-        q: [T, num_heads, head_dim]; k, v: [T, num_kv_heads, head_dim], all rotated already.
-        Returns [T, num_heads * head_dim].
+        q: [T, num_heads, head_dim]; k: [T, num_kv_heads, head_dim], both rotated already;
+        v: [T, num_kv_heads, value_dim], None where the layer's pools are shared (``KVShape``).
+        Returns [T, num_heads * value_dim].
         """
 
 

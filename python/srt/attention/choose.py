@@ -21,7 +21,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from srt.attention.base import Attention
+from srt.attention.base import Attention, KVShape
 
 log = logging.getLogger("srt.attention")
 PREFERRED = ("flashinfer", "triton", "native")
@@ -44,9 +44,9 @@ class Shape(Protocol):
     @property
     def num_heads(self) -> int: ...
     @property
-    def num_kv_heads(self) -> int: ...
+    def kv(self) -> KVShape: ...
     @property
-    def head_dim(self) -> int: ...
+    def sinks(self) -> bool: ...
     @property
     def windows(self) -> tuple[int, ...]: ...
 
@@ -60,14 +60,17 @@ class Choice:
 
 
 def choose(
-    asked: str, device: torch.device, head_dim: int = 0, dtype: torch.dtype | None = None
+    asked: str,
+    device: torch.device,
+    shape: Shape | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Choice:
-    """The implementation for ``asked``. ``head_dim`` and ``dtype``: 0 and None where not known yet.
+    """The implementation for ``asked``. ``shape`` and ``dtype``: None where not known yet.
 
     Raises ValueError where one that was asked for by name cannot run, with why and what to do.
     """
     if asked != "auto":
-        lacks = _lacks(asked, device, head_dim, dtype)
+        lacks = _lacks(asked, device, shape, dtype)
         if lacks:
             raise ValueError(f"--attention-backend {asked} cannot run: {lacks}")
         return Choice(asked, "asked for")
@@ -75,7 +78,7 @@ def choose(
         return Choice("native", f"the device is {device.type}")
     passed: list[str] = []
     for name in PREFERRED:
-        lacks = _lacks(name, device, head_dim, dtype)
+        lacks = _lacks(name, device, shape, dtype)
         if not lacks:
             return Choice(name, "; ".join(passed) or "the fastest there is")
         passed.append(f"not {name}: {lacks.partition(';')[0]}")
@@ -84,7 +87,7 @@ def choose(
 
 def make_attention(asked: str, pools: Pools, shape: Shape, device: torch.device) -> Attention:
     """The chosen implementation over ``pools``; logs which and why. Raises as ``choose`` does."""
-    choice = choose(asked, device, shape.head_dim, pools.keys[0].dtype)
+    choice = choose(asked, device, shape, pools.keys[0].dtype)
     log.info("attention: %s (%s)", choice.name, choice.reason)
     return build(choice.name, pools.keys, pools.values, pools.page_size, shape)
 
@@ -93,9 +96,8 @@ def build(
     name: str, keys: Sequence[Tensor], values: Sequence[Tensor], page_size: int, shape: Shape
 ) -> Attention:
     """The implementation called ``name``. Its own imports happen here, and only here."""
-    kv_heads = keys[0].shape[1]
     # With tensor parallelism the pools hold this rank's key heads, and their query heads.
-    heads = shape.num_heads * kv_heads // shape.num_kv_heads
+    heads = shape.num_heads * keys[0].shape[1] // shape.kv.heads
     if name == "triton":
         from srt.attention.triton import TritonAttention
 
@@ -109,12 +111,12 @@ def build(
     return NativeAttention(keys, values, page_size, shape.windows)
 
 
-def _lacks(name: str, device: torch.device, head_dim: int, dtype: torch.dtype | None) -> str:
+def _lacks(name: str, device: torch.device, shape: Shape | None, dtype: torch.dtype | None) -> str:
     """Why ``name`` cannot run: the cause; what to do. "" where it can."""
     if name == "native":
         return ""
     if name == "triton":
-        return _triton_lacks(device, head_dim)
+        return _triton_lacks(device, shape) or _triton_lacks_float8(device, dtype)
     if device.type != "cuda":
         return f"the device is {device.type}; use native, or --device cuda."
     if not found("flashinfer"):
@@ -126,13 +128,23 @@ def _lacks(name: str, device: torch.device, head_dim: int, dtype: torch.dtype | 
         shown = ".".join(map(str, capability))
         return f"the GPU's compute capability is {shown}, 8.0 is needed; use triton or native."
     if dtype not in (None, torch.float16, torch.bfloat16):
-        return f"the KV cache is {dtype}, it must be 16-bit; use --dtype bfloat16, or triton."
-    if head_dim and head_dim not in FLASHINFER_DIMS:
-        return f"heads of {head_dim} are none of {FLASHINFER_DIMS}; use triton or native."
+        return f"the KV cache is {dtype}, it must be 16-bit; use triton."
+    if shape is None:
+        return ""
+    if shape.sinks:
+        return "its kernels know no attention sinks; use triton or native."
+    if not shape.kv.plain:
+        return f"{_uneven(shape.kv)}; use native."
+    if shape.kv.key_dim not in FLASHINFER_DIMS:
+        return f"heads of {shape.kv.key_dim} are none of {FLASHINFER_DIMS}; use triton or native."
     return ""
 
 
-def _triton_lacks(device: torch.device, head_dim: int) -> str:
+def _uneven(kv: KVShape) -> str:
+    return f"its keys and values are of one size, not of {kv.key_dim} and {kv.value_dim} dimensions"
+
+
+def _triton_lacks(device: torch.device, shape: Shape | None) -> str:
     if not found("triton"):
         return "the package triton is not installed; pip install 'sglang[gpu]'."
     if not found("sgl_kernel"):
@@ -143,9 +155,23 @@ def _triton_lacks(device: torch.device, head_dim: int) -> str:
             f"the device is {device.type}; use native, or --device cuda (TRITON_INTERPRET=1 runs "
             f"it on a CPU, for tests)."
         )
-    if head_dim and head_dim not in TRITON_DIMS:
-        return f"heads of {head_dim} are not in 16 to 256; use native."
+    if shape is None:
+        return ""
+    if not shape.kv.plain:
+        return f"{_uneven(shape.kv)}; use native."
+    if shape.kv.key_dim not in TRITON_DIMS:
+        return f"heads of {shape.kv.key_dim} are not in 16 to 256; use native."
     return ""
+
+
+def _triton_lacks_float8(device: torch.device, dtype: torch.dtype | None) -> str:
+    if dtype != torch.float8_e4m3fn or device.type != "cuda":
+        return ""
+    capability = torch.cuda.get_device_capability(device)
+    if capability >= (8, 9):
+        return ""
+    shown = ".".join(map(str, capability))
+    return f"for an fp8 KV cache it needs compute capability 8.9, the GPU has {shown}; use native."
 
 
 def _compiler() -> bool:

@@ -228,8 +228,9 @@ class FlashInferAttention:
             self._wrappers[kind, which] = Planned(wrapper, self.on_gpu)
         return self._wrappers[kind, which]
 
-    def attend(self, heads: Heads, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, heads: Heads, q: Tensor, k: Tensor, v: Tensor | None) -> Tensor:
         """Writes the layer's pools at the planned slots, then reads them."""
+        assert v is not None  # ``choose`` sees to it
         kind, now = kind_of(heads), self.current
         if kind not in self._ready:
             self._prepare(kind)
@@ -306,7 +307,8 @@ class _Frame:
             *self._arguments, *attention.sizes(kind), **attention.options(kind)
         )
 
-    def attend(self, heads: Heads, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, heads: Heads, q: Tensor, k: Tensor, v: Tensor | None) -> Tensor:
+        assert v is not None
         kind = kind_of(heads)
         if kind not in self._planned:  # in the pass before the capture
             self._planned[kind] = self._wrapper(kind)

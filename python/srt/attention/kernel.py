@@ -31,12 +31,13 @@ class KernelAttention:
             self.page_size,
         )  # fmt: skip
 
-    def attend(self, heads: Heads, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, heads: Heads, q: Tensor, k: Tensor, v: Tensor | None) -> Tensor:
         shape = paged.Heads(
             heads.num_heads, heads.num_kv_heads, heads.head_dim, heads.scale, heads.window,
-            heads.soft_cap,
+            heads.soft_cap, heads.value_dim, v is None, heads.sinks,
         )  # fmt: skip
-        qkv = torch.cat([q, k, v], dim=1).flatten(1).float()
+        parts = [x.flatten(1) for x in (q, k, v) if x is not None]
+        qkv = torch.cat(parts, dim=1).float()
         pool = self.pools[heads.index]
         paged.append(self._pass, shape, self._still, qkv, pool, self.threads)
         return paged.attend(self._pass, shape, qkv, pool, self.threads)

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from srt.attention.base import Heads, Layout
+from srt.attention.float8 import as_bytes, narrow, widen
 from srt.attention.shared import Rows, kin
 from srt.attention.shared import common as shared_pages
 from srt.parallel.staging import send, send_all
@@ -26,6 +27,8 @@ from srt.parallel.staging import send, send_all
 ALONE = 1 << 16
 # Query-key pairs of one block: bounds the mask and the gathered keys.
 PAIRS = 1 << 22
+# Scores that are held at a time, where they are held at all.
+SCORES = 1 << 26
 # Keys that rows must have in common for reading them once to be worth a second softmax.
 COMMON = 128
 
@@ -61,9 +64,9 @@ class Block:
 class NativeAttention:
     """Implements ``attention.base.Attention``.
 
-    ``key_pools[i]`` and ``value_pools[i]`` are [slots, kv_heads, head_dim] of layer ``i``; the last
-    slot belongs to no page and must hold zeros. ``windows`` are the windows that layers will ask
-    for (0: none).
+    ``key_pools[i]`` and ``value_pools[i]`` are [slots, kv_heads, key or value dimensions] of layer
+    ``i``; the last slot belongs to no page and must hold zeros. ``windows`` are the windows that
+    layers will ask for (0: none).
     """
 
     def __init__(
@@ -73,13 +76,17 @@ class NativeAttention:
         page_size: int,
         windows: Sequence[int] = (0,),
     ) -> None:
-        self.key_pools, self.value_pools = list(key_pools), list(value_pools)
+        self.key_pools = [as_bytes(pool) for pool in key_pools]
+        self.value_pools = [as_bytes(pool) for pool in value_pools]
         self.page_size, self.windows = page_size, sorted(set(windows))
         self.device, self.dtype = key_pools[0].device, key_pools[0].dtype
+        if self.dtype == torch.float8_e4m3fn:
+            self.dtype = torch.float32  # of masks
         self.padding = key_pools[0].shape[0] - 1
         self.written: Tensor
         self.blocks: dict[int, list[Block]] = {}
         self._buffers: dict[int, Tensor] = {}
+        self._states = self.dtype
 
     def plan(self, layout: Layout) -> None:
         """Replaces ``written`` (slots of the new tokens) and ``blocks`` (per window)."""
@@ -102,97 +109,90 @@ class NativeAttention:
             for window in self.windows
         }
 
-    def attend(self, heads: Heads, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, heads: Heads, q: Tensor, k: Tensor, v: Tensor | None) -> Tensor:
         """Writes the layer's pools at the planned slots, then reads them."""
-        key_pool, value_pool = self.key_pools[heads.index], self.value_pools[heads.index]
-        key_pool.index_copy_(0, self.written, k)
-        value_pool.index_copy_(0, self.written, v)
+        self._states = q.dtype
+        pool = self.key_pools[heads.index]
+        pool.index_copy_(0, self.written, narrow(k, pool))
+        if v is not None:
+            self.value_pools[heads.index].index_copy_(0, self.written, narrow(v, pool))
+        shared = v is None
         blocks = self.blocks[heads.window]
         if len(blocks) == 1 and blocks[0].targets is None:
-            return self._compute(blocks[0], heads, q, key_pool, value_pool)
-        out = q.new_empty(q.shape[0], heads.num_heads * heads.head_dim)
+            return self._compute(blocks[0], heads, q, shared)
+        out = q.new_empty(q.shape[0], heads.num_heads * heads.value_dim)
         for block in blocks:
-            y = self._compute(block, heads, q, key_pool, value_pool)
+            y = self._compute(block, heads, q, shared)
             if block.targets is None:
                 out[block.first : block.first + y.shape[0]] = y
             else:
                 out.index_copy_(0, block.targets, y)
         return out
 
-    def _compute(
-        self, block: Block, heads: Heads, q: Tensor, key_pool: Tensor, value_pool: Tensor
-    ) -> Tensor:
-        """Outputs of the block's queries [kept, num_heads * head_dim], in flat order."""
+    def _compute(self, block: Block, heads: Heads, q: Tensor, shared: bool) -> Tensor:
+        """Outputs of the block's queries [kept, num_heads * value_dim], in flat order."""
         b, n = block.rows, block.width
-        d, kv_heads, group = (
-            heads.head_dim, heads.num_kv_heads, heads.num_heads // heads.num_kv_heads,
-        )  # fmt: skip
         if block.queries is None:
             q = q[block.first : block.first + b * n]
         else:
             q = q.index_select(0, block.queries)
-        keys = self._gather(0, key_pool, block.slots).view(b, -1, kv_heads, d).transpose(1, 2)
-        values = self._gather(1, value_pool, block.slots).view(b, -1, kv_heads, d).transpose(1, 2)
-        if block.shared is not None:
-            y = self._compute_shared(block, heads, q, keys, values, key_pool, value_pool)
-            return y if block.kept is None else y.index_select(0, block.kept)
-        if n == 1:
-            # The query heads of one key head stand in for queries: nothing is repeated.
-            q = q.reshape(b, kv_heads, group, d)
+        keys, values = self._gather(0, heads, block.slots, shared)
+        keys, values = (x.unflatten(0, (b, -1)).transpose(1, 2) for x in (keys, values))
+        plain = not heads.soft_cap and heads.sinks is None and heads.value_dim == heads.head_dim
+        if block.shared is None and plain:
+            y = _flash(block, heads, q, keys, values)
         else:
-            q = q.reshape(b, n, kv_heads * group, d).transpose(1, 2)
-            if group > 1:
-                keys, values = _repeat(keys, group), _repeat(values, group)
-        if heads.soft_cap:
-            mask = _causal(q) if block.causal else block.mask
-            y, _ = _attend(q, keys, values, mask, heads.scale, heads.soft_cap)
-        else:
-            y = F.scaled_dot_product_attention(
-                q, keys, values, block.mask, is_causal=block.causal, scale=heads.scale
-            )
-        if n > 1:
-            y = y.transpose(1, 2)
-        y = y.reshape(b * n, heads.num_heads * d)
+            y = self._explicit(block, heads, q, keys, values, shared)
         return y if block.kept is None else y.index_select(0, block.kept)
 
-    def _compute_shared(
-        self, block: Block, heads: Heads, q: Tensor, keys: Tensor, values: Tensor,
-        key_pool: Tensor, value_pool: Tensor,
-    ) -> Tensor:  # fmt: skip
-        """The shared keys are read once, by the queries of all rows; two softmaxes over parts of
-        the keys are joined by their log-sum-exp (Juravsky et al. 2024, Hydragen, section 3.1)."""
-        b, n, d, kv_heads = block.rows, block.width, heads.head_dim, heads.num_kv_heads
-        group = heads.num_heads // kv_heads
-        assert block.shared is not None
-        q = q.reshape(b, n, kv_heads, group, d)
-        common = self._gather(2, key_pool, block.shared).transpose(0, 1)  # [K, S, D]
-        common_values = self._gather(3, value_pool, block.shared).transpose(0, 1)
-        y, weight = _attend(
-            q.permute(2, 0, 1, 3, 4).reshape(kv_heads, b * n * group, d),
-            common, common_values, None, heads.scale, heads.soft_cap,
-        )  # fmt: skip
-        y = y.view(kv_heads, b, n, group, d).permute(1, 2, 0, 3, 4)
-        weight = weight.view(kv_heads, b, n, group, 1).permute(1, 2, 0, 3, 4)
-        # Own keys: [B, K, N * G, D], a query's mask holds for the heads of its group.
-        mask = block.mask
-        if mask is not None:
-            mask = mask.repeat_interleave(group, dim=2)
-        own, own_weight = _attend(
-            q.permute(0, 2, 1, 3, 4).reshape(b, kv_heads, n * group, d),
-            keys, values, mask, heads.scale, heads.soft_cap,
-        )  # fmt: skip
-        own = own.view(b, kv_heads, n, group, d).transpose(1, 2)
-        own_weight = own_weight.view(b, kv_heads, n, group, 1).transpose(1, 2)
-        share = torch.sigmoid(own_weight - weight).to(y.dtype)
-        return torch.lerp(y, own, share).reshape(b * n, heads.num_heads * d)
+    def _explicit(
+        self, block: Block, heads: Heads, q: Tensor, keys: Tensor, values: Tensor, shared: bool
+    ) -> Tensor:
+        """Attention whose scores are seen on the way: [B * N, num_heads * value_dim].
 
-    def _gather(self, which: int, pool: Tensor, slots: Tensor) -> Tensor:
-        """Rows of a pool, in a buffer that the next gather of the same number overwrites: fresh
-        memory of this size costs more in page faults than the copy itself."""
+        Keys that all rows have in common are read once, by the queries of all rows; two softmaxes
+        over parts of the keys are joined by their log-sum-exp (Juravsky et al. 2024, Hydragen,
+        section 3.1). A sink is one more part, of no values.
+        """
+        b, n, kv_heads = block.rows, block.width, heads.num_kv_heads
+        group = heads.num_heads // kv_heads
+        q = q.reshape(b, n, kv_heads, group, -1)
+        mask = _causal(n, q.device) if block.causal else block.mask
+        # The heads that share keys stand side by side: [B, K, N * G, D].
+        y, weight = _attend(q.permute(0, 2, 1, 3, 4).flatten(2, 3), keys, values, mask, heads)
+        y = y.unflatten(2, (n, group)).transpose(1, 2)
+        weight = weight.unflatten(2, (n, group)).transpose(1, 2)
+        if block.shared is not None:
+            common, common_values = (
+                x.transpose(0, 1) for x in self._gather(2, heads, block.shared, shared)
+            )
+            all_rows = q.permute(2, 0, 1, 3, 4).flatten(1, 3)  # [K, B * N * G, D]
+            before, other = _attend(all_rows, common, common_values, None, heads)
+            before = before.unflatten(1, (b, n, group)).permute(1, 2, 0, 3, 4)
+            other = other.unflatten(1, (b, n, group)).permute(1, 2, 0, 3, 4)
+            y = torch.lerp(before, y, torch.sigmoid(weight - other).to(y.dtype))
+            weight = torch.logaddexp(weight, other)
+        if heads.sinks is not None:
+            sinks = heads.sinks.view(kv_heads, group, 1)
+            y = y * torch.sigmoid(weight - sinks).to(y.dtype)
+        return y.reshape(b * n, heads.num_heads * heads.value_dim)
+
+    def _gather(
+        self, which: int, heads: Heads, slots: Tensor, shared: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values at ``slots``, in buffers that the next gather with the same number
+        overwrites: fresh memory of this size costs more in page faults than the copy itself."""
+        keys = self._rows(which, self.key_pools[heads.index], slots)
+        if shared:
+            return keys, keys[..., : heads.value_dim]
+        return keys, self._rows(which + 1, self.value_pools[heads.index], slots)
+
+    def _rows(self, which: int, pool: Tensor, slots: Tensor) -> Tensor:
         buffer = self._buffers.get(which)
         if buffer is None or buffer.shape[0] < len(slots):
             buffer = self._buffers[which] = pool.new_empty(len(slots), *pool.shape[1:])
-        return torch.index_select(pool, 0, slots, out=buffer[: len(slots)])
+        rows = torch.index_select(pool, 0, slots, out=buffer[: len(slots)])
+        return widen(rows, self._states)
 
     def _block(self, layout: Layout, tensors: dict[str, Tensor], rows: Rows, window: int) -> Block:
         counts, starts = layout.counts[rows], layout.starts[rows]
@@ -259,24 +259,59 @@ class NativeAttention:
         return page * self.page_size + positions % self.page_size
 
 
+def _flash(block: Block, heads: Heads, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Attention by torch's own function: [B * N, num_heads * head_dim]."""
+    b, n, d, kv_heads = block.rows, block.width, heads.head_dim, heads.num_kv_heads
+    group = heads.num_heads // kv_heads
+    if n == 1:
+        # The query heads of one key head stand in for queries: nothing is repeated.
+        q = q.reshape(b, kv_heads, group, d)
+    else:
+        q = q.reshape(b, n, kv_heads * group, d).transpose(1, 2)
+        if group > 1:
+            keys, values = _repeat(keys, group), _repeat(values, group)
+    mask = None if block.mask is None else block.mask.to(q.dtype)
+    y = F.scaled_dot_product_attention(
+        q, keys, values, mask, is_causal=block.causal, scale=heads.scale
+    )
+    if n > 1:
+        y = y.transpose(1, 2)
+    return y.reshape(b * n, heads.num_heads * d)
+
+
 def _attend(
-    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, soft_cap: float
+    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, heads: Heads
 ) -> tuple[Tensor, Tensor]:
-    """Attention [.., N, D], and the log-sum-exp of its scores [.., N, 1] in float32."""
-    # In place: the scores are large, and fresh memory costs more than the arithmetic.
-    scores = torch.matmul(q, keys.transpose(-1, -2)).float().mul_(scale)
-    if soft_cap:
-        scores.div_(soft_cap).tanh_().mul_(soft_cap)
-    if mask is not None:
-        scores.add_(mask)
-    weight = torch.logsumexp(scores, -1, keepdim=True)
-    return torch.matmul(scores.sub_(weight).exp_().to(values.dtype), values), weight
+    """Attention of q [.., K, N * G, D] over keys and values [.., K, L, D or value_dim]: outputs
+    [.., N * G, value_dim], and the log-sum-exp of the scores [.., N * G, 1] in float32.
+
+    ``mask`` [.., N, L] holds for the G heads of each query. No more than ``SCORES`` scores are held
+    at a time.
+    """
+    total, length = q.shape[-2], keys.shape[-2]
+    group = heads.num_heads // heads.num_kv_heads
+    step = max(1, SCORES // (q.shape[:-2].numel() * length * group)) * group
+    parts = []
+    for first in range(0, total, step):
+        part = q[..., first : first + step, :]
+        # In place: the scores are large, and fresh memory costs more than the arithmetic.
+        scores = torch.matmul(part, keys.transpose(-1, -2)).float().mul_(heads.scale)
+        if heads.soft_cap:
+            scores.div_(heads.soft_cap).tanh_().mul_(heads.soft_cap)
+        if mask is not None:
+            rows = mask[..., first // group : (first + step) // group, :]
+            scores.unflatten(-2, (-1, group)).add_(rows.unsqueeze(-2))
+        weight = torch.logsumexp(scores, -1, keepdim=True)
+        parts.append((torch.matmul(scores.sub_(weight).exp_().to(values.dtype), values), weight))
+    if len(parts) == 1:
+        return parts[0]
+    outputs, weights = zip(*parts)
+    return torch.cat(outputs, -2), torch.cat(weights, -2)
 
 
-def _causal(q: Tensor) -> Tensor:
-    """Query ``i`` of q [.., N, D] sees keys ``0 .. i`` of N: added to the scores [N, N]."""
-    n = q.shape[-2]
-    return torch.full((n, n), float("-inf"), device=q.device).triu_(1)
+def _causal(n: int, device: torch.device) -> Tensor:
+    """Query ``i`` of ``n`` sees keys ``0 .. i`` of as many: added to the scores [N, N]."""
+    return torch.full((n, n), float("-inf"), device=device).triu_(1)
 
 
 def _group(layout: Layout, page_size: int) -> Iterator[Rows]:

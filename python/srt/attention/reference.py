@@ -22,22 +22,27 @@ def attend(
     layout: Layout,
     q: Tensor,
     k: Tensor,
-    v: Tensor,
+    v: Tensor | None,
     key_pool: Tensor,
     value_pool: Tensor,
     page_size: int,
 ) -> Tensor:
     """softmax(q k^T * scale) v ("Attention is all you need", eq. 1) over pages, in float64.
 
-    Writes ``k`` and ``v`` to the pools [slots, num_kv_heads, head_dim]; shapes otherwise as in
-    ``Attention.attend``. Query head ``h`` reads key head ``h // (num_heads / num_kv_heads)``.
+    Writes ``k`` and ``v`` to the pools [slots, num_kv_heads, head_dim or value_dim]; shapes
+    otherwise as in ``Attention.attend``. Without ``v`` nothing is asked of ``value_pool``. Query
+    head ``h`` reads key head ``h // (num_heads / num_kv_heads)``.
     """
     flat = 0
     for row, count in enumerate(layout.counts.tolist()):
         for slot in slots_of(layout, row, page_size)[-count:]:
-            key_pool[slot], value_pool[slot] = k[flat], v[flat]
+            key_pool[slot] = k[flat]
+            if v is not None:
+                value_pool[slot] = v[flat]
             flat += 1
-    out = torch.empty(q.shape, dtype=torch.float64)
+    if v is None:
+        value_pool = key_pool[..., : heads.value_dim]
+    out = torch.empty(*q.shape[:2], heads.value_dim, dtype=torch.float64)
     flat, group = 0, heads.num_heads // heads.num_kv_heads
     for row, count in enumerate(layout.counts.tolist()):
         slots = slots_of(layout, row, page_size)
@@ -51,7 +56,9 @@ def attend(
                 scaled = torch.tensor(scores).double() * heads.scale
                 if heads.soft_cap:
                     scaled = heads.soft_cap * torch.tanh(scaled / heads.soft_cap)
-                weights = torch.softmax(scaled, 0)
+                if heads.sinks is not None:
+                    scaled = torch.cat([scaled, heads.sinks[h].double().cpu().view(1)])
+                weights = torch.softmax(scaled, 0)[: len(seen)]
                 out[flat, h] = weights @ values
             flat += 1
     return out.flatten(1)

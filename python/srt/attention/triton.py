@@ -162,13 +162,15 @@ class TritonAttention:
     def _splits(self, rows: int, longest: int) -> int:
         return int(kernels.choose_splits(rows, self.kv_heads, longest, self.processors))
 
-    def attend(self, heads: Heads, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, heads: Heads, q: Tensor, k: Tensor, v: Tensor | None) -> Tensor:
         """Writes the layer's pools at the planned slots, then reads them."""
+        assert v is not None  # ``choose`` sees to it
         keys, values = self.key_pools[heads.index], self.value_pools[heads.index]
         appending.append(k, v, keys, values, self.slots)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         common: dict[str, Any] = {
             "scale": heads.scale, "page_size": self.page_size, "soft_cap": heads.soft_cap,
+            "sinks": heads.sinks,
         }  # fmt: skip
         if (extend := self.extend) is not None:
             kernels.extend(
@@ -215,14 +217,15 @@ class _Frame:
         parts = [slots, layout.starts + 1, layout.tables, layout.pages]
         send_into(np.concatenate(parts), self.static)
 
-    def attend(self, heads: Heads, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, heads: Heads, q: Tensor, k: Tensor, v: Tensor | None) -> Tensor:
+        assert v is not None
         keys = self.attention.key_pools[heads.index]
         values = self.attention.value_pools[heads.index]
         appending.append(k, v, keys, values, self.slots)
         out: Tensor = kernels.decode(
             q, keys, values, self.pages, self.tables, self.lengths, scale=heads.scale,
             splits=self.splits, page_size=self.attention.page_size, window=heads.window,
-            soft_cap=heads.soft_cap,
+            soft_cap=heads.soft_cap, sinks=heads.sinks,
         )  # fmt: skip
         return out.flatten(1)
 

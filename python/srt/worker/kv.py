@@ -12,6 +12,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from srt.attention.base import KVShape
 from srt.config import MemoryConfig
 from srt.models.config import ModelSpec
 
@@ -20,14 +21,14 @@ CPU_CONTEXTS = 32
 
 
 class KVPool:
-    """``keys[layer]`` and ``values[layer]`` are [pages * page_size + 1, kv_heads, head_dim];
-    ``scales[layer]`` is empty, or of int8 keys and values, float32 [slots, kv_heads] each."""
+    """``keys[layer]`` and ``values[layer]`` are [pages * page_size + 1, heads, dimensions] as the
+    shape says, values that are a part of the keys a view of them; ``scales[layer]`` is empty, or of
+    int8 keys and values, float32 [slots, heads] each."""
 
     def __init__(
         self,
         layers: int,
-        kv_heads: int,
-        head_dim: int,
+        kv: KVShape,
         pages: int,
         page_size: int,
         dtype: torch.dtype,
@@ -35,18 +36,27 @@ class KVPool:
     ) -> None:
         """Raises MemoryError where the device cannot hold it."""
         self.pages, self.page_size = pages, page_size
-        shape = (pages * page_size + 1, kv_heads, head_dim)
+        slots = pages * page_size + 1
+
+        def pools(dim: int) -> list[Tensor]:
+            shape = (slots, kv.heads, dim)
+            return [torch.empty(shape, dtype=dtype, device=device) for _ in range(layers)]
+
+        def scales() -> tuple[Tensor, ...]:
+            if dtype != torch.int8:
+                return ()
+            each = [torch.empty(slots, kv.heads, device=device) for _ in range(2 - kv.shared)]
+            return each[0], each[-1]
+
         try:
-            self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(layers)]
-            self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in range(layers)]
-            self.scales: list[tuple[Tensor, ...]] = [
-                tuple(torch.empty(shape[:2], device=device) for _ in range(2))
-                if dtype == torch.int8
-                else ()
-                for _ in range(layers)
-            ]
+            self.keys = pools(kv.key_dim)
+            if kv.shared:
+                self.values = [keys[..., : kv.value_dim] for keys in self.keys]
+            else:
+                self.values = pools(kv.value_dim)
+            self.scales = [scales() for _ in range(layers)]
         except RuntimeError as error:  # out of memory on any device
-            size = 2 * layers * shape[0] * kv_heads * head_dim * dtype.itemsize
+            size = slots * token_bytes(kv, dtype) * layers
             raise MemoryError(
                 f"a KV cache of {pages * page_size} tokens needs {size / 1e9:.2f} GB, which "
                 f"{device} cannot give; lower max_total_tokens or mem_fraction_static."
@@ -60,11 +70,16 @@ class KVPool:
         return self.pages * self.page_size
 
 
-def bytes_per_token(spec: ModelSpec, dtype: torch.dtype, ranks: int = 1) -> int:
-    """Bytes of keys and values of one token in all layers, on one of ``ranks``."""
+def token_bytes(kv: KVShape, dtype: torch.dtype) -> int:
+    """Bytes that one layer keeps of a token."""
     scale = 4 if dtype == torch.int8 else 0  # of each head
-    size = spec.head_dim * dtype.itemsize + scale
-    return 2 * spec.num_layers * spec.num_kv_heads // ranks * size
+    sizes = [kv.key_dim] if kv.shared else [kv.key_dim, kv.value_dim]
+    return kv.heads * sum(size * dtype.itemsize + scale for size in sizes)
+
+
+def bytes_per_token(spec: ModelSpec, dtype: torch.dtype) -> int:
+    """Bytes of keys and values of one token in all layers."""
+    return spec.num_layers * token_bytes(spec.kv, dtype)
 
 
 def pool_pages(

@@ -7,10 +7,11 @@ host arrays of int32 (``srt.attention.base.Layout`` holds the same).
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from sgl_kernel.native import need
@@ -19,7 +20,7 @@ from sgl_kernel.packed import TYPES, address
 Array = np.ndarray[Any, Any]
 
 
-def _bits(value: float) -> int:
+def bits(value: float) -> int:
     """The float64 as the integer of the same bits: how a record of integers carries one."""
     return int(struct.unpack("<q", struct.pack("<d", value))[0])
 
@@ -36,7 +37,11 @@ class Fields:
 @dataclass(frozen=True)
 class Heads:
     """Query and key heads of a layer; a query sees itself and ``window - 1`` tokens before it (0:
-    all); with ``soft_cap`` scores become ``cap * tanh(score / cap)``."""
+    all); with ``soft_cap`` scores become ``cap * tanh(score / cap)``.
+
+    Values have ``value`` dimensions (0: ``dim``); where they are ``shared``, they are the first of
+    their keys' dimensions. ``sinks`` [q]: scores that join the softmax's sum and have no value.
+    """
 
     q: int
     kv: int
@@ -44,18 +49,40 @@ class Heads:
     scale: float
     window: int = 0
     soft_cap: float = 0.0
+    value: int = 0
+    shared: bool = False
+    sinks: Tensor | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
+        if not self.value:
+            object.__setattr__(self, "value", self.dim)
         if self.kv < 1 or self.q < 1 or self.q % self.kv:
             raise ValueError(f"{self.q} query heads cannot share {self.kv} key heads evenly.")
         if self.dim < 2 or self.dim % 2:
             raise ValueError(f"heads have {self.dim} dimensions; an even number is needed.")
+        if self.value < 2 or self.value % 2:
+            raise ValueError(f"values have {self.value} dimensions; an even number is needed.")
+        if self.shared and self.value >= self.dim:
+            raise ValueError(
+                f"{self.value} dimensions of values are no part of {self.dim} of keys."
+            )
+        sinks = self.sinks
+        if sinks is not None and (sinks.dtype, sinks.shape) != (torch.float32, (self.q,)):
+            raise ValueError(f"sinks are {sinks.dtype} {tuple(sinks.shape)}; float32 ({self.q},).")
+
+    @property
+    def qkv(self) -> int:
+        """Width of the queries, keys and values of a token, side by side."""
+        return (self.q + self.kv) * self.dim + (0 if self.shared else self.kv * self.value)
 
     @property
     def fields(self) -> Fields:
-        return Fields(
-            [self.q, self.kv, self.dim, _bits(self.scale), self.window, _bits(self.soft_cap)]
-        )
+        sinks = None if self.sinks is None else self.sinks.contiguous()
+        values = [
+            self.q, self.kv, self.dim, bits(self.scale), self.window, bits(self.soft_cap),
+            self.value, address(sinks),
+        ]  # fmt: skip
+        return Fields(values, sinks)
 
 
 @dataclass(frozen=True)
@@ -73,15 +100,16 @@ class Rotary:
     def fields(self) -> Fields:
         values = [
             self.cos.data_ptr(), self.sin.data_ptr(), 2 * self.cos.shape[1], address(self.q_gain),
-            address(self.k_gain), _bits(self.eps),
+            address(self.k_gain), bits(self.eps),
         ]  # fmt: skip
         return Fields(values, self)
 
 
 @dataclass(frozen=True)
 class KV:
-    """One layer's pools [slots, kv_heads, dim], float32, bfloat16 or int8; int8 ones have scales
-    [slots, kv_heads], float32."""
+    """One layer's pools [slots, kv_heads, dim], float32, bfloat16, float8 (e4m3) or int8; int8 ones
+    have scales [slots, kv_heads], float32. Values that are the beginning of their keys are a view
+    of them, and have their scales."""
 
     keys: Tensor
     values: Tensor
@@ -99,30 +127,51 @@ class KV:
 
 class Pass(Fields):
     """Rows of new tokens, all arrays int32: ids and positions [tokens], starts and counts [rows],
-    tables [rows + 1], pages. Nothing is checked against pools and vocabulary here."""
+    tables [rows + 1], pages. Nothing is checked against pools and vocabulary here.
+
+    ``given``: indices of tokens whose embeddings are not the table's, int32, ascending, and these
+    embeddings [len, width], contiguous float32. Raises ValueError where they are something else.
+    """
 
     def __init__(
         self, ids: Array, positions: Array, starts: Array, counts: Array, tables: Array,
-        pages: Array, page_size: int,
+        pages: Array, page_size: int, given: tuple[Array, Tensor] | None = None,
     ) -> None:  # fmt: skip
         rows, tokens = len(counts), len(ids)
         self.rows, self.tokens = rows, tokens
+        self.width = 0
+        at, states = _given(*given, tokens) if given else (ids[:0], None)
+        if states is not None:
+            self.width = states.shape[1]
         firsts = np.cumsum(counts, dtype=np.int32) - counts
         # One block of memory, so that one address is asked for.
-        sizes = (tokens, tokens, rows, rows, rows, rows + 1, len(pages))
+        sizes = (tokens, tokens, rows, rows, rows, rows + 1, len(pages), len(at))
         block = np.concatenate(
-            [ids, positions, starts, counts, firsts, tables, pages], dtype=np.int32
+            [ids, positions, starts, counts, firsts, tables, pages, at], dtype=np.int32
         )
         base = int(block.__array_interface__["data"][0])
         places = [base + 4 * int(n) for n in np.cumsum((0, *sizes[:-1]))]
-        super().__init__([rows, tokens, page_size, *places], block)
+        super().__init__(
+            [rows, tokens, page_size, *places, address(states), len(at)], block, states
+        )
+
+
+def _given(at: Array, states: Tensor, tokens: int) -> tuple[Array, Tensor]:
+    if states.dtype != torch.float32 or not states.is_contiguous() or states.shape[0] != len(at):
+        raise ValueError(
+            f"embeddings are {states.dtype} {tuple(states.shape)}; contiguous float32 "
+            f"[{len(at)}, width] are needed."
+        )
+    if len(at) and not (at[0] >= 0 and at[-1] < tokens and (at[1:] > at[:-1]).all()):
+        raise ValueError(f"embeddings are given for tokens {at}; ascending ones of {tokens}.")
+    return at, states
 
 
 def append(
     pass_: Pass, heads: Heads, rotary: Rotary, qkv: Tensor, kv: KV, threads: int = 1
 ) -> None:
-    """qkv [tokens, (q + 2 kv) * dim] float32: q is rotated in place; k is rotated, k and v are
-    written to the pool."""
+    """qkv [tokens, heads.qkv] float32: q is rotated in place; k is rotated, k and v are written to
+    the pool."""
     h, r, pool = heads.fields, rotary.fields, kv.fields  # they hold the memory of their addresses
     need().append(
         threads, pass_.address, h.address, r.address, qkv.data_ptr(), qkv.stride(0), pool.address
@@ -130,8 +179,8 @@ def append(
 
 
 def attend(pass_: Pass, heads: Heads, qkv: Tensor, kv: KV, threads: int = 1) -> Tensor:
-    """Causal attention of every row over its pages [tokens, q * dim]; after ``append``."""
-    out = qkv.new_empty(pass_.tokens, heads.q * heads.dim)
+    """Causal attention of every row over its pages [tokens, q * value]; after ``append``."""
+    out = qkv.new_empty(pass_.tokens, heads.q * heads.value)
     h, pool = heads.fields, kv.fields
     if not need().attend(
         threads, pass_.address, h.address, qkv.data_ptr(), qkv.stride(0), pool.address,

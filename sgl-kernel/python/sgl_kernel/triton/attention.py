@@ -74,7 +74,7 @@ def choose_splits(rows: int, kv_heads: int, longest: int, processors: int) -> in
 def decode(
     q: Tensor, keys: Tensor, values: Tensor, pages: Tensor, tables: Tensor, lengths: Tensor, *,
     scale: float, splits: int, page_size: int = 1, window: int = 0, soft_cap: float = 0.0,
-    out: Tensor | None = None,
+    sinks: Tensor | None = None, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """One query a row: row ``r``'s sees the last ``window`` (0: all) of its ``lengths[r]`` tokens.
 
@@ -83,7 +83,8 @@ def decode(
     [R]; a row of length 0 (the padding of a captured graph) reads nothing and gets zeros.
     splits: 1 to 64, a power of 2. A row's bits depend on its own keys and ``splits`` alone, so a
     constant makes them independent of the batch. soft_cap: scores become
-    ``soft_cap * tanh(score / soft_cap)``; 0: none.
+    ``soft_cap * tanh(score / soft_cap)``; 0: none. sinks: float32 [heads], a score for each head
+    that joins the softmax's sum and has no value.
     Returns [R, heads, head_dim] (``out`` where given), dtype of q. Raises ValueError.
     """
     group = _pools(q, keys, values, page_size, window)
@@ -92,7 +93,10 @@ def decode(
     checks.same_device(q, lengths=lengths)
     _splits("splits", splits)
     out = checks.output(out, q, *q.shape)
-    call = Call(q, keys, values, pages, decode_block(group), scale, page_size, window, soft_cap)
+    _sinks(q, sinks)
+    call = Call(
+        q, keys, values, pages, decode_block(group), scale, page_size, window, soft_cap, sinks
+    )
     if not q.shape[0]:
         return out
     if splits == 1:
@@ -134,7 +138,8 @@ def plan_tiles(counts: Int32Array, group: int, block: int) -> Int32Array:
 def extend(
     q: Tensor, keys: Tensor, values: Tensor, pages: Tensor, tables: Tensor, starts: Tensor,
     firsts: Tensor, tiles: Tensor, *, block: int, scale: float, page_size: int = 1,
-    window: int = 0, soft_cap: float = 0.0, mask: Tensor | None = None, out: Tensor | None = None,
+    window: int = 0, soft_cap: float = 0.0, sinks: Tensor | None = None,
+    mask: Tensor | None = None, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Causal attention of rows with any number of new tokens each.
 
@@ -150,7 +155,8 @@ def extend(
     _pools(q, keys, values, page_size, window)
     _rows(q, pages, tables, starts, firsts, tiles, mask, block)
     out = checks.output(out, q, *q.shape)
-    call = Call(q, keys, values, pages, block, scale, page_size, window, soft_cap, mask)
+    _sinks(q, sinks)
+    call = Call(q, keys, values, pages, block, scale, page_size, window, soft_cap, sinks, mask)
     if len(tiles):
         call.launch(len(tiles), tables, starts, out, firsts=firsts, tiles=tiles)
     return out
@@ -191,8 +197,8 @@ def plan_shared(
 def cascade(
     q: Tensor, keys: Tensor, values: Tensor, pages: Tensor, tables: Tensor, starts: Tensor,
     firsts: Tensor, tiles: Tensor, shared: Shared, *, block: int, splits: int, scale: float,
-    page_size: int = 1, soft_cap: float = 0.0, mask: Tensor | None = None,
-    out: Tensor | None = None,
+    page_size: int = 1, soft_cap: float = 0.0, sinks: Tensor | None = None,
+    mask: Tensor | None = None, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """``extend`` for short rows (decode rows: count 1) whose prefixes are shared: the keys of a
     group are read once for all its rows, those after them row by row, cut into ``splits``.
@@ -209,7 +215,8 @@ def cascade(
     out = checks.output(out, q, *q.shape)
     if not len(tiles):
         return out
-    call = Call(q, keys, values, pages, block, scale, page_size, 0, soft_cap, mask)
+    _sinks(q, sinks)
+    call = Call(q, keys, values, pages, block, scale, page_size, 0, soft_cap, sinks, mask)
     parts, sums = call.parts(splits + shared.splits)
     call.launch(
         len(tiles), tables, starts, parts, sums=sums, firsts=firsts, tiles=tiles,
@@ -232,8 +239,8 @@ def _pools(q: Tensor, keys: Tensor, values: Tensor, page_size: int, window: int)
     checks.shape("keys", keys, None, None, q.shape[2])
     checks.shape("values", values, *keys.shape)
     checks.dtype("q", q, *checks.FLOATS)
-    checks.dtype("keys", keys, q.dtype)
-    checks.dtype("values", values, q.dtype)
+    checks.dtype("keys", keys, q.dtype, torch.float8_e4m3fn)
+    checks.dtype("values", values, keys.dtype)
     checks.same_device(q, keys=keys, values=values)
     heads, kv_heads, dim = q.shape[1], keys.shape[1], q.shape[2]
     if keys.stride() != values.stride():
@@ -245,6 +252,13 @@ def _pools(q: Tensor, keys: Tensor, values: Tensor, page_size: int, window: int)
     if page_size < 1 or window < 0:
         checks.fail(f"page_size is {page_size} and window {window}; at least 1 and 0 are needed")
     return heads // kv_heads
+
+
+def _sinks(q: Tensor, sinks: Tensor | None) -> None:
+    if sinks is not None:
+        checks.dtype("sinks", sinks, torch.float32)
+        checks.shape("sinks", sinks, q.shape[1])
+        checks.same_device(q, sinks=sinks)
 
 
 def _tables(q: Tensor, pages: Tensor, tables: Tensor, rows: int) -> None:

@@ -50,6 +50,7 @@ def blocks(
             k = tl.load(K + where, mask=real, other=0.0)
         else:
             k = tl.load(K + where)
+        k = k.to(q.dtype)
         score = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale
         if CAP:
             # cap * tanh(score / cap); exp2 may overflow to infinity, which gives 1 as it should.
@@ -80,6 +81,7 @@ def blocks(
             v = tl.load(V + where, mask=real, other=0.0)
         else:
             v = tl.load(V + where)
+        v = v.to(q.dtype)
         total = total * shrink + tl.sum(weight, 1)
         acc = acc * shrink[:, None]
         acc = tl.dot(weight.to(v.dtype), v, acc, input_precision="tf32x3")
@@ -89,12 +91,12 @@ def blocks(
 
 @triton.jit
 def attend(
-    Q, K, V, Out, Lse, pages, tables, starts, firsts, tiles, lows, queries, mask, scale, cap,
-    window, words, parts, part, stride_qt, stride_qh, stride_s, stride_h, stride_ot, stride_oh,
+    Q, K, V, Out, Lse, pages, tables, starts, firsts, tiles, lows, queries, mask, sinks, scale,
+    cap, window, words, parts, part, stride_qt, stride_qh, stride_s, stride_h, stride_ot, stride_oh,
     GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr, ONE: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, TREE: tl.constexpr,
-    PARTIAL: tl.constexpr, LOW: tl.constexpr, CLEAR: tl.constexpr,
+    PARTIAL: tl.constexpr, LOW: tl.constexpr, CLEAR: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     """Program (tile, KV head, split). See ``attention`` for what the pointers hold.
 
@@ -150,6 +152,12 @@ def attend(
         acc, top, total, q, K, V, pages, mask, low, hi, position, start, new, flat, scale, cap,
         window, words, stride_s, d, DIM, BLOCK_D, BLOCK_N, PAGE, True, CAUSAL, WINDOW, CAP, TREE,
     )  # fmt: skip
+    if SINKS:
+        sink = tl.load(sinks + head) * LOG2E
+        best = tl.maximum(top, sink)
+        shrink = tl.exp2(top - best)
+        total = total * shrink + tl.exp2(sink - best)
+        acc = acc * shrink[:, None]
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     if PARTIAL:
         flat = (flat * (tl.num_programs(1) * GROUP) + head) * parts + part + split
@@ -194,8 +202,8 @@ def bounds(
 
 @triton.jit
 def merge(
-    Part, Lse, Out, parts, stride_ot, stride_oh, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_P: tl.constexpr, CHUNK: tl.constexpr,
+    Part, Lse, Out, sinks, parts, stride_ot, stride_oh, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_P: tl.constexpr, CHUNK: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     """Program (query, head): parts [parts, DIM] weighted by 2 ** Lse; zeros where all are empty."""
     t, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -203,8 +211,13 @@ def merge(
     d, p = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_P)
     lse = tl.load(Lse + at + p, mask=p < parts, other=float("-inf"))
     top = tl.max(lse, 0)
+    if SINKS:
+        sink = tl.load(sinks + head) * LOG2E
+        top = tl.maximum(top, sink)
     top = tl.where(top == float("-inf"), 0.0, top)
     total = tl.sum(tl.exp2(lse - top), 0)
+    if SINKS:
+        total += tl.exp2(sink - top)
     acc = tl.zeros([BLOCK_D], tl.float32)
     for low in range(0, parts, CHUNK):
         part = low + tl.arange(0, CHUNK)

@@ -48,6 +48,7 @@ class Call:
     page_size: int
     window: int = 0
     soft_cap: float = 0.0
+    sinks: Tensor | None = None
     mask: Tensor | None = None
 
     def launch(
@@ -59,12 +60,13 @@ class Call:
         """``sums``: ``out`` takes the parts ``part ...`` of the result. No ``tiles``: decode."""
         q, keys = self.q, self.keys
         dim = q.shape[2]
+        sinks = self.sinks if sums is None else None  # of parts: ``merge`` adds them
         causal = queries is None
         tree = causal and self.mask is not None
-        options: dict[str, Any] = config(self.block, dim, keys.element_size(), tree)
+        options: dict[str, Any] = config(self.block, dim, q.element_size(), tree)
         kernels.attend[(programs, keys.shape[1], splits)](
             q, keys, self.values, out, sums, self.pages, tables, starts, firsts, tiles, lows,
-            queries, self.mask if causal else None, self.scale, self.soft_cap, self.window,
+            queries, self.mask if causal else None, sinks, self.scale, self.soft_cap, self.window,
             0 if self.mask is None else self.mask.stride(0),
             0 if sums is None else sums.shape[2], part,
             q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), out.stride(0), out.stride(1),
@@ -72,7 +74,7 @@ class Call:
             BLOCK_M=self.block, PAGE=self.page_size, SPLITS=splits, ONE=tiles is None,
             CAUSAL=causal, WINDOW=self.window > 0, CAP=self.soft_cap > 0.0,
             TREE=tree, PARTIAL=sums is not None, LOW=lows is not None,
-            CLEAR=clear, **options,
+            CLEAR=clear, SINKS=sinks is not None, **options,
         )  # fmt: skip
 
     def parts(self, count: int) -> tuple[Tensor, Tensor]:
@@ -85,7 +87,7 @@ class Call:
         """``out`` = the parts weighted by their log-sum-exp."""
         tokens, heads, count, dim = parts.shape
         kernels.merge[(tokens, heads)](
-            parts, sums, out, count, out.stride(0), out.stride(1), DIM=dim,
+            parts, sums, out, self.sinks, count, out.stride(0), out.stride(1), DIM=dim,
             BLOCK_D=triton.next_power_of_2(dim), BLOCK_P=triton.next_power_of_2(count), CHUNK=16,
-            num_warps=4,
+            SINKS=self.sinks is not None, num_warps=4,
         )  # fmt: skip

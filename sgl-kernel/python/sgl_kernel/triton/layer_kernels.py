@@ -11,6 +11,14 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def narrow(x, pool):
+    """x as the pool holds it: in float8 what is larger than 448 becomes 448, and NaN stays."""
+    if pool.dtype.element_ty == tl.float8e4nv:
+        x = tl.where(x > 448.0, 448.0, tl.where(x < -448.0, -448.0, x))
+    return x.to(pool.dtype.element_ty)
+
+
+@triton.jit
 def append(
     K, V, keys, values, slots, stride_kt, stride_kh, stride_vt, stride_vh, stride_s, stride_h,
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -24,8 +32,8 @@ def append(
     if slot >= 0:
         k = tl.load(K + t * stride_kt + h * stride_kh + d, mask=real, other=0.0)
         v = tl.load(V + t * stride_vt + h * stride_vh + d, mask=real, other=0.0)
-        tl.store(keys + to, k.to(keys.dtype.element_ty), mask=real)
-        tl.store(values + to, v.to(values.dtype.element_ty), mask=real)
+        tl.store(keys + to, narrow(k, keys), mask=real)
+        tl.store(values + to, narrow(v, values), mask=real)
 
 
 @triton.jit
@@ -46,8 +54,8 @@ def rotate_append(
     if head >= QUERIES + KV:
         if slot >= 0:
             to = values + slot * stride_s + (head - QUERIES - KV) * stride_h + half
-            tl.store(to, first.to(values.dtype.element_ty), mask=real)
-            tl.store(to + DIM // 2, second.to(values.dtype.element_ty), mask=real)
+            tl.store(to, narrow(first, values), mask=real)
+            tl.store(to + DIM // 2, narrow(second, values), mask=real)
     else:
         if NORM:
             gain = q_norm
@@ -72,8 +80,8 @@ def rotate_append(
             tl.store(to + DIM // 2, b.to(Q.dtype.element_ty), mask=real)
         elif slot >= 0:
             to = keys + slot * stride_s + (head - QUERIES) * stride_h + half
-            tl.store(to, a.to(keys.dtype.element_ty), mask=real)
-            tl.store(to + DIM // 2, b.to(keys.dtype.element_ty), mask=real)
+            tl.store(to, narrow(a, keys), mask=real)
+            tl.store(to + DIM // 2, narrow(b, keys), mask=real)
 
 
 @triton.jit

@@ -17,6 +17,8 @@ from sgl_kernel.triton import checks
 from sgl_kernel.triton import moe_kernels as kernels
 from sgl_kernel.triton.norm import ACTIVATIONS
 
+ACTS = {**ACTIVATIONS, "clamped_swiglu": "clamped_swiglu"}
+
 
 class Grouping(NamedTuple):
     """Pairs sorted by expert, each expert's run padded to a multiple of ``block``.
@@ -84,16 +86,23 @@ def choose_block(pairs: int, num_experts: int) -> int:
 
 def fused_moe(
     x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, experts: Tensor,
-    activation: str = "silu", block: int = 0,
+    activation: str = "silu", block: int = 0, gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """sum over choices of weights * down[e] (act(gate) * up), in the order of the choices.
 
     x: [T, width]. gate_up: [E, 2 * inner, width], gates first. down: [E, width, inner]. weights:
-    float32 [T, top_k]. experts: int32 [T, top_k], in [0, E). activation: as for ``norm.gate``.
-    block: pairs of a tile, 0: by the number of tokens; a constant makes a token's bits independent
-    of the batch. Five launches. Returns [T, width]. Raises ValueError.
+    float32 [T, top_k]. experts: int32 [T, top_k], in [0, E). activation: as for ``norm.gate``, or
+    "clamped_swiglu": gate * sigmoid(1.702 gate) * (up + 1), gate at most 7 and up within 7. Biases:
+    [E, 2 * inner] and [E, width]. block: pairs of a tile, 0: by the number of tokens; a constant
+    makes a token's bits independent of the batch. Five launches. Returns [T, width]. Raises
+    ValueError.
     """
     _check(x, gate_up, down, weights, experts, activation)
+    for name, bias, w in (("gate_up_bias", gate_up_bias, gate_up), ("down_bias", down_bias, down)):
+        if bias is not None:
+            checks.shape(name, bias, *w.shape[:2])
+            checks.same_device(x, **{name: bias})
     tokens, width = x.shape
     inner, top_k, pairs = down.shape[2], experts.shape[1], experts.numel()
     out = x.new_empty(x.shape)
@@ -104,9 +113,9 @@ def fused_moe(
         checks.fail(f"block is {block}; 16, 64 or 128 is needed")
     grouping = group_tokens(experts, len(down), block)
     middle = x.new_empty(pairs, inner)
-    _product(x, gate_up, middle, grouping, top_k, activation)
+    _product(x, gate_up, gate_up_bias, middle, grouping, top_k, activation)
     parts = x.new_empty(pairs, width)
-    _product(middle, down, parts, grouping, 1, "")
+    _product(middle, down, down_bias, parts, grouping, 1, "")
     columns = min(1024, triton.next_power_of_2(width))
     kernels.join[(tokens, triton.cdiv(width, columns))](
         parts, weights, out, width, TOP_K=top_k, BLOCK=columns, num_warps=4
@@ -115,9 +124,10 @@ def fused_moe(
 
 
 def _product(
-    x: Tensor, w: Tensor, out: Tensor, grouping: Grouping, top_k: int, activation: str
-) -> None:
-    """``out[pair] = x[pair // top_k] @ w[expert].T``; with an activation, gated."""
+    x: Tensor, w: Tensor, bias: Tensor | None, out: Tensor, grouping: Grouping, top_k: int,
+    activation: str,
+) -> None:  # fmt: skip
+    """``out[pair] = x[pair // top_k] @ w[expert].T + bias``; with an activation, gated."""
     pairs, columns = out.shape
     depth, block = x.shape[1], grouping.block
     # A block of 16 reads each weight once and computes little: deep, thin tiles.
@@ -126,10 +136,12 @@ def _product(
         block_n, block_k = 32, 32
     blocks = len(grouping.experts)
     kernels.product[(blocks * triton.cdiv(columns, block_n),)](
-        x, w, out, grouping.pairs, grouping.experts, pairs, blocks, columns, depth, x.stride(0),
-        w.stride(0), w.stride(1), out.stride(0), TOP_K=top_k, BLOCK_M=block, BLOCK_N=block_n,
-        BLOCK_K=block_k, GROUP=8, GATED=bool(activation), ACT=ACTIVATIONS.get(activation, ""),
-        EVEN=depth % block_k == 0, num_warps=8 if block == 128 else 4, num_stages=3,
+        x, w, w if bias is None else bias, out, grouping.pairs, grouping.experts, pairs, blocks,
+        columns, depth, x.stride(0), w.stride(0), w.stride(1),
+        0 if bias is None else bias.stride(0), out.stride(0), TOP_K=top_k, BLOCK_M=block,
+        BLOCK_N=block_n, BLOCK_K=block_k, GROUP=8, GATED=bool(activation),
+        ACT=ACTS.get(activation, ""), EVEN=depth % block_k == 0, BIASED=bias is not None,
+        num_warps=8 if block == 128 else 4, num_stages=3,
     )  # fmt: skip
 
 
@@ -148,5 +160,5 @@ def _check(
     checks.same_device(x, gate_up=gate_up, down=down, weights=weights, experts=experts)
     if not weights.is_contiguous():
         checks.fail(f"weights must be contiguous; their strides are {weights.stride()}")
-    if activation not in ACTIVATIONS:
-        checks.fail(f"activation is {activation!r}; one of {', '.join(ACTIVATIONS)} is needed")
+    if activation not in ACTS:
+        checks.fail(f"activation is {activation!r}; one of {', '.join(ACTS)} is needed")

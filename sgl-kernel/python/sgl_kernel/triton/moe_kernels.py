@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sgl_kernel.triton.layer_kernels import activate
+from sgl_kernel.triton.layer_kernels import LOG2E, activate
 
 
 @triton.jit
@@ -79,11 +79,12 @@ def place(
 
 @triton.jit
 def product(
-    X, W, Out, order, owners, pairs, blocks, N, K, stride_x, stride_we, stride_wn, stride_o,
-    TOP_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    GROUP: tl.constexpr, GATED: tl.constexpr, ACT: tl.constexpr, EVEN: tl.constexpr,
+    X, W, Bias, Out, order, owners, pairs, blocks, N, K, stride_x, stride_we, stride_wn, stride_b,
+    stride_o, TOP_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, GROUP: tl.constexpr, GATED: tl.constexpr, ACT: tl.constexpr,
+    EVEN: tl.constexpr, BIASED: tl.constexpr,
 ):  # fmt: skip
-    """Out[pair] = X[pair // TOP_K] @ W[expert of the pair].T, W [E, N, K].
+    """Out[pair] = X[pair // TOP_K] @ W[expert of the pair].T + Bias, W [E, N, K], Bias [E, N].
 
     GATED: W is [E, 2 N, K], gates first; Out = act(gate) * up, so neither is stored. EVEN: K is a
     multiple of BLOCK_K. Programs go through ``GROUP`` blocks of pairs before the next columns: a
@@ -122,8 +123,17 @@ def product(
                 up = tl.dot(a, tl.trans(b), up, input_precision="tf32x3")
             x += BLOCK_K
             w += BLOCK_K
+        if BIASED:
+            bias = Bias + expert * stride_b + tl.minimum(n, N - 1)
+            acc += tl.load(bias).to(tl.float32)[None, :]
+            if GATED:
+                up += tl.load(bias + N).to(tl.float32)[None, :]
         if GATED:
-            acc = activate(acc, ACT) * up
+            if ACT == "clamped_swiglu":
+                acc, up = tl.minimum(acc, 7.0), tl.minimum(tl.maximum(up, -7.0), 7.0)
+                acc = acc / (1.0 + tl.exp2(acc * (-1.702 * LOG2E))) * (up + 1.0)
+            else:
+                acc = activate(acc, ACT) * up
         out = Out + pair.to(tl.int64)[:, None] * stride_o + n[None, :]
         tl.store(out, acc.to(Out.dtype.element_ty), mask=real[:, None] & (n < N)[None, :])
 

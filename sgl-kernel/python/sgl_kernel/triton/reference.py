@@ -9,7 +9,7 @@ from torch import Tensor
 def attention(
     q: Tensor, keys: Tensor, values: Tensor, pages: Tensor, tables: Tensor, starts: Tensor,
     firsts: Tensor, *, scale: float, page_size: int = 1, window: int = 0, soft_cap: float = 0.0,
-    mask: Tensor | None = None,
+    sinks: Tensor | None = None, mask: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """``attention.extend`` in float64 [T, heads, head_dim], zeros for queries of no row."""
     out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
@@ -33,7 +33,10 @@ def attention(
             score = torch.einsum("hd,shd->hs", q[t].double(), k) * scale
             if soft_cap:
                 score = soft_cap * torch.tanh(score / soft_cap)
-            weight = score.masked_fill(~seen, float("-inf")).softmax(-1)
+            score = score.masked_fill(~seen, float("-inf"))
+            if sinks is not None:
+                score = torch.cat([score, sinks.double()[:, None]], 1)
+            weight = score.softmax(-1)[:, : len(place)]
             out[t] = torch.einsum("hs,shd->hd", weight, v)
     return out
 
@@ -77,6 +80,9 @@ def activate(x: Tensor, activation: str) -> Tensor:
 def gate(x: Tensor, activation: str) -> Tensor:
     """``norm.gate`` in float64."""
     a, b = x.double().chunk(2, -1)
+    if activation == "clamped_swiglu":
+        a, b = a.clamp(max=7.0), b.clamp(-7.0, 7.0) + 1.0
+        return a * (1.702 * a).sigmoid() * b
     return activate(a, activation) * b
 
 
@@ -88,14 +94,18 @@ def route(logits: Tensor, top_k: int, renormalise: bool = True) -> tuple[Tensor,
 
 
 def fused_moe(
-    x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, experts: Tensor, activation: str
-) -> Tensor:
+    x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, experts: Tensor, activation: str,
+    gate_up_bias: Tensor | None = None, down_bias: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """``moe.fused_moe`` in float64, a token and a choice at a time."""
     out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
     for t, choices in enumerate(experts.tolist()):
         for i, e in enumerate(choices):
-            inner = gate((gate_up[e].double() @ x[t].double()).unsqueeze(0), activation)[0]
-            out[t] += weights[t, i].double() * (down[e].double() @ inner)
+            middle = gate_up[e].double() @ x[t].double()
+            middle += 0.0 if gate_up_bias is None else gate_up_bias[e].double()
+            y = down[e].double() @ gate(middle.unsqueeze(0), activation)[0]
+            y += 0.0 if down_bias is None else down_bias[e].double()
+            out[t] += weights[t, i].double() * y
     return out
 
 
