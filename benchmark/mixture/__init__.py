@@ -1,0 +1,1 @@
+"""Throughput with a mixture of experts and with int8 weights."""

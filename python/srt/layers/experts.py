@@ -1,0 +1,252 @@
+"""Experts: a feed-forward layer of many, of which each token goes through a few (Jiang et al. 2024,
+"Mixtral of Experts", section 2.1), and perhaps one that all go through (Dai et al. 2024,
+"DeepSeekMoE", section 3.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from srt.layers.linear import ColumnLinear, RowLinear
+from srt.layers.recorder import Recorder, Source
+from srt.layers.routing import Routing, route
+from srt.layers.weight import Place, Slot, Slots, Stored
+
+if TYPE_CHECKING:
+    from sgl_kernel.experts import Experts as NativeExperts
+    from sgl_kernel.packed import Packed
+
+
+@dataclass(frozen=True)
+class Names:
+    """What a checkpoint calls the weights; ``{}`` is an expert's number.
+
+    ``fused``: the experts' matrices are two tensors, ``experts.gate_up_proj`` [experts, width,
+    2 inner], gates and what they gate in turn, and ``experts.down_proj`` [experts, inner, width].
+    """
+
+    router: str = "gate"
+    gate: str = "experts.{}.gate_proj"
+    up: str = "experts.{}.up_proj"
+    down: str = "experts.{}.down_proj"
+    shared: str = "shared_expert"
+    shared_gate: str = "shared_expert_gate"
+    fused: bool = False
+
+
+@dataclass(frozen=True)
+class ExpertsShape:
+    """A layer of the whole model (a rank holds a share of each expert's inner width).
+
+    Attributes:
+        inner: width inside an expert.
+        bias: of the experts' matrices; router_bias: of the router's, added to the logits.
+        choice_bias: there is the ``bias`` of ``routing.route``.
+        shared: width inside the expert that every token goes through; 0: there is none.
+        shared_gate: its output is multiplied with a sigmoid.
+    """
+
+    width: int
+    inner: int
+    routing: Routing
+    act: str = "silu"
+    bias: bool = False
+    router_bias: bool = False
+    choice_bias: bool = False
+    shared: int = 0
+    shared_gate: bool = False
+    names: Names = Names()
+
+
+class Router(Stored):
+    """Logits in float32 [T, experts], and behind them the shared expert's gate where it has one."""
+
+    exact = True
+
+    def __init__(self, shape: ExpertsShape, place: Place) -> None:
+        self.rule, self.names = shape.routing, shape.names
+        rows = self.rule.experts
+        self.weight = place.empty(rows + shape.shared_gate, shape.width)
+        floats = replace(place, dtype=torch.float32)
+        self.bias = floats.empty(len(self.weight)) if shape.router_bias else None
+        self.choice_bias = floats.empty(rows) if shape.choice_bias else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.packed is not None:
+            return self.product(x, self.bias)
+        return F.linear(x.float(), self.weight.float(), self.bias)
+
+    def slots(self, prefix: str) -> Slots:
+        name, n, width = f"{prefix}{self.names.router}", self.rule.experts, self.weight.shape[1]
+        out = {f"{name}.weight": Slot(self.weight[:n], (n, width))}
+        if len(self.weight) > n:
+            gate = f"{prefix}{self.names.shared_gate}.weight"
+            out[gate] = Slot(self.weight[n:], (1, width))
+        if self.bias is not None:
+            out[f"{name}.bias"] = Slot(self.bias, (n,), kind="bias")
+        if self.choice_bias is not None:
+            bias = f"{name}.e_score_correction_bias"
+            out[bias] = Slot(self.choice_bias, (n,), kind="bias")
+        return out
+
+
+class Experts:
+    """``sum of weight * down(act(gate(x)) * up(x))`` over the experts that a token is routed to."""
+
+    def __init__(self, shape: ExpertsShape, place: Place) -> None:
+        self.shape, self.place, names = shape, place, shape.names
+        self.router = Router(shape, place)
+        self._native: NativeExperts | None = None
+        self.grouped = place.device.type == "cuda" and find_spec("triton") is not None
+        stacked = names.fused or self.grouped
+        build = replace(place, device=torch.device("meta")) if stacked else place
+        self.gate_up: list[ColumnLinear] = []
+        self.down: list[RowLinear] = []
+        for e in range(shape.routing.experts):
+            parts = {names.gate.format(e): shape.inner, names.up.format(e): shape.inner}
+            self.gate_up.append(ColumnLinear(shape.width, parts, shape.bias, build, paired=True))
+            self.down.append(
+                RowLinear(shape.inner, names.down.format(e), shape.width, shape.bias, build)
+            )
+        if stacked:
+            side_by_side(self.gate_up, place)
+            side_by_side(self.down, place)
+        if shape.shared:
+            gate, up = (f"{names.shared}.{part}_proj" for part in ("gate", "up"))
+            parts = {gate: shape.shared, up: shape.shared}
+            self.gate_up.append(ColumnLinear(shape.width, parts, False, place, paired=True))
+            self.down.append(
+                RowLinear(shape.shared, f"{names.shared}.down_proj", shape.width, False, place)
+            )
+
+        for layer in (*self.gate_up, *self.down):
+            layer.inside = True
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, width] -> [T, width]."""
+        if self.router.packed is not None:
+            y = self.native()(x.contiguous(), threads=self.router.threads)
+            return self.place.group.all_reduce(y)
+        logits, n = self.router(x), self.shape.routing.experts
+        weights, chosen = route(logits[:, :n], self.shape.routing, self.router.choice_bias)
+        y = self._fused(x, weights, chosen) if self.grouped else self._each(x, weights, chosen)
+        if self.shape.shared:
+            share = self.down[n].product(self.gate_up[n].gated(x, self.shape.act)).float()
+            y += share * logits[:, n:].sigmoid() if self.shape.shared_gate else share
+        return self.place.group.all_reduce(y.to(x.dtype))
+
+    def _each(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """Expert by expert, float32."""
+        y = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        for e in chosen.unique().tolist():
+            token, choice = (chosen == e).nonzero(as_tuple=True)
+            inner = self.gate_up[e].gated(x[token], self.shape.act)
+            part = self.down[e].product(inner, self._once(self.down[e].bias))
+            y.index_add_(0, token, weights[token, choice, None] * part)
+        return y
+
+    def _fused(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """By grouped products on the device, without waiting for it."""
+        from sgl_kernel.triton import moe
+
+        n = self.shape.routing.experts
+        gate_up, down = self.gate_up[:n], self.down[:n]
+        y = moe.fused_moe(
+            x, stack(gate_up), stack(down), weights.contiguous(), chosen.int(), self.shape.act,
+            gate_up_bias=stack(gate_up, "bias") if self.shape.bias else None,
+            down_bias=self._once(stack(down, "bias") if self.shape.bias else None),
+        )  # fmt: skip
+        return y.float()
+
+    def _once(self, bias: Tensor | None) -> Tensor | None:
+        """A bias behind what the ranks have parts of joins at one of them."""
+        return bias if self.place.group.rank == 0 else None
+
+    def native(self) -> NativeExperts:
+        """All of it as one native operation. To be called when everything is packed."""
+        if self._native is None:
+            from sgl_kernel import experts
+
+            rule, router = self.shape.routing, self.router
+            self._native = experts.Experts(
+                experts.Routing(
+                    rule.experts, rule.top_k, rule.scores == "sigmoid", rule.renormalise,
+                    rule.scale, rule.groups, rule.kept, rule.group_best, router.choice_bias,
+                ),
+                packed(router), [packed(x) for x in self.gate_up], [packed(x) for x in self.down],
+                self.shape.act, router.bias, [x.bias for x in self.gate_up],
+                [self._once(x.bias) for x in self.down],
+            )  # fmt: skip
+        return self._native
+
+    def record(self, tape: Recorder, x: Source, residual: int) -> None:
+        """Add the layer's outputs to the residual stream."""
+        tape.experts(x, self.native(), residual)
+
+    def stored(self) -> list[Stored]:
+        return [self.router, *self.gate_up, *self.down]
+
+    def slots(self, prefix: str) -> Slots:
+        out = self.router.slots(prefix)
+        layers: list[ColumnLinear | RowLinear] = [*self.gate_up, *self.down]
+        if self.shape.names.fused:
+            n = self.shape.routing.experts
+            out |= self._fused_slots(f"{prefix}experts.")
+            layers = [*self.gate_up[n:], *self.down[n:]]
+        for layer in layers:
+            out |= layer.slots(prefix)
+        return out
+
+    def _fused_slots(self, prefix: str) -> Slots:
+        shape, n = self.shape, self.shape.routing.experts
+        width, inner, rank = shape.width, shape.inner, self.place.group.rank
+        gate_up, down = stack(self.gate_up[:n]), stack(self.down[:n])
+        start = rank * down.shape[2]
+        out = {
+            f"{prefix}gate_up_proj": Slot(
+                gate_up.unflatten(1, (2, -1)), (n, width, 2 * inner), 2, start,
+                adapt=lambda w: w.unflatten(2, (-1, 2)).permute(0, 3, 2, 1),
+            ),
+            f"{prefix}down_proj": Slot(
+                down, (n, inner, width), 2, start, adapt=lambda w: w.transpose(1, 2)
+            ),
+        }  # fmt: skip
+        if shape.bias:
+            out[f"{prefix}gate_up_proj_bias"] = Slot(
+                stack(self.gate_up[:n], "bias").unflatten(1, (2, -1)), (n, 2 * inner), 2, start,
+                "bias", lambda b: b.unflatten(1, (-1, 2)).transpose(1, 2),
+            )  # fmt: skip
+            out[f"{prefix}down_proj_bias"] = Slot(
+                stack(self.down[:n], "bias"), (n, width), kind="bias"
+            )
+        return out
+
+
+def side_by_side(layers: Sequence[Stored], place: Place) -> None:
+    """Gives layers of one shape their weights and biases, as parts of one tensor each."""
+    weights = place.empty(len(layers), *layers[0].weight.shape)
+    for layer, weight in zip(layers, weights):
+        layer.weight = weight
+    if layers[0].bias is not None:
+        biases = place.empty(len(layers), *layers[0].bias.shape)
+        for layer, bias in zip(layers, biases):
+            layer.bias = bias
+
+
+def packed(layer: Stored) -> Packed:
+    assert layer.packed is not None
+    return layer.packed
+
+
+def stack(layers: Sequence[Stored], what: str = "weight") -> Tensor:
+    """[layers, ...]: the tensor whose parts ``side_by_side`` gave them. Nobody keeps it, since the
+    weights go when they are packed."""
+    first: Tensor = getattr(layers[0], what)
+    return first.as_strided((len(layers), *first.shape), (first.numel(), *first.stride()), 0)

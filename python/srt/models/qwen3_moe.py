@@ -1,0 +1,26 @@
+"""Qwen3-MoE (Yang et al. 2025): Qwen3 with many narrow experts in most layers, and none shared."""
+
+from __future__ import annotations
+
+from srt.layers.experts import ExpertsShape
+from srt.models.config import Fields, decoder_spec, extended
+from srt.models.mixture import MixtureForCausalLM, MixtureSpec, read_routing, sparse_layers
+
+
+class Qwen3MoeForCausalLM(MixtureForCausalLM):
+    @staticmethod
+    def read(config: Fields, architecture: str) -> MixtureSpec:
+        bias, layers = config.flag("attention_bias"), config.int("num_hidden_layers")
+        slides = config.flag("use_sliding_window") and config.values.get("sliding_window", 0)
+        window = config.int("sliding_window", 4096) if slides is not None and slides else 0
+        spec = decoder_spec(
+            config, architecture, windows=(window,) * layers, kv_heads=4,
+            qkv_bias=bias, out_bias=bias, qk_norm=True,
+        )  # fmt: skip
+        experts = ExpertsShape(
+            width=spec.hidden_size,
+            inner=config.int("moe_intermediate_size", 768),
+            routing=read_routing(config, "num_experts", 8, config.flag("norm_topk_prob")),
+            act=spec.activation,
+        )
+        return extended(spec, MixtureSpec, experts=experts, sparse=sparse_layers(config))
