@@ -1,0 +1,130 @@
+"""Adapters: their names, and when one may go.
+
+    loading    its weights are being read, in a thread beside the loop; nobody can name it yet
+    loaded     contexts may be opened with it
+    leaving    its name is gone; it goes itself when the last context with it is closed
+
+A name stands for another number each time it is loaded, so that KV of before is never met.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import msgspec
+
+from srt.core.messages import AdapterInfo, LoadAdapter, Reply, UnloadAdapter
+from srt.engine.executor import Executor
+from srt.engine.info import FIRST_ADAPTER, EngineInfo
+from srt.memory.store import Store
+
+UNKNOWN = -1  # the number of every name that stands for no adapter
+
+
+class _Loading(NamedTuple):
+    verb: LoadAdapter
+    number: int
+    facts: Future[dict[str, Any]]
+
+
+class _Leaving(NamedTuple):
+    verb: UnloadAdapter
+    number: int
+
+
+class Adapters:
+    """Those of one engine. What is asked for is answered by ``settle``, in time."""
+
+    def __init__(self, executor: Executor, info: EngineInfo, store: Store) -> None:
+        self._executor, self._store, self._info = executor, store, info
+        self._numbers: dict[str, int] = {}
+        self._loaded: dict[int, AdapterInfo] = {}  # those that leave too
+        for number, adapter in enumerate(info.adapters, FIRST_ADAPTER):
+            self._numbers[adapter.name], self._loaded[number] = number, adapter
+        self._next = FIRST_ADAPTER + len(info.adapters)
+        self._loading: list[_Loading] = []
+        self._leaving: list[_Leaving] = []
+        self._thread: ThreadPoolExecutor | None = None
+
+    @property
+    def pending(self) -> int:
+        """Verbs that ``settle`` has not answered."""
+        return len(self._loading) + len(self._leaving)
+
+    def number(self, name: str) -> int:
+        """Of a name, ``UNKNOWN`` where nothing is loaded under it; 0 of none."""
+        return self._numbers.get(name, UNKNOWN) if name else 0
+
+    def name(self, number: int) -> str:
+        """What a number was loaded as, "" where it is not loaded."""
+        adapter = self._loaded.get(number)
+        return "" if adapter is None else adapter.name
+
+    @property
+    def counts(self) -> dict[str, int]:
+        size = sum(adapter.bytes for adapter in self._loaded.values())
+        return {"adapters": len(self._loaded), "adapter_bytes": size}
+
+    def load(self, verb: LoadAdapter) -> Reply | None:
+        """None where it has begun."""
+        if refusal := self._refusal(verb):
+            return Reply(verb.id, False, refusal)
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="srt-adapters")
+        number, self._next = self._next, self._next + 1
+        facts = self._thread.submit(self._executor.load_adapter, number, verb.path, verb.pinned)
+        self._loading.append(_Loading(verb, number, facts))
+        return None
+
+    def _refusal(self, verb: LoadAdapter) -> str:
+        if not self._info.lora:
+            return "adapters are off; start with --enable-lora"
+        names = [loading.verb.name for loading in self._loading]
+        if not verb.name or verb.name in self._numbers or verb.name in names:
+            return f"an adapter {verb.name!r} is loaded already; unload it first"
+        count, most = len(self._loaded) + len(self._loading), self._info.max_loaded_loras
+        if count >= most:
+            return f"{count} adapters are loaded and {most} may be (--max-loaded-loras)"
+        return ""
+
+    def unload(self, verb: UnloadAdapter) -> Reply | None:
+        """None where it has begun: the name is gone at once."""
+        number = self._numbers.pop(verb.name, UNKNOWN)
+        if number == UNKNOWN:
+            return Reply(verb.id, False, f"no adapter {verb.name!r} is loaded")
+        self._leaving.append(_Leaving(verb, number))
+        return None
+
+    def settle(self) -> list[Reply]:
+        """Of what has been loaded by now, and of what nobody uses any more."""
+        done = [loading for loading in self._loading if loading.facts.done()]
+        self._loading = [loading for loading in self._loading if loading not in done]
+        replies = [self._settled(loading) for loading in done]
+        if self._leaving:
+            used = {context.namespace.adapter for context in self._store.contexts.values()}
+            gone = [leaving for leaving in self._leaving if leaving.number not in used]
+            self._leaving = [leaving for leaving in self._leaving if leaving.number in used]
+            replies += map(self._gone, gone)
+        return replies
+
+    def _settled(self, loading: _Loading) -> Reply:
+        verb = loading.verb
+        try:
+            facts = loading.facts.result()
+        except Exception as error:
+            message = str(error) if isinstance(error, (ValueError, MemoryError)) else repr(error)
+            return Reply(verb.id, False, message)
+        info = AdapterInfo(name=verb.name, path=verb.path, pinned=verb.pinned, **facts)
+        self._numbers[verb.name], self._loaded[loading.number] = loading.number, info
+        return Reply(verb.id, data=msgspec.to_builtins(info))
+
+    def _gone(self, leaving: _Leaving) -> Reply:
+        self._executor.unload_adapter(leaving.number)
+        del self._loaded[leaving.number]
+        tokens = self._store.drop_adapter(leaving.number)
+        return Reply(leaving.verb.id, data={"tokens": tokens})
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)

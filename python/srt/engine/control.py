@@ -1,0 +1,59 @@
+"""Control: what an engine answers outside of requests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from srt.core.messages import Control, LoadAdapter, Reply, UnloadAdapter
+from srt.engine.view import view
+
+if TYPE_CHECKING:
+    from srt.engine.engine import Engine
+
+
+def control(engine: Engine, verb: Control | LoadAdapter | UnloadAdapter) -> list[Reply]:
+    """The answer; none yet to a verb about adapters that has begun (``Adapters.settle``)."""
+    if isinstance(verb, LoadAdapter):
+        reply = engine.adapters.load(verb)
+    elif isinstance(verb, UnloadAdapter):
+        reply = engine.adapters.unload(verb)
+    else:
+        reply = _answer(engine, verb)
+    return [] if reply is None else [reply]
+
+
+def _answer(engine: Engine, verb: Control) -> Reply:
+    if verb.op == "stats":
+        return Reply(verb.id, data=stats_of(engine))
+    if verb.op == "flush":
+        busy = len(engine.requests)
+        if busy:
+            return Reply(verb.id, False, f"{busy} requests are under way; flush when idle")
+        return Reply(verb.id, data={"tokens": engine.store.flush()})
+    if verb.op == "ping":
+        return Reply(verb.id)
+    if verb.op == "tree":
+        seen = view(
+            engine.planner, engine.requests.values(), stats_of(engine), verb.limit,
+            engine.adapters.name,
+        )  # fmt: skip
+        return Reply(verb.id, data=seen)
+    return Reply(verb.id, False, f"unknown control {verb.op!r}; use stats, flush, ping or tree")
+
+
+def stats_of(engine: Engine) -> dict[str, float]:
+    """Counters since the start and gauges of this moment."""
+    store, size = engine.store, engine.info.page_size
+    return {
+        **engine.stats.as_dict(),
+        "running": len(engine.running) + len(engine.planner.leaving),
+        "waiting": len(engine.waiting),
+        **engine.compile_counts,
+        **engine.adapters.counts,
+        "contexts": len(store.contexts),
+        "free_tokens": store.pool.free * size,
+        "evictable_tokens": store.tree.evictable * size,
+        "protected_tokens": store.protected * size,
+        "total_tokens": store.pool.size * size,
+        "evicted_tokens": store.tree.evicted * size,
+    }

@@ -1,0 +1,135 @@
+"""Low-rank adapters (Hu et al. 2021): ``W x + B A x``, for each token the adapter of its row.
+
+Layers learn of adapters as they learn of attention: which tokens have which is planned once a pass.
+The adapters know a layer's product by a number. With native kernels the sum is made inside the
+product, before bias, activation and residual, and the bits of a token do not depend on those beside
+it; elsewhere it is made behind the product, adapter by adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from srt.attention.base import Int32Array
+from srt.parallel.staging import send
+
+if TYPE_CHECKING:
+    from sgl_kernel.lora import Adapted, Adapter
+
+
+class Pair(NamedTuple):
+    """Outputs ``[first, first + b.shape[1])`` of a product gain ``(x a^T) b``; the scale is in b.
+
+    a: [rank, inputs of this rank], b: [rank, outputs of the part], contiguous, of one dtype.
+    """
+
+    a: Tensor
+    b: Tensor
+    first: int
+
+    @property
+    def bytes(self) -> int:
+        return (self.a.numel() + self.b.numel()) * self.a.element_size()
+
+
+class Weights:
+    """One adapter's pairs, by the number of the product; ``products``: how many there are."""
+
+    def __init__(self, pairs: Mapping[int, Sequence[Pair]], products: int) -> None:
+        self.pairs, self.products = pairs, products
+
+    @property
+    def bytes(self) -> int:
+        return sum(pair.bytes for pairs in self.pairs.values() for pair in pairs)
+
+    def to(self, device: Any) -> Weights:
+        """A copy on another device; copies from pinned memory need not be waited for."""
+        return self._with(lambda half: half.to(device, non_blocking=True))
+
+    def pinned(self) -> Weights:
+        """A copy in memory that a GPU reads by itself."""
+        return self._with(Tensor.pin_memory)
+
+    def _with(self, change: Callable[[Tensor], Tensor]) -> Weights:
+        changed = {
+            number: [Pair(change(a), change(b), first) for a, b, first in pairs]
+            for number, pairs in self.pairs.items()
+        }
+        return Weights(changed, self.products)
+
+    @cached_property
+    def native(self) -> Adapter:
+        """As native products read it."""
+        from sgl_kernel import lora
+
+        pairs = {
+            number: [lora.Pair(*pair) for pair in pairs] for number, pairs in self.pairs.items()
+        }
+        return lora.Adapter(pairs, self.products)
+
+
+class Use:
+    """Which tokens of a pass have which adapter: token t has ``adapters[groups[t]]``, none where
+    that is below 0. At least one has one."""
+
+    def __init__(self, adapters: Sequence[Weights], groups: Int32Array) -> None:
+        self.adapters, self.groups = adapters, groups
+        self._tokens: list[Tensor] | None = None
+
+    def tokens(self, device: Any) -> list[Tensor]:
+        """Of each adapter, its tokens: ascending int64 indices."""
+        if self._tokens is None:
+            order = np.argsort(self.groups, kind="stable").astype(np.int64)
+            places = np.arange(len(self.adapters) + 1, dtype=self.groups.dtype)
+            ends = np.searchsorted(self.groups[order], places)
+            sent = send(order[int(ends[0]) :], device)
+            self._tokens = list(sent.split(np.diff(ends).tolist()))
+        return self._tokens
+
+    @cached_property
+    def adapted(self) -> Adapted:
+        """As native products read it."""
+        from sgl_kernel.lora import Adapted
+
+        return Adapted([adapter.native for adapter in self.adapters], self.groups)
+
+
+class Plan:
+    """What all layers of a model share; ``use``: of the pass being computed, None where none of its
+    tokens has an adapter."""
+
+    use: Use | None = None
+
+
+class Lora:
+    """Adapters of one layer, which call its product ``number``."""
+
+    def __init__(self, plan: Plan, number: int) -> None:
+        self.plan, self.number = plan, number
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        """The product's outputs y [T, outputs], changed in place, for its inputs x [T, inputs]."""
+        use = self.plan.use
+        if use is None:
+            return y
+        for adapter, tokens in zip(use.adapters, use.tokens(y.device)):
+            pairs = adapter.pairs.get(self.number, ())
+            if not pairs:
+                continue
+            own = x.index_select(0, tokens)
+            for a, b, first in pairs:
+                more = (own.to(a.dtype) @ a.t()) @ b
+                part = y.narrow(1, first, b.shape[1])
+                part.index_add_(0, tokens, more.to(y.dtype))
+        return y
+
+    @property
+    def adapted(self) -> tuple[Adapted, int] | None:
+        """As a native product takes it."""
+        use = self.plan.use
+        return None if use is None else (use.adapted, self.number)

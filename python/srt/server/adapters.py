@@ -1,0 +1,218 @@
+"""Adapters: the names that requests may give, and POST /load_lora_adapter, /unload_lora_adapter."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from srt.config import LoraConfig
+from srt.core.messages import AdapterInfo, LoadAdapter, UnloadAdapter
+from srt.program.completion import Completion
+from srt.program.request import RequestError
+from srt.server.wire.body import read_body
+from srt.server.wire.errors import json_response
+from srt.server.wire.stream import unless_gone
+
+if TYPE_CHECKING:
+    from srt.server.service import Service
+
+log = logging.getLogger("sglang.server")
+
+MAX_NAME = 256  # characters
+_ANY = ("", "default")  # what clients send who know one model
+
+
+class Adapters:
+    """Those of one server, by name, each with the time of its loading.
+
+    The engine knows them by numbers; a name reaches it as it is, so one that is unloaded meanwhile
+    is refused there.
+    """
+
+    def __init__(self, completion: Completion, settings: LoraConfig, models: set[str]) -> None:
+        """``models``: what the model itself is called."""
+        self._completion, self._settings = completion, settings
+        self._models = {name for name in models if name}
+        self._known = {adapter.name: (adapter, int(time.time())) for adapter in self._at_start}
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def _at_start(self) -> tuple[AdapterInfo, ...]:
+        return self._completion.info.adapters
+
+    @property
+    def known(self) -> Mapping[str, tuple[AdapterInfo, int]]:
+        return self._known
+
+    def of(self, model: str | None = None, lora_path: str | None = None) -> str:
+        """The adapter that a request asks for, "" for none: by ``lora_path``, by its own name as
+        the model, or as ``model:adapter``. Raises RequestError (404) for a name nobody has."""
+        named = self._of_model(model or "")
+        if not lora_path:
+            return named
+        self._verify_on("lora_path")
+        if lora_path not in self._known:
+            raise self._unknown(lora_path, "lora_path")
+        if named not in ("", lora_path):
+            raise RequestError(
+                f"model names the adapter {named!r} and lora_path {lora_path!r}; give one.",
+                "lora_path",
+            )
+        return lora_path
+
+    def _of_model(self, name: str) -> str:
+        if not self._completion.info.lora or name in _ANY or name in self._models:
+            return ""
+        if name in self._known:
+            return name
+        for model in self._models:
+            if name.removeprefix(f"{model}:") in self._known and name.startswith(f"{model}:"):
+                return name.removeprefix(f"{model}:")
+        raise self._unknown(name, "model")
+
+    def _unknown(self, name: str, param: str) -> RequestError:
+        known = ", ".join(sorted(self._known)) or "none"
+        return RequestError(
+            f"There is no adapter {name!r:.200}; loaded are: {known:.1000}.", param, "not_found"
+        )
+
+    def _verify_on(self, param: str) -> None:
+        if not self._completion.info.lora:
+            raise RequestError(
+                "This server has no adapters; start it with --enable-lora or --lora-paths.",
+                param,
+                "unsupported",
+            )
+
+    async def load(
+        self, name: str, path: str, pinned: bool = False, trusted: bool = False
+    ) -> AdapterInfo:
+        """``trusted``: any path will do. Raises RequestError, EngineLost."""
+        self._verify_on("lora_name")
+        if not 1 <= len(name) <= MAX_NAME or not name.isprintable():
+            raise RequestError(
+                f"lora_name must be 1 to {MAX_NAME} printable characters.", "lora_name"
+            )
+        if name in self._known or name in self._models or name in _ANY:
+            raise RequestError(
+                f"lora_name is {name!r}, which is taken; unload that adapter first, or use another "
+                "name.",
+                "lora_name",
+            )
+        found = path if trusted else self._allowed(path)
+        info: AdapterInfo = await self._kept(self._load(name, found, pinned))
+        return info
+
+    async def _load(self, name: str, path: str, pinned: bool) -> AdapterInfo:
+        client = self._completion.client
+        reply = await client.ask(lambda number: LoadAdapter(number, name, path, pinned))
+        if not reply.ok:
+            raise RequestError(f"The adapter was not loaded: {reply.message}", "lora_path")
+        info = msgspec.convert(reply.data, AdapterInfo)
+        self._known[name] = info, int(time.time())
+        return info
+
+    async def unload(self, name: str) -> None:
+        """New requests do not find it from now on; returns when those that had it have ended.
+        Raises RequestError, EngineLost."""
+        if name not in self._known:
+            raise self._unknown(name, "lora_name")
+        del self._known[name]
+        await self._kept(self._unload(name))
+
+    async def _unload(self, name: str) -> None:
+        client = self._completion.client
+        reply = await client.ask(lambda number: UnloadAdapter(number, name))
+        if not reply.ok:
+            raise RequestError(f"The adapter was not unloaded: {reply.message}.", "lora_name")
+
+    async def _kept(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Goes on where nobody waits for it any more: the engine does what it has begun."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    def _allowed(self, path: str) -> str:
+        """What a request may load: what was named at the start, and what lies in ``--lora-dir``.
+        Whether there is anything elsewhere is not told."""
+        if path in {given for _, given in self._settings.named()}:
+            return path
+        root = self._settings.lora_dir
+        if root and "\0" not in path:
+            base = Path(root).expanduser().resolve()
+            found = (base / path).resolve()
+            if found.is_relative_to(base) and found != base:
+                return str(found)
+        where = f"inside {root} (--lora-dir)" if root else "named by --lora-paths (no --lora-dir)"
+        raise RequestError(
+            f"lora_path is {path!r:.200}; a request may load adapters {where} only.", "lora_path",
+            "forbidden",
+        )  # fmt: skip
+
+    def restore(self) -> None:
+        """The engine is another one, which has what is loaded at a start: load the others again,
+        and unload what had gone."""
+        at_start = {adapter.name for adapter in self._at_start}
+        for name, (info, _) in list(self._known.items()):
+            if name not in at_start:
+                del self._known[name]
+                self._begin(self._load(name, info.path, info.pinned))
+        for name in at_start - self._known.keys():
+            self._begin(self._unload(name))
+
+    def _begin(self, work: Coroutine[Any, Any, Any]) -> None:
+        async def logged() -> None:
+            try:
+                await work
+            except Exception as error:
+                log.error("after the engine's restart: %s", error)
+
+        task = asyncio.create_task(logged())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class LoadBody(msgspec.Struct, kw_only=True):
+    """``lora_path`` lies in ``--lora-dir`` (a relative one is looked for there), or was named at
+    the start. ``pinned``: it stays on the GPU."""
+
+    lora_name: str
+    lora_path: str
+    pinned: bool | None = None
+
+
+class UnloadBody(msgspec.Struct, kw_only=True):
+    """``lora_int_id``, which other servers take, is ignored."""
+
+    lora_name: str
+
+
+async def load(service: Service, request: Request) -> Response:
+    """Load an adapter; requests may name it when the answer is there."""
+    body = await read_body(request, LoadBody, service.body_limit)
+    adapters = service.adapters
+    work = adapters.load(body.lora_name, body.lora_path, bool(body.pinned))
+    await unless_gone(request, work)
+    return json_response(_reply(adapters, f"The adapter {body.lora_name!r} is loaded."))
+
+
+async def unload(service: Service, request: Request) -> Response:
+    """Unload an adapter. Its name is gone at once; the answer comes when the requests that have it
+    have ended and its memory is free."""
+    body = await read_body(request, UnloadBody, service.body_limit)
+    await unless_gone(request, service.adapters.unload(body.lora_name))
+    return json_response(_reply(service.adapters, f"The adapter {body.lora_name!r} is gone."))
+
+
+def _reply(adapters: Adapters, message: str) -> dict[str, Any]:
+    paths = {name: info.path for name, (info, _) in adapters.known.items()}
+    return {"success": True, "message": message, "loaded_adapters": paths}

@@ -1,0 +1,211 @@
+"""Adapters over HTTP: who may load them from where, by which names requests find them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sglang as sgl
+from helpers.http_server import Client, Served, serve_text
+from helpers.http_server import is_error as error_of
+from helpers.text_worker import TextWorker
+from sglang.backend.endpoint import RuntimeEndpoint
+from srt.config import Config
+from srt.core.batch import Batch, StepResult
+
+FACTS = {"lora": True, "max_loras_per_batch": 4, "max_loaded_loras": 3}
+PROMPT = "the quick brown fox"
+
+
+class Loading:
+    """What a worker has been asked for."""
+
+    def __init__(self, worker: TextWorker) -> None:
+        self.paths: dict[int, str] = {}
+        self.rows: list[int] = []
+        worker.load_adapter = self.load  # type: ignore[attr-defined]
+        worker.unload_adapter = self.paths.pop  # type: ignore[attr-defined]
+        run = worker.run
+
+        def counted(batch: Batch) -> StepResult:
+            self.rows += [row.adapter for row in batch.rows]
+            return run(batch)
+
+        worker.run = counted  # type: ignore[method-assign]
+
+    def load(self, number: int, path: str, pinned: bool) -> dict[str, Any]:
+        if not Path(path).is_dir():
+            raise ValueError(f"adapter path {path} is no directory.")
+        self.paths[number] = path
+        return {"rank": 4, "bytes": 100, "modules": ["q_proj"]}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("lora")
+    for name in ("dir/one", "dir/two", "secret", "named"):
+        (root / name).mkdir(parents=True)
+    (root / "dir" / "link").symlink_to(root / "secret")
+    return root
+
+
+@pytest.fixture(scope="module")
+def served(place: Path) -> Iterator[Served]:
+    config = Config.of(lora_paths={"first": str(place / "named")}, lora_dir=str(place / "dir"))
+    with serve_text(place, config, **FACTS) as server:
+        yield server
+
+
+@pytest.fixture
+def http(served: Served) -> Iterator[Client]:
+    client = served.client
+    yield client
+    for name in list(served.service.adapters.known):
+        client.post("/unload_lora_adapter", json={"lora_name": name})
+    client.idle()
+
+
+@pytest.fixture
+def loading(served: Served) -> Loading:
+    return Loading(served.worker)
+
+
+def is_error(reply: Any, status: int, param: str) -> bool:
+    assert error_of(reply, status)["param"] == param
+    return True
+
+
+def load(http: Client, name: str, path: str, prefix: str = "") -> Any:
+    body = {"lora_name": name, "lora_path": path}
+    return http.post(f"{prefix}/load_lora_adapter", json=body)
+
+
+def generated(http: Client, **body: Any) -> Any:
+    settings = {"sampling_params": {"max_new_tokens": 1, "ignore_eos": True}}
+    return http.post("/generate", json={"text": PROMPT, **settings, **body})
+
+
+def test_only_allowed_paths_are_loaded(http: Client, loading: Loading, place: Path) -> None:
+    for path in (str(place / "secret"), "../secret", "link", ".", "", "/etc", "one\0", "one/../.."):
+        reply = load(http, "spy", path)
+        assert is_error(reply, 403, "lora_path"), path
+        assert "secret" not in reply.text.replace(path, "")
+    assert load(http, "missing", "none").status_code == 400
+    assert loading.paths == {}
+    for name, path in (
+        ("a", "one"),
+        ("b", str(place / "dir" / "two")),
+        ("c", str(place / "named")),
+    ):
+        assert load(http, name, path).json()["loaded_adapters"][name].startswith(str(place))
+    assert is_error(load(http, "d", "one"), 400, "lora_path")  # --max-loaded-loras
+
+
+def test_names(http: Client, loading: Loading) -> None:
+    assert load(http, "poet", "one", "/v1").status_code == 200
+    for name in ("poet", "toy", "default", "", "x" * 300, "a\nb"):
+        assert is_error(load(http, name, "two"), 400, "lora_name")
+    number = next(iter(loading.paths))
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("/generate", {"text": "x", "lora_path": "poet", "sampling_params": {"max_new_tokens": 1}}),
+        ("/v1/completions", {"prompt": "x", "max_tokens": 1, "model": "poet"}),
+        ("/v1/completions", {"prompt": "x", "max_tokens": 1, "model": "toy:poet"}),
+        ("/v1/completions", {"prompt": "x", "max_tokens": 1, "lora_path": "poet"}),
+        ("/v1/embeddings", {"input": "x", "model": "poet"}),
+        ("/v1/messages", {**chat, "model": "poet"}),
+        ("/v1/chat/completions", {**chat, "model": "poet"}),
+        ("/v1/responses", {"input": "x", "max_output_tokens": 1, "model": "toy:poet"}),
+    ]
+    for path, body in bodies:
+        loading.rows.clear()
+        reply = http.post(path, json=body)
+        assert reply.status_code == 200, (path, reply.text)
+        assert set(loading.rows) == {number}, path
+        named = "lora_path" if "lora_path" in body else "model"
+        reply = http.post(path, json={**body, named: "ghost"})
+        assert reply.status_code == 404, path
+    loading.rows.clear()
+    assert http.post("/v1/completions", json={"prompt": "x", "model": "default"}).status_code == 200
+    assert set(loading.rows) == {0}
+    both = {"prompt": "x", "model": "first", "lora_path": "poet"}
+    assert http.post("/v1/completions", json=both).status_code in (400, 404)
+
+
+def test_a_batch_has_an_adapter_for_each_prompt(http: Client, loading: Loading) -> None:
+    load(http, "poet", "one")
+    reply = generated(http, text=["a", "b"], lora_path=["poet", None])
+    assert [len(one["output_ids"]) for one in reply.json()] == [1, 1]
+    assert set(loading.rows) == {0, *loading.paths}
+    assert is_error(generated(http, text=["a", "b"], lora_path=["poet"]), 400, "lora_path")
+
+
+def test_models_are_listed_with_their_parent(http: Client, loading: Loading) -> None:
+    load(http, "poet", "one")
+    cards = {card["id"]: card for card in http.get("/v1/models").json()["data"]}
+    base = http.get("/v1/models").json()["data"][0]["id"]
+    assert (cards[base]["parent"], cards["poet"]["parent"]) == (None, base)
+    assert http.get("/v1/models/poet").json()["root"].endswith("one")
+    text = http.get("/metrics").text
+    assert 'sglang:num_lora_adapters{model_name="sglang-tiny"} 1.0' in text
+    assert http.post("/unload_lora_adapter", json={"lora_name": "poet"}).status_code == 200
+    assert is_error(http.post("/unload_lora_adapter", json={"lora_name": "poet"}), 404, "lora_name")
+    assert is_error(generated(http, lora_path="poet"), 404, "lora_path")
+    assert loading.paths == {}
+
+
+def test_a_miss_by_another_adapter_is_explained(http: Client, loading: Loading) -> None:
+    load(http, "poet", "one")
+    generated(http, cache_salt="mine")
+    for rid, more in (("by", {"lora_path": "poet"}), ("again", {"lora_path": "poet"})):
+        generated(http, rid=rid, cache_salt="mine", **more)
+    kinds = [
+        {reason["kind"] for reason in http.get(f"/explain/{rid}").json()["prompts"][0]["reasons"]}
+        for rid in ("by", "again")
+    ]
+    assert kinds == [{"adapter", "wanted"}, {"cached", "wanted"}]
+
+
+def test_programs_name_adapters(http: Client, loading: Loading, served: Served) -> None:
+    backend = RuntimeEndpoint(served.url)
+    backend.load_lora_adapter("poet", "one")
+    number = next(iter(loading.paths))
+
+    @sgl.function
+    def program(s):  # type: ignore[no-untyped-def]
+        s += "It is " + sgl.gen("a", max_tokens=2)
+        s += sgl.select("b", [" red", " blue"])
+        for fork in s.fork(2):
+            fork += sgl.gen("c", max_tokens=1)
+
+    program.run(backend=backend, lora_path="poet").sync()
+    assert set(loading.rows) == {number}
+
+    @sgl.function
+    def mixed(s):  # type: ignore[no-untyped-def]
+        s += "It is" + sgl.gen("a", max_tokens=1) + sgl.gen("b", max_tokens=1, lora_path="poet")
+
+    loading.rows.clear()
+    mixed.run(backend=backend).sync()
+    assert set(loading.rows) == {0, number}
+    with pytest.raises(sgl.SglangError, match="no adapter 'ghost'"):
+        mixed.run(backend=backend, lora_path="ghost").sync()
+    backend.unload_lora_adapter("poet")
+
+
+def test_without_adapters_they_are_refused(tmp_path: Path) -> None:
+    with serve_text(tmp_path) as server:
+        http = server.client
+        assert is_error(generated(http, lora_path="poet"), 400, "lora_path")
+        assert is_error(load(http, "poet", "one"), 400, "lora_name")
+        body = {"prompt": "x", "max_tokens": 1, "model": "any-name"}
+        assert http.post("/v1/completions", json=body).status_code == 200
+
+
+def test_loading_needs_the_admins_key(tmp_path: Path) -> None:
+    config = Config.of(api_key="user", admin_api_key="root", enable_lora=True)
+    with serve_text(tmp_path, config, **FACTS) as server:
+        for prefix in ("", "/v1"):
+            assert load(server.client, "a", "b", prefix).status_code == 403
