@@ -60,6 +60,7 @@ def gen(
     logit_bias: Mapping[int, float] | None = None,
     seed: int | None = None,
     speculation: str | None = None,
+    lora_path: str | None = None,
     ignore_eos: bool | None = None,
     return_logprob: bool | None = None,
     logprob_start_len: int | None = None,
@@ -85,19 +86,18 @@ def gen(
     asked again with what was wrong, at most ``max_retries`` times. ``ebnf`` (a GBNF or Lark
     grammar) and ``structural_tag`` (free text in which tags hold JSON) need one that can. JSON is
     compact, or has what ``whitespace_pattern`` matches between two tokens of it. ``speculation``
-    ("ngram", "draft", "off", "auto"): who guesses tokens ahead, without a change of the text.
-    """
+    ("ngram", "draft", "off", "auto"): who guesses ahead. ``lora_path``: a runtime's adapter."""
     if choices is not None:
         return select(name, choices, temperature or 0.0, choices_method)
     params = GenParams(
         max_new_tokens=max_tokens, min_new_tokens=min_tokens, n=n, stop=stop,
         stop_token_ids=stop_token_ids, stop_regex=stop_regex, temperature=temperature, top_p=top_p,
         top_k=top_k, min_p=min_p, frequency_penalty=frequency_penalty, seed=seed,
-        presence_penalty=presence_penalty, repetition_penalty=repetition_penalty,
-        logit_bias=logit_bias, speculation=speculation, ignore_eos=ignore_eos, schema=schema,
-        return_logprob=return_logprob, logprob_start_len=logprob_start_len, dtype=dtype,
+        presence_penalty=presence_penalty, repetition_penalty=repetition_penalty, dtype=dtype,
+        logit_bias=logit_bias, speculation=speculation, lora_path=lora_path, ignore_eos=ignore_eos,
+        return_logprob=return_logprob, logprob_start_len=logprob_start_len, regex=regex, ebnf=ebnf,
         top_logprobs_num=top_logprobs_num, return_text_in_logprobs=return_text_in_logprobs,
-        regex=regex, json_schema=json_schema, ebnf=ebnf, structural_tag=structural_tag,
+        json_schema=json_schema, schema=schema, structural_tag=structural_tag,
         whitespace_pattern=whitespace_pattern, max_retries=max_retries,
     )  # fmt: skip
     return Gen(name, checked(params, GEN_NAMES))

@@ -75,7 +75,7 @@ class Batch:
         try:
             if prefix := self._prefix():
                 with suppress(SglangError):  # a hint; the items will tell what is wrong
-                    self._backend.cache_prefix(prefix)
+                    self._backend.commit(self._ahead(prefix))
             for number in range(len(self._items)):
                 waiting.append(self._begin(pool, number))
                 if len(waiting) >= 2 * self._limit:
@@ -97,7 +97,7 @@ class Batch:
         try:
             if prefix := self._prefix():
                 with suppress(SglangError):
-                    await self._backend.acommit(Prompt(prefix))
+                    await self._backend.acommit(self._ahead(prefix))
             for number in range(len(self._items)):
                 waiting.append(asyncio.create_task(self._aone(number, slots)))
                 if len(waiting) >= 2 * self._limit:
@@ -154,6 +154,9 @@ class Batch:
             if not self._return_errors:
                 raise error
         return state
+
+    def _ahead(self, prefix: str) -> Prompt:
+        return Prompt(prefix, lora_path=self._defaults.lora_path or "")
 
     def _prefix(self) -> str:
         """What all items that are to run begin with; "" where it does not pay to compute it first.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 Message = Mapping[str, Any]
@@ -29,6 +29,14 @@ class ChatTemplate:
     def marker(self, kind: str) -> str:
         """What stands in the text for a medium."""
         return self.video_token if kind == "video" else self.image_token
+
+    def seeing(self, placeholders: Mapping[str, str]) -> ChatTemplate:
+        """The same with what a model has written for images and videos."""
+        return replace(
+            self,
+            image_token=placeholders.get("image", self.image_token),
+            video_token=placeholders.get("video", self.video_token),
+        )
 
     def around(self, role: str, messages: Sequence[Message]) -> tuple[str, str]:
         """Prefix and suffix of ``role`` after ``messages``. Raises ValueError for an unknown role.

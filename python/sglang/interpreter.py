@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeAlias
 from sglang import reasoning, speculation
 from sglang.asking import answer_of, valid_completions
 from sglang.backend import base
-from sglang.backend.base import Backend, Call, Choose, Complete, Completion
+from sglang.backend.base import Backend, Call, Choose, Complete, Completion, Prompt
 from sglang.choices import METHODS, ChoicesMethod
 from sglang.constraint import Constraint, constraint_of
 from sglang.errors import SglangError, Unsupported
@@ -175,16 +175,20 @@ class Interpreter:
         if constraint is not None and not self.backend.enforces(constraint):
             template, tell = self.backend.chat_template, self.usage.add
             completions = yield from valid_completions(
-                stream.prompt(), params, constraint, model_type, template, tell
+                self._prompt(params), params, constraint, model_type, template, tell
             )
         elif self.streaming and (params.n or 1) == 1:
             show = partial(self._show, node.name, stream.text, model_type)
-            completions = yield base.Stream(stream.prompt(), params, show)
+            completions = yield base.Stream(self._prompt(params), params, show)
         else:
-            completions = yield Complete(stream.prompt(), params)
+            completions = yield Complete(self._prompt(params), params)
         self._account(completions)
         completions = [answer_of(completion, model_type) for completion in completions]
         self._write(node.name, completions, start, (params.n or 1) > 1, constraint)
+
+    def _prompt(self, params: GenParams) -> Prompt:
+        """What is written, to be read by the adapter of ``params``."""
+        return dataclasses.replace(self.stream.prompt(), lora_path=params.lora_path or "")
 
     def _with_template_stops(self, params: GenParams) -> GenParams:
         stops = dict.fromkeys((*strings(params.stop), *self.backend.chat_template.stop))
@@ -297,7 +301,7 @@ class Interpreter:
         stream, start = self.stream, len(self.stream.text)
         stream.leftover = None
         method = node.method if isinstance(node.method, ChoicesMethod) else METHODS[node.method]
-        decision = yield Choose(stream.prompt(), node.choices, method)
+        decision = yield Choose(self._prompt(self.defaults), node.choices, method)
         stream.text += decision.text
         stream.segments.append(Segment("select", start, len(stream.text), node.name, decision.meta))
         self.usage.add(decision.meta.get("usage", {}))
@@ -355,7 +359,7 @@ class Interpreter:
         """Told only where there is new text: it is a hint and costs a call."""
         stream = self.stream
         if len(stream.text) > stream.committed:
-            if meta := (yield base.Commit(stream.prompt())):
+            if meta := (yield base.Commit(self._prompt(self.defaults))):
                 self.usage.add(meta)
             stream.committed = len(stream.text)
 

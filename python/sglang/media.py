@@ -75,6 +75,22 @@ def medium(kind: str, source: Any, num_frames: int = 0) -> Media:
     )
 
 
+def sent(kind: str, value: Any) -> Any:
+    """``image_data`` or ``video_data`` of a request with bytes, PIL images and files of this
+    process in place: the runtime is given URLs. Lists are gone through. Raises as ``medium``."""
+    if isinstance(value, (list, tuple)):
+        return [sent(kind, one) for one in value]
+    if isinstance(value, dict) and "url" in value:
+        return {**value, "url": sent(kind, value["url"])}
+    if value is None or (isinstance(value, str) and not _is_file(value)):
+        return value
+    return medium(kind, value).address
+
+
+def _is_file(text: str) -> bool:
+    return len(text) < 4096 and "\0" not in text and os.path.isfile(text)
+
+
 def _of_text(kind: str, source: str, num_frames: int) -> Media:
     if re.match(r"https?://", source, re.IGNORECASE):
         return Media(kind, url=source, num_frames=num_frames)

@@ -22,7 +22,8 @@ class GenParams:
     ``schema`` is ``json_schema`` by another name: both take a JSON schema (dict or text) or a type
     that ``types`` can turn into one. ``ebnf`` is a grammar, ``structural_tag`` a dict or its text.
     ``whitespace_pattern`` is what a runtime lets the model write between two tokens of JSON.
-    ``speculation`` is who guesses tokens ahead there, which changes no text.
+    ``speculation`` is who guesses tokens ahead there, which changes no text. ``lora_path`` names
+    the adapter of a runtime that the model writes with; "" is none.
     ``max_retries`` is how often to ask again where the backend does not enforce a constraint and
     the text does not satisfy it.
     """
@@ -43,6 +44,7 @@ class GenParams:
     logit_bias: Mapping[int, float] | None = None
     seed: int | None = None
     speculation: str | None = None
+    lora_path: str | None = None
     ignore_eos: bool | None = None
     return_logprob: bool | None = None
     logprob_start_len: int | None = None
@@ -126,6 +128,8 @@ def checked(params: GenParams, shown: Mapping[str, str] | None = None) -> GenPar
                 raise ValueError(complaint)
         elif name == "speculation" and value not in SPECULATIONS:
             raise ValueError(f"speculation is {value!r}; use one of {', '.join(SPECULATIONS)}")
+        elif name == "lora_path" and not isinstance(value, str):
+            raise TypeError(f"lora_path is {value!r:.60}; give the name of an adapter")
         elif name == "whitespace_pattern" and not isinstance(value, str):
             raise TypeError(f"whitespace_pattern is {value!r:.60}; give a str, such as ' ?'")
         elif name in ("stop", "stop_regex") and not _are(value, str):
@@ -177,7 +181,8 @@ def to_wire(params: GenParams) -> dict[str, Any]:
     ``structural_tag``.
     """
     values = given(params)
-    values.pop("max_retries", None)
+    for name in ("max_retries", "lora_path"):  # the latter is the prompt's
+        values.pop(name, None)
     body = {name: values.pop(name) for name in REQUEST_FIELDS if name in values}
     for name in ("stop", "stop_regex"):
         if name in values:

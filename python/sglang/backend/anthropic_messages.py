@@ -23,7 +23,7 @@ LACKING: dict[str, Any] = {
     "min_new_tokens": 0, "stop_token_ids": (), "stop_regex": (), "min_p": 0.0,
     "frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0,
     "logit_bias": {}, "seed": None, "ignore_eos": False, "return_logprob": False,
-    "top_logprobs_num": 0, "regex": None, "speculation": "auto",
+    "top_logprobs_num": 0, "regex": None, "speculation": "auto", "lora_path": "",
 }  # fmt: skip
 
 

@@ -41,12 +41,14 @@ class Prompt:
         media: images and videos, in the order of their markers in ``text``.
         parallel: groups of ``(start, end)`` in ``text``: the texts of one group were joined by
             ``join("concate_and_append")``, each encoded as if the others were not there.
+        lora_path: the adapter that is to read it, "" for none.
     """
 
     text: str
     messages: tuple[Message, ...] = ()
     media: tuple[Media, ...] = ()
     parallel: tuple[Ranges, ...] = ()
+    lora_path: str = ""
 
 
 @dataclass(frozen=True)

@@ -77,9 +77,10 @@ class RuntimeEndpoint(NativeBackend):
         # A runtime that does not tell is one that has always had them.
         self.constraints = frozenset(self.model_info.get("constraints", KINDS))
         if chat_template_name is not None:
-            self.chat_template = template_named(chat_template_name)
+            template = template_named(chat_template_name)
         else:
-            self.chat_template = self._find_template()
+            template = self._find_template()
+        self.chat_template = template.seeing(self.model_info.get("placeholders") or {})
 
     def _find_template(self) -> ChatTemplate:
         """By the model's own template; a runtime that does not show it has its model's name."""
@@ -150,6 +151,16 @@ class RuntimeEndpoint(NativeBackend):
 
     def get_server_info(self) -> dict[str, Any]:
         return self._get("/get_server_info")
+
+    def load_lora_adapter(self, lora_name: str, lora_path: str, pinned: bool = False) -> Any:
+        """Have the runtime load an adapter from a directory of its own, for ``lora_path`` of gens
+        and requests. Raises BackendError."""
+        body = {"lora_name": lora_name, "lora_path": lora_path, "pinned": pinned}
+        return self._send("POST", "/load_lora_adapter", body)
+
+    def unload_lora_adapter(self, lora_name: str) -> Any:
+        """Returns when the requests that have it have ended. Raises BackendError."""
+        return self._send("POST", "/unload_lora_adapter", {"lora_name": lora_name})
 
     def encode(self, text: str | Sequence[str], **fields: Any) -> Any:
         """Answer of ``/encode``: ``{"embedding": [...], "meta_info": {...}}``, a list of them for

@@ -21,6 +21,7 @@ from sglang.backend.native import NativeBackend
 from sglang.backend.server_args import ServerArgs, settings_of
 from sglang.chat import template_for, template_named
 from sglang.errors import BackendError, Unsupported
+from sglang.media import sent
 
 if TYPE_CHECKING:
     from srt.server.service import Service
@@ -82,7 +83,8 @@ class Engine(NativeBackend):
         self._service: Service | None = Service(config, completion)
         self.constraints = frozenset(CONSTRAINTS)
         model_name = self._service.info.model_path or self._service.model_name
-        self.chat_template = named or template_for(model_name, self.tokenizer.chat_template)
+        template = named or template_for(model_name, self.tokenizer.chat_template)
+        self.chat_template = template.seeing(self._service.placeholders)
         atexit.register(self.shutdown)
 
     def generate(
@@ -99,9 +101,11 @@ class Engine(NativeBackend):
         **fields: Any,
     ) -> Any:
         """Answer of ``/generate``: a dict, a list of them for several prompts or n > 1, or with
-        ``stream`` an iterator of them, text cumulative. ``fields`` are further ones of the request.
+        ``stream`` an iterator of them, text cumulative. ``image_data``: what ``sglang.image``
+        takes, or base64; one for all prompts, a list for the only one, or a list a prompt.
+        ``fields`` are further ones of the request.
 
-        Raises BackendError.
+        Raises BackendError; what ``sglang.image`` raises.
         """
         body = _body(
             prompt, sampling_params, input_ids, image_data, return_logprob, logprob_start_len,
@@ -210,6 +214,20 @@ class Engine(NativeBackend):
         facts = {name: getattr(info, name) for name in info.__struct_fields__}
         return {**service.config.settings(), **facts, "stats": reply.data}
 
+    def load_lora_adapter(
+        self, lora_name: str, lora_path: str, pinned: bool = False
+    ) -> dict[str, Any]:
+        """Load an adapter, in PEFT's layout, from a directory or the hub; gens and requests then
+        name it as ``lora_path``. Raises BackendError."""
+        adapters = self._alive().adapters
+        info = self._wait(lambda: adapters.load(lora_name, lora_path, pinned, trusted=True))
+        return {name: getattr(info, name) for name in info.__struct_fields__}
+
+    def unload_lora_adapter(self, lora_name: str) -> None:
+        """Returns when the requests that have it have ended. Raises BackendError."""
+        adapters = self._alive().adapters
+        self._wait(lambda: adapters.unload(lora_name))
+
     def get_tokenizer(self) -> Any:
         """The model's tokenizer."""
         return self.tokenizer
@@ -313,10 +331,12 @@ def _body(
         "text": prompt,
         "sampling_params": sampling_params,
         "input_ids": input_ids,
-        "image_data": image_data,
+        "image_data": sent("image", image_data),
         "return_logprob": return_logprob,
         "logprob_start_len": logprob_start_len,
         "top_logprobs_num": top_logprobs_num,
         **fields,
     }
+    if fields.get("video_data") is not None:
+        body["video_data"] = sent("video", fields["video_data"])
     return {name: value for name, value in body.items() if value is not None}

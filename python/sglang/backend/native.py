@@ -96,7 +96,11 @@ class NativeBackend(Backend):
 def _input(prompt: Prompt) -> dict[str, Any]:
     """Fields of a request that hold the prompt."""
     texts = {"parts": _parts(prompt)} if prompt.parallel else {"text": prompt.text}
-    return {**texts, **_media(prompt)}
+    return {**texts, **_media(prompt), **_adapter(prompt)}
+
+
+def _adapter(prompt: Prompt) -> dict[str, str]:
+    return {"lora_path": prompt.lora_path} if prompt.lora_path else {}
 
 
 def _media(prompt: Prompt) -> dict[str, list[Any]]:
@@ -157,7 +161,7 @@ def _choice(prompt: Prompt, options: Sequence[str], method: ChoicesMethod) -> Re
             break
         window *= 4
     tokens = [row[first:] for row in rows]
-    alone = (yield from _score_alone(tokens, metas)) if method.unconditional else ()
+    alone = (yield from _score_alone(prompt, tokens, metas)) if method.unconditional else ()
     decision = method(Scores(options, tokens, outputs, alone))
     decision.meta["usage"] = _sum_usage(metas)
     return decision
@@ -170,7 +174,7 @@ def _score(
     text = prompt.text
     texts = [text, *(text + option for option in options)] if text else list(options)
     media = {name: [found] * len(texts) for name, found in _media(prompt).items()}
-    answers = yield {"text": texts, **media, **_scoring(start)}
+    answers = yield {"text": texts, **media, **_adapter(prompt), **_scoring(start)}
     infos = [answer["meta_info"] for answer in answers]
     metas.extend(infos)
     own = list(infos.pop(0)["input_token_logprobs"]) if text else []
@@ -178,8 +182,11 @@ def _score(
     return own, rows, [info.get("output_token_logprobs") for info in infos]
 
 
-def _score_alone(tokens: list[list[Any]], metas: list[dict[str, Any]]) -> Requests[list[list[Any]]]:
-    answers = yield {"input_ids": [[entry[1] for entry in row] for row in tokens], **_scoring(0)}
+def _score_alone(
+    prompt: Prompt, tokens: list[list[Any]], metas: list[dict[str, Any]]
+) -> Requests[list[list[Any]]]:
+    ids = [[entry[1] for entry in row] for row in tokens]
+    answers = yield {"input_ids": ids, **_adapter(prompt), **_scoring(0)}
     infos = [answer["meta_info"] for answer in answers]
     metas.extend(infos)
     return [list(info["input_token_logprobs"]) for info in infos]

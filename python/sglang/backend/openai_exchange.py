@@ -27,7 +27,7 @@ MAX_STOPS = 4
 OPTIONS = {"n": 1, "frequency_penalty": 0, "presence_penalty": 0, "seed": None, "logit_bias": None}
 BEYOND = {
     "top_k": -1, "min_p": 0, "repetition_penalty": 1, "min_new_tokens": 0, "ignore_eos": False,
-    "stop_regex": None, "stop_token_ids": None, "speculation": "auto",
+    "stop_regex": None, "stop_token_ids": None, "speculation": "auto", "lora_path": "",
 }  # fmt: skip
 LONG_NAMES = {"min_new_tokens": "min_tokens"}
 REASONING_MODELS = re.compile(r"(.*/)?(ft:)?(o\d|gpt-[5-9])")

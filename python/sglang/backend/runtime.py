@@ -127,6 +127,14 @@ class Runtime:
         """Embedding of ``text``, as ``RuntimeEndpoint.encode`` gives it."""
         return self.endpoint.encode(text, **fields)
 
+    def load_lora_adapter(self, lora_name: str, lora_path: str, pinned: bool = False) -> Any:
+        """As ``RuntimeEndpoint.load_lora_adapter``."""
+        return self.endpoint.load_lora_adapter(lora_name, lora_path, pinned)
+
+    def unload_lora_adapter(self, lora_name: str) -> Any:
+        """As ``RuntimeEndpoint.unload_lora_adapter``."""
+        return self.endpoint.unload_lora_adapter(lora_name)
+
     def cache_prefix(self, prefix: str) -> None:
         """Have the server compute and cache ``prefix``."""
         self.endpoint.cache_prefix(prefix)
@@ -175,6 +183,10 @@ def _flags(settings: dict[str, Any]) -> list[str]:
         flag = "--" + name.replace("_", "-")
         if isinstance(value, bool):
             flags.append(flag if value else "--no-" + flag[2:])
+        elif isinstance(value, dict):
+            flags += [flag, *(f"{key}={entry}" for key, entry in value.items())]
+        elif isinstance(value, (list, tuple)):
+            flags += [flag, *map(str, value)]
         elif value is not None:
             flags += [flag, str(value)]
     return flags

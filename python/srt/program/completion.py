@@ -28,7 +28,6 @@ from srt.core.messages import (
     Fill,
     Fork,
     Generate,
-    Open,
     Prompt,
     Reply,
     Score,
@@ -185,7 +184,7 @@ class _Run:
 
     def outputs(self) -> AsyncGenerator[Output, None]:
         ask, context = self.ask, self._client.new_id()
-        opening = Open(context, ask.prompt.tobytes(), ask.namespace, ask.segments)
+        opening = ask.opening(context)
         self._open.add(context)
         if ask.sampling.n == 1 and ask.sampling.max_new_tokens > 0 and not ask.score_choices:
             return self._generate(0, context, [opening], self._score_from)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from srt.core.messages import Advance, Close, Distribution, Done, Embed, Failed, Open
+from srt.core.messages import Advance, Close, Distribution, Done, Embed, Failed
 from srt.engine.client import Client, EngineLost, Inbox
 from srt.program.request import Ask, RequestError, field_of
 
@@ -71,7 +71,7 @@ class Reading:
         self._inbox = self._client.submit(
             request,
             [
-                Open(self._context, ask.prompt.tobytes(), ask.namespace, ask.segments),
+                ask.opening(self._context),
                 Advance(self._context, request, self._goal, ask.priority, close=True),
             ],
         )

@@ -12,6 +12,8 @@ import msgspec
 
 from srt.core.constraint import KINDS
 from srt.core.ints import Ints
+from srt.core.media import Medias
+from srt.core.messages import Open
 from srt.core.sampling import MAX_TOP_LOGPROBS, SamplingParams
 from srt.core.segments import Segments, verify, verify_score
 from srt.engine.info import EngineInfo
@@ -75,7 +77,9 @@ class Ask:
         owner: whose it is; others do not find it by its ``rid``.
         namespace: requests share cached KV only within one.
         segments: texts of the prompt that are encoded side by side.
+        media: images and videos of the prompt.
         score_choices: the constraint's choices are scored as wholes (``choose``).
+        adapter: name of the one to be used, "" for none.
     """
 
     prompt: Ints
@@ -87,6 +91,14 @@ class Ask:
     segments: Segments = ()
     score_choices: bool = False
     owner: str = ""
+    media: Medias = ()
+    adapter: str = ""
+
+    def opening(self, context: int) -> Open:
+        """What makes its context."""
+        return Open(
+            context, self.prompt.tobytes(), self.namespace, self.segments, self.media, self.adapter
+        )
 
     def verified(self, info: EngineInfo) -> Ask:
         """The same ask with every number within the engine's bounds.
@@ -96,8 +108,14 @@ class Ask:
         """
         verify_prompt(self.prompt, info)
         self._verify_segments(info.page_size)
+        try:
+            info.verify_media(self.media, self.segments)
+        except ValueError as error:
+            raise RequestError(f"{error}.", "image_data", "unsupported") from error
         sampling = self.sampling
         try:
+            if sampling.max_new_tokens > 0 or self.logprobs is not None:
+                info.verify_purpose()
             sampling.verify(info.vocab_size)
             info.verify_speculation(sampling.speculation)
             if self.score_choices:
@@ -108,7 +126,7 @@ class Ask:
         self._verify_logprobs(info.vocab_size)
         if not -PRIORITY_LIMIT <= self.priority < PRIORITY_LIMIT:
             raise RequestError(f"priority is {self.priority}; it must fit in 32 bits.", "priority")
-        room = min(info.context_length, info.capacity) - len(self.prompt)
+        room = info.room(len(self.prompt), self.media)
         if room < 1 and sampling.max_new_tokens > 0:
             raise _too_long(str(len(self.prompt)), info, "no room is left to generate")
         limit = min(sampling.max_new_tokens, room)

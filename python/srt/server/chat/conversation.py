@@ -11,7 +11,11 @@ from typing import Any
 
 from srt.core.depth import deeper
 from srt.core.ints import Ints
+from srt.core.media import Medias
 from srt.program.request import RequestError, verify_length
+from srt.program.sources import Source
+from srt.server.chat.content import marked, read_content, shaped
+from srt.server.chat.content import told as told_content
 from srt.server.chat.tools import ToolUse, with_tools
 from srt.server.service import Service
 from srt.server.wire.beside import LONG, beside
@@ -23,16 +27,17 @@ MAX_VARIABLES = 64
 MAX_VARIABLES_CHARS = 1 << 16
 MAX_VARIABLES_DEPTH = 16
 QUICK = 0.005  # seconds for which a template may hold the event loop up
-_TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """``text`` is what the template wrote; ``begun`` what the model has said already."""
+    """``text`` is what the template wrote; ``begun`` what the model has said already; ``media`` the
+    images and videos among the ids."""
 
     ids: Ints
     text: str
     begun: str = ""
+    media: Medias = ()
 
     @property
     def tail(self) -> str:
@@ -63,7 +68,8 @@ async def prompt_of(
     tokenizer, shield, count = service.tokenizer, service.tokenizer.shield, len(messages)
     if not messages:
         raise RequestError("messages is empty; give at least one.", "messages")
-    told, begun, named = await beside(count, _told, service, messages, use, go_on)
+    told, begun, named, sources = await beside(count, _told, service, messages, use, go_on)
+    service.verify_seen(sources)
     variables = {name: value for name, value in variables.items() if name not in OWN}
     values = {**shield.over(variables), **named}
 
@@ -77,25 +83,35 @@ async def prompt_of(
         text = await _rendered(render, count)
     except (ChatTemplateError, TypeError) as error:
         raise RequestError(f"{shield.lifted(str(error))}.", "messages") from error
+    if sources:
+        text = marked(text, service.placeholders)
     if shield.holds(text):
-        return Prompt(await _encoded(service, text, fits), shield.lifted(text), begun)
-    encode = service.completion.encode_prompt if fits else service.completion.encode
-    return Prompt(await encode(text, False), text, begun)
+        ids, text = await _encoded(service, text, fits), shield.lifted(text)
+    else:
+        encode = service.completion.encode_prompt if fits else service.completion.encode
+        ids = await encode(text, False)
+    if not sources:
+        return Prompt(ids, text, begun)
+    seen = await service.see(ids, sources)
+    if fits:
+        verify_length(len(seen.tokens), service.info)
+    return Prompt(seen.tokens, text, begun, seen.media)
 
 
 def _told(
     service: Service, messages: list[dict[str, Any]], use: ToolUse | None, go_on: bool
-) -> tuple[list[dict[str, Any]], str, dict[str, Any]]:
-    """The conversation as the template is told it, what the reply goes on with, and variables for
-    the tools. Raises RequestError."""
+) -> tuple[list[dict[str, Any]], str, dict[str, Any], list[Source]]:
+    """The conversation as the template is told it, what the reply goes on with, variables for the
+    tools, and the images and videos. Raises RequestError."""
     cover = service.tokenizer.shield.over
-    told = [_message(i, message) for i, message in enumerate(messages)]
+    sources: list[Source] = []
+    told = [_message(i, message, sources) for i, message in enumerate(messages)]
     if go_on:
         _verify_last(told[-1])
     begun = told[-1]["content"] if go_on else ""
     template = service.tokenizer.chat_template or ""
     told, named = with_tools(cover(told), template, use, service.tool_format, cover)
-    return told, begun, named
+    return shaped(told, service.tokenizer.template, bool(sources)), begun, named, sources
 
 
 async def _rendered(render: Callable[[float], str], count: int) -> str:
@@ -143,27 +159,28 @@ def verify_template(template: Any, variables: Mapping[str, Any]) -> None:
 
 
 def _verify_last(message: Mapping[str, Any]) -> None:
-    if message.get("tool_calls"):
+    calls = message.get("tool_calls")
+    if calls or not isinstance(message["content"], str):
         raise RequestError(
-            "continue_final_message is set, and the last message has tool_calls; "
-            "a reply goes on with text only.",
+            f"continue_final_message is set, and the last message has "
+            f"{'tool_calls' if calls else 'images'}; a reply goes on with text only.",
             "continue_final_message",
         )
 
 
-def _message(index: int, message: dict[str, Any]) -> dict[str, Any]:
-    """A message whose content is text. Raises RequestError."""
+def _message(index: int, message: dict[str, Any], sources: list[Source]) -> dict[str, Any]:
+    """A message whose content is text, or parts, whose images and videos are added to ``sources``.
+    Raises RequestError."""
     where, role = f"messages[{index}]", message.get("role")
     if role not in ROLES:
         raise RequestError(f"{where}.role is {role!r}; use one of {', '.join(ROLES)}.", "messages")
     content = message.get("content")
-    if isinstance(content, list):
-        content = "".join(_part(where, part) for part in content)
     if content is None and role != "assistant":
         raise RequestError(f"{where}.content is missing.", "messages")
-    if not isinstance(content, str | None):
-        raise RequestError(f"{where}.content must be text or a list of parts.", "messages")
-    told = {**message, "role": "system" if role == "developer" else role, "content": content or ""}
+    parts = read_content(where, role, content or "")
+    sources += [part for part in parts if isinstance(part, Source)]
+    role = "system" if role == "developer" else role
+    told = {**message, "role": role, "content": told_content(parts)}
     return _modern(where, told)
 
 
@@ -177,17 +194,3 @@ def _modern(where: str, message: dict[str, Any]) -> dict[str, Any]:
             raise RequestError(f"{where}.function_call must be an object.", "messages")
         message["tool_calls"] = [{"type": "function", "function": called}]
     return message
-
-
-def _part(where: str, part: Any) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    text = part.get(_TEXTS[kind]) if isinstance(kind, str) and kind in _TEXTS else None
-    if isinstance(text, str):
-        return text
-    if kind in _TEXTS:
-        raise RequestError(f"{where}.content has a part without {_TEXTS[kind]}.", "messages")
-    raise RequestError(
-        f"{where}.content has a part of type {kind!r:.60}; only text is available in this version.",
-        "messages",
-        "unsupported",
-    )

@@ -94,6 +94,7 @@ def thought_tokens(service: Service, talk: Talk, output: Output, reader: Reader)
 async def read_talk(service: Service, body: ChatBody, fits: bool = True) -> Talk:
     """``fits``: what is too long for the model is refused. Raises RequestError."""
     _verify(body)
+    adapter = service.adapters.of(body.model, body.lora_path)
     use = _use(service, body)
     sampling = sampling_of(body, _limit(service, body))
     own = sampling.constraint
@@ -122,7 +123,7 @@ async def read_talk(service: Service, body: ChatBody, fits: bool = True) -> Talk
     rid, salt = body.rid or "", body.cache_salt or ""
     whole = body.choices_scoring == "whole"
     ask = Ask(prompt.ids, sampling, _logprobs(body), rid, body.priority or 0, salt,
-              score_choices=whole)  # fmt: skip
+              score_choices=whole, media=prompt.media, adapter=adapter)  # fmt: skip
     return Talk(ask, use, thinking)
 
 

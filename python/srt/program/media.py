@@ -1,0 +1,252 @@
+"""Viewer: images and videos of requests, from where they are given to what the model reads: bytes,
+then pixels (``media``), in threads of their own; then as many placeholders as they have tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+from srt.core.ints import Ints, ints
+from srt.core.media import Media, Medias
+from srt.core.segments import Segment, Segments
+from srt.program.remote import Fetch, fetch
+from srt.program.request import RequestError
+from srt.program.sources import Source, decoded, read_file
+
+if TYPE_CHECKING:
+    from srt.media.processor import Placeholder, Prepared, Processor
+
+FRAMES = 16  # of a video, where nobody says
+FETCHES = 16  # at once: they wait, mostly
+QUEUED = 1024  # media that may wait to be decoded
+
+T = TypeVar("T")
+
+
+class MediaError(ValueError):
+    """The model's files do not say how it sees."""
+
+
+class Limits(Protocol):
+    """What a request may bring (``config.media.MediaConfig``)."""
+
+    @property
+    def max_media_per_prompt(self) -> int: ...
+    @property
+    def max_media_bytes(self) -> int: ...
+    @property
+    def max_image_pixels(self) -> int: ...
+    @property
+    def max_video_frames(self) -> int: ...
+    @property
+    def media_threads(self) -> int: ...
+    @property
+    def media_cache_bytes(self) -> int: ...
+    @property
+    def allowed_local_media_path(self) -> str: ...
+    @property
+    def allow_remote_media(self) -> bool: ...
+    @property
+    def allowed_media_domains(self) -> str: ...
+    @property
+    def media_fetch_timeout(self) -> float: ...
+
+
+class Seen(NamedTuple):
+    """A medium as the model reads it, and its key."""
+
+    prepared: Prepared
+    key: bytes
+
+
+class Expanded(NamedTuple):
+    """A prompt with as many placeholders as the media have hidden states."""
+
+    tokens: Ints
+    media: Medias = ()
+    segments: Segments = ()
+
+
+class Viewer:
+    """For one model. ``read`` belongs to an event loop."""
+
+    def __init__(self, processor: Processor, limits: Limits, vocab_size: int) -> None:
+        self.limits, self._processor, self._vocab = limits, processor, vocab_size
+        hosts = [host.strip().lower() for host in limits.allowed_media_domains.split(",")]
+        self._hosts = frozenset(filter(None, hosts))
+        self._cache = _Cache(limits.media_cache_bytes)
+        self._decoding = ThreadPoolExecutor(limits.media_threads, "srt-media")
+        self._fetching = ThreadPoolExecutor(FETCHES, "srt-fetch")
+        self._waiting = 0
+
+    def token(self, kind: str) -> Placeholder:
+        """What stands for an image or a video; its id is -1 where the model takes none."""
+        return self._processor.video_token if kind == "video" else self._processor.image_token
+
+    async def read(self, sources: Sequence[Source]) -> list[Seen]:
+        """Raises RequestError."""
+        self.verify(sources)
+        alone = sum(source.kind == "image" for source in sources) == 1
+        tasks = [asyncio.ensure_future(self._one(source, alone)) for source in sources]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    def verify(self, sources: Sequence[Source]) -> None:
+        """Raise RequestError where there are too many, or some that the model does not take."""
+        most = self.limits.max_media_per_prompt
+        if len(sources) > most:
+            raise sources[most].refused(
+                f"the prompt has {len(sources)} images and videos; at most {most} "
+                "(--max-media-per-prompt)."
+            )
+        for source in sources:
+            if self.token(source.kind).id < 0:
+                raise source.refused(
+                    f"this model takes no {source.kind}s; send frames as images.", "unsupported"
+                )
+            frames = min(self.limits.max_video_frames, self._processor.max_frames)
+            if source.num_frames > frames:
+                raise source.refused(
+                    f"num_frames is {source.num_frames}; at most {frames} (--max-video-frames)."
+                )
+        if self._waiting + len(sources) > QUEUED:
+            raise RequestError(
+                f"{self._waiting} images and videos wait to be decoded; try again later.",
+                code="queue_full",
+            )
+
+    async def _one(self, source: Source, alone: bool) -> Seen:
+        self._waiting += 1
+        try:
+            data = None
+            if source.remote:
+                data = await _in(self._fetching, self._fetch, source)
+            return await _in(self._decoding, self._prepared, source, data, alone)
+        finally:
+            self._waiting -= 1
+
+    # -- in threads ------------------------------------------------------------------------------
+
+    def _fetch(self, source: Source) -> bytes:
+        limits = self.limits
+        if not (limits.allow_remote_media or self._hosts):
+            raise source.refused(
+                "nothing is fetched from URLs; send a data URL, or start the server with "
+                "--allow-remote-media or --allowed-media-domains.",
+                "unsupported",
+            )
+        hosts = self._hosts if not limits.allow_remote_media else frozenset[str]()
+        rules = Fetch(hosts, limits.max_media_bytes, limits.media_fetch_timeout)
+        try:
+            return fetch(source.text, rules)
+        except ValueError as error:
+            raise source.refused(str(error)) from error
+
+    def _prepared(self, source: Source, data: bytes | None, alone: bool) -> Seen:
+        limits = self.limits
+        if data is None and source.file:
+            data = read_file(source, limits.allowed_local_media_path, limits.max_media_bytes)
+        elif data is None:
+            data = decoded(source, limits.max_media_bytes)
+        frames = source.num_frames or min(FRAMES, limits.max_video_frames)
+        facts = f"{source.kind} {alone} {frames}".encode()
+        name = blake2b(data, digest_size=16, person=facts[:16]).digest()
+        found = self._cache.get(name)
+        if found is None:
+            try:
+                prepared = self._look(source.kind, data, frames, alone)
+            except ValueError as error:
+                raise source.refused(str(error)) from error
+            except ImportError as error:
+                raise source.refused(f"{error}.", "unsupported") from error
+            found = Seen(prepared, prepared.key)
+            self._cache.put(name, found)
+        return found
+
+    def _look(self, kind: str, data: bytes, frames: int, alone: bool) -> Prepared:
+        from srt.media.decode import picture
+        from srt.media.video import read as read_video
+
+        limits, processor = self.limits, self._processor
+        most = min(limits.max_image_pixels, processor.max_pixels)
+        if kind == "image":
+            return processor.image(picture(data, most), alone)
+        several = min(limits.max_video_frames, processor.max_frames)
+        clip = read_video(data, min(frames, several), several, most)
+        return processor.video(clip.frames, clip.fps)
+
+    # -- tokens ----------------------------------------------------------------------------------
+
+    def expand(
+        self, tokens: Ints, seen: Sequence[Seen], segments: Segments = (), field: str = "prompt"
+    ) -> Expanded:
+        """The prompt of which each placeholder stands for one medium, the images and the videos in
+        order. Raises RequestError where there are more or fewer."""
+        kinds = {self.token(kind).id: kind for kind in ("video", "image")}
+        kinds.pop(-1, None)
+        places = [i for i, token in enumerate(tokens) if token in kinds] if kinds else []
+        queues = {kind: [s for s in seen if s.prepared.kind == kind] for kind in kinds.values()}
+        for token, kind in kinds.items():
+            found, given = tokens.count(token), len(queues[kind])
+            if found != given:
+                raise RequestError(
+                    f"The prompt has {found} placeholders {self.token(kind).text!r} and the "
+                    f"request {given} {kind}s; write one where each belongs.",
+                    field,
+                )
+        out, media, starts = ints(), list[Media](), list[tuple[int, int]]()
+        end = 0
+        for place in places:
+            out += tokens[end:place]
+            one = queues[kinds[tokens[place]]].pop(0)
+            media.append(one.prepared.at(len(out), one.key))
+            # What stands there is never looked up, so an id behind the table does no harm.
+            out += ints([tokens[place] if tokens[place] < self._vocab else 0]) * media[-1].count
+            starts.append((place, media[-1].count - 1))
+            end = place + 1
+        out += tokens[end:]
+
+        def moved(index: int) -> int:
+            return index + sum(more for place, more in starts if place < index)
+
+        moved_segments = tuple(Segment(moved(s.start), moved(s.sees)) for s in segments)
+        return Expanded(out, tuple(media), moved_segments)
+
+
+class _Cache:
+    """What was decoded last, by the digest of its bytes. For several threads."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._bytes, self._lock = most, 0, threading.Lock()
+        self._kept: OrderedDict[bytes, Seen] = OrderedDict()
+
+    def get(self, name: bytes) -> Seen | None:
+        with self._lock:
+            found = self._kept.get(name)
+            if found is not None:
+                self._kept.move_to_end(name)
+            return found
+
+    def put(self, name: bytes, seen: Seen) -> None:
+        size = len(seen.prepared.pixels)
+        with self._lock:
+            if size > self._most or name in self._kept:
+                return
+            self._kept[name] = seen
+            self._bytes += size
+            while self._bytes > self._most:
+                _, oldest = self._kept.popitem(last=False)
+                self._bytes -= len(oldest.prepared.pixels)
+
+
+async def _in(pool: ThreadPoolExecutor, work: Callable[..., T], *args: Any) -> T:
+    return await asyncio.get_running_loop().run_in_executor(pool, work, *args)

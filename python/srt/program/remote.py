@@ -1,0 +1,177 @@
+"""Remote: images and videos fetched from the URLs of requests, without being led astray.
+
+A request must not make the server ask what only the server can reach: the metadata service of a
+cloud, other machines of its network, itself. So a host's name is resolved once, *all* its addresses
+must be public, and the connection is made to the address that was looked at, which a second look
+at the name (DNS rebinding) cannot change. A redirect is a new URL, seen to in the same way. A URL
+that two readers might read differently is refused.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import re
+import socket
+import ssl
+import time
+from collections.abc import Collection
+from typing import NamedTuple
+from urllib.parse import SplitResult, urljoin, urlsplit
+
+from srt.core.version import __version__
+
+REDIRECTS = 3
+CHUNK = 1 << 16
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?\.?\Z")
+# Addresses that lead on to IPv4 ones, by translation.
+_TRANSLATED = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48")))
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+class Fetch(NamedTuple):
+    """What may be fetched.
+
+    ``hosts``: the only ones, none: any with public addresses; ``most``: bytes; ``seconds``: for
+    everything, redirects included.
+    """
+
+    hosts: Collection[str]
+    most: int
+    seconds: float
+
+
+def fetch(url: str, rules: Fetch) -> bytes:
+    """The body of the answer to a GET. Waits for the network. Raises ValueError, saying why not."""
+    deadline = time.monotonic() + rules.seconds
+    for _ in range(REDIRECTS + 1):
+        parts = verified(url, rules.hosts)
+        try:
+            body, location = _get(parts, rules.most, deadline)
+        except (OSError, http.client.HTTPException) as error:
+            why = error or "no answer"
+            raise ValueError(f"{_shown(parts)} cannot be fetched: {why}.") from error
+        if body is not None:
+            return body
+        url = urljoin(url, location)
+    raise ValueError(f"{_shown(parts)} is one redirect too many ({REDIRECTS}); give its end.")
+
+
+def verified(url: str, hosts: Collection[str]) -> SplitResult:
+    """The parts of a URL that nobody can misread. Raises ValueError."""
+    if not url.isascii() or not url.isprintable() or set(url) & set(" \\"):
+        raise ValueError("the URL has a space, a backslash, or characters that are to be escaped.")
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:
+        raise ValueError(f"the URL cannot be read: {error}.") from error
+    if parts.scheme not in ("http", "https"):
+        raise ValueError(f"the URL's scheme is {parts.scheme[:20]!r}; http and https are fetched.")
+    if "@" in parts.netloc:
+        raise ValueError("the URL has a name before its host (an @); remove that.")
+    host = parts.hostname or ""
+    if not (_HOST.match(host) or _literal(host)):
+        raise ValueError(f"the URL's host {host[:80]!r} is no name of a host.")
+    if hosts and host.rstrip(".") not in hosts:
+        raise ValueError(f"{host[:80]!r} is not among the hosts in --allowed-media-domains.")
+    return parts
+
+
+def public(address: Address) -> bool:
+    """Whether it is one of the whole internet's, at the end of all translations."""
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
+        if inner is not None or any(address in network for network in _TRANSLATED):
+            return False
+    return address.is_global and not (
+        address.is_multicast or address.is_reserved or address.is_private or address.is_link_local
+        or address.is_loopback or address.is_unspecified
+    )  # fmt: skip
+
+
+def resolved(host: str, port: int) -> str:
+    """The address to connect to. Raises ValueError, OSError."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = [str(entry[4][0]).partition("%")[0] for entry in found]
+    for address in addresses:
+        if not public(ipaddress.ip_address(address)):
+            raise ValueError(f"{host[:80]!r} is at an address that is not public; send a data URL.")
+    if not addresses:
+        raise OSError("it has no address")
+    return addresses[0]
+
+
+def _literal(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _get(parts: SplitResult, most: int, deadline: float) -> tuple[bytes | None, str]:
+    """The body, or None and where to look instead."""
+    host, secure = parts.hostname or "", parts.scheme == "https"
+    port = parts.port or (443 if secure else 80)
+    connection = _Connection(host, port, resolved(host, port), secure, deadline)
+    try:
+        target = parts.path or "/"
+        headers = {
+            "Host": parts.netloc, "User-Agent": f"sglang/{__version__}", "Accept": "*/*",
+            "Accept-Encoding": "identity", "Connection": "close",
+        }  # fmt: skip
+        connection.request("GET", f"{target}?{parts.query}" if parts.query else target,
+                           headers=headers)  # fmt: skip
+        answer = connection.getresponse()
+        if answer.status in (301, 302, 303, 307, 308) and answer.getheader("Location"):
+            return None, answer.getheader("Location") or ""
+        if answer.status != 200:
+            raise ValueError(f"{_shown(parts)} answers {answer.status}; give one that is there.")
+        return _body(connection, answer, parts, most), ""
+    finally:
+        connection.close()
+
+
+def _body(
+    connection: _Connection, answer: http.client.HTTPResponse, parts: SplitResult, most: int
+) -> bytes:
+    found = bytearray()
+    while True:
+        connection.hurry()
+        some = answer.read1(CHUNK)
+        if not some:
+            return bytes(found)
+        found += some
+        if len(found) > most:
+            raise ValueError(f"{_shown(parts)} has more than {most} bytes (--max-media-bytes).")
+
+
+class _Connection(http.client.HTTPConnection):
+    """To one address, whatever the host's name may lead to by now."""
+
+    def __init__(self, host: str, port: int, address: str, secure: bool, deadline: float) -> None:
+        super().__init__(host, port)
+        self._address, self._secure, self._deadline = address, secure, deadline
+
+    def connect(self) -> None:
+        self.sock = socket.create_connection((self._address, self.port), self._left())
+        if self._secure:
+            context = ssl.create_default_context()
+            self.sock = context.wrap_socket(self.sock, server_hostname=self.host)
+        self.hurry()
+
+    def hurry(self) -> None:
+        """Nothing may take longer than what is left of the time."""
+        if self.sock is not None:
+            self.sock.settimeout(self._left())
+
+    def _left(self) -> float:
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("it took too long (--media-fetch-timeout)")
+        return left
+
+
+def _shown(parts: SplitResult) -> str:
+    return f"{parts.scheme}://{parts.netloc}{parts.path}"[:200]
