@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from srt.models.config import read_config
 from srt.models.registry import lookup
 from srt.models.safetensors import SafetensorsCheckpoint
 from srt.parallel.groups import Group
+from srt.worker.kv import KVPool
 from torch import Tensor
 
 TOKENS = [random.Random(1).randrange(96) for _ in range(12)]
@@ -40,9 +42,9 @@ def build(path: str, group: Group, layers: range | None = None):
     found = SafetensorsCheckpoint(Path(path))
     weights.match(model.slots(), found, model.ignores)
     weights.load(model.slots(), found, show=False)
-    shape = (len(TOKENS) + 1, spec.num_kv_heads // group.size, spec.head_dim)
-    pools = [torch.zeros(shape) for _ in range(2 * len(model.owned))]
-    attention = NativeAttention(pools[: len(pools) // 2], pools[len(pools) // 2 :], 1)
+    kv = spec.kv if spec.kv.shared else replace(spec.kv, heads=spec.kv.heads // group.size)
+    pool = KVPool(len(model.owned), kv, len(TOKENS), 1, torch.float32, torch.device("cpu"))
+    attention = NativeAttention(pool.keys, pool.values, 1, spec.windows)
     positions = np.arange(len(TOKENS), dtype=np.int32)
     ends = np.array([0, len(TOKENS)], dtype=np.int32)
     attention.plan(Layout(ends[:1], ends[1:], ends, positions, positions))
@@ -66,7 +68,15 @@ def test_two_ranks_equal_one(tmp_path: Path) -> None:
     cases = [
         ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True, "vocab_size": 96}),
         ("Qwen3ForCausalLM", {"tie_word_embeddings": True, "vocab_size": 96}),
-    ]
+        ("DeepseekV3ForCausalLM", {
+            "num_key_value_heads": 4, "kv_lora_rank": 12, "q_lora_rank": 14, "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 10, "v_head_dim": 6, "n_routed_experts": 8, "topk_group": 2,
+            "n_group": 4, "num_experts_per_tok": 3, "moe_intermediate_size": 16,
+            "first_k_dense_replace": 1, "vocab_size": 96}),
+        ("GptOssForCausalLM", {
+            "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 3,
+            "vocab_size": 96}),
+    ]  # fmt: skip
     paths = [checkpoint(tmp_path / name, name, **settings) for name, settings in cases]
     results = str(tmp_path / "rank")
     mp.spawn(rank_main, (paths, str(tmp_path / "meeting"), results), nprocs=2)

@@ -7,10 +7,34 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor
 
+
+def _tanh_gelu(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+def _quick_gelu(x: Tensor) -> Tensor:
+    return x * (1.702 * x).sigmoid()
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "swish": F.silu,
     "gelu": F.gelu,
-    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_new": _tanh_gelu,
+    "gelu_pytorch_tanh": _tanh_gelu,
+    "quick_gelu": _quick_gelu,  # CLIP's
     "relu": F.relu,
 }
+
+# GPT-OSS's gate, whose constants are part of its name here.
+CLAMPED_SWIGLU = "clamped_swiglu"
+SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
+
+
+def gated(gate: Tensor, up: Tensor, act: str) -> Tensor:
+    """``act(gate) * up``, or ``gate * sigmoid(alpha * gate) * (up + 1)`` of clamped inputs."""
+    if act != CLAMPED_SWIGLU:
+        return ACTIVATIONS[act](gate).mul_(up)
+    gate = gate.clamp(max=SWIGLU_LIMIT)
+    up = up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+    return gate * (gate * SWIGLU_ALPHA).sigmoid() * (up + 1)

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 from torch import Tensor
 
 from srt.attention.base import Heads
-from srt.layers.linear import ColumnLinear, RowLinear
-from srt.layers.norm import RMSNorm
+from srt.layers.linear import Arrange, ColumnLinear, Fused, RowLinear
+from srt.layers.norm import RMSNorm, WholeRMSNorm
 from srt.layers.recorder import Recorder, Source
-from srt.layers.rotary import Rotary
+from srt.layers.rotary import Rotary, from_pairs
 from srt.layers.step import Step
-from srt.layers.weight import Place, Slots, Stored
+from srt.layers.weight import Place, Slot, Slots, Stored
+
+
+@dataclass(frozen=True)
+class Names:
+    """What a checkpoint calls the projections; ``fused``: q, k and v are one tensor."""
+
+    q: str = "q_proj"
+    k: str = "k_proj"
+    v: str = "v_proj"
+    out: str = "o_proj"
+    fused: Fused | None = None
+    transposed: bool = False  # the output projection is [inputs, outputs]
 
 
 @dataclass(frozen=True)
@@ -25,6 +39,10 @@ class AttentionShape:
         window, soft_cap: as in ``attention.base.Heads``.
         qkv_bias, out_bias: which biases there are.
         qk_eps: of the RMSNorms on the heads of q and k; 0 where they are not normed.
+        qk_above: as ``RMSNorm.above`` of these.
+        qk_whole: they go over all heads of a token at once.
+        pairs: dimensions ``2 i`` and ``2 i + 1`` of the checkpoint's heads turn together.
+        sinks: there are ``attention.base.Heads.sinks``.
     """
 
     width: int
@@ -37,34 +55,67 @@ class AttentionShape:
     qkv_bias: bool = False
     out_bias: bool = False
     qk_eps: float = 0.0
+    qk_above: float = 0.0
+    qk_whole: bool = False
+    pairs: bool = False
+    sinks: bool = False
+    names: Names = Names()
+
+
+class HeadNorm(Protocol):
+    """Norms heads [T, heads, head_dim]."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    def slots(self, name: str) -> Slots: ...
 
 
 class SelfAttention:
     """Grouped-query attention (Ainslie et al. 2023). With norms, queries and keys are normed per
-    head before they are rotated; without ``rotary`` they are not rotated."""
+    head, or all heads at once, before they are rotated; without ``rotary`` they are not rotated."""
 
     def __init__(
         self, shape: AttentionShape, index: int, place: Place, rotary: Rotary | None
     ) -> None:
         """``index``: the layer's place among the KV pools."""
         d, group = shape.head_dim, place.group
+        self.shape, self.group = shape, group
+        queries = group.share(shape.num_heads, "num_attention_heads")
         self.heads = Heads(
             index=index,
-            num_heads=group.share(shape.num_heads, "num_attention_heads"),
+            num_heads=queries,
             num_kv_heads=group.share(shape.num_kv_heads, "num_key_value_heads"),
             head_dim=d,
             scale=shape.scale or d**-0.5,
             window=shape.window,
             soft_cap=shape.soft_cap,
+            sinks=place.empty(queries).float() if shape.sinks else None,
         )
         queries, kv = shape.num_heads * d, shape.num_kv_heads * d
-        parts = {"q_proj": queries, "k_proj": kv, "v_proj": kv}
+        names = shape.names
+        parts = {names.q: queries, names.k: kv, names.v: kv}
         self.rotary = rotary
-        self.qkv = ColumnLinear(shape.width, parts, shape.qkv_bias, place, unit=d)
-        self.out = RowLinear(queries, "o_proj", shape.width, shape.out_bias, place)
-        self.q_norm = RMSNorm(d, shape.qk_eps, place) if shape.qk_eps else None
-        self.k_norm = RMSNorm(d, shape.qk_eps, place) if shape.qk_eps else None
+        arrange: dict[str, Arrange] = {}
+        if shape.pairs and rotary is not None:
+            order = partial(from_pairs, head_dim=d, turned=rotary.turned)
+            arrange = {names.q: order, names.k: order}
+        self.qkv = ColumnLinear(
+            shape.width, parts, shape.qkv_bias, place, unit=d, fused=names.fused, arrange=arrange
+        )
+        self.out = RowLinear(
+            queries, names.out, shape.width, shape.out_bias, place, names.transposed
+        )
+        self.q_norm = self.head_norm(shape, shape.num_heads, place)
+        self.k_norm = self.head_norm(shape, shape.num_kv_heads, place)
         self.split = (self.heads.num_heads, self.heads.num_kv_heads)
+
+    def head_norm(self, shape: AttentionShape, heads: int, place: Place) -> HeadNorm | None:
+        """What norms ``heads`` heads of q or k."""
+        if not shape.qk_eps:
+            return None
+        if shape.qk_whole:
+            return WholeRMSNorm(heads * shape.head_dim, shape.qk_eps, place)
+        return RMSNorm(shape.head_dim, shape.qk_eps, place, shape.qk_above)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """[T, width] -> [T, width]."""
@@ -83,11 +134,15 @@ class SelfAttention:
 
     def record(self, tape: Recorder, x: Source) -> int:
         """All but the output projection."""
-        assert self.rotary is not None
         gains = None
-        if self.q_norm is not None and self.k_norm is not None:
+        if isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
             gains = (self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
-        return tape.attend(self.qkv.record(tape, x), self.heads, self.rotary, gains)
+        qkv, first = self.qkv.record(tape, x), 0
+        for norm, heads in zip((self.q_norm, self.k_norm), self.split):
+            if isinstance(norm, WholeRMSNorm):
+                tape.norm_columns(qkv, first, norm.weight, norm.eps)
+            first += heads * self.heads.head_dim
+        return tape.attend(qkv, self.heads, self.rotary, gains)
 
     def stored(self) -> list[Stored]:
         return [self.qkv, self.out]
@@ -97,4 +152,7 @@ class SelfAttention:
         if self.q_norm is not None and self.k_norm is not None:
             out |= self.q_norm.slots(f"{prefix}q_norm.weight")
             out |= self.k_norm.slots(f"{prefix}k_norm.weight")
+        if (sinks := self.heads.sinks) is not None:
+            start, shape = self.group.rank * len(sinks), (self.shape.num_heads,)
+            out[f"{prefix}sinks"] = Slot(sinks, shape, 0, start, "bias")
         return out

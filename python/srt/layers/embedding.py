@@ -36,9 +36,9 @@ class Embedding(Stored):
         """[T, width] -> [T, vocab], gathered from all ranks."""
         return self.group.all_gather(self.product(hidden))
 
-    def record(self, tape: Recorder) -> int:
-        """The tokens' rows: the buffer that becomes the residual stream."""
-        return tape.embed(self)
+    def record(self, tape: Recorder, scale: float = 1.0) -> int:
+        """The tokens' rows, scaled: the buffer that becomes the residual stream."""
+        return tape.embed(self, scale)
 
     def slots(self, name: str) -> Slots:
         return {name: Slot(self.weight, self.shape, 0, self.first)}

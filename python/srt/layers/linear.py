@@ -6,12 +6,31 @@ sums its partial results over the group; one after the other costs a single all-
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
 from srt.layers.recorder import Recorder, Source
 from srt.layers.weight import Place, Slot, Slots, Stored
+
+# Orders the rows of a checkpoint's weight [rows, inputs] or bias [rows].
+Arrange: TypeAlias = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Fused:
+    """The checkpoint tensor ``name`` that holds all parts of a ``ColumnLinear``.
+
+    ``arrange`` makes rows of it, part after part, of its weight [rows, inputs] and of its bias
+    [rows]. ``transposed``: the checkpoint has the weight as [inputs, rows].
+    """
+
+    name: str
+    arrange: Arrange | None = None
+    transposed: bool = False
 
 
 class ColumnLinear(Stored):
@@ -20,6 +39,8 @@ class ColumnLinear(Stored):
     ``parts`` maps each matrix's name to its number of outputs; the result is their outputs side by
     side, each of this rank's share. ``unit`` is what may not be split inside a part (head_dim).
     ``paired``: two parts, a gate and what it gates, which native products bring together.
+    ``fused``: one checkpoint tensor has all parts; their names are for messages alone.
+    ``arrange``: by part, what orders the rows of its checkpoint tensors.
     """
 
     def __init__(
@@ -30,6 +51,8 @@ class ColumnLinear(Stored):
         place: Place,
         unit: int = 1,
         paired: bool = False,
+        fused: Fused | None = None,
+        arrange: Mapping[str, Arrange] | None = None,
     ) -> None:
         self.inputs, self.parts, self.group = inputs, dict(parts), place.group
         self.sizes = [
@@ -37,6 +60,7 @@ class ColumnLinear(Stored):
             for name, size in self.parts.items()
         ]
         self.weight, self.paired = place.empty(sum(self.sizes), inputs), paired
+        self.fused, self.arrange = fused, arrange or {}
         self.bias = place.empty(sum(self.sizes)) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -47,23 +71,60 @@ class ColumnLinear(Stored):
         """The outputs' buffer; of a paired layer ``act(gate) * up``."""
         return tape.linear(x, self, act=act)
 
+    def _mine(self, source: Tensor) -> Tensor:
+        """This rank's rows of a fused tensor [rows, ...]."""
+        assert self.fused is not None
+        if self.fused.transposed:
+            source = source.t()  # a bias stays as it is
+        if self.fused.arrange is not None:
+            source = self.fused.arrange(source)
+        parts = source.split_with_sizes(list(self.parts.values()))
+        rank = self.group.rank
+        return torch.cat([p[rank * n : (rank + 1) * n] for p, n in zip(parts, self.sizes)])
+
+    def _fused_slots(self, name: str) -> Slots:
+        assert self.fused is not None
+        total = sum(self.parts.values())
+        shape = (self.inputs, total) if self.fused.transposed else (total, self.inputs)
+        rowwise = not self.fused.transposed
+        out = {f"{name}.weight": Slot(self.weight, shape, adapt=self._mine, rowwise=rowwise)}
+        if self.bias is not None:
+            out[f"{name}.bias"] = Slot(self.bias, (total,), kind="bias", adapt=self._mine)
+        return out
+
     def slots(self, prefix: str) -> Slots:
+        if self.fused is not None:
+            return self._fused_slots(f"{prefix}{self.fused.name}")
         out: Slots = {}
         first = 0
         for (name, total), size in zip(self.parts.items(), self.sizes):
             rows, start = slice(first, first + size), self.group.rank * size
-            out[f"{prefix}{name}.weight"] = Slot(self.weight[rows], (total, self.inputs), 0, start)
+            adapt = self.arrange.get(name)
+            shape = (total, self.inputs)
+            out[f"{prefix}{name}.weight"] = Slot(
+                self.weight[rows], shape, 0, start, adapt=adapt, rowwise=True
+            )
             if self.bias is not None:
-                out[f"{prefix}{name}.bias"] = Slot(self.bias[rows], (total,), 0, start, "bias")
+                bias = Slot(self.bias[rows], (total,), 0, start, "bias", adapt)
+                out[f"{prefix}{name}.bias"] = bias
             first += size
         return out
 
 
 class RowLinear(Stored):
-    """``y = x W^T + b`` where ``x`` is this rank's slice of the inputs."""
+    """``y = x W^T + b`` where ``x`` is this rank's slice of the inputs. ``transposed``: the
+    checkpoint has the weight as [inputs, outputs]."""
 
-    def __init__(self, inputs: int, name: str, outputs: int, bias: bool, place: Place) -> None:
-        self.name, self.group = name, place.group
+    def __init__(
+        self,
+        inputs: int,
+        name: str,
+        outputs: int,
+        bias: bool,
+        place: Place,
+        transposed: bool = False,
+    ) -> None:
+        self.name, self.group, self.transposed = name, place.group, transposed
         self.shape = (outputs, inputs)
         self.weight = place.empty(outputs, place.group.share(inputs, f"the input of {name}"))
         self.bias = place.empty(outputs) if bias else None
@@ -79,9 +140,16 @@ class RowLinear(Stored):
         """Add the outputs to the residual stream."""
         tape.linear(x, self, residual)
 
+    def outputs(self, tape: Recorder, x: Source) -> int:
+        """The outputs' buffer."""
+        return tape.linear(x, self)
+
     def slots(self, prefix: str) -> Slots:
         start = self.group.rank * self.weight.shape[1]
-        out = {f"{prefix}{self.name}.weight": Slot(self.weight, self.shape, 1, start)}
+        weight = Slot(self.weight, self.shape, 1, start)
+        if self.transposed:
+            weight = Slot(self.weight, self.shape[::-1], 1, start, adapt=torch.t)
+        out = {f"{prefix}{self.name}.weight": weight}
         if self.bias is not None:
             out[f"{prefix}{self.name}.bias"] = Slot(self.bias, self.shape[:1], kind="bias")
         return out

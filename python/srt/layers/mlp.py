@@ -1,20 +1,52 @@
-"""The gated feed-forward layer (Shazeer, "GLU variants improve Transformer", 2020)."""
+"""Feed-forward layers: the gated one (Shazeer, "GLU variants improve Transformer", 2020) and the
+plain one of the first transformer."""
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from torch import Tensor
 
-from srt.layers.linear import ColumnLinear, RowLinear
+from srt.layers.activations import ACTIVATIONS
+from srt.layers.linear import ColumnLinear, Fused, RowLinear
 from srt.layers.recorder import Recorder, Source
 from srt.layers.weight import Place, Slots, Stored
 
 
-class GatedMLP:
-    """``down(act(gate(x)) * up(x))``; gate and up are one matrix."""
+class FeedForward(Protocol):
+    """What a block runs on every token by itself."""
 
-    def __init__(self, width: int, inner: int, act: str, bias: bool, place: Place) -> None:
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, width] -> [T, width]."""
+        ...
+
+    def record(self, tape: Recorder, x: Source, residual: int) -> None:
+        """Add the layer's outputs to the residual stream."""
+        ...
+
+    def stored(self) -> list[Stored]:
+        """Everything in it with a matrix."""
+        ...
+
+    def slots(self, prefix: str) -> Slots:
+        """Its checkpoint tensors, whose names begin with ``prefix``."""
+        ...
+
+
+class GatedMLP:
+    """``down(act(gate(x)) * up(x))``; gate and up are one matrix, ``fused`` in some checkpoints."""
+
+    def __init__(
+        self,
+        width: int,
+        inner: int,
+        act: str,
+        bias: bool,
+        place: Place,
+        fused: Fused | None = None,
+    ) -> None:
         parts = {"gate_proj": inner, "up_proj": inner}
-        self.gate_up = ColumnLinear(width, parts, bias, place, paired=True)
+        self.gate_up = ColumnLinear(width, parts, bias, place, paired=True, fused=fused)
         self.down = RowLinear(inner, "down_proj", width, bias, place)
         self.act = act
 
@@ -25,8 +57,47 @@ class GatedMLP:
         """Add the layer's outputs to the residual stream."""
         self.down.record(tape, Source(self.gate_up.record(tape, x, self.act)), residual)
 
+    def outputs(self, tape: Recorder, x: Source) -> int:
+        """The outputs' buffer."""
+        return self.down.outputs(tape, Source(self.gate_up.record(tape, x, self.act)))
+
     def stored(self) -> list[Stored]:
         return [self.gate_up, self.down]
 
     def slots(self, prefix: str) -> Slots:
         return self.gate_up.slots(prefix) | self.down.slots(prefix)
+
+
+class PlainMLP:
+    """``down(act(up(x)))``; ``names`` are the two matrices' in a checkpoint."""
+
+    def __init__(
+        self,
+        width: int,
+        inner: int,
+        act: str,
+        bias: bool,
+        place: Place,
+        names: tuple[str, str],
+        transposed: bool = False,
+    ) -> None:
+        up, down = names
+        fused = Fused(up, transposed=True) if transposed else None
+        self.up = ColumnLinear(width, {up: inner}, bias, place, fused=fused)
+        self.down = RowLinear(inner, down, width, bias, place, transposed)
+        self.act = act
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down(ACTIVATIONS[self.act](self.up(x)))
+
+    def record(self, tape: Recorder, x: Source, residual: int) -> None:
+        """Add the layer's outputs to the residual stream."""
+        inner = self.up.record(tape, x)
+        tape.activate(inner, self.act)
+        self.down.record(tape, Source(inner), residual)
+
+    def stored(self) -> list[Stored]:
+        return [self.up, self.down]
+
+    def slots(self, prefix: str) -> Slots:
+        return self.up.slots(prefix) | self.down.slots(prefix)

@@ -1,26 +1,102 @@
-"""RMSNorm (Zhang and Sennrich, 2019)."""
+"""RMSNorm (Zhang and Sennrich, 2019) and LayerNorm (Ba et al., 2016)."""
 
 from __future__ import annotations
 
+from functools import partial
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from srt.layers.recorder import Source
+from srt.layers.recorder import Recorder, Source
 from srt.layers.weight import Place, Slot, Slots
 
 
 class RMSNorm:
-    """``x / sqrt(mean(x^2) + eps) * gain`` over the last dimension, computed in float32."""
+    """``x / sqrt(mean(x^2) + eps) * gain`` over the last dimension, computed in float32.
 
-    def __init__(self, width: int, eps: float, place: Place) -> None:
-        self.weight, self.shape, self.eps = place.empty(width), (width,), eps
+    ``above``: the checkpoint holds ``gain - above`` (Gemma's holds what the gain is more than 1);
+    the gain is float32 then, whatever the other weights are.
+    """
+
+    def __init__(self, width: int, eps: float, place: Place, above: float = 0.0) -> None:
+        self.shape, self.eps, self.above = (width,), eps, above
+        self.weight = place.empty(width)
+        if above:
+            self.weight = self.weight.float()
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self.above and x.dtype != torch.float32:
+            return F.rms_norm(x.float(), self.shape, self.weight, self.eps).to(x.dtype)
         return F.rms_norm(x, self.shape, self.weight.to(x.dtype), self.eps)
 
-    def record(self, x: int) -> Source:
+    def record(self, tape: Recorder, x: int) -> Source:
         """Buffer ``x``, to be normed by the product that reads it."""
         return Source(x, self.weight, self.eps)
 
+    def alone(self, tape: Recorder, x: int) -> int:
+        """A buffer with ``x`` normed, until the next norm."""
+        return tape.norm(x, self.weight, self.eps)
+
     def slots(self, name: str) -> Slots:
-        return {name: Slot(self.weight, self.shape, kind="gain")}
+        if not self.above:
+            return {name: Slot(self.weight, self.shape, kind="gain")}
+        return {
+            name: Slot(self.weight, self.shape, kind="bias", adapt=partial(_raised, by=self.above))
+        }
+
+
+class WholeRMSNorm:
+    """RMSNorm over all heads of a token at once, of which a rank holds some."""
+
+    def __init__(self, width: int, eps: float, place: Place) -> None:
+        """``width``: of all heads of all ranks."""
+        self.width, self.eps, self.group = width, eps, place.group
+        self.weight = place.empty(place.group.share(width, "the width of a norm"))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, heads, head_dim] -> the same."""
+        flat = x.flatten(1)
+        if self.group.size == 1:
+            weight = self.weight.to(x.dtype)
+            return F.rms_norm(flat, (self.width,), weight, self.eps).view_as(x)
+        wide = flat.float()
+        squares = self.group.all_reduce(wide.square().sum(-1, keepdim=True))
+        wide = wide * torch.rsqrt(squares / self.width + self.eps) * self.weight.float()
+        return wide.to(x.dtype).view_as(x)
+
+    def slots(self, name: str) -> Slots:
+        start = self.group.rank * self.weight.shape[0]
+        return {name: Slot(self.weight, (self.width,), 0, start, "gain")}
+
+
+def _raised(gain: Tensor, by: float) -> Tensor:
+    return gain.float() + by
+
+
+class LayerNorm:
+    """``(x - mean(x)) / sqrt(var(x) + eps) * gain + bias`` over the last dimension."""
+
+    def __init__(self, width: int, eps: float, place: Place, bias: bool = True) -> None:
+        self.weight, self.shape, self.eps = place.empty(width), (width,), eps
+        self.bias = place.empty(width) if bias else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return F.layer_norm(x, self.shape, self.weight.to(x.dtype), bias, self.eps)
+
+    def alone(self, tape: Recorder, x: int) -> int:
+        """A buffer with ``x`` normed, until the next norm."""
+        return tape.norm(x, self.weight, self.eps, self.bias, centred=True)
+
+    def record(self, tape: Recorder, x: int) -> Source:
+        """Buffer ``x`` normed, as the input of a product."""
+        return Source(self.alone(tape, x))
+
+    def slots(self, name: str) -> Slots:
+        """``name`` is the gain's; the bias stands beside it."""
+        out = {name: Slot(self.weight, self.shape, kind="gain")}
+        if self.bias is not None:
+            beside = f"{name.removesuffix('weight')}bias"
+            out[beside] = Slot(self.bias, self.shape, kind="bias")
+        return out

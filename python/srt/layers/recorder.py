@@ -16,6 +16,7 @@ from srt.attention.base import Heads
 
 if TYPE_CHECKING:
     from sgl_kernel import paged
+    from sgl_kernel.experts import Experts
     from sgl_kernel.tape import Tape
 
     from srt.layers.rotary import Rotary
@@ -41,10 +42,11 @@ class Recorder:
         self.tape, self.pools = tape, pools
         self._angles: dict[int, tuple[Tensor, Tensor]] = {}
         self._buffers: dict[int, int] = {}  # by width
+        self._normed: dict[int, int] = {}  # by width
 
-    def embed(self, table: Stored) -> int:
+    def embed(self, table: Stored, scale: float = 1.0) -> int:
         assert table.packed is not None
-        return self.tape.embed(table.packed)
+        return self.tape.embed(table.packed, scale)
 
     def linear(
         self, x: Source, layer: Stored, residual: int | None = None, act: str = "silu"
@@ -55,35 +57,69 @@ class Recorder:
         return self.tape.linear(
             x.buffer, layer.packed, into=into, add=residual is not None, gain=x.gain,
             eps=x.eps, bias=layer.bias, act=act,
+            product=-1 if layer.lora is None else layer.lora.number,
         )  # fmt: skip
 
+    def experts(self, x: Source, layer: Experts, residual: int) -> None:
+        """Add a mixture's outputs to the residual stream."""
+        self.tape.experts(x.buffer, layer, residual, x.gain, x.eps)
+
     def attend(
-        self, qkv: int, heads: Heads, rotary: Rotary, gains: tuple[Tensor, Tensor, float] | None
+        self,
+        qkv: int,
+        heads: Heads,
+        rotary: Rotary | None,
+        gains: tuple[Tensor, Tensor, float] | None,
     ) -> int:
         """Rotate, store and attend; ``gains`` of q and k and their eps, where they are normed."""
         from sgl_kernel import paged
 
-        if id(rotary) not in self._angles:
-            self._angles[id(rotary)] = rotary.angles()
-        cos, sin = self._angles[id(rotary)]
+        cos = sin = torch.empty(0, 0)  # turns nothing
+        if rotary is not None:
+            if id(rotary) not in self._angles:
+                self._angles[id(rotary)] = rotary.angles()
+            cos, sin = self._angles[id(rotary)]
         shape = paged.Heads(
             heads.num_heads, heads.num_kv_heads, heads.head_dim, heads.scale, heads.window,
-            heads.soft_cap,
+            heads.soft_cap, heads.value_dim, sinks=heads.sinks,
         )  # fmt: skip
         pool = self.pools[heads.index]
         q_gain, k_gain, eps = gains or (None, None, 0.0)
         self.tape.append(
             qkv, shape, paged.Rotary(cos, sin, _float(q_gain), _float(k_gain), eps), pool
         )
-        return self.tape.attend(qkv, shape, pool, self._buffer(shape.q * shape.dim))
+        return self.tape.attend(qkv, shape, pool, self._buffer(shape.q * shape.value))
 
     def choose(self, x: int) -> int:
         """From here on only the tokens whose outputs are wanted."""
         return self.tape.choose(x)
 
-    def norm(self, x: Source) -> int:
+    def norm(
+        self, x: int, gain: Tensor, eps: float, bias: Tensor | None = None, centred: bool = False
+    ) -> int:
+        """x normed, in a buffer that the next norm overwrites; ``centred``: by LayerNorm."""
+        key = len(gain)
+        self._normed[key] = self.tape.norm(
+            x, gain, eps, into=self._normed.get(key), bias=bias, centred=centred
+        )
+        return self._normed[key]
+
+    def add_norm(self, x: Source, residual: int) -> None:
+        """Add x, normed, to the residual stream."""
         assert x.gain is not None
-        return self.tape.norm(x.buffer, x.gain, x.eps)
+        self.tape.norm(x.buffer, x.gain, x.eps, into=residual, add=True)
+
+    def norm_columns(self, x: int, first: int, gain: Tensor, eps: float) -> None:
+        """Norm columns of x in place, as many as there are gains."""
+        self.tape.norm(x, gain, eps, into=x, first=first)
+
+    def activate(self, x: int, act: str) -> None:
+        """In place."""
+        self.tape.activate(x, act)
+
+    def place(self, x: int, table: Tensor) -> None:
+        """Add the row of each token's position."""
+        self.tape.place(x, table)
 
     def _buffer(self, width: int) -> int:
         if width not in self._buffers:

@@ -1,7 +1,7 @@
 """Rotary position embedding (RoFormer, Su et al. 2021) and the scalings that extend it.
 
-Each variant is a function that returns the inverse frequencies, [head_dim / 2] or, where they
-depend on the position, [length, head_dim / 2], and a factor on cosine and sine.
+Each variant is a function that returns the inverse frequencies, [dim / 2] or, where they
+depend on the position, [length, dim / 2], and a factor on cosine and sine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Rope:
     """Settings of a rotary embedding, named as in a checkpoint's ``rope_parameters``.
 
     ``original_length`` is the length the model was pre-trained at, ``max_length`` what its
-    configuration declares.
+    configuration declares. ``partial`` is the part of a head's dimensions that turns.
     """
 
     type: str = "default"
@@ -39,6 +39,13 @@ class Rope:
     mscale: float = 0.0
     mscale_all_dim: float = 0.0
     truncate: bool = True
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+    partial: float = 1.0
+
+    def turned(self, head_dim: int) -> int:
+        """How many dimensions of a head turn, the first ones."""
+        return int(head_dim * self.partial)
 
     @property
     def length(self) -> int:
@@ -116,12 +123,32 @@ def llama3(rope: Rope, dim: int, length: int) -> tuple[Tensor, float]:
     return inverse / rope.factor * (1 - keep) + inverse * keep, scale
 
 
+def longrope(rope: Rope, dim: int, length: int) -> tuple[Tensor, float]:
+    """LongRoPE (Ding et al. 2024): each pair is slowed by a factor of its own. There is a list of
+    them for texts of the original length, and one for longer texts.
+
+    The longest text that may be served decides for all of them, so that a prefix's keys do not
+    depend on what follows. Deciding by each token's position, as ``dynamic`` does, would turn
+    queries by one list and the keys that they meet by the other, whose factors are many times
+    larger: their angle would no longer tell the distance.
+    """
+    long = length > rope.original_length
+    inverse, _ = default(rope, dim, length)
+    inverse = inverse / torch.tensor(rope.long_factor if long else rope.short_factor)
+    if rope.attention_factor is not None:
+        return inverse, rope.attention_factor
+    if rope.factor <= 1:
+        return inverse, 1.0
+    return inverse, math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_length))
+
+
 VARIANTS: dict[str, Callable[[Rope, int, int], tuple[Tensor, float]]] = {
     "default": default,
     "linear": linear,
     "dynamic": dynamic,
     "yarn": yarn,
     "llama3": llama3,
+    "longrope": longrope,
 }
 
 
@@ -129,34 +156,50 @@ class Rotary:
     """Cosines and sines of all positions up to ``length``, and the rotation itself.
 
     Computed on the CPU whatever the device, so that every rank has the same ones.
-    Dimension ``i`` turns with dimension ``i + head_dim / 2`` (the layout of HF checkpoints).
+    Dimension ``i`` turns with dimension ``i + turned / 2`` (the layout of most HF checkpoints, see
+    ``from_pairs`` for the other one); dimensions from ``turned`` on stay as they are.
     """
 
     def __init__(
         self, rope: Rope, head_dim: int, length: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.rope, self.length, self.half = rope, length, head_dim // 2
+        self.rope, self.length = rope, length
+        self.turned = rope.turned(head_dim)
+        self.half = self.turned // 2
         self.dtype, self.device = dtype, device
 
     def angles(self) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [length, head_dim / 2], float32 on the CPU."""
-        inverse, scale = VARIANTS[self.rope.type](self.rope, 2 * self.half, self.length)
+        """Cosines and sines [length, turned / 2], float32 on the CPU."""
+        inverse, scale = VARIANTS[self.rope.type](self.rope, self.turned, self.length)
         angles = torch.arange(self.length, dtype=torch.float32).unsqueeze(1) * inverse
         return angles.cos().mul_(scale), angles.sin().mul_(scale)
 
     @cached_property
     def table(self) -> Tensor:
-        """[length, 2, 1, head_dim]: cosines, and sines with the rotation's sign folded in."""
+        """[length, 2, 1, turned]: cosines, and sines with the rotation's sign folded in."""
         cos, sin = self.angles()
         table = torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], dim=1)
         return table.unsqueeze(2).to(self.device, self.dtype)
 
     def at(self, positions: Tensor) -> Angles:
-        """Cosines and signed sines of positions [T], each [T, 1, head_dim]."""
+        """Cosines and signed sines of positions [T], each [T, 1, turned]."""
         cos, sin = self.table.index_select(0, positions).unbind(1)
         return cos, sin
 
     def rotate(self, x: Tensor, angles: Angles) -> Tensor:
         """Rotate every head of x [T, heads, head_dim]; a new tensor."""
         cos, sin = angles
-        return (x * cos).addcmul_(x.roll(self.half, -1), sin)
+        if self.turned == x.shape[-1]:
+            return (x * cos).addcmul_(x.roll(self.half, -1), sin)
+        turning, still = x.split_with_sizes((self.turned, x.shape[-1] - self.turned), -1)
+        return torch.cat([(turning * cos).addcmul_(turning.roll(self.half, -1), sin), still], -1)
+
+
+def from_pairs(rows: Tensor, head_dim: int, turned: int) -> Tensor:
+    """Rows [heads * head_dim, ...] of a projection whose outputs ``2 i`` and ``2 i + 1`` turn
+    together, in the order in which ``i`` and ``i + turned / 2`` do. Queries and keys that are
+    reordered alike have the same products."""
+    order = torch.arange(head_dim)
+    order[:turned] = order[:turned].view(-1, 2).t().reshape(-1)
+    heads = rows.view(-1, head_dim, *rows.shape[1:])
+    return heads.index_select(1, order.to(rows.device)).view_as(rows)

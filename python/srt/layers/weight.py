@@ -10,11 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from srt.layers.activations import ACTIVATIONS
+from srt.layers.activations import gated
+from srt.layers.quantised import Form, Quantised
 from srt.parallel.groups import Group
 
 if TYPE_CHECKING:
+    from sgl_kernel.lora import Adapted
     from sgl_kernel.packed import Arena, Packed
+
+    from srt.layers.lora import Lora
 
 Kind: TypeAlias = Literal["matrix", "bias", "gain"]
 
@@ -55,6 +59,7 @@ class Slot:
         adapt: makes what the layer holds of the checkpoint's tensor, which has ``shape``: another
             order of rows, the transpose, a fused tensor's part. Its result is what ``dim`` and
             ``start`` are about.
+        rowwise: ``adapt`` chooses and orders rows alone, of whatever lies in them.
     """
 
     target: Tensor
@@ -63,6 +68,7 @@ class Slot:
     start: int = 0
     kind: Kind = "matrix"
     adapt: Callable[[Tensor], Tensor] | None = None
+    rowwise: bool = False
 
     def load(self, source: Tensor) -> None:
         """Copy this rank's part of ``source``, which has ``shape``, casting the dtype."""
@@ -95,6 +101,10 @@ class Stored:
         bias: [outputs], or None.
         packed: in its place, on a CPU with native kernels.
         paired: the rows are a gate's and those of what it gates.
+        exact: never rounded; packed as float32.
+        inside: its products are parts of another operation, which knows no adapters.
+        plain: not quantised on load; packed as it is.
+        lora: the layer's adapters, where it may have any.
         threads: that compute native products.
     """
 
@@ -102,31 +112,53 @@ class Stored:
     bias: Tensor | None = None
     packed: Packed | None = None
     paired: bool = False
+    exact: bool = False
+    inside: bool = False
+    plain: bool = False
+    lora: Lora | None = None
     threads: int = 1
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """``x W^T + bias``: [T, inputs] -> [T, outputs]. Not for a paired weight that is packed
         (``gated``)."""
         if self.packed is None:
-            return F.linear(x, self.weight, bias)
+            y = F.linear(x, self.weight, bias)
+            return y if self.lora is None else self.lora.add(x, y)
         from sgl_kernel import packed
 
-        return packed.linear(x.contiguous(), self.packed, bias=bias, threads=self.threads)
+        return packed.linear(
+            x.contiguous(), self.packed, bias=bias, threads=self.threads, adapted=self._adapted
+        )
 
     def gated(self, x: Tensor, act: str) -> Tensor:
         """``act(gate) * up`` of a paired weight, [T, inputs] -> [T, outputs / 2]."""
         if self.packed is None:
             gate, up = self.product(x, self.bias).chunk(2, dim=-1)
-            return ACTIVATIONS[act](gate).mul_(up)
+            return gated(gate, up, act)
         from sgl_kernel import packed
 
         return packed.linear(
-            x.contiguous(), self.packed, bias=self.bias, act=act, threads=self.threads
-        )
+            x.contiguous(), self.packed, bias=self.bias, act=act, threads=self.threads,
+            adapted=self._adapted,
+        )  # fmt: skip
+
+    @property
+    def _adapted(self) -> tuple[Adapted, int] | None:
+        return None if self.lora is None else self.lora.adapted
 
     def pack(self, format: str, threads: int, arena: Arena) -> None:
         """Move the weight into a native layout, quantising it if ``format`` says so."""
         from sgl_kernel.packed import pack
 
         self.packed = pack(self.weight, format, paired=self.paired, threads=threads, arena=arena)
+        self.weight, self.threads = self.weight.new_empty(0), threads
+
+    def pack_integers(self, form: Form, q: Quantised, threads: int, arena: Arena) -> None:
+        """The same of a weight that is quantised already, and not in ``weight``."""
+        from sgl_kernel.packed import pack_integers
+
+        self.packed = pack_integers(
+            q.values, form.scales, form.lows, form.format, paired=self.paired, group=form.group,
+            order=q.order, threads=threads, arena=arena,
+        )  # fmt: skip
         self.weight, self.threads = self.weight.new_empty(0), threads

@@ -9,13 +9,14 @@ last one norms and computes logits, so a pipeline stage is a model like any othe
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from typing import ClassVar, cast
 
 from torch import Tensor
 
 from srt.attention.base import Attention
 from srt.layers.embedding import Embedding
-from srt.layers.norm import RMSNorm
+from srt.layers.norm import LayerNorm, RMSNorm
 from srt.layers.recorder import Recorder
 from srt.layers.rotary import Rotary
 from srt.layers.step import Step
@@ -27,12 +28,17 @@ from srt.models.model import Block, Recordable
 class CausalLM:
     """Implements ``models.model.Model``; see there for what the methods promise."""
 
-    recordable: ClassVar[bool] = True
-    # Names of the weights in a checkpoint.
+    recordable: bool = True
+    # Names of the weights in a checkpoint; a checkpoint may leave the prefix out.
+    PREFIX: ClassVar[str] = "model."
     EMBEDDING: ClassVar[str] = "model.embed_tokens.weight"
     LAYERS: ClassVar[str] = "model.layers."
     NORM: ClassVar[str] = "model.norm.weight"
     HEAD: ClassVar[str] = "lm_head.weight"
+    # What a checkpoint may call some of them instead, whole names.
+    ALIASES: ClassVar[Mapping[str, str]] = {}
+    # Ends of the names of tensors that old releases saved and nobody needs.
+    BUFFERS: ClassVar[tuple[str, ...]] = (".rotary_emb.inv_freq",)
 
     def __init__(
         self, spec: ModelSpec, place: Place, length: int, layers: range | None = None
@@ -45,10 +51,23 @@ class CausalLM:
         width = spec.hidden_size
         embeds = self.first or (self.last and spec.tied)
         self.embedding = Embedding(spec.vocab_size, width, place) if embeds else None
-        self.norm = RMSNorm(width, spec.eps, place) if self.last else None
+        self.norm: RMSNorm | LayerNorm | None = None
+        if self.last:
+            self.norm = RMSNorm(width, spec.eps, place)
         self.head = self.embedding if spec.tied else None
         if self.last and not spec.tied:
-            self.head = Embedding(spec.vocab_size, width, place)
+            self.head = Embedding(spec.outputs, width, place)
+
+    @classmethod
+    def names(cls, given: Iterable[str]) -> dict[str, str]:
+        """By our names, what a checkpoint with the tensors ``given`` calls them. One that was saved
+        without a head leaves out the prefix."""
+        given = list(given)
+        bare = not any(name.startswith(cls.PREFIX) for name in given)
+        names = {cls.ALIASES.get(name, name): name for name in given}
+        if bare:
+            names = {n if n == cls.HEAD else f"{cls.PREFIX}{n}": old for n, old in names.items()}
+        return names
 
     @staticmethod
     def read(config: Fields, architecture: str) -> ModelSpec:
@@ -61,7 +80,13 @@ class CausalLM:
     def embed(self, tokens: Tensor) -> Tensor:
         """Token ids [T] -> [T, width], as the first block wants them."""
         assert self.embedding is not None
-        return self.embedding(tokens)
+        x = self.embedding(tokens)
+        return x if self.embedding_scale == 1 else x * self.embedding_scale
+
+    @property
+    def embedding_scale(self) -> float:
+        """Times a token's row of the table."""
+        return 1.0
 
     def forward(self, x: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         if self.first:
@@ -76,12 +101,16 @@ class CausalLM:
         return x if self.norm is None else self.norm(x)
 
     def record(self, tape: Recorder) -> None:
-        assert self.embedding is not None
         assert self.norm is not None
-        x = self.embedding.record(tape)
+        x = self.record_embedding(tape)
         for layer in self.layers:
             x = cast(Recordable, layer).record(tape, x, last=layer is self.layers[-1])
-        tape.norm(self.norm.record(x))
+        self.norm.alone(tape, x)
+
+    def record_embedding(self, tape: Recorder) -> int:
+        """As the first block wants the tokens: the buffer of the residual stream."""
+        assert self.embedding is not None
+        return self.embedding.record(tape, self.embedding_scale)
 
     def stored(self) -> list[Stored]:
         out: list[Stored] = [m for m in (self.embedding, self.head) if m is not None]
@@ -91,7 +120,11 @@ class CausalLM:
 
     def logits(self, hidden: Tensor) -> Tensor:
         assert self.head is not None
-        return self.head.logits(hidden)
+        return self.adjust(self.head.logits(hidden))
+
+    def adjust(self, scores: Tensor) -> Tensor:
+        """What the family does to the products with the head; nothing, mostly."""
+        return scores
 
     def slots(self) -> Slots:
         out: Slots = {}
@@ -106,7 +139,7 @@ class CausalLM:
         return out
 
     def ignores(self, name: str) -> bool:
-        if name.endswith(".rotary_emb.inv_freq"):
+        if name.endswith(self.BUFFERS):
             return True
         if name == self.HEAD:
             return self.spec.tied or not self.last

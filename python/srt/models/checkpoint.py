@@ -2,7 +2,7 @@
 
 Plain safetensors files are one (``models/weights``). A quantised format is another, around it: it
 shows ``layer.weight`` where the files hold ``layer.qweight``, ``layer.scales`` and so on, and reads
-it dequantised.
+it dequantised, or as the integers that it is.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from srt.layers.quantised import Quantised
+
 
 class Checkpoint(Protocol):
     """Nothing is read before ``read``; headers were checked when it was made.
@@ -20,6 +22,7 @@ class Checkpoint(Protocol):
     Attributes:
         source: the directory or file, for messages.
         shapes: shape of every tensor, by name.
+        method: name of the way in which weights are quantised, "" for weights that are not.
     """
 
     @property
@@ -27,6 +30,9 @@ class Checkpoint(Protocol):
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
+
+    @property
+    def method(self) -> str: ...
 
     def order(self, names: list[str]) -> list[str]:
         """The names in the order in which reading them is cheapest."""
@@ -44,3 +50,37 @@ class Checkpoint(Protocol):
     def forget(self, name: str) -> None:
         """What was read is needed no longer: its memory may go."""
         ...
+
+    def bits(self, name: str) -> int:
+        """Of a weight for which ``quantised`` gives integers; 0: it does not."""
+        ...
+
+    def quantised(self, name: str) -> Quantised | None:
+        """The weight as it is stored; None where only ``read`` will do. Raises ValueError."""
+        ...
+
+    def needless(self, name: str) -> bool:
+        """Whether a tensor that no model asks for says nothing."""
+        ...
+
+    def describe(self) -> str:
+        """How weights are stored, for people; "" where they are floats."""
+        ...
+
+
+class Plain:
+    """What a checkpoint of floats says of quantisation."""
+
+    method = ""
+
+    def bits(self, name: str) -> int:
+        return 0
+
+    def quantised(self, name: str) -> Quantised | None:
+        return None
+
+    def needless(self, name: str) -> bool:
+        return False
+
+    def describe(self) -> str:
+        return ""

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from srt.attention.base import KVShape
+from srt.files.location import gguf_of
 from srt.layers.activations import ACTIVATIONS
 from srt.layers.rotary import VARIANTS, Rope
 
 MAX_CONFIG_BYTES = 16 << 20
 _LIMIT = 1 << 31
+# Of what a model is made as often as its configuration says, before its weights are looked at.
+MAX_LAYERS = 1024
+_MOST = dict.fromkeys(
+    ("num_hidden_layers", "n_layer", "num_layers", "depth", "block_count"), MAX_LAYERS
+)
 
 
 @dataclass(frozen=True)
@@ -25,6 +33,10 @@ class ModelSpec:
         dtype: name of the checkpoint's dtype, "" where it does not say.
         eos: ids that end a generation.
         qkv_bias, out_bias, mlp_bias, qk_norm: which optional weights exist.
+        purpose: "generate", "embed" (there is no head) or "classify".
+        labels: of a classifier, by number.
+        purpose: "generate", "embed" (there is no head) or "classify".
+        labels: of a classifier, by number.
     """
 
     architecture: str
@@ -47,6 +59,23 @@ class ModelSpec:
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    purpose: str = "generate"
+    labels: tuple[str, ...] = ()
+
+    @property
+    def outputs(self) -> int:
+        """Rows of the head."""
+        return len(self.labels) or self.vocab_size
+
+    @property
+    def kv(self) -> KVShape:
+        """What each layer keeps of a token."""
+        return KVShape(self.num_kv_heads, self.head_dim, self.head_dim)
+
+    @property
+    def sinks(self) -> bool:
+        """Whether attention has sinks."""
+        return False
 
 
 class Fields:
@@ -55,11 +84,27 @@ class Fields:
     def __init__(self, values: dict[str, Any], source: str) -> None:
         self.values, self.source = values, source
 
+    def assuming(self, **missing: Any) -> Fields:
+        """With these values where keys are missing."""
+        return Fields({**missing, **self.values}, self.source)
+
+    def replacing(self, **values: Any) -> Fields:
+        return Fields({**self.values, **values}, self.source)
+
     def error(self, key: str, problem: str) -> ValueError:
         return ValueError(f"{self.source}: {key} is {self.values.get(key)!r}; {problem}")
 
     def has(self, key: str) -> bool:
         return self.values.get(key) is not None
+
+    def floats(self, key: str, low: float = 0.0) -> tuple[float, ...]:
+        """A list of numbers, empty where there is none."""
+        values = self.values.get(key)
+        if values is None:
+            return ()
+        if not isinstance(values, list):
+            raise self.error(key, "it must be a list of numbers.")
+        return tuple(Fields({key: v}, self.source).float(key, low=low) for v in values)
 
     def int(self, key: str, default: int | None = None, low: int = 1) -> int:
         value = self.values.get(key)
@@ -69,6 +114,8 @@ class Fields:
             return default
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value < _LIMIT:
             raise self.error(key, f"it must be an integer of at least {low}.")
+        if value > _MOST.get(key, value):
+            raise self.error(key, f"it must be at most {_MOST[key]}.")
         return value
 
     def float(self, key: str, default: float | None = None, low: float = 0.0) -> float:
@@ -125,16 +172,16 @@ def read_json(path: Path) -> Fields:
 
 
 def read_config(directory: Path) -> tuple[Fields, str]:
-    """The directory's ``config.json`` and the architecture that it names."""
+    """The directory's ``config.json`` and the architecture that it names. Of a GGUF file what
+    stands for one."""
+    if file := gguf_of(directory):
+        from srt.models.gguf.config import read_gguf  # which reads by this module
+
+        return read_gguf(file)
     config = read_json(directory / "config.json")
     names = config.values.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise config.error("architectures", "it must be a list with one name.")
-    if config.has("quantization_config"):
-        raise ValueError(
-            f"{config.source}: the checkpoint is quantized (quantization_config), which is not "
-            f"supported; use the unquantized weights."
-        )
     # What generate() would stop at wins over what the model was trained with.
     generation = directory / "generation_config.json"
     if generation.is_file():
@@ -155,10 +202,12 @@ def decoder_spec(
     out_bias: bool = False,
     mlp_bias: bool = False,
     qk_norm: bool = False,
+    partial_rotary: bool = False,
 ) -> ModelSpec:
     """The part of a config that Llama and its kin share; the arguments are what differs.
 
-    ``kv_heads`` and ``head_dim`` are defaults for configs that do not say. Raises ValueError.
+    ``kv_heads`` and ``head_dim`` are defaults for configs that do not say; ``partial_rotary``: the
+    family knows ``partial_rotary_factor``. Raises ValueError.
     """
     hidden, heads = config.int("hidden_size"), config.int("num_attention_heads")
     layers, vocab = config.int("num_hidden_layers"), config.int("vocab_size")
@@ -171,10 +220,9 @@ def decoder_spec(
         raise config.error("head_dim", f"{dim} is odd; rotary embeddings need pairs.")
     if heads % kv:
         raise config.error("num_key_value_heads", f"it must divide the {heads} attention heads.")
-    activation = config.text("hidden_act", "silu")
-    if activation not in ACTIVATIONS:
-        raise config.error("hidden_act", f"supported are {', '.join(ACTIVATIONS)}.")
-    rope = _rope(config)
+    activation = read_activation(config, "hidden_act", "silu")
+    rope = read_rope(config, partial_rotary)
+    check_turned(config, rope, dim)
     return ModelSpec(
         architecture=architecture,
         vocab_size=vocab,
@@ -199,45 +247,70 @@ def decoder_spec(
     )
 
 
+def read_activation(config: Fields, key: str, missing: str) -> str:
+    name = config.text(key, missing)
+    if name not in ACTIVATIONS:
+        raise config.error(key, f"supported are {', '.join(ACTIVATIONS)}.")
+    return name
+
+
 def layer_windows(config: Fields) -> tuple[int, ...]:
     """Sliding windows by ``use_sliding_window`` and ``layer_types`` or ``max_window_layers``."""
     layers = config.int("num_hidden_layers")
     missing = 0 if "sliding_window" in config.values else 4096
     window = config.int("sliding_window", missing) if config.flag("use_sliding_window") else 0
+    full = config.int("max_window_layers", 28, low=0)
+    sliding = sliding_layers(config, layers, lambda i: window > 0 and i >= full)
+    if window == 0 and any(sliding):
+        raise config.error("layer_types", "it names sliding layers but use_sliding_window is off.")
+    return tuple(window if slides else 0 for slides in sliding)
+
+
+def sliding_layers(config: Fields, layers: int, missing: Callable[[int], bool]) -> tuple[bool, ...]:
+    """Which layers have a sliding window: by ``layer_types``, else as ``missing`` says."""
     types = config.values.get("layer_types")
     if types is None:
-        full = config.int("max_window_layers", 28, low=0)
-        return tuple(window if i >= full else 0 for i in range(layers))
+        return tuple(missing(i) for i in range(layers))
     known = ("full_attention", "sliding_attention")
     if not isinstance(types, list) or len(types) != layers or any(t not in known for t in types):
         raise config.error("layer_types", f"it must list {layers} of {' and '.join(known)}.")
-    if window == 0 and "sliding_attention" in types:
-        raise config.error("layer_types", "it names sliding layers but use_sliding_window is off.")
-    return tuple(window if t == "sliding_attention" else 0 for t in types)
+    return tuple(t == "sliding_attention" for t in types)
 
 
-def _rope(config: Fields) -> Rope:
+S = TypeVar("S", bound=ModelSpec)
+
+
+def extended(spec: ModelSpec, family: type[S], **more: Any) -> S:
+    """``spec`` as a family's own class, which has more fields."""
+    return family(**{f.name: getattr(spec, f.name) for f in fields(spec)}, **more)
+
+
+def read_rope(config: Fields, partial: bool = False) -> Rope:
     """Reads ``rope_parameters``, or ``rope_scaling`` and ``rope_theta`` beside it."""
     params = config.fields("rope_parameters")
     if not params.values:
         params = config.fields("rope_scaling")
     theta = params.float("rope_theta", config.float("rope_theta", 10000.0, low=1.0), low=1.0)
     kind = params.text("rope_type") or params.text("type", "default")
+    if params.has("long_factor"):
+        kind = "longrope"  # checkpoints older than the name say "su" or "yarn"
     if kind not in VARIANTS:
         raise ValueError(
             f"{params.source}: rope type {kind!r} is not supported; "
             f"supported are {', '.join(VARIANTS)}."
         )
-    for fields in (params, config):
-        if fields.float("partial_rotary_factor", 1.0) != 1.0:
-            raise fields.error("partial_rotary_factor", "only 1 is supported for this model.")
+    holder = params if params.has("partial_rotary_factor") else config
+    turned = holder.float("partial_rotary_factor", 1.0)
+    if turned != 1.0 and not (partial and 0 < turned < 1):
+        known = "it must be above 0 and at most 1" if partial else "only 1 is supported"
+        raise holder.error("partial_rotary_factor", f"{known} for this model.")
     length = config.int("max_position_embeddings", 2048)
     original = config.int(
         "original_max_position_embeddings", params.int("original_max_position_embeddings", length)
     )
     factor = 1.0
     if kind != "default":
-        scale = length / original if kind == "yarn" else None
+        scale = length / original if kind in ("yarn", "longrope") else None
         factor = params.float("factor", scale, low=1e-6)
     llama3 = kind == "llama3"
     rope = Rope(
@@ -256,10 +329,33 @@ def _rope(config: Fields) -> Rope:
         mscale=params.float("mscale", 0.0),
         mscale_all_dim=params.float("mscale_all_dim", 0.0),
         truncate=params.flag("truncate", True),
+        short_factor=params.floats("short_factor"),
+        long_factor=params.floats("long_factor"),
+        partial=turned,
     )
     if llama3 and rope.high_freq_factor <= rope.low_freq_factor:
         raise params.error("high_freq_factor", "it must be above low_freq_factor.")
+    if kind == "longrope" and original < 2:
+        raise config.error("original_max_position_embeddings", "longrope needs 2 at least.")
     return rope
+
+
+def check_turned(config: Fields, rope: Rope, head_dim: int) -> None:
+    """Raise ValueError unless the embedding fits heads of ``head_dim`` dimensions."""
+    turned = rope.turned(head_dim)
+    if turned < 2 or turned % 2:
+        raise ValueError(
+            f"{config.source}: partial_rotary_factor {rope.partial:g} turns {turned} of a head's "
+            f"{head_dim} dimensions; rotary embeddings need pairs."
+        )
+    if rope.type != "longrope":
+        return
+    for key, factors in (("short_factor", rope.short_factor), ("long_factor", rope.long_factor)):
+        if len(factors) != turned // 2 or not all(factors):
+            raise ValueError(
+                f"{config.source}: {key} of the rotary embedding has {len(factors)} numbers; "
+                f"{turned // 2} above 0 are needed, one for each pair that turns."
+            )
 
 
 def _eos(config: Fields, vocab: int) -> tuple[int, ...]:

@@ -3,15 +3,12 @@ attention and a gated feed-forward layer."""
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from srt.layers.attention import AttentionShape, SelfAttention
-from srt.layers.mlp import GatedMLP
+from srt.layers.mlp import FeedForward, GatedMLP
 from srt.layers.norm import RMSNorm
-from srt.layers.recorder import Recorder, Source
+from srt.layers.prenorm import PreNorm
 from srt.layers.rotary import Rotary
-from srt.layers.step import Step
-from srt.layers.weight import Place, Slots, Stored
+from srt.layers.weight import Place
 from srt.models.causal import CausalLM
 from srt.models.config import Fields, ModelSpec, decoder_spec
 
@@ -29,43 +26,28 @@ def attention_shape(spec: ModelSpec, layer: int) -> AttentionShape:
     )
 
 
-class LlamaBlock:
-    """``x + attention(norm(x))``, then ``x + mlp(norm(x))``."""
+class LlamaBlock(PreNorm):
+    attention: SelfAttention
 
     def __init__(
-        self, spec: ModelSpec, layer: int, index: int, place: Place, rotary: Rotary | None
+        self,
+        spec: ModelSpec,
+        layer: int,
+        index: int,
+        place: Place,
+        rotary: Rotary | None,
+        mlp: FeedForward | None = None,
     ) -> None:
-        self.attention = SelfAttention(attention_shape(spec, layer), index, place, rotary)
-        self.mlp = GatedMLP(
+        """``mlp``: in place of the gated one."""
+        self.attention = SelfAttention(self.shape(spec, layer), index, place, rotary)
+        self.mlp: FeedForward = mlp or GatedMLP(
             spec.hidden_size, spec.intermediate_size, spec.activation, spec.mlp_bias, place
         )
         self.attention_norm = RMSNorm(spec.hidden_size, spec.eps, place)
         self.mlp_norm = RMSNorm(spec.hidden_size, spec.eps, place)
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), step)
-        return x + self.mlp(self.mlp_norm(x))
-
-    def record(self, tape: Recorder, x: int, last: bool) -> int:
-        """Behind the last layer's attention tokens no longer need each other, so only those whose
-        outputs are wanted go on."""
-        y = self.attention.record(tape, self.attention_norm.record(x))
-        if last:
-            x, y = tape.choose(x), tape.choose(y)
-        self.attention.out.record(tape, Source(y), x)
-        self.mlp.record(tape, self.mlp_norm.record(x), x)
-        return x
-
-    def stored(self) -> list[Stored]:
-        return [*self.attention.stored(), *self.mlp.stored()]
-
-    def slots(self, prefix: str) -> Slots:
-        return (
-            self.attention.slots(f"{prefix}self_attn.")
-            | self.mlp.slots(f"{prefix}mlp.")
-            | self.attention_norm.slots(f"{prefix}input_layernorm.weight")
-            | self.mlp_norm.slots(f"{prefix}post_attention_layernorm.weight")
-        )
+    def shape(self, spec: ModelSpec, layer: int) -> AttentionShape:
+        return attention_shape(spec, layer)
 
 
 class LlamaForCausalLM(CausalLM):

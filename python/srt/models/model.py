@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar, Protocol
 
 from torch import Tensor
@@ -47,15 +48,22 @@ class Model(Protocol):
     ``recordable``: ``record`` says all of ``forward``; else a pass is computed layer by layer.
     """
 
-    spec: ModelSpec
-    recordable: ClassVar[bool]
+    recordable: bool
     embedding: Embedding | None
     head: Embedding | None
+
+    @property
+    def spec(self) -> ModelSpec: ...
 
     def __init__(
         self, spec: ModelSpec, place: Place, length: int, layers: range | None = None
     ) -> None:
         """Layers ``layers`` (all of them by default), for ``length`` positions."""
+        ...
+
+    @classmethod
+    def names(cls, given: Iterable[str]) -> dict[str, str]:
+        """By our names, what a checkpoint with the tensors ``given`` calls them."""
         ...
 
     @staticmethod
@@ -84,6 +92,10 @@ class Model(Protocol):
         """``forward`` of a model that owns all layers, for the tokens whose outputs are wanted."""
         ...
 
+    def adjust(self, scores: Tensor) -> Tensor:
+        """Products with the head [N, vocab] -> logits: a soft cap, a scale. May work in place."""
+        ...
+
     def stored(self) -> list[Stored]:
         """Everything with a matrix."""
         ...
@@ -98,7 +110,9 @@ class Model(Protocol):
 
 
 class Seeing(Model, Protocol):
-    """A model with a vision tower."""
+    """A model with a vision tower. ``sections``: its positions have three parts."""
+
+    sections: ClassVar[bool]
 
     def encode(self, media: Media) -> Tensor:
         """Hidden states [media.count, width] that stand in for the placeholders' embeddings."""

@@ -6,10 +6,14 @@ from pathlib import Path
 
 from srt.models.checkpoint import Checkpoint
 from srt.models.config import Fields
-from srt.models.safetensors import SafetensorsCheckpoint
+from srt.models.formats.open import open_directory
+from srt.models.gguf.checkpoint import GgufCheckpoint
+from srt.models.gguf.config import GgufFields
 
 
 def open_checkpoint(directory: Path, config: Fields) -> Checkpoint:
     """The tensors of a model directory as ``config.json`` says they are stored; only headers are
     read. Raises ValueError where they cannot be used."""
-    return SafetensorsCheckpoint(directory)
+    if isinstance(config, GgufFields):
+        return GgufCheckpoint(config)
+    return open_directory(directory, config)

@@ -2,28 +2,96 @@
 
 from __future__ import annotations
 
-import difflib
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from srt.models.causal import CausalLM
+from srt.models.cohere import CohereForCausalLM
+from srt.models.cohere2 import Cohere2ForCausalLM
+from srt.models.deepseek_v2 import DeepseekV2ForCausalLM
+from srt.models.deepseek_v3 import DeepseekV3ForCausalLM
+from srt.models.gemma2 import Gemma2ForCausalLM
+from srt.models.gemma3 import Gemma3ForCausalLM, Gemma3ForConditionalGeneration
+from srt.models.gpt2 import GPT2LMHeadModel
+from srt.models.gpt_neox import GPTNeoXForCausalLM
+from srt.models.gpt_oss import GptOssForCausalLM
+from srt.models.granite import GraniteForCausalLM
+from srt.models.heads import classifier, headless
+from srt.models.kin import unknown
 from srt.models.llama import LlamaForCausalLM
+from srt.models.llava import LlavaForConditionalGeneration
+from srt.models.llava_next import (
+    LlavaNextForConditionalGeneration,
+    LlavaNextVideoForConditionalGeneration,
+)
+from srt.models.llava_onevision import LlavaOnevisionForConditionalGeneration
 from srt.models.mistral import MistralForCausalLM
+from srt.models.mixtral import MixtralForCausalLM
 from srt.models.model import Model
+from srt.models.olmo2 import Olmo2ForCausalLM
+from srt.models.olmo3 import Olmo3ForCausalLM
+from srt.models.olmoe import OlmoeForCausalLM
+from srt.models.phi3 import Phi3ForCausalLM
 from srt.models.qwen2 import Qwen2ForCausalLM
+from srt.models.qwen2_5_vl import Qwen2_5_VLForConditionalGeneration
+from srt.models.qwen2_moe import Qwen2MoeForCausalLM
 from srt.models.qwen3 import Qwen3ForCausalLM
+from srt.models.qwen3_moe import Qwen3MoeForCausalLM
+from srt.models.smollm3 import SmolLM3ForCausalLM
+from srt.models.starcoder2 import Starcoder2ForCausalLM
 
 MODELS: dict[str, type[Model]] = {
     "LlamaForCausalLM": LlamaForCausalLM,
     "MistralForCausalLM": MistralForCausalLM,
+    "MixtralForCausalLM": MixtralForCausalLM,
     "Qwen2ForCausalLM": Qwen2ForCausalLM,
+    "Qwen2MoeForCausalLM": Qwen2MoeForCausalLM,
     "Qwen3ForCausalLM": Qwen3ForCausalLM,
+    "Qwen3MoeForCausalLM": Qwen3MoeForCausalLM,
+    "Gemma2ForCausalLM": Gemma2ForCausalLM,
+    "Gemma3ForCausalLM": Gemma3ForCausalLM,
+    "Gemma3ForConditionalGeneration": Gemma3ForConditionalGeneration,
+    "DeepseekV2ForCausalLM": DeepseekV2ForCausalLM,
+    "DeepseekV3ForCausalLM": DeepseekV3ForCausalLM,
+    "GptOssForCausalLM": GptOssForCausalLM,
+    "GPT2LMHeadModel": GPT2LMHeadModel,
+    "GPTNeoXForCausalLM": GPTNeoXForCausalLM,
+    "Starcoder2ForCausalLM": Starcoder2ForCausalLM,
+    "CohereForCausalLM": CohereForCausalLM,
+    "Cohere2ForCausalLM": Cohere2ForCausalLM,
+    "GraniteForCausalLM": GraniteForCausalLM,
+    "Olmo2ForCausalLM": Olmo2ForCausalLM,
+    "Olmo3ForCausalLM": Olmo3ForCausalLM,
+    "OlmoeForCausalLM": OlmoeForCausalLM,
+    "Phi3ForCausalLM": Phi3ForCausalLM,
+    "SmolLM3ForCausalLM": SmolLM3ForCausalLM,
+    "LlavaForConditionalGeneration": LlavaForConditionalGeneration,
+    "LlavaNextForConditionalGeneration": LlavaNextForConditionalGeneration,
+    "LlavaNextVideoForConditionalGeneration": LlavaNextVideoForConditionalGeneration,
+    "LlavaOnevisionForConditionalGeneration": LlavaOnevisionForConditionalGeneration,
+    "Qwen2_5_VLForConditionalGeneration": Qwen2_5_VLForConditionalGeneration,
+}
+
+# What stands for ForCausalLM in the names of models that write nothing.
+VARIANTS: dict[str, Callable[[type[CausalLM]], type[CausalLM]]] = {
+    "ForSequenceClassification": classifier,
+    "Model": headless,
 }
 
 
-def lookup(architecture: str) -> type[Model]:
-    """Raises ValueError, listing what is supported and the nearest kin, for an unknown name."""
+def register(architecture: str, family: type[Model]) -> None:
+    """Make a family known under a name. Raises ValueError where the name has another one."""
+    if MODELS.setdefault(architecture, family) is not family:
+        raise ValueError(f"architecture {architecture!r} is {MODELS[architecture].__name__}'s.")
+
+
+def lookup(architecture: str, config: Mapping[str, Any] | None = None) -> type[Model]:
+    """Raises ValueError, listing what is supported and the nearest kin, for an unknown name;
+    ``config`` is the checkpoint's, for what it is like."""
     if architecture in MODELS:
         return MODELS[architecture]
-    near = difflib.get_close_matches(architecture, MODELS, n=1, cutoff=0.5)
-    kin = f" The nearest is {near[0]}." if near else ""
-    raise ValueError(
-        f"architecture {architecture!r} is not supported; supported are {', '.join(MODELS)}.{kin}"
-    )
+    for ending, make in VARIANTS.items():
+        family = MODELS.get(f"{architecture.removesuffix(ending)}ForCausalLM")
+        if architecture.endswith(ending) and family is not None and issubclass(family, CausalLM):
+            return make(family)
+    raise ValueError(unknown(architecture, config or {}, MODELS))

@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from srt.files.location import inside
+from srt.models.checkpoint import Plain
 from srt.models.config import read_json
 
 MAX_HEADER_BYTES = 100_000_000
@@ -128,7 +130,7 @@ def read_checkpoint(directory: Path) -> dict[str, Entry]:
     """
     index = directory / INDEX
     if not index.exists():
-        return read_header(_inside(directory, _only_file(directory)))
+        return read_header(inside(directory, _only_file(directory)))
     places = read_json(index).fields("weight_map").values
     if not places:
         raise ValueError(f"{index}: weight_map is missing or empty.")
@@ -137,7 +139,7 @@ def read_checkpoint(directory: Path) -> dict[str, Entry]:
         if not isinstance(file, str):
             raise ValueError(f"{index}: the file of tensor {name} is {file!r}, not a string.")
     for file in dict.fromkeys(places.values()):
-        for name, entry in read_header(_inside(directory, file)).items():
+        for name, entry in read_header(inside(directory, file)).items():
             if places.get(name) != file:
                 raise ValueError(
                     f"{index} says that tensor {name} is in {places.get(name)}; {file} has it."
@@ -162,33 +164,14 @@ def _only_file(directory: Path) -> str:
     raise ValueError(f"{directory} has no safetensors file{hint}.")
 
 
-def _inside(directory: Path, name: str) -> Path:
-    """The file ``name`` of the directory. Raises ValueError where it lies outside.
-
-    The hub's cache is the one layout whose links may leave: ``snapshots/<commit>/`` links to
-    ``blobs/`` beside it.
-    """
-    path, root = directory / name, directory.resolve()
-    real = path.resolve()
-    roots = [root]
-    if root.parent.name == "snapshots":
-        roots.append(root.parent.parent / "blobs")
-    lexical = os.path.normpath(path)
-    if os.path.commonpath([os.path.normpath(directory), lexical]) != os.path.normpath(
-        directory
-    ) or (not any(real.is_relative_to(r) for r in roots)):
-        raise ValueError(f"{path} leads to {real}, outside the model directory {root}.")
-    if not path.is_file():
-        raise ValueError(f"{path} is missing.")
-    return path
-
-
-class SafetensorsCheckpoint:
+class SafetensorsCheckpoint(Plain):
     """A model directory's tensors; implements ``models.checkpoint.Checkpoint``."""
 
-    def __init__(self, directory: Path) -> None:
-        """Reads the headers. Raises ValueError as ``read_checkpoint`` does."""
-        self.source, self.entries = directory, read_checkpoint(directory)
+    def __init__(self, directory: Path, file: str = "") -> None:
+        """Reads the headers, of ``file`` alone where one is named. Raises ValueError as
+        ``read_checkpoint`` does."""
+        self.source = directory
+        self.entries = read_header(inside(directory, file)) if file else read_checkpoint(directory)
         self._open: tuple[Path, mmap.mmap] | None = None
 
     @property

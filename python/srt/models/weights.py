@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from srt.layers.weight import Slots
+from srt.layers.quantised import Quantised
+from srt.layers.weight import Slot, Slots
 from srt.models.checkpoint import Checkpoint
 
 
@@ -25,7 +26,9 @@ def match(slots: Slots, checkpoint: Checkpoint, ignores: Callable[[str], bool]) 
     missing = sorted(slots.keys() - shapes.keys())
     if missing:
         raise ValueError(f"{source} lacks {_some(missing)}, which the model needs.")
-    unexpected = sorted(n for n in shapes.keys() - slots.keys() if not ignores(n))
+    unexpected = sorted(
+        n for n in shapes.keys() - slots.keys() if not ignores(n) and not checkpoint.needless(n)
+    )
     if unexpected:
         raise ValueError(
             f"{source} has {_some(unexpected)}, which its architecture does not know; "
@@ -49,16 +52,21 @@ def load(
     checkpoint: Checkpoint,
     show: bool = True,
     filled: Callable[[Tensor], None] | None = None,
+    keep: Callable[[Slot, Quantised], bool] | None = None,
 ) -> None:
     """Fill every slot, reading only what is needed. To be called after ``match``.
 
     Takes the slots out of ``slots`` as it goes, and calls ``filled`` with the last view of each
-    weight once all of it is there: who packs it may then free it.
+    weight once all of it is there: who packs it may then free it. ``keep`` is offered what is
+    quantised, and returns whether it took it in place of the slot.
     """
     watch = _Watch(slots, filled)
     with _progress(sum(map(checkpoint.size, slots)), "loading weights", show) as bar:
         for name in checkpoint.order(list(slots)):
-            slots[name].load(checkpoint.read(name))
+            integers = None if keep is None else checkpoint.quantised(name)
+            if keep is None or integers is None or not keep(slots[name], integers):
+                slots[name].load(checkpoint.read(name))
+            del integers
             checkpoint.forget(name)
             watch.done(name)
             bar.update(checkpoint.size(name))

@@ -1,0 +1,58 @@
+"""PreNorm: the block of most decoders, with the norms before the sublayers (Xiong et al. 2020)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from srt.layers.attention import SelfAttention
+from srt.layers.latent import LatentAttention
+from srt.layers.mlp import FeedForward
+from srt.layers.norm import LayerNorm, RMSNorm
+from srt.layers.recorder import Recorder, Source
+from srt.layers.step import Step
+from srt.layers.weight import Slots, Stored
+
+
+class PreNorm:
+    """``x + attention(norm(x))``, then ``x + mlp(norm(x))``. A family makes the four parts.
+
+    ``ATTENTION``, ``MLP``, ``ATTENTION_NORM`` and ``MLP_NORM``: what a checkpoint calls them.
+    """
+
+    ATTENTION: ClassVar[str] = "self_attn."
+    MLP: ClassVar[str] = "mlp."
+    ATTENTION_NORM: ClassVar[str] = "input_layernorm.weight"
+    MLP_NORM: ClassVar[str] = "post_attention_layernorm.weight"
+
+    attention: SelfAttention | LatentAttention
+    mlp: FeedForward
+    attention_norm: RMSNorm | LayerNorm
+    mlp_norm: RMSNorm | LayerNorm
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), step)
+        return x + self.mlp(self.mlp_norm(x))
+
+    def record(self, tape: Recorder, x: int, last: bool) -> int:
+        """Behind the last layer's attention tokens no longer need each other, so only those whose
+        outputs are wanted go on."""
+        assert isinstance(self.attention, SelfAttention)
+        y = self.attention.record(tape, self.attention_norm.record(tape, x))
+        if last:
+            x, y = tape.choose(x), tape.choose(y)
+        self.attention.out.record(tape, Source(y), x)
+        self.mlp.record(tape, self.mlp_norm.record(tape, x), x)
+        return x
+
+    def stored(self) -> list[Stored]:
+        return [*self.attention.stored(), *self.mlp.stored()]
+
+    def slots(self, prefix: str) -> Slots:
+        return (
+            self.attention.slots(f"{prefix}{self.ATTENTION}")
+            | self.mlp.slots(f"{prefix}{self.MLP}")
+            | self.attention_norm.slots(f"{prefix}{self.ATTENTION_NORM}")
+            | self.mlp_norm.slots(f"{prefix}{self.MLP_NORM}")
+        )

@@ -1,0 +1,1 @@
+"""Checkpoints whose weights are quantised, a file a format; ``open`` knows them all."""

@@ -1,0 +1,59 @@
+"""Which format a checkpoint is in, as its configuration says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from srt.models.config import Fields, read_json
+from srt.models.formats.awq import open_awq
+from srt.models.formats.bnb import open_bitsandbytes
+from srt.models.formats.compressed import open_compressed
+from srt.models.formats.files import Files, QuantisedCheckpoint
+from srt.models.formats.float8 import open_fp8
+from srt.models.formats.gptq import open_gptq
+from srt.models.formats.mxfp4 import open_mxfp4
+from srt.models.safetensors import SafetensorsCheckpoint
+
+METHODS: dict[str, Callable[[Files, Fields], QuantisedCheckpoint]] = {
+    "awq": open_awq,
+    "bitsandbytes": open_bitsandbytes,
+    "compressed-tensors": open_compressed,
+    "fp8": open_fp8,
+    "gptq": open_gptq,
+    "mxfp4": open_mxfp4,
+}
+# Where tools wrote it before it had a place in config.json, and what they are.
+OLDER = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+
+
+def quantisation_of(directory: Path, config: Fields) -> tuple[Fields, str] | None:
+    """What ``config.json``, or an older file beside it, says of quantisation, and the method's
+    name. Raises ValueError for a method that is not supported."""
+    missing = ""
+    fields = None
+    for key in ("quantization_config", "compression_config"):
+        if config.has(key):
+            fields = config.fields(key)
+            break
+    else:
+        for name, method in OLDER.items():
+            if (directory / name).is_file():
+                fields, missing = read_json(directory / name), method
+                break
+    if fields is None:
+        return None
+    method = (fields.text("quant_method") or missing).replace("_", "-")
+    if not method and (fields.flag("load_in_8bit") or fields.flag("load_in_4bit")):
+        method = "bitsandbytes"
+    if method not in METHODS:
+        raise fields.error("quant_method", f"supported are {', '.join(METHODS)}.")
+    return fields, method
+
+
+def open_directory(directory: Path, config: Fields) -> SafetensorsCheckpoint | QuantisedCheckpoint:
+    """The safetensors of a directory, dequantised where ``config`` says that they are quantised.
+    Raises ValueError."""
+    plain = SafetensorsCheckpoint(directory)
+    found = quantisation_of(directory, config)
+    return plain if found is None else METHODS[found[1]](Files(plain), found[0])

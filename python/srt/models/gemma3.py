@@ -1,0 +1,93 @@
+"""Gemma 3 (Gemma Team 2025), its text models: five layers with a window to one that sees all, each
+kind with rotary embeddings of its own; heads of q and k are normed in place of soft caps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from srt.layers.rotary import Rope, Rotary
+from srt.models.config import Fields, ModelSpec, extended, read_rope
+from srt.models.gemma2 import Gemma2ForCausalLM, GemmaBlock, GemmaSpec, gemma_spec
+
+
+@dataclass(frozen=True)
+class Gemma3Spec(GemmaSpec):
+    """``local_rope``: of the layers with a window; ``rope`` is that of the others."""
+
+    local_rope: Rope = field(default_factory=Rope)
+
+
+def ropes(config: Fields) -> tuple[Rope, Rope]:
+    """Of the layers that see everything, and of those with a window."""
+    params = config.fields("rope_parameters")
+    found = []
+    for kind in ("full_attention", "sliding_attention"):
+        values = dict(config.values)
+        if params.has(kind):
+            values["rope_parameters"] = params.fields(kind).values
+        elif kind == "sliding_attention":
+            values["rope_theta"] = config.float("rope_local_base_freq", 10000.0, low=1.0)
+            values["rope_parameters"] = values["rope_scaling"] = None
+        else:
+            values.setdefault("rope_theta", 1_000_000.0)
+        values.setdefault("max_position_embeddings", 131072)
+        found.append(read_rope(Fields(values, config.source)))
+    return found[0], found[1]
+
+
+class Gemma3ForCausalLM(Gemma2ForCausalLM):
+    spec: Gemma3Spec
+
+    @staticmethod
+    def read(config: Fields, architecture: str) -> ModelSpec:
+        wide, local = ropes(config)
+        plain = {**config.values, "rope_parameters": None, "rope_scaling": None}
+        every = config.int("sliding_window_pattern", config.int("_sliding_window_pattern", 6))
+        spec = gemma_spec(Fields(plain, config.source), architecture, every)
+        return extended(
+            replace(spec, rope=wide, context_length=wide.length, qk_norm=True),
+            Gemma3Spec,
+            local_rope=local,
+        )
+
+    @cached_property
+    def local_rotary(self) -> Rotary:
+        return Rotary(
+            self.spec.local_rope, self.spec.head_dim, self.rotary.length, self.place.states,
+            self.place.device,
+        )  # fmt: skip
+
+    def block(self, layer: int, index: int) -> GemmaBlock:
+        local = self.spec.windows[layer] > 0
+        rotary = self.local_rotary if local else self.rotary
+        return GemmaBlock(self.spec, layer, index, self.place, rotary)
+
+
+class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):
+    """The text model of a checkpoint that also has a vision tower. The tower is not read: among
+    themselves, image tokens would attend to what comes after them. Prompts with images are refused.
+    """
+
+    TEXT = "language_model."
+    UNREAD = ("vision_tower.", "multi_modal_projector.")
+
+    @classmethod
+    def names(cls, given: Iterable[str]) -> dict[str, str]:
+        return {name.removeprefix(cls.TEXT): name for name in given}
+
+    @staticmethod
+    def read(config: Fields, architecture: str) -> ModelSpec:
+        text = config.fields("text_config")
+        # Early checkpoints leave out of the text part what is as in the smallest model.
+        outer = {key: config.values.get(key) for key in ("eos_token_id", "dtype", "torch_dtype")}
+        missing = {
+            "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+            "vocab_size": 262208, "max_position_embeddings": 131072, "sliding_window": 1024,
+        }  # fmt: skip
+        values = {**missing, **outer, **{k: v for k, v in text.values.items() if v is not None}}
+        return Gemma3ForCausalLM.read(Fields(values, text.source), architecture)
+
+    def ignores(self, name: str) -> bool:
+        return name.startswith(self.UNREAD) or super().ignores(name)

@@ -1,0 +1,104 @@
+"""GPT-2 (Radford et al. 2019): positions are learned and added to the embedding, LayerNorm stands
+before each sublayer, and the feed-forward layer is plain."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from srt.attention.base import Attention
+from srt.layers.attention import AttentionShape, Names, SelfAttention
+from srt.layers.linear import Fused
+from srt.layers.mlp import PlainMLP
+from srt.layers.norm import LayerNorm
+from srt.layers.prenorm import PreNorm
+from srt.layers.recorder import Recorder
+from srt.layers.weight import Place, Slot, Slots
+from srt.models.causal import CausalLM
+from srt.models.config import Fields, ModelSpec, decoder_spec
+
+NAMES = Names(out="c_proj", fused=Fused("c_attn", transposed=True), transposed=True)
+# Our names of what GPT-2's config calls otherwise.
+RENAMED = {
+    "n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
+    "n_positions": "max_position_embeddings", "activation_function": "hidden_act",
+    "layer_norm_epsilon": "rms_norm_eps",
+}  # fmt: skip
+
+
+class GPT2Block(PreNorm):
+    ATTENTION, ATTENTION_NORM, MLP_NORM = "attn.", "ln_1.weight", "ln_2.weight"
+
+    def __init__(self, spec: ModelSpec, index: int, place: Place) -> None:
+        width = spec.hidden_size
+        shape = AttentionShape(
+            width=width, num_heads=spec.num_heads, num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim, qkv_bias=True, out_bias=True, names=NAMES,
+        )  # fmt: skip
+        self.attention = SelfAttention(shape, index, place, None)
+        self.mlp = PlainMLP(
+            width, spec.intermediate_size, spec.activation, True, place, ("c_fc", "c_proj"),
+            transposed=True,
+        )  # fmt: skip
+        self.attention_norm = LayerNorm(width, spec.eps, place)
+        self.mlp_norm = LayerNorm(width, spec.eps, place)
+
+
+class GPT2LMHeadModel(CausalLM):
+    PREFIX: ClassVar[str] = "transformer."
+    EMBEDDING = "transformer.wte.weight"
+    POSITIONS: ClassVar[str] = "transformer.wpe.weight"
+    LAYERS = "transformer.h."
+    NORM = "transformer.ln_f.weight"
+    BUFFERS = (".attn.bias", ".attn.masked_bias")
+
+    @staticmethod
+    def read(config: Fields, architecture: str) -> ModelSpec:
+        for key in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
+            if config.flag(key):
+                raise config.error(key, "only false is supported.")
+        if not config.flag("scale_attn_weights", True):
+            raise config.error("scale_attn_weights", "only true is supported.")
+        values = {RENAMED.get(key, key): value for key, value in config.values.items()}
+        width = Fields(values, config.source).int("hidden_size", 768)
+        missing = {
+            "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+            "max_position_embeddings": 1024, "hidden_act": "gelu_new", "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+        }  # fmt: skip
+        values = {**missing, **values, "intermediate_size": values.get("n_inner") or 4 * width}
+        return decoder_spec(Fields(values, config.source), architecture)
+
+    def __init__(
+        self, spec: ModelSpec, place: Place, length: int, layers: range | None = None
+    ) -> None:
+        super().__init__(spec, place, length, layers)
+        shape = (spec.context_length, spec.hidden_size)
+        self.positions = place.empty(*shape) if self.first else None
+        if self.last:
+            self.norm = LayerNorm(spec.hidden_size, spec.eps, place)
+
+    def block(self, layer: int, index: int) -> GPT2Block:
+        return GPT2Block(self.spec, index, self.place)
+
+    def compute(self, x: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        if self.positions is not None:
+            x = x + F.embedding(positions, self.positions)
+        return super().compute(x, positions, attention)
+
+    def record_embedding(self, tape: Recorder) -> int:
+        assert self.positions is not None
+        x = super().record_embedding(tape)
+        tape.place(x, self.positions)
+        return x
+
+    def slots(self) -> Slots:
+        out = super().slots()
+        if self.positions is not None:
+            out[self.POSITIONS] = Slot(self.positions, tuple(self.positions.shape))
+        return out
+
+    def ignores(self, name: str) -> bool:
+        return super().ignores(name) or (name == self.POSITIONS and self.positions is None)

@@ -1,0 +1,114 @@
+"""GPT-NeoX (Black et al. 2022) and Pythia: attention and the feed-forward layer read the same
+stream side by side, and a part of each head is rotated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from srt.layers.attention import AttentionShape, Names, SelfAttention
+from srt.layers.linear import Fused
+from srt.layers.mlp import PlainMLP
+from srt.layers.norm import LayerNorm
+from srt.layers.prenorm import PreNorm
+from srt.layers.recorder import Recorder, Source
+from srt.layers.rotary import Rotary
+from srt.layers.step import Step
+from srt.layers.weight import Place
+from srt.models.causal import CausalLM
+from srt.models.config import Fields, ModelSpec, decoder_spec, extended
+
+# Our names of what its config calls otherwise.
+RENAMED = {
+    "rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta",
+    "layer_norm_eps": "rms_norm_eps",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class NeoXSpec(ModelSpec):
+    """``parallel``: both sublayers read the stream before either adds to it."""
+
+    parallel: bool = True
+
+
+class NeoXBlock(PreNorm):
+    ATTENTION = "attention."
+    attention: SelfAttention
+
+    def __init__(
+        self, spec: NeoXSpec, index: int, place: Place, rotary: Rotary, fused: Fused
+    ) -> None:
+        width = spec.hidden_size
+        shape = AttentionShape(
+            width=width, num_heads=spec.num_heads, num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim, qkv_bias=spec.qkv_bias, out_bias=spec.out_bias,
+            names=Names(out="dense", fused=fused),
+        )  # fmt: skip
+        self.parallel = spec.parallel
+        self.attention = SelfAttention(shape, index, place, rotary)
+        self.mlp = PlainMLP(
+            width, spec.intermediate_size, spec.activation, True, place,
+            ("dense_h_to_4h", "dense_4h_to_h"),
+        )  # fmt: skip
+        self.attention_norm = LayerNorm(width, spec.eps, place)
+        self.mlp_norm = LayerNorm(width, spec.eps, place)
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        y = x + self.attention(self.attention_norm(x), step)
+        return y + self.mlp(self.mlp_norm(x if self.parallel else y))
+
+    def record(self, tape: Recorder, x: int, last: bool) -> int:
+        y = self.attention.record(tape, self.attention_norm.record(tape, x))
+        if last:
+            x, y = tape.choose(x), tape.choose(y)
+        if not self.parallel:
+            self.attention.out.record(tape, Source(y), x)
+        self.mlp.record(tape, self.mlp_norm.record(tape, x), x)
+        if self.parallel:
+            self.attention.out.record(tape, Source(y), x)
+        return x
+
+
+class GPTNeoXForCausalLM(CausalLM):
+    PREFIX = "gpt_neox."
+    EMBEDDING = "gpt_neox.embed_in.weight"
+    LAYERS = "gpt_neox.layers."
+    NORM = "gpt_neox.final_layer_norm.weight"
+    HEAD = "embed_out.weight"
+    ALIASES: ClassVar[dict[str, str]] = {"lm_head.weight": "embed_out.weight"}
+    BUFFERS = (".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
+    spec: NeoXSpec
+
+    @staticmethod
+    def read(config: Fields, architecture: str) -> ModelSpec:
+        values = {RENAMED.get(key, key): value for key, value in config.values.items()}
+        values.setdefault("hidden_act", "gelu")
+        values.setdefault("rms_norm_eps", 1e-5)
+        if not config.has("rope_parameters"):
+            values.setdefault("partial_rotary_factor", 0.25)
+        bias = config.flag("attention_bias", True)
+        spec = decoder_spec(
+            Fields(values, config.source), architecture, qkv_bias=bias, out_bias=bias,
+            partial_rotary=True,
+        )  # fmt: skip
+        return extended(spec, NeoXSpec, parallel=config.flag("use_parallel_residual", True))
+
+    def __init__(
+        self, spec: ModelSpec, place: Place, length: int, layers: range | None = None
+    ) -> None:
+        super().__init__(spec, place, length, layers)
+        if self.last:
+            self.norm = LayerNorm(spec.hidden_size, spec.eps, place)
+
+    def block(self, layer: int, index: int) -> NeoXBlock:
+        fused = Fused("query_key_value", self._by_kind)
+        return NeoXBlock(self.spec, index, self.place, self.rotary, fused)
+
+    def _by_kind(self, rows: Tensor) -> Tensor:
+        """Head after head, each with its q, k and v -> all q, all k, all v."""
+        spec = self.spec
+        by_head = rows.view(spec.num_heads, 3, spec.head_dim, *rows.shape[1:])
+        return by_head.transpose(0, 1).reshape(rows.shape)

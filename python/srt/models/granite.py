@@ -1,0 +1,66 @@
+"""Granite (IBM 2024): Llama with multipliers, those of maximal update parametrisation (Yang et al.
+2022): of the embedding, of the scores, of what each sublayer adds, and of the logits.
+
+Norms do not see how long a vector is, so the residual stream is kept divided by the multiplier of
+what is added to it, and sublayers add what they compute: ``x / m + f(norm(x))``. Only the embedding
+and the epsilon of the norms know of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from srt.layers.attention import AttentionShape
+from srt.models.config import Fields, ModelSpec, decoder_spec, extended
+from srt.models.llama import LlamaBlock, LlamaForCausalLM
+
+
+@dataclass(frozen=True)
+class GraniteSpec(ModelSpec):
+    """
+    Attributes:
+        eps: of the norms of the divided stream, by the residual multiplier's square.
+        embedding_scale: times the token's row, over the residual multiplier.
+        attention_scale: times the scores.
+        logits_scale: times the products with the head.
+    """
+
+    embedding_scale: float = 1.0
+    attention_scale: float = 1.0
+    logits_scale: float = 1.0
+
+
+class GraniteBlock(LlamaBlock):
+    def shape(self, spec: ModelSpec, layer: int) -> AttentionShape:
+        assert isinstance(spec, GraniteSpec)
+        return replace(super().shape(spec, layer), scale=spec.attention_scale)
+
+
+class GraniteForCausalLM(LlamaForCausalLM):
+    spec: GraniteSpec
+
+    @staticmethod
+    def read(config: Fields, architecture: str) -> ModelSpec:
+        bias = config.flag("attention_bias")
+        spec = decoder_spec(
+            config, architecture, qkv_bias=bias, out_bias=bias, mlp_bias=config.flag("mlp_bias")
+        )
+        residual = config.float("residual_multiplier", 1.0, low=1e-6)
+        return extended(
+            replace(spec, eps=spec.eps / residual**2), GraniteSpec,
+            embedding_scale=config.float("embedding_multiplier", 1.0, low=1e-6) / residual,
+            attention_scale=config.float("attention_multiplier", 1.0, low=1e-6),
+            logits_scale=1 / config.float("logits_scaling", 1.0, low=1e-6),
+        )  # fmt: skip
+
+    @property
+    def embedding_scale(self) -> float:
+        return self.spec.embedding_scale
+
+    def block(self, layer: int, index: int) -> GraniteBlock:
+        return GraniteBlock(self.spec, layer, index, self.place, self.rotary)
+
+    def adjust(self, scores: Tensor) -> Tensor:
+        return scores.mul_(self.spec.logits_scale)

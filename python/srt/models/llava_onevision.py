@@ -1,0 +1,35 @@
+"""LLaVA-OneVision (Li et al. 2024): LLaVA-NeXT with SigLIP's tower. Large grids of tiles are
+interpolated to a smaller one (section 3.2), frames of a video to a quarter of their features."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from srt.core.media import Media
+from srt.media.settings import Settings
+from srt.media.tiles import Squares
+from srt.models.config import Fields, ModelSpec
+from srt.models.llava import llava_spec
+from srt.models.llava_next import LlavaNextForConditionalGeneration, resampled
+
+
+class LlavaOnevisionForConditionalGeneration(LlavaNextForConditionalGeneration):
+    @staticmethod
+    def read(config: Fields, architecture: str) -> ModelSpec:
+        values = {**config.values}
+        vision = {"model_type": "siglip_vision_model", **(values.get("vision_config") or {})}
+        values["vision_config"] = vision
+        values["text_config"] = {"model_type": "qwen2", **(values.get("text_config") or {})}
+        whole = Fields(values, config.source)
+        return llava_spec(
+            whole, architecture, Squares.onevision(Settings(values, config.source)), layer=-1
+        )
+
+    def encode(self, media: Media) -> Tensor:
+        if media.kind == "image":
+            return super().encode(media)
+        x, side = self.project(self.features(media)), self.spec.squares.side
+        half = -(-side // 2)
+        frames = resampled(x.view(-1, side, side, x.shape[2]), (half, half))
+        return torch.cat([frames.flatten(0, 2), self.newline.to(x.dtype)[None]])

@@ -1,0 +1,57 @@
+"""OLMo 2 (OLMo et al. 2024): norms stand behind the sublayers instead of before them, and all heads
+of q, or of k, are normed together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from srt.layers.attention import AttentionShape
+from srt.layers.mlp import GatedMLP
+from srt.layers.recorder import Recorder, Source
+from srt.layers.step import Step
+from srt.layers.weight import Slots
+from srt.models.config import Fields, ModelSpec, decoder_spec
+from srt.models.llama import LlamaBlock, LlamaForCausalLM
+
+
+class Olmo2Block(LlamaBlock):
+    """``x + norm(attention(x))``, then ``x + norm(mlp(x))``."""
+
+    def shape(self, spec: ModelSpec, layer: int) -> AttentionShape:
+        return replace(super().shape(spec, layer), qk_eps=spec.eps, qk_whole=True)
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        x = x + self.attention_norm(self.attention(x, step))
+        return x + self.mlp_norm(self.mlp(x))
+
+    def record(self, tape: Recorder, x: int, last: bool) -> int:
+        y = self.attention.record(tape, Source(x))
+        if last:
+            x, y = tape.choose(x), tape.choose(y)
+        added = self.attention.out.outputs(tape, Source(y))
+        tape.add_norm(self.attention_norm.record(tape, added), x)
+        assert isinstance(self.mlp, GatedMLP)
+        tape.add_norm(self.mlp_norm.record(tape, self.mlp.outputs(tape, Source(x))), x)
+        return x
+
+    def slots(self, prefix: str) -> Slots:
+        return (
+            self.attention.slots(f"{prefix}self_attn.")
+            | self.mlp.slots(f"{prefix}mlp.")
+            | self.attention_norm.slots(f"{prefix}post_attention_layernorm.weight")
+            | self.mlp_norm.slots(f"{prefix}post_feedforward_layernorm.weight")
+        )
+
+
+class Olmo2ForCausalLM(LlamaForCausalLM):
+    @staticmethod
+    def read(config: Fields, architecture: str) -> ModelSpec:
+        bias = config.flag("attention_bias")
+        return decoder_spec(
+            config.assuming(rms_norm_eps=1e-5), architecture, qkv_bias=bias, out_bias=bias
+        )
+
+    def block(self, layer: int, index: int) -> Olmo2Block:
+        return Olmo2Block(self.spec, layer, index, self.place, self.rotary)

@@ -1,0 +1,69 @@
+"""OLMo 3 (OLMo et al. 2025): OLMo 2 with a window in three of four layers; what extends the rotary
+embeddings holds for the layers that see everything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from srt.layers.rotary import Rope, Rotary
+from srt.models.config import (
+    Fields,
+    ModelSpec,
+    decoder_spec,
+    extended,
+    read_rope,
+    sliding_layers,
+)
+from srt.models.olmo2 import Olmo2Block, Olmo2ForCausalLM
+
+
+@dataclass(frozen=True, kw_only=True)
+class Olmo3Spec(ModelSpec):
+    """``local_rope``: of the layers with a window; ``rope`` is that of the others."""
+
+    local_rope: Rope
+
+
+def ropes(config: Fields) -> tuple[Rope, Rope]:
+    """Of the layers that see everything, and of those with a window. Older configs have one
+    ``rope_scaling``, which is of the former."""
+    config = config.assuming(rope_theta=500_000.0)
+    params = config.fields("rope_parameters")
+    wide = (
+        params.values.get("full_attention") if params.values else config.values.get("rope_scaling")
+    )
+    local = params.values.get("sliding_attention")
+    return (
+        read_rope(config.replacing(rope_parameters=wide, rope_scaling=None)),
+        read_rope(config.replacing(rope_parameters=local, rope_scaling=None)),
+    )
+
+
+class Olmo3ForCausalLM(Olmo2ForCausalLM):
+    spec: Olmo3Spec
+
+    @staticmethod
+    def read(config: Fields, architecture: str) -> ModelSpec:
+        layers, window = config.int("num_hidden_layers"), config.int("sliding_window", 4096)
+        slides = sliding_layers(config, layers, lambda i: (i + 1) % 4 != 0)
+        wide, local = ropes(config)
+        bias = config.flag("attention_bias")
+        spec = decoder_spec(
+            config.replacing(rope_parameters=None, rope_scaling=None).assuming(rms_norm_eps=1e-5),
+            architecture, windows=tuple(window if s else 0 for s in slides), qkv_bias=bias,
+            out_bias=bias,
+        )  # fmt: skip
+        spec = replace(spec, rope=wide, context_length=wide.length)
+        return extended(spec, Olmo3Spec, local_rope=local)
+
+    @cached_property
+    def local_rotary(self) -> Rotary:
+        return Rotary(
+            self.spec.local_rope, self.spec.head_dim, self.rotary.length, self.place.states,
+            self.place.device,
+        )  # fmt: skip
+
+    def block(self, layer: int, index: int) -> Olmo2Block:
+        rotary = self.local_rotary if self.spec.windows[layer] else self.rotary
+        return Olmo2Block(self.spec, layer, index, self.place, rotary)

@@ -1,0 +1,36 @@
+"""Phi-3 (Abdin et al. 2024) and Phi-4: Llama with one matrix for queries, keys and values and one
+for gate and up, LongRoPE, and rotation of a part of each head in some."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from srt.layers.attention import AttentionShape, Names
+from srt.layers.linear import Fused
+from srt.layers.mlp import GatedMLP
+from srt.models.config import Fields, ModelSpec, decoder_spec
+from srt.models.llama import LlamaBlock, LlamaForCausalLM
+
+
+class Phi3Block(LlamaBlock):
+    def shape(self, spec: ModelSpec, layer: int) -> AttentionShape:
+        return replace(super().shape(spec, layer), names=Names(fused=Fused("qkv_proj")))
+
+
+class Phi3ForCausalLM(LlamaForCausalLM):
+    @staticmethod
+    def read(config: Fields, architecture: str) -> ModelSpec:
+        window = config.int("sliding_window", 0)
+        layers = config.int("num_hidden_layers")
+        return decoder_spec(
+            config.assuming(rms_norm_eps=1e-5), architecture, windows=(window,) * layers,
+            partial_rotary=True,
+        )  # fmt: skip
+
+    def block(self, layer: int, index: int) -> Phi3Block:
+        spec, place = self.spec, self.place
+        mlp = GatedMLP(
+            spec.hidden_size, spec.intermediate_size, spec.activation, False, place,
+            fused=Fused("gate_up_proj"),
+        )  # fmt: skip
+        return Phi3Block(spec, layer, index, place, self.rotary, mlp)

@@ -1,0 +1,102 @@
+"""Qwen2.5-VL (Bai et al. 2025): Qwen2.5 whose tokens have places in time, height and width, and a
+vision tower with windows that reads pictures and videos at their own resolution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from srt.core.media import Media
+from srt.layers.sections import SectionedRotary
+from srt.media.settings import Norms
+from srt.models.config import Fields, ModelSpec, extended
+from srt.models.llama import LlamaBlock
+from srt.models.model import Model
+from srt.models.qwen2 import Qwen2ForCausalLM
+from srt.models.vision.parts import pixels, whole
+from srt.models.vision.seer import Part, Seer, SeerSpec, lift, norms_of, seer_spec
+from srt.models.vision.windows import WindowTower, WindowTowerSpec
+
+TOWER = "model.visual."
+
+
+@dataclass(frozen=True, kw_only=True)
+class SectionedSpec(ModelSpec):
+    """``sections``: pairs of a head's dimensions that turn by time, height and width."""
+
+    sections: tuple[int, int, int]
+
+
+class SectionedQwen2(Qwen2ForCausalLM):
+    """Its text model."""
+
+    recordable = False  # a tape's positions have one part
+    spec: SectionedSpec
+
+    @staticmethod
+    def read(config: Fields, architecture: str) -> ModelSpec:
+        key = "rope_parameters" if config.has("rope_parameters") else "rope_scaling"
+        rope = config.fields(key)
+        sections = rope.values.get("mrope_section", [16, 24, 24])
+        good = isinstance(sections, list) and len(sections) == 3
+        if not good or any(type(n) is not int or n < 1 for n in sections):
+            raise rope.error("mrope_section", "it must list three numbers above 0.")
+        # "mrope" is how older configs say that there are sections.
+        kind = {k: "default" for k in ("type", "rope_type") if rope.values.get(k) == "mrope"}
+        values = {"rope_theta": 1e6, **config.values, key: {**rope.values, **kind}}
+        spec = Qwen2ForCausalLM.read(Fields(values, config.source), architecture)
+        if 2 * sum(sections) != spec.head_dim:
+            raise rope.error("mrope_section", f"they must add up to half of {spec.head_dim}.")
+        return extended(spec, SectionedSpec, sections=tuple(sections))
+
+    @cached_property
+    def sectioned(self) -> SectionedRotary:
+        place, length = self.place, self.rotary.length
+        return SectionedRotary(
+            self.spec.rope, self.spec.sections, length, place.states, place.device
+        )
+
+    def block(self, layer: int, index: int) -> LlamaBlock:
+        return LlamaBlock(self.spec, layer, index, self.place, self.sectioned)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QwenVLSpec(SeerSpec):
+    tower: WindowTowerSpec
+    norms: Norms
+
+
+class Qwen2_5_VLForConditionalGeneration(Seer):
+    recordable = SectionedQwen2.recordable
+    sections = True
+    spec: QwenVLSpec
+    RENAMED: ClassVar = (
+        (r"^model\.(?!language_model\.|visual\.)", "model.language_model."),
+        (r"^visual\.", TOWER),
+    )
+
+    @staticmethod
+    def read(config: Fields, architecture: str) -> ModelSpec:
+        # Published configs have the text model's settings among the whole's.
+        inner = config.fields("text_config") if config.has("text_config") else config
+        values: dict[str, Any] = {"max_position_embeddings": 32768, **inner.values}
+        lift(config, values)
+        text = SectionedQwen2.read(Fields(values, inner.source), architecture)
+        tower = WindowTowerSpec.of(config.fields("vision_config"), text.hidden_size)
+        return seer_spec(
+            config, architecture, text, QwenVLSpec, tower=tower, norms=norms_of(config)
+        )
+
+    @staticmethod
+    def family(spec: SeerSpec) -> type[Model]:
+        return SectionedQwen2
+
+    def eyes(self) -> dict[str, Part]:
+        self.tower = WindowTower(self.spec.tower, whole(self.place))
+        return {TOWER: self.tower}
+
+    def encode(self, media: Media) -> Tensor:
+        return self.tower(pixels(media, self.spec.norms, self.place))

@@ -1,0 +1,51 @@
+"""StarCoder2 (Lozhkov et al. 2024): grouped-query attention with a sliding window and rotary
+embeddings, but LayerNorm and a plain feed-forward layer, with biases throughout."""
+
+from __future__ import annotations
+
+from srt.layers.attention import SelfAttention
+from srt.layers.mlp import PlainMLP
+from srt.layers.norm import LayerNorm
+from srt.layers.prenorm import PreNorm
+from srt.layers.rotary import Rotary
+from srt.layers.weight import Place
+from srt.models.causal import CausalLM
+from srt.models.config import Fields, ModelSpec, decoder_spec
+from srt.models.llama import attention_shape
+
+
+class StarCoder2Block(PreNorm):
+    def __init__(
+        self, spec: ModelSpec, layer: int, index: int, place: Place, rotary: Rotary
+    ) -> None:
+        width = spec.hidden_size
+        self.attention = SelfAttention(attention_shape(spec, layer), index, place, rotary)
+        self.mlp = PlainMLP(
+            width, spec.intermediate_size, spec.activation, spec.mlp_bias, place,
+            ("c_fc", "c_proj"),
+        )  # fmt: skip
+        self.attention_norm = LayerNorm(width, spec.eps, place)
+        self.mlp_norm = LayerNorm(width, spec.eps, place)
+
+
+class Starcoder2ForCausalLM(CausalLM):
+    @staticmethod
+    def read(config: Fields, architecture: str) -> ModelSpec:
+        missing = {"hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True}
+        values = {**missing, **config.values, "rms_norm_eps": config.float("norm_epsilon", 1e-5)}
+        layers, bias = config.int("num_hidden_layers"), config.flag("use_bias", True)
+        window = config.int("sliding_window", 0, low=0)
+        return decoder_spec(
+            Fields(values, config.source), architecture, windows=(window,) * layers,
+            qkv_bias=bias, out_bias=bias, mlp_bias=bias,
+        )  # fmt: skip
+
+    def __init__(
+        self, spec: ModelSpec, place: Place, length: int, layers: range | None = None
+    ) -> None:
+        super().__init__(spec, place, length, layers)
+        if self.last:
+            self.norm = LayerNorm(spec.hidden_size, spec.eps, place)
+
+    def block(self, layer: int, index: int) -> StarCoder2Block:
+        return StarCoder2Block(self.spec, layer, index, self.place, self.rotary)

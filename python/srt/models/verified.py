@@ -1,0 +1,63 @@
+"""Verified: what the tests compare with transformers, by architecture.
+
+``assets/verified.json`` is read off the tests' cases by ``test/cpu/models/test_verified.py``, which
+fails where it is stale and, run as a program, writes it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__).parents[1] / "assets" / "verified.json"
+
+EVERY = (
+    "Of every architecture, random small models give the logits of transformers to 1e-4 in float32 "
+    "- whole prompts, random chunks and token by token through the paged cache, with native and "
+    "with torch kernels - and the same greedy texts of 32 tokens."
+)
+
+
+@dataclass(frozen=True)
+class Verified:
+    """
+    Attributes:
+        about: what it is and how it differs, in a sentence.
+        cases: how many random models are compared.
+        native: how native kernels run it on a CPU: "tape" (recorded, one call a pass) or "layers".
+        sees: what prompts hold beside text: one image, several images, frames of a video.
+        ropes: kinds of rotary embeddings compared.
+        windows: sliding windows compared that texts outgrow, in tokens.
+        ranks: two tensor-parallel ranks are compared too.
+    """
+
+    about: str
+    cases: int
+    native: str
+    sees: tuple[str, ...]
+    ropes: tuple[str, ...]
+    windows: tuple[int, ...]
+    ranks: bool
+
+
+def verified() -> dict[str, Verified]:
+    """By name, in the order of names."""
+    found: dict[str, dict[str, Any]] = json.loads(FILE.read_text(encoding="utf-8"))
+    for row in found.values():
+        row.update({key: tuple(value) for key, value in row.items() if isinstance(value, list)})
+    return {name: Verified(**row) for name, row in found.items()}
+
+
+def table(rows: dict[str, Verified]) -> list[str]:
+    """As lines of Markdown."""
+    heads = ("architecture", "what it is", "rotary", "window", "sees", "native", "split")
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for name, row in rows.items():
+        cells = (
+            f"`{name}`", row.about, ", ".join(row.ropes) or "-", "yes" if row.windows else "-",
+            ", ".join(row.sees) or "-", row.native, "yes" if row.ranks else "-",
+        )  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines

@@ -1,0 +1,1 @@
+"""Vision towers: pixels -> hidden states that stand among those of a text."""

@@ -1,0 +1,95 @@
+"""What vision towers share: pixels as numbers, patches as rows of a matrix product, attention in
+which everything sees everything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from srt.core.media import Media
+from srt.layers.activations import ACTIVATIONS
+from srt.layers.linear import ColumnLinear, RowLinear
+from srt.layers.weight import Place, Slot, Slots, Stored
+from srt.media.settings import Norms
+from srt.parallel.groups import Group
+
+
+def whole(place: Place) -> Place:
+    """Towers are small beside the text model: each rank has all of it."""
+    return replace(place, group=Group())
+
+
+def plain(layers: Iterable[Stored]) -> list[Stored]:
+    """The layers, marked as not to be quantised on load: a tower's weights are few, its hidden
+    states have outliers, and what it gets wrong stands in every token of an image."""
+    out = list(layers)
+    for layer in out:
+        layer.plain = True
+    return out
+
+
+def pixels(media: Media, norms: Norms, place: Place) -> Tensor:
+    """[N, 3, height, width] in the dtype of hidden states, normalised in float32."""
+    norm = norms.video if media.kind == "video" else norms.image
+    levels = torch.frombuffer(bytearray(media.pixels), dtype=torch.uint8).view(media.shape)
+    mean, std = (torch.tensor(c, device=place.device).view(3, 1, 1) for c in norm[1:])
+    x = levels.to(place.device).float() * norm.scale
+    return ((x - mean) / std).to(place.states)
+
+
+class PatchEmbedding(Stored):
+    """A convolution whose steps are as long as its kernel: a matrix product over patches.
+
+    ``kernel``: (3, height, width), or (3, frames, height, width).
+    """
+
+    def __init__(self, width: int, kernel: tuple[int, ...], bias: bool, place: Place) -> None:
+        self.shape = (width, *kernel)
+        self.weight = place.empty(width, int(torch.Size(kernel).numel()))
+        self.bias = place.empty(width) if bias else None
+
+    def __call__(self, patches: Tensor) -> Tensor:
+        """Patches [N, inputs], in the kernel's order, -> [N, width]."""
+        return self.product(patches, self.bias)
+
+    def slots(self, prefix: str) -> Slots:
+        flat = partial(torch.flatten, start_dim=1)
+        out = {f"{prefix}weight": Slot(self.weight, self.shape, adapt=flat)}
+        if self.bias is not None:
+            out[f"{prefix}bias"] = Slot(self.bias, self.shape[:1], kind="bias")
+        return out
+
+
+class Projector:
+    """``second(act(first(x)))``, from the tower's width to the text model's."""
+
+    def __init__(
+        self, sizes: tuple[int, int, int], act: str, bias: bool, names: tuple[str, str],
+        place: Place,
+    ) -> None:  # fmt: skip
+        inputs, inner, outputs = sizes
+        self.first = ColumnLinear(inputs, {names[0]: inner}, bias, place)
+        self.second = RowLinear(inner, names[1], outputs, bias, place)
+        self.act: Callable[[Tensor], Tensor] = ACTIVATIONS[act]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[N, inputs] -> [N, outputs]."""
+        return self.second(self.act(self.first(x)))
+
+    def stored(self) -> list[Stored]:
+        return [self.first, self.second]
+
+    def slots(self, prefix: str) -> Slots:
+        return self.first.slots(prefix) | self.second.slots(prefix)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Each of [N, tokens, heads, head_dim] -> [N, tokens, heads * head_dim]; the tokens of each of
+    the N see one another."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)

@@ -1,0 +1,214 @@
+"""Seer: a text model of the registry with a vision tower before it.
+
+What differs between families is the tower and what is made of its hidden states (``encode``). All
+else is the text model's: its layers, its cache, its tape.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeVar, cast
+
+from torch import Tensor
+
+from srt.attention.base import Attention, KVShape
+from srt.core.media import Media
+from srt.layers.recorder import Recorder
+from srt.layers.weight import Place, Slots, Stored
+from srt.media.settings import Norms
+from srt.models.causal import CausalLM
+from srt.models.config import Fields, ModelSpec
+from srt.models.model import Model
+from srt.models.vision.parts import plain
+
+TEXT, HEAD = "model.language_model.", "lm_head."
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeerSpec(ModelSpec):
+    """A text model's, and the tower's beside it in a family's own class."""
+
+    text: ModelSpec
+
+    @property
+    def kv(self) -> KVShape:
+        return self.text.kv
+
+    @property
+    def sinks(self) -> bool:
+        return self.text.sinks
+
+
+class Part(Protocol):
+    """A tower or a projector."""
+
+    def stored(self) -> list[Stored]: ...
+
+    def slots(self, prefix: str) -> Slots: ...
+
+
+class Seer:
+    """Implements ``models.model.Seeing``; see there for what the methods promise.
+
+    Weights go by the names of newer checkpoints; ``RENAMED`` says what older ones call them.
+    """
+
+    recordable: bool = True  # as the text models are
+    sections: ClassVar[bool] = False
+    LAYERS: ClassVar[str] = f"{TEXT}layers."
+    RENAMED: ClassVar[tuple[tuple[str, str], ...]] = ()
+    spec: SeerSpec
+
+    def __init__(
+        self, spec: SeerSpec, place: Place, length: int, layers: range | None = None
+    ) -> None:
+        self.spec, self.place = spec, place
+        self.text = cast(type[CausalLM], self.family(spec))(spec.text, place, length, layers)
+        self.layers, self.owned = self.text.layers, self.text.owned  # what adapters may change
+        self.embedding, self.head = self.text.embedding, self.text.head
+        first = layers is None or layers.start == 0
+        self.parts: dict[str, Part] = self.eyes() if first else {}
+        plain(self._seeing())
+
+    @staticmethod
+    def family(spec: SeerSpec) -> type[Model]:
+        """The text model's class."""
+        from srt.models.registry import lookup
+
+        return lookup(spec.text.architecture)
+
+    @abstractmethod
+    def eyes(self) -> dict[str, Part]:
+        """What comes before the text model, by the prefixes of its weights."""
+
+    @abstractmethod
+    def encode(self, media: Media) -> Tensor:
+        """As ``Seeing.encode``."""
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.text.embed(tokens)
+
+    def compute(self, x: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        return self.text.compute(x, positions, attention)
+
+    def forward(self, x: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        return self.text.forward(x, positions, attention)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.text.logits(hidden)
+
+    def adjust(self, scores: Tensor) -> Tensor:
+        return self.text.adjust(scores)
+
+    def record(self, tape: Recorder) -> None:
+        self.text.record(tape)
+
+    def _seeing(self) -> list[Stored]:
+        return [layer for part in self.parts.values() for layer in part.stored()]
+
+    def stored(self) -> list[Stored]:
+        return [*self.text.stored(), *self._seeing()]
+
+    def slots(self) -> Slots:
+        out = {_outer(name): slot for name, slot in self.text.slots().items()}
+        for prefix, part in self.parts.items():
+            out |= part.slots(prefix)
+        return out
+
+    @classmethod
+    def names(cls, given: Iterable[str]) -> dict[str, str]:
+        out = {}
+        for name in given:
+            new = name
+            for pattern, ours in cls.RENAMED:
+                new = re.sub(pattern, ours, new)
+            out[new] = name
+        return out
+
+    def ignores(self, name: str) -> bool:
+        inner = _inner(name)
+        if inner:
+            return self.text.ignores(inner)
+        # Of a tower the layers behind the last one that is read, and of other ranks everything.
+        return (name.startswith("model.") and not self.parts) or self.needless(name)
+
+    def needless(self, name: str) -> bool:
+        """Whether a tensor before the text model's is known to be of no use here."""
+        return False
+
+
+def _outer(name: str) -> str:
+    """Our name of the text model's tensor."""
+    return name if name.startswith(HEAD) else TEXT + name.removeprefix("model.")
+
+
+def _inner(name: str) -> str:
+    """The text model's own name, "" for what is not the text model's."""
+    if name.startswith(HEAD):
+        return name
+    return "model." + name.removeprefix(TEXT) if name.startswith(TEXT) else ""
+
+
+def norms_of(config: Fields) -> Norms:
+    """By the files beside a ``config.json``."""
+    return Norms.of(Path(config.source).parent)
+
+
+S = TypeVar("S", bound=SeerSpec)
+
+
+def seer_spec(
+    config: Fields, architecture: str, text: ModelSpec, family: type[S], **more: Any
+) -> S:
+    """``text`` with what a family says of its tower."""
+    shared = {f.name: getattr(text, f.name) for f in fields(ModelSpec)}
+    return family(**{**shared, **more, "architecture": architecture, "text": text})
+
+
+# What configs of text models inside others leave out, where the text model's own say it.
+MISSING: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": (
+        "LlamaForCausalLM",
+        {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008,
+         "num_hidden_layers": 32, "num_attention_heads": 32, "max_position_embeddings": 2048,
+         "eos_token_id": 2},
+    ),
+    "mistral": (
+        "MistralForCausalLM",
+        {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,
+         "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+         "max_position_embeddings": 131072, "eos_token_id": 2},
+    ),
+    "qwen2": (
+        "Qwen2ForCausalLM",
+        {"vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016,
+         "num_hidden_layers": 32, "num_attention_heads": 32, "max_position_embeddings": 32768},
+    ),
+}  # fmt: skip
+
+
+def text_spec(config: Fields) -> ModelSpec:
+    """Of a ``text_config``. Raises ValueError for a text model that is none of ``MISSING``."""
+    from srt.models.registry import lookup
+
+    inner = config.fields("text_config")
+    kind = inner.text("model_type", "llama")
+    if kind not in MISSING:
+        raise inner.error("model_type", f"supported are {', '.join(MISSING)}.")
+    architecture, missing = MISSING[kind]
+    values = {**missing, **inner.values}
+    lift(config, values)
+    return lookup(architecture).read(Fields(values, inner.source), architecture)
+
+
+def lift(config: Fields, values: dict[str, Any]) -> None:
+    """What the whole's config says of the text model."""
+    for key in ("dtype", "torch_dtype", "eos_token_id"):
+        if config.has(key):
+            values[key] = config.values[key]
+    tied = "tie_word_embeddings"
+    values[tied] = config.flag(tied) or Fields(values, config.source).flag(tied)
