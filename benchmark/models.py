@@ -103,9 +103,14 @@ def make(folder: Path, shape: Shape, dtype: str = "float32", seed: int = 0) -> P
     save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
     _write(folder / "config.json", _config(shape, dtype))
     _write(folder / "generation_config.json", {"bos_token_id": 0, "eos_token_id": 0})
-    _write(folder / "tokenizer.json", _tokenizer(shape.vocab))
-    _write(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
+    write_tokenizer(folder, shape.vocab)
     return folder
+
+
+def write_tokenizer(folder: Path, vocab: int) -> None:
+    """A byte tokenizer; ids above the bytes' are words that no text becomes."""
+    _write(folder / "tokenizer.json", _tokenizer(vocab))
+    _write(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
 
 
 def _write(path: Path, value: object) -> None:

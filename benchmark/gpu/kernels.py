@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from srt.attention.base import Attention, Heads, Layout
+from srt.attention.base import Attention, Heads, KVShape, Layout
 from srt.attention.choose import build, choose
 from torch import Tensor
 
@@ -56,6 +56,11 @@ class Shape:
     num_kv_heads: int
     head_dim: int
     windows: tuple[int, ...] = (0,)
+    sinks: bool = False
+
+    @property
+    def kv(self) -> KVShape:
+        return KVShape(self.num_kv_heads, self.head_dim, self.head_dim)
 
 
 def kernels(bench: Bench) -> None:
@@ -64,7 +69,7 @@ def kernels(bench: Bench) -> None:
     backends = []
     for name in BACKENDS:
         try:
-            choose(name, bench.device, shape.head_dim, bench.dtype)
+            choose(name, bench.device, shape, bench.dtype)
             backends.append(name)
         except ValueError as error:
             table.remarks.append(str(error))

@@ -21,6 +21,7 @@ SETTINGS = (
     {"dtype": "float32"},
     {"dtype": "bfloat16"},
     {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
+    {"dtype": "bfloat16", "kv_cache_dtype": "fp8"},
     {"dtype": "bfloat16", "quantization": "int8wo"},
     {"dtype": "bfloat16", "quantization": "int8"},
     {"dtype": "bfloat16", "quantization": "int8", "kv_cache_dtype": "int8"},

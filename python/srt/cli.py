@@ -31,6 +31,12 @@ COMMANDS = {
         "Ask a running server how much of a request's prompt came from its cache, "
         "where the prompt left the nearest cached text, and why the rest was not there.",
     ),
+    "models": (
+        "srt.server.models_command",
+        "list the architectures that are served, and what the tests verify of each",
+        "List the architectures that are served, and what the tests verify of each. Exit code 1 "
+        "where none has the name asked for.",
+    ),
 }
 
 

@@ -61,4 +61,13 @@ static inline F activate(Activation act, F x) {
   }
 }
 
+// What a gate makes of `up`.
+static inline F gated(Activation act, F gate, F up) {
+  if (act != Activation::CLAMPED_SWIGLU) return activate(act, gate) * up;
+  const F limit = splat(7.f);  // comparisons that leave NaN as it is
+  gate = gate > limit ? limit : gate;
+  up = up > limit ? limit : up < -limit ? -limit : up;
+  return gate / (exp(gate * splat(-1.702f)) + splat(1.f)) * (up + splat(1.f));
+}
+
 #endif  // SGL_ACTIVATION

@@ -46,31 +46,50 @@ static float quantise(const Normed& x, int64_t k, uint8_t* row) {
   return scale_of(largest);
 }
 
+// What lows are multiplied with: the sum of the inputs of each group.
+static void sum_groups(const Layout& l, const Inputs& in, uint8_t* row) {
+  float* sums = reinterpret_cast<float*>(row + in.sums_at);
+  int64_t group = 2 * l.group_steps;
+#if HAVE_DOT
+  const bf16* x = reinterpret_cast<const bf16*>(row);
+#else
+  const float* x = reinterpret_cast<const float*>(row);
+#endif
+  for (int64_t begin = 0; begin < in.padded; begin += group) {
+    F total{};
+    for (int64_t i = begin; i < begin + group; i += LANES) total += load(x + i);
+    *sums++ = sum(total);
+  }
+}
+
+// Row `r` of the scratch, made of `from`.
+static void prepare_row(const Layout& l, const Inputs& in, const Norm& norm, const float* from,
+                        int64_t r, void* scratch) {
+  uint8_t* row = static_cast<uint8_t*>(scratch) + in.rows_at + r * in.stride;
+  Normed v{from, norm.gain, norm.gain ? norm_factor(from, l.k, norm.eps) : 1.f};
+  if (l.format == Format::W8A8) {
+    static_cast<float*>(scratch)[r] = quantise(v, l.k, row);
+  } else if (l.format == Format::F32) {
+    for_row(v, l.k, [&](int64_t i, F f) { store(reinterpret_cast<float*>(row) + i, f); });
+  } else {
+#if HAVE_DOT
+    for_row(v, l.k, [&](int64_t i, F f) { store(reinterpret_cast<bf16*>(row) + i, f); });
+#else
+    for_row(v, l.k, [&](int64_t i, F f) {
+      store(reinterpret_cast<float*>(row) + i, widen(narrow(f)));
+    });
+#endif
+  }
+  // The last vector has zeros behind k; these are the ones behind it, up to a whole step.
+  int64_t end = round_up(l.k, LANES);
+  if (end < in.padded) memset(row + end * in.bytes, 0, (in.padded - end) * in.bytes);
+  if (affine(l.format)) sum_groups(l, in, row);
+}
+
 static void prepare(Team& team, const Matrix& w, const Norm& norm, const float* x, int64_t ldx,
                     int64_t m, void* scratch) {
   Layout l = layout(w);
   Inputs in = inputs_of(l, m);
-  uint8_t* rows = static_cast<uint8_t*>(scratch) + in.rows_at;
   Range mine = team.part(m);
-  for (int64_t r = mine.begin; r < mine.end; r++) {
-    const float* from = x + r * ldx;
-    uint8_t* row = rows + r * in.stride;
-    Normed v{from, norm.gain, norm.gain ? norm_factor(from, l.k, norm.eps) : 1.f};
-    if (w.format == Format::W8A8) {
-      static_cast<float*>(scratch)[r] = quantise(v, l.k, row);
-    } else if (w.format == Format::F32) {
-      for_row(v, l.k, [&](int64_t i, F f) { store(reinterpret_cast<float*>(row) + i, f); });
-    } else {
-#if HAVE_DOT
-      for_row(v, l.k, [&](int64_t i, F f) { store(reinterpret_cast<bf16*>(row) + i, f); });
-#else
-      for_row(v, l.k, [&](int64_t i, F f) {
-        store(reinterpret_cast<float*>(row) + i, widen(narrow(f)));
-      });
-#endif
-    }
-    // The last vector has zeros behind k; these are the ones behind it, up to a whole step.
-    int64_t end = round_up(l.k, LANES);
-    if (end < in.padded) memset(row + end * in.bytes, 0, (in.padded - end) * in.bytes);
-  }
+  for (int64_t r = mine.begin; r < mine.end; r++) prepare_row(l, in, norm, x + r * ldx, r, scratch);
 }

@@ -120,8 +120,20 @@ struct StepW4 : Pairs {
 // What happens to the sums at the end of a chunk.
 //   CARRY  they go on from what is stored
 //   SCALE  stored += scale of the column * sum; scales in front of the chunk (W4)
+//   AFFINE the same with floats for scales; lows are added behind it (add_lows)
 //   COUNT  stored, an int32, += sum, a float that is an integer below 2^24 (W8A8 without dpbusd)
-enum class End { CARRY, SCALE, COUNT };
+enum class End { CARRY, SCALE, AFFINE, COUNT };
+
+// stored += low of the column * sum of the row's inputs in the group, totals ldx apart. A function
+// of its own: where two products meet in one sum, which of them is fused with the addition would
+// differ from tile to tile.
+static __attribute__((noinline)) void add_lows(int64_t rows, const float* lows,
+                                               const uint8_t* totals, int64_t ldx, float* sums) {
+  for (int64_t r = 0; r < rows; r++, totals += ldx, sums += NB) {
+    F total = splat(float_at(totals));
+    for (int64_t j = 0; j < NB; j += LANES) store(sums + j, load(sums + j) + load(lows + j) * total);
+  }
+}
 
 // What is brought into the second cache meanwhile, for when it is needed: some cache lines from
 // `at` on with every step.
@@ -137,7 +149,8 @@ constexpr int64_t AHEAD = 4096;  // bytes, where weights stream through once
 // case the processor has a quarter fewer bytes under way.
 template <class S, End END, bool ONCE, int R>
 static void tile(const uint8_t* w, const uint8_t* x, int64_t ldx, int64_t steps, Fetch fetch,
-                 const uint8_t* scales, float* sums, bool fresh) {
+                 const void* scales, float* sums, bool fresh) {
+  const float* scale = static_cast<const float*>(scales);
   F s[R][NV];
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++)
@@ -188,7 +201,11 @@ static void tile(const uint8_t* w, const uint8_t* x, int64_t ldx, int64_t steps,
         store(at, s[r][v]);
       } else if (END == End::SCALE) {
         F before = fresh ? F{} : load(at);
-        store(at, before + load(reinterpret_cast<const bf16*>(scales) + v * LANES) * s[r][v]);
+        store(at, before + load(static_cast<const bf16*>(scales) + v * LANES) * s[r][v]);
+      } else if (END == End::AFFINE) {
+        // The first chunk adds to zeros: with a choice here the compiler fuses one way or the
+        // other.
+        store(at, load(at) + load(scale + v * LANES) * s[r][v]);
       } else {
         I before = fresh ? I{} : (I)load(at);
         store(at, (F)(before + __builtin_convertvector(s[r][v], I)));
@@ -200,7 +217,7 @@ static void tile(const uint8_t* w, const uint8_t* x, int64_t ldx, int64_t steps,
 // The same with R known at run time, 1 <= rows <= MR.
 template <class S, End END, bool ONCE, int R = MR>
 static void tile_of(int64_t rows, const uint8_t* w, const uint8_t* x, int64_t ldx, int64_t steps,
-                    Fetch fetch, const uint8_t* scales, float* sums, bool fresh) {
+                    Fetch fetch, const void* scales, float* sums, bool fresh) {
   if (rows == R) return tile<S, END, ONCE, R>(w, x, ldx, steps, fetch, scales, sums, fresh);
   if constexpr (R > 1)
     tile_of<S, END, ONCE, R - 1>(rows, w, x, ldx, steps, fetch, scales, sums, fresh);

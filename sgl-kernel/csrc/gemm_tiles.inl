@@ -228,8 +228,44 @@ static void block_in_tiles(const Output& o, const Rows& rows, int64_t block) {
   }
 }
 
+// Affine formats: the sums of a group come out of the tiles before they are scaled. Without
+// neighbouring tiles of rows: what is expanded is small enough to be read once for each.
+template <class S>
+static void block_by_groups(const Output& o, const Rows& rows, int64_t block) {
+  alignas(64) float sums[GROUP_ROWS * NB], part[16 * NB];
+  alignas(64) uint8_t wide[64 * STEP];
+  Scaling scaling;
+  memset(sums, 0, sizeof sums);
+  int64_t tiles = ceil_div(rows.end - rows.begin, 16), height = rows.all < 16 ? rows.all : 16;
+  for (int64_t step = 0; step < o.l.steps; step += o.l.group_steps) {
+    const uint8_t* w = o.l.at(o.w.data, block, step);
+    read_scaling(o.l, w - o.l.head, scaling);
+    expand<S>(w, o.l.group_steps, wide);
+    for (int64_t t = 0; t < tiles; t++) {
+      // As in block_in_tiles: the last tile ends at the last row.
+      int64_t row = rows.begin + 16 * t, first = row < rows.all - height ? row : rows.all - height;
+      const uint8_t* x = rows.x + first * rows.ldx;
+      tile_by_four<TileBf16>(wide, x + step * 4, rows.ldx, o.l.group_steps, 0, part, true);
+      x += rows.sums_at + step / o.l.group_steps * 4;
+      int64_t end = row + 16 < rows.end ? row + 16 : rows.end;
+      for (int64_t r = row - first; r < end - first; r++)
+        for (int64_t j = 0; j < NB; j += LANES) {
+          float* at = sums + (16 * t + r - (row - first)) * NB + j;
+          store(at, load(at) + load(scaling.scale + j) * load(part + r * NB + j));
+        }
+      int64_t skip = row - first;
+      add_lows(end - row, scaling.low, x + skip * rows.ldx, rows.ldx, sums + 16 * t * NB);
+    }
+  }
+  finish(o, block, rows.begin, rows.end - rows.begin, sums);
+}
+
 static void block_in_tiles(const Output& o, const Rows& rows, int64_t block) {
   switch (o.w.format) {
+    case Format::W4Z:
+    case Format::W4M: return block_by_groups<StepW4>(o, rows, block);
+    case Format::W8Z:
+    case Format::W8M: return block_by_groups<StepW8>(o, rows, block);
     case Format::W8A8: return block_in_tiles<TileInt8, Format::W8A8>(o, rows, block);
     case Format::W8: return block_in_tiles<TileBf16, Format::W8>(o, rows, block);
     case Format::W4: return block_in_tiles<TileBf16, Format::W4>(o, rows, block);

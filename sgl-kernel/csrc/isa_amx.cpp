@@ -9,6 +9,7 @@ namespace amx {
 #define HAVE_TILES 1
 #include "vec.h"
 #include "gemm.inl"
+#include "experts.inl"
 #include "attention.inl"
 #include "rows.inl"
 }  // namespace amx

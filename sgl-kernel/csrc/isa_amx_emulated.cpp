@@ -11,6 +11,7 @@ namespace amx_emulated {
 #define TILES_EMULATED 1
 #include "vec.h"
 #include "gemm.inl"
+#include "experts.inl"
 #include "attention.inl"
 #include "rows.inl"
 }  // namespace amx_emulated

@@ -7,6 +7,7 @@ namespace avx2 {
 #define LANES 8
 #include "vec.h"
 #include "gemm.inl"
+#include "experts.inl"
 #include "attention.inl"
 #include "rows.inl"
 }  // namespace avx2

@@ -7,6 +7,7 @@ namespace avx512 {
 #define LANES 16
 #include "vec.h"
 #include "gemm.inl"
+#include "experts.inl"
 #include "attention.inl"
 #include "rows.inl"
 }  // namespace avx512

@@ -8,6 +8,7 @@ namespace avx512_bf16 {
 #define HAVE_DOT 1  // dpbf16ps and dpbusd
 #include "vec.h"
 #include "gemm.inl"
+#include "experts.inl"
 #include "attention.inl"
 #include "rows.inl"
 }  // namespace avx512_bf16

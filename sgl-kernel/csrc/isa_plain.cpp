@@ -6,6 +6,7 @@ namespace plain {
 #define LANES 8
 #include "vec.h"
 #include "gemm.inl"
+#include "experts.inl"
 #include "attention.inl"
 #include "rows.inl"
 }  // namespace plain

@@ -20,16 +20,23 @@ namespace sgl {
 using bf16 = uint16_t;  // the upper half of a float
 
 // Element types of what comes from outside: weights before packing, gains, pools.
-enum class Type : int32_t { F32 = 0, BF16 = 1, I8 = 2 };
+// F8: e4m3 without infinities (Micikevicius et al. 2022), of pools.
+enum class Type : int32_t { F32 = 0, BF16 = 1, I8 = 2, F8 = 3 };
 
 // ---- matrix products: gemm.inl ---------------------------------------------------------------
 
 // F32, BF16: weights as they are; activations are rounded to bf16 for BF16.
 // W8A8: int8 with one scale a row of W, times int8 activations with one scale a token (dynamic).
 // W8: int8 with one scale a row, W4: 4 bits with one scale for `group` inputs; activations bf16.
-enum class Format : int32_t { F32 = 0, BF16 = 1, W8A8 = 2, W8 = 3, W4 = 4 };
+// W4Z, W4M, W8Z, W8M: 4 bits (-8..7) or int8 as somebody else has quantised them; for `group` inputs
+// w = scale * q + low. Both are floats (M); or the scale is a float16 and the low an int8 times it
+// (Z).
+enum class Format : int32_t {
+  F32 = 0, BF16 = 1, W8A8 = 2, W8 = 3, W4 = 4, W4Z = 5, W4M = 6, W8Z = 7, W8M = 8
+};
 
-enum class Activation : int32_t { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3 };
+// CLAMPED_SWIGLU, GPT-OSS's: gate * sigmoid(1.702 gate) * (up + 1), gate <= 7, |up| <= 7.
+enum class Activation : int32_t { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3, CLAMPED_SWIGLU = 4 };
 
 // W [n, k], packed. One block of memory; what is where in it is gemm.inl's own business.
 // `paired`: W is [2 * m, k], the rows of a gate and then those of what it gates; packed so that the
@@ -37,7 +44,7 @@ enum class Activation : int32_t { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3 };
 struct Matrix {
   Format format;
   int64_t n, k;
-  int64_t group;  // W4: inputs that share a scale, 32, 64 or 128; the caller sees to that
+  int64_t group;  // inputs that share a scale, 32, 64 or 128; the caller sees to that
   bool paired;
   const void* data;
 };
@@ -48,12 +55,90 @@ struct Norm {
   float eps;
 };
 
+// A norm that stands by itself: y = norm(x), or with `add` y += norm(x). `centred`: LayerNorm (Ba
+// et al. 2016), else RMSNorm. bias [n], or null.
+struct FullNorm {
+  const float* gain;
+  float eps;
+  const float* bias = nullptr;
+  bool centred = false;
+  bool add = false;
+};
+
 // What is done to y = x W^T after it: + bias [n]; for a paired W act(gate) * up, so that y is
 // [m, n / 2]; with `add` the result is added to what y holds (the residual stream).
+// `low`: adapters, whose share of y is added before the bias.
+struct Low;
 struct Epilogue {
   const float* bias;
   bool add;
   Activation act;  // paired only
+  const Low* low = nullptr;
+};
+
+// ---- low-rank adapters: lora.inl -------------------------------------------------------------
+
+// y[first + c] += sum_j b[j][c] * (sum_i a[j][i] x[i]); a [rank, k], b [rank, count], both of one
+// type, F32 or BF16.
+struct LowRank {
+  const void *a, *b;
+  int64_t rank, first, count;
+};
+
+// What an adapter does to product p of a model: pairs[starts[p]], ..., pairs[starts[p + 1] - 1].
+struct Adapter {
+  const LowRank* pairs;
+  const int64_t* starts;
+};
+
+// The tokens of a pass that adapters apply to: tokens[i] by adapters[groups[i]]. places[t] is the i
+// of token t, -1 where it has none.
+struct Adapted {
+  int64_t count, adapters_count;
+  int64_t stride;  // of the low numbers of a token: the most ranks of a product, in whole eights
+  Type type;       // of all pairs
+  const Adapter* adapters;
+  const int32_t *tokens, *groups;  // [count]
+  const int32_t* places;           // [tokens of the product]
+
+  bool touches(int64_t product) const {
+    for (int64_t g = 0; g < adapters_count; g++)
+      if (adapters[g].starts[product] != adapters[g].starts[product + 1]) return true;
+    return false;
+  }
+};
+
+// Of one product: what `shrink` has made.
+struct Low {
+  const Adapted* use;
+  int64_t product;
+  const float* values;  // [count, stride]
+};
+
+// ---- mixture of experts: experts.inl ----------------------------------------------------------
+
+// Which experts a token goes to, by their logits: srt/layers/routing tells the rule, reference.py
+// computes it. Of equals the lowest number goes first.
+struct Routing {
+  int64_t experts, top_k;
+  bool sigmoid, renormalise;
+  float scale;
+  int64_t groups, kept, group_best;
+  const float* bias;  // [experts], of the choice alone; or null
+};
+
+// y = sum of weight * down(act(gate) * up) over the experts of a token, in the order in which they
+// were chosen. `shared`: one more expert, the last, that all tokens go through at weight 1, or at
+// the sigmoid of the router's last row (`shared_gate`).
+struct Experts {
+  Routing routing;
+  Activation act;
+  bool shared, shared_gate;
+  bool alike;                // all but the shared expert have matrices of one shape and format
+  Matrix router;             // [experts + shared_gate, k]
+  const float* router_bias;  // [experts + shared_gate], or null
+  const Matrix *gate_up, *down;                 // [experts + shared], gate_up paired
+  const float *const *gate_up_bias, *const *down_bias;  // [experts + shared] of vectors or nulls
 };
 
 // ---- one pass: where its rows lie ------------------------------------------------------------
@@ -65,6 +150,11 @@ struct Pass {
   const int32_t *ids, *positions;                    // [tokens]
   const int32_t *starts, *counts, *firsts, *tables;  // [rows], tables [rows + 1]
   const int32_t* pages;
+  // Tokens whose embeddings are not the table's (those of images): given_at [given], ascending, and
+  // what stands in their place, [given, width].
+  const int32_t* given_at = nullptr;
+  const float* embeddings = nullptr;
+  int64_t given = 0;
 };
 
 struct Heads {
@@ -72,14 +162,18 @@ struct Heads {
   float scale;         // of the scores
   int64_t window;      // a query sees itself and window - 1 tokens before it; 0: all
   float soft_cap;      // scores become cap * tanh(score / cap); 0: as they are
+  int64_t value;       // dimensions of a value, even
+  const float* sinks;  // [q] scores that join the sum of weights and have no value; or null
 };
 
-// Keys and values of one layer: [slots, kv, dim] of F32, BF16 or I8; slot = page * page_size + place.
-// I8: one scale for each slot and head, [slots, kv].
+// Keys and values of one layer: [slots, kv, dim] and [slots, kv, value] of any type; slot = page *
+// page_size + place. I8: one scale for each slot and head, [slots, kv].
+// Shared, where `values` is `keys` (and so are their scales): a value is the beginning of its key.
 struct KV {
   Type type;
   void *keys, *values;
   float *key_scales, *value_scales;
+  bool shared() const { return keys == values; }
 };
 
 // Rotary tables: [length, dim / 2] cosines and sines; `turned` dimensions of each head rotate,
@@ -108,6 +202,11 @@ struct Kernels {
   // gemm.inl. Packing reads rows `ld` elements apart; dst has packed_bytes, aligned to 64.
   size_t (*packed_bytes)(Format, int64_t n, int64_t k, int64_t group);
   void (*pack)(Team&, const Matrix&, const void* src, Type, int64_t ld, void* dst);
+  // The same from integers with their scales; not for F32, BF16 and W4. q: [n, k], rows ld apart.
+  // W8, W8A8: scales [n], no lows. The others: [n, ceil(k / group)] both, lows of Z in scales, no
+  // lows at all for zeros.
+  void (*pack_integers)(Team&, const Matrix&, const int8_t* q, int64_t ld, const float* scales,
+                        const float* lows, void* dst);
   // Row `index` of W as float32 [k]: the embedding of a token, where the table is the output head too.
   void (*unpack)(const Matrix&, int64_t index, float* y);
   // A product has two halves, with a barrier between that the caller sees to: x [m, k] is normed and
@@ -118,20 +217,33 @@ struct Kernels {
   void (*multiply)(Team&, const Matrix&, const void* scratch, int64_t m, const Epilogue&, float* y,
                    int64_t ldy);
 
-  // attention.inl. qkv [tokens, ld] holds the q heads, the k heads, the v heads of each token.
+  // experts.inl. y [m, ldy] = experts(norm(x)), or y += them. Works through x in slabs of rows, so
+  // that scratch stays small however many they are. The caller sees to a barrier behind it.
+  size_t (*experts_bytes)(const Experts&, int64_t m);
+  void (*experts)(Team&, const Experts&, const Norm&, const float* x, int64_t ldx, int64_t m,
+                  bool add, float* y, int64_t ldy, void* scratch);
+
+  // lora.inl. x as for prepare; low has low_bytes(adapted, w.k). May share its barrier with prepare.
+  size_t (*low_bytes)(const Adapted&, int64_t k);
+  void (*shrink)(Team&, const Adapted&, int64_t product, const Norm&, const float* x, int64_t ldx,
+                 int64_t k, float* low);
+
+  // attention.inl. qkv [tokens, ld] holds the q heads, the k heads, the v heads of each token, no v
+  // where they are shared.
   // append rotates q in place, rotates k and writes k and v to the pool.
   void (*append)(Team&, const Pass&, const Heads&, const Rotary&, float* qkv, int64_t ld, const KV&);
-  // attend: causal attention of all rows, out [tokens, ldo] of q * dim. Prefixes that rows have in
+  // attend: causal attention of all rows, out [tokens, ldo] of q * value. Prefixes that rows have in
   // common (equal page numbers) are read once for all of them. The caller sees to a barrier between.
   size_t (*attend_bytes)(const Pass&, const Heads&, int threads);
   void (*attend)(Team&, const Pass&, const Heads&, const float* qkv, int64_t ld, const KV&, float* out,
                  int64_t ldo, void* scratch);
 
   // rows.inl
-  void (*norm)(Team&, const Norm&, const float* x, int64_t ldx, int64_t m, int64_t n, float* y,
+  void (*norm)(Team&, const FullNorm&, const float* x, int64_t ldx, int64_t m, int64_t n, float* y,
                int64_t ldy);
   void (*gate)(Team&, Activation, const float* x, int64_t ldx, int64_t m, int64_t n, float* y,
                int64_t ldy);  // x [m, 2n]: act(x[:, :n]) * x[:, n:]
+  void (*activate)(Team&, Activation, float* x, int64_t ldx, int64_t m, int64_t n);  // in place
   // One token a row of logits [m, ld] (first n columns), by the inverse of the cumulated
   // distribution in vocabulary order. -1: nothing may be drawn. -2: a logit is NaN or +inf.
   size_t (*draw_bytes)(int64_t n, int threads);

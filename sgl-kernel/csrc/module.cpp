@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "bind.h"
+#include "experts.h"
 #include "kernels.h"
 #include "pages.h"
 #include "tape.h"
@@ -36,6 +37,13 @@ void pack(int threads, int64_t format, int64_t n, int64_t k, int64_t group, bool
   parallel(threads, body);
 }
 
+void pack_integers(int threads, int64_t format, int64_t n, int64_t k, int64_t group, bool paired,
+                   const int8_t* q, int64_t ld, const float* scales, const float* lows, void* to) {
+  Matrix w = matrix(format, n, k, group, paired, to);
+  auto body = [&](Team& team) { kernels().pack_integers(team, w, q, ld, scales, lows, to); };
+  parallel(threads, body);
+}
+
 // Rows ids[0..count) of W -> y [count, k].
 void unpack(int threads, int64_t format, int64_t n, int64_t k, int64_t group, bool paired,
             const void* data, const int32_t* ids, int64_t count, float* y) {
@@ -47,20 +55,47 @@ void unpack(int threads, int64_t format, int64_t n, int64_t k, int64_t group, bo
   parallel(threads, body);
 }
 
+// Tokens that adapters apply to come as the address of eight bytes a field.
+struct Use {
+  Adapted value;
+  const Adapted* at;  // null: none
+  explicit Use(const int64_t* p) : value{}, at(p ? &value : nullptr) {
+    if (p)
+      value = {p[0], p[1], p[2], static_cast<Type>(p[3]), reinterpret_cast<const Adapter*>(p[4]),
+               reinterpret_cast<const int32_t*>(p[5]), reinterpret_cast<const int32_t*>(p[6]),
+               reinterpret_cast<const int32_t*>(p[7])};
+  }
+};
+
 // False: no memory.
-bool linear(int threads, int64_t format, int64_t n, int64_t k, int64_t group, bool paired,
-            const void* data, const float* gain, float eps, const float* x, int64_t ldx, int64_t m,
-            const float* bias, bool add, int64_t act, float* y, int64_t ldy) {
+bool linear_adapted(int threads, int64_t format, int64_t n, int64_t k, int64_t group, bool paired,
+                    const void* data, const float* gain, float eps, const float* x, int64_t ldx,
+                    int64_t m, const float* bias, bool add, int64_t act, float* y, int64_t ldy,
+                    const int64_t* adapted, int64_t product) {
   Matrix w = matrix(format, n, k, group, paired, data);
+  Use use(adapted);
+  bool touched = use.at && use.at->touches(product);
   Memory memory = scratch(kernels().scratch_bytes(w, m));
-  if (!memory) return false;
+  Memory room = scratch(touched ? kernels().low_bytes(*use.at, k) : 0);
+  if (!memory || !room) return false;
+  float* values = static_cast<float*>(room.get());
+  Low low{use.at, product, values};
+  Epilogue epilogue{bias, add, static_cast<Activation>(act), touched ? &low : nullptr};
   auto body = [&](Team& team) {
+    if (touched) kernels().shrink(team, *use.at, product, {gain, eps}, x, ldx, k, values);
     kernels().prepare(team, w, {gain, eps}, x, ldx, m, memory.get());
     team.barrier();
-    kernels().multiply(team, w, memory.get(), m, {bias, add, static_cast<Activation>(act)}, y, ldy);
+    kernels().multiply(team, w, memory.get(), m, epilogue, y, ldy);
   };
   parallel(threads, body);
   return true;
+}
+
+bool linear(int threads, int64_t format, int64_t n, int64_t k, int64_t group, bool paired,
+            const void* data, const float* gain, float eps, const float* x, int64_t ldx, int64_t m,
+            const float* bias, bool add, int64_t act, float* y, int64_t ldy) {
+  return linear_adapted(threads, format, n, k, group, paired, data, gain, eps, x, ldx, m, bias, add,
+                        act, y, ldy, nullptr, 0);
 }
 
 void norm(int threads, const float* gain, float eps, const float* x, int64_t ldx, int64_t m,
@@ -93,11 +128,12 @@ Pass pass_of(const int64_t* p) {
   Fields f{p};
   return {p[0], p[1], p[2], f.pointer<const int32_t>(3), f.pointer<const int32_t>(4),
           f.pointer<const int32_t>(5), f.pointer<const int32_t>(6), f.pointer<const int32_t>(7),
-          f.pointer<const int32_t>(8), f.pointer<const int32_t>(9)};
+          f.pointer<const int32_t>(8), f.pointer<const int32_t>(9), f.pointer<const int32_t>(10),
+          f.pointer<const float>(11), p[12]};
 }
 Heads heads_of(const int64_t* p) {
   Fields f{p};
-  return {p[0], p[1], p[2], f.real(3), p[4], f.real(5)};
+  return {p[0], p[1], p[2], f.real(3), p[4], f.real(5), p[6], f.pointer<const float>(7)};
 }
 Rotary rotary_of(const int64_t* p) {
   Fields f{p};
@@ -134,6 +170,69 @@ bool attend(int threads, const int64_t* pass, const int64_t* heads, const float*
   return true;
 }
 
+// A matrix comes as its six fields; `rest` as sgl_kernel/experts.py lists them, `matrices` as gate_up,
+// down and the addresses of their biases for each expert.
+Matrix matrix_of(const int64_t* p) {
+  return matrix(p[0], p[1], p[2], p[3], p[4] != 0, reinterpret_cast<const void*>(p[5]));
+}
+
+// Matrices of one shape, each for its part of x: y[t][i] = W_i x[t][i]; parts of x and y lie px and
+// py apart. Some matrices at a time, so that scratch memory stays small. False: no memory.
+bool linear_each(int threads, const int64_t* matrices, int64_t count, const float* x, int64_t ldx,
+                 int64_t px, int64_t m, float* y, int64_t ldy, int64_t py) {
+  constexpr size_t kMost = 8 << 20;
+  size_t each = (kernels().scratch_bytes(matrix_of(matrices), m) + 63) / 64 * 64;
+  auto step = static_cast<int64_t>(each && each < kMost ? kMost / each : 1);
+  step = step < count ? step : count;
+  Memory memory = scratch(each * static_cast<size_t>(step));
+  if (!memory) return false;
+  auto* room = static_cast<char*>(memory.get());
+  auto body = [&](Team& team) {
+    for (int64_t first = 0; first < count; first += step) {
+      int64_t last = first + step < count ? first + step : count;
+      auto at = [&](int64_t i) { return room + each * static_cast<size_t>(i - first); };
+      for (int64_t i = first; i < last; i++)
+        kernels().prepare(team, matrix_of(matrices + 6 * i), {}, x + i * px, ldx, m, at(i));
+      team.barrier();
+      for (int64_t i = first; i < last; i++)
+        kernels().multiply(team, matrix_of(matrices + 6 * i), at(i), m, {}, y + i * py, ldy);
+      team.barrier();
+    }
+  };
+  parallel(threads, body);
+  return true;
+}
+int64_t experts_new(const int64_t* rest, const int64_t* matrices) {
+  Fields f{rest};
+  Experts x{};
+  x.routing = {rest[0], rest[1], rest[2] != 0, rest[3] != 0, f.real(4), rest[5], rest[6], rest[7],
+               f.pointer<const float>(8)};
+  x.act = static_cast<Activation>(rest[9]);
+  x.shared = rest[10] != 0, x.shared_gate = rest[11] != 0;
+  x.router_bias = f.pointer<const float>(12);
+  x.router = matrix_of(rest + 13);
+  std::vector<Matrix> up, down;
+  std::vector<const float*> up_bias, down_bias;
+  for (int64_t e = 0; e < x.routing.experts + x.shared; e++, matrices += 14) {
+    up.push_back(matrix_of(matrices)), down.push_back(matrix_of(matrices + 6));
+    up_bias.push_back(reinterpret_cast<const float*>(matrices[12]));
+    down_bias.push_back(reinterpret_cast<const float*>(matrices[13]));
+  }
+  return reinterpret_cast<int64_t>(new Mixture(x, up, down, up_bias, down_bias));
+}
+void experts_free(Mixture* mixture) { delete mixture; }
+bool experts(const Mixture* mixture, int threads, const float* gain, float eps, const float* x,
+             int64_t ldx, int64_t m, bool add, float* y, int64_t ldy) {
+  const Experts& e = mixture->experts;
+  Memory memory = scratch(kernels().experts_bytes(e, m));
+  if (!memory) return false;
+  auto body = [&](Team& team) {
+    kernels().experts(team, e, {gain, eps}, x, ldx, m, add, y, ldy, memory.get());
+  };
+  parallel(threads, body);
+  return true;
+}
+
 // draws: [m] of Draw, as numpy lays out an aligned record of the same fields.
 bool draw(int threads, const float* logits, int64_t ld, int64_t m, int64_t n, const Draw* draws,
           int32_t* tokens) {
@@ -156,14 +255,26 @@ void tape_embed(Tape* tape, int64_t out, int64_t format, int64_t n, int64_t k, i
   tape->embed(out, matrix(format, n, k, group, false, data), scale);
 }
 void tape_choose(Tape* tape, int64_t out, int64_t x) { tape->choose(out, x); }
-void tape_norm(Tape* tape, int64_t out, int64_t x, const float* gain, float eps) {
-  tape->norm(out, x, {gain, eps});
+void tape_reorder(Tape* tape, int64_t out, int64_t x, const int32_t* order) {
+  tape->reorder(out, x, order);
 }
+void tape_norm(Tape* tape, int64_t out, int64_t x, int64_t first, int64_t count, const float* gain,
+               float eps, const float* bias, bool centred, bool add) {
+  tape->norm(out, x, {gain, eps, bias, centred, add}, first, count);
+}
+void tape_activate(Tape* tape, int64_t x, int64_t act) {
+  tape->activate(x, static_cast<Activation>(act));
+}
+void tape_place(Tape* tape, int64_t x, const float* table) { tape->place(x, table); }
 void tape_linear(Tape* tape, int64_t out, int64_t x, int64_t format, int64_t n, int64_t k,
                  int64_t group, bool paired, const void* data, const float* gain, float eps,
                  const float* bias, bool add, int64_t act) {
   tape->linear(out, x, matrix(format, n, k, group, paired, data), {gain, eps},
                {bias, add, static_cast<Activation>(act)});
+}
+void tape_experts(Tape* tape, int64_t out, int64_t x, const Mixture* mixture, const float* gain,
+                  float eps) {
+  tape->experts(out, x, mixture->experts, {gain, eps});
 }
 void tape_append(Tape* tape, int64_t qkv, const int64_t* heads, const int64_t* rotary,
                  const int64_t* kv) {
@@ -176,6 +287,13 @@ int64_t tape_run(Tape* tape, int threads, const int64_t* pass, const int32_t* ch
                  int64_t count, float* result) {
   return tape->run(threads, pass_of(pass), chosen, count, result);
 }
+void tape_adapt(Tape* tape, int64_t product) { tape->adapt(product); }
+int64_t tape_run_adapted(Tape* tape, int threads, const int64_t* pass, const int32_t* chosen,
+                         int64_t count, float* result, const int64_t* adapted,
+                         const int64_t* adapted_chosen) {
+  Use all(adapted), some(adapted_chosen);
+  return tape->run(threads, pass_of(pass), chosen, count, result, all.at, some.at);
+}
 
 PyMethodDef methods[] = {
     method<isa>("isa"),
@@ -183,24 +301,36 @@ PyMethodDef methods[] = {
     method<available>("available"),
     method<packed_bytes>("packed_bytes"),
     method<pack>("pack"),
+    method<pack_integers>("pack_integers"),
     method<ask_huge_pages>("ask_huge_pages"),
     method<unpack>("unpack"),
     method<linear>("linear"),
+    method<linear_adapted>("linear_adapted"),
+    method<linear_each>("linear_each"),
     method<norm>("norm"),
     method<gate>("gate"),
     method<append>("append"),
     method<attend>("attend"),
+    method<experts_new>("experts_new"),
+    method<experts_free>("experts_free"),
+    method<experts>("experts"),
     method<draw>("draw"),
     method<tape_new>("tape_new"),
     method<tape_free>("tape_free"),
     method<tape_buffer>("tape_buffer"),
     method<tape_embed>("tape_embed"),
     method<tape_choose>("tape_choose"),
+    method<tape_reorder>("tape_reorder"),
     method<tape_norm>("tape_norm"),
+    method<tape_activate>("tape_activate"),
+    method<tape_place>("tape_place"),
     method<tape_linear>("tape_linear"),
+    method<tape_experts>("tape_experts"),
     method<tape_append>("tape_append"),
     method<tape_attend>("tape_attend"),
     method<tape_run>("tape_run"),
+    method<tape_adapt>("tape_adapt"),
+    method<tape_run_adapted>("tape_run_adapted"),
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -1,21 +1,21 @@
-// Row by row: RMSNorm and gated activations. Sampling: draw.inl.
+// Row by row: norms and activations. Sampling: draw.inl.
 #include "activation.inl"
 #include "norm.inl"
 
-static void norm(Team& team, const Norm& norm, const float* x, int64_t ldx, int64_t m, int64_t n,
+static void norm(Team& team, const FullNorm& norm, const float* x, int64_t ldx, int64_t m, int64_t n,
                  float* y, int64_t ldy) {
   Range mine = team.part(m);
   for (int64_t i = mine.begin; i < mine.end; i++)
-    norm_row(x + i * ldx, norm.gain, norm.eps, n, y + i * ldy);
+    norm_full(norm, x + i * ldx, n, y + i * ldy);
 }
 
 template <Activation act>
 static void gate_part(const float* x, int64_t n, float* y, Range range) {
   int64_t i = range.begin;
   for (; i + LANES <= range.end; i += LANES)
-    store(y + i, activate(act, load(x + i)) * load(x + n + i));
+    store(y + i, gated(act, load(x + i), load(x + n + i)));
   if (int64_t left = range.end - i; left > 0)
-    store_part(y + i, activate(act, load_part(x + i, left)) * load_part(x + n + i, left), left);
+    store_part(y + i, gated(act, load_part(x + i, left), load_part(x + n + i, left)), left);
 }
 
 static void gate(Team& team, Activation act, const float* x, int64_t ldx, int64_t m, int64_t n,
@@ -33,6 +33,32 @@ static void gate(Team& team, Activation act, const float* x, int64_t ldx, int64_
       case Activation::GELU: gate_part<Activation::GELU>(from, n, to, range); break;
       case Activation::GELU_TANH: gate_part<Activation::GELU_TANH>(from, n, to, range); break;
       case Activation::RELU: gate_part<Activation::RELU>(from, n, to, range); break;
+      case Activation::CLAMPED_SWIGLU:
+        gate_part<Activation::CLAMPED_SWIGLU>(from, n, to, range);
+        break;
+    }
+  }
+}
+
+template <Activation act>
+static void activate_part(float* x, int64_t n) {
+  const F one = splat(1.f);
+  int64_t i = 0;
+  for (; i + LANES <= n; i += LANES) store(x + i, gated(act, load(x + i), one));
+  if (int64_t left = n - i; left > 0)
+    store_part(x + i, gated(act, load_part(x + i, left), one), left);
+}
+
+static void activate(Team& team, Activation act, float* x, int64_t ldx, int64_t m, int64_t n) {
+  Range mine = team.part(m);
+  for (int64_t r = mine.begin; r < mine.end; r++) {
+    float* row = x + r * ldx;
+    switch (act) {
+      case Activation::SILU: activate_part<Activation::SILU>(row, n); break;
+      case Activation::GELU: activate_part<Activation::GELU>(row, n); break;
+      case Activation::GELU_TANH: activate_part<Activation::GELU_TANH>(row, n); break;
+      case Activation::RELU: activate_part<Activation::RELU>(row, n); break;
+      case Activation::CLAMPED_SWIGLU: break;  // of pairs alone
     }
   }
 }

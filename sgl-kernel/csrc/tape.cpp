@@ -16,6 +16,7 @@ void* allocate(size_t bytes) { return aligned_alloc(kAlign, (bytes + kAlign - 1)
 Tape::~Tape() {
   free(arena_);
   free(scratch_);
+  free(low_);
 }
 
 int64_t Tape::buffer(int64_t width) {
@@ -36,9 +37,27 @@ void Tape::choose(int64_t out, int64_t x) {
   buffers_[static_cast<size_t>(out)].chosen = chooses_ = true;
 }
 
-void Tape::norm(int64_t out, int64_t x, const Norm& norm) {
+void Tape::reorder(int64_t out, int64_t x, const int32_t* order) {
   Step s{};
-  s.kind = Kind::NORM, s.out = out, s.x = x, s.norm = norm;
+  s.kind = Kind::REORDER, s.out = out, s.x = x, s.order = order;
+  steps_.push_back(s);
+}
+
+void Tape::norm(int64_t out, int64_t x, const FullNorm& norm, int64_t first, int64_t count) {
+  Step s{};
+  s.kind = Kind::NORM, s.out = out, s.x = x, s.full = norm, s.first = first, s.count = count;
+  steps_.push_back(s);
+}
+
+void Tape::activate(int64_t x, Activation act) {
+  Step s{};
+  s.kind = Kind::ACTIVATE, s.out = s.x = x, s.act = act;
+  steps_.push_back(s);
+}
+
+void Tape::place(int64_t x, const float* table) {
+  Step s{};
+  s.kind = Kind::PLACE, s.out = s.x = x, s.table = table;
   steps_.push_back(s);
 }
 
@@ -46,6 +65,14 @@ void Tape::linear(int64_t out, int64_t x, const Matrix& w, const Norm& norm,
                   const Epilogue& epilogue) {
   Step s{};
   s.kind = Kind::LINEAR, s.out = out, s.x = x, s.w = w, s.norm = norm, s.epilogue = epilogue;
+  steps_.push_back(s);
+}
+
+void Tape::adapt(int64_t product) { steps_.back().product = product; }
+
+void Tape::experts(int64_t out, int64_t x, const Experts& experts, const Norm& norm) {
+  Step s{};
+  s.kind = Kind::EXPERTS, s.out = out, s.x = x, s.experts = &experts, s.norm = norm;
   steps_.push_back(s);
 }
 
@@ -61,7 +88,7 @@ void Tape::attend(int64_t out, int64_t qkv, const Heads& heads, const KV& kv) {
   steps_.push_back(s);
 }
 
-bool Tape::reserve(int threads, const Pass& pass, int64_t chosen) {
+bool Tape::reserve(int threads, const Pass& pass, int64_t chosen, const Adapted* adapted) {
   size_t floats = 0;
   for (Buffer& b : buffers_) {
     b.place = static_cast<int64_t>(floats);
@@ -80,6 +107,8 @@ bool Tape::reserve(int threads, const Pass& pass, int64_t chosen) {
   for (const Step& s : steps_) {
     if (s.kind == Kind::CHOOSE) rows = chosen;
     if (s.kind == Kind::LINEAR) bytes = std::max(bytes, kernels().scratch_bytes(s.w, rows));
+    if (s.kind == Kind::EXPERTS)
+      bytes = std::max(bytes, kernels().experts_bytes(*s.experts, rows));
     if (s.kind != Kind::ATTEND) continue;
     if (attended && attended->heads.window == s.heads.window) continue;
     bytes = std::max(bytes, kernels().attend_bytes(pass, s.heads, threads));
@@ -90,11 +119,35 @@ bool Tape::reserve(int threads, const Pass& pass, int64_t chosen) {
     scratch_ = allocate(bytes);
     scratch_bytes_ = scratch_ ? bytes : 0;
   }
-  return !bytes || scratch_;
+  if (bytes && !scratch_) return false;
+  bytes = 0;
+  for (const Step& s : steps_)
+    if (adapted && s.product >= 0) bytes = std::max(bytes, kernels().low_bytes(*adapted, s.w.k));
+  if (bytes > low_bytes_) {
+    free(low_);
+    low_ = static_cast<float*>(allocate(bytes));
+    low_bytes_ = low_ ? bytes : 0;
+  }
+  return !bytes || low_;
 }
 
-void Tape::step(Team& team, const Step& s, const Pass& pass, int64_t rows,
-                const int32_t* chosen) const {
+// A product, with what adapters add to it.
+void Tape::linear(Team& team, const Step& s, int64_t rows, const Adapted* adapted) const {
+  const Kernels& k = kernels();
+  const float* x = at(s.x);
+  Epilogue epilogue = s.epilogue;
+  Low low{adapted, s.product, low_};
+  if (adapted && s.product >= 0 && adapted->touches(s.product)) {
+    k.shrink(team, *adapted, s.product, s.norm, x, width(s.x), s.w.k, low_);
+    epilogue.low = &low;
+  }
+  k.prepare(team, s.w, s.norm, x, width(s.x), rows, scratch_);
+  team.barrier();
+  k.multiply(team, s.w, scratch_, rows, epilogue, at(s.out), width(s.out));
+}
+
+void Tape::step(Team& team, const Step& s, const Pass& pass, int64_t rows, const int32_t* chosen,
+                const Adapted* adapted) const {
   const Kernels& k = kernels();
   float* out = at(s.out);
   const float* x = at(s.x);
@@ -102,7 +155,14 @@ void Tape::step(Team& team, const Step& s, const Pass& pass, int64_t rows,
   switch (s.kind) {
     case Kind::EMBED: {
       Range mine = team.part(rows);
+      const int32_t* end = pass.given_at + pass.given;
+      const int32_t* given = std::lower_bound(pass.given_at, end, mine.begin);
       for (int64_t t = mine.begin; t < mine.end; t++) {
+        if (given != end && *given == t) {
+          const float* from = pass.embeddings + (given++ - pass.given_at) * ldo;
+          memcpy(out + t * ldo, from, static_cast<size_t>(ldo) * 4);
+          continue;
+        }
         k.unpack(s.w, pass.ids[t], out + t * ldo);
         if (s.scale != 1.f)
           for (int64_t i = 0; i < ldo; i++) out[t * ldo + i] *= s.scale;
@@ -115,13 +175,31 @@ void Tape::step(Team& team, const Step& s, const Pass& pass, int64_t rows,
         memcpy(out + t * ldo, x + chosen[t] * ldx, static_cast<size_t>(ldx) * 4);
       break;
     }
-    case Kind::NORM:
-      k.norm(team, s.norm, x, ldx, rows, ldx, out, ldo);
+    case Kind::REORDER: {
+      Range mine = team.part(rows);
+      for (int64_t t = mine.begin; t < mine.end; t++)
+        for (int64_t i = 0; i < ldo; i++) out[t * ldo + i] = x[t * ldx + s.order[i]];
       break;
+    }
+    case Kind::NORM:
+      k.norm(team, s.full, x + s.first, ldx, rows, s.count, out + s.first, ldo);
+      break;
+    case Kind::ACTIVATE:
+      k.activate(team, s.act, out, ldo, rows, ldo);
+      break;
+    case Kind::PLACE: {
+      Range mine = team.part(rows);
+      for (int64_t t = mine.begin; t < mine.end; t++) {
+        const float* from = s.table + pass.positions[t] * ldo;
+        for (int64_t i = 0; i < ldo; i++) out[t * ldo + i] += from[i];
+      }
+      break;
+    }
     case Kind::LINEAR:
-      k.prepare(team, s.w, s.norm, x, ldx, rows, scratch_);
-      team.barrier();
-      k.multiply(team, s.w, scratch_, rows, s.epilogue, out, ldo);
+      linear(team, s, rows, adapted);
+      break;
+    case Kind::EXPERTS:
+      k.experts(team, *s.experts, s.norm, x, ldx, rows, true, out, ldo, scratch_);
       break;
     case Kind::APPEND:
       k.append(team, pass, s.heads, s.rotary, out, ldo, s.kv);
@@ -133,14 +211,15 @@ void Tape::step(Team& team, const Step& s, const Pass& pass, int64_t rows,
 }
 
 int64_t Tape::run(int threads, const Pass& pass, const int32_t* chosen, int64_t count,
-                  float* result) {
+                  float* result, const Adapted* adapted, const Adapted* adapted_chosen) {
   std::lock_guard<std::mutex> turn(turn_);
-  if (!reserve(team_size(threads), pass, count)) return -1;
+  if (!reserve(team_size(threads), pass, count, adapted)) return -1;
   auto body = [&](Team& team) {
     int64_t rows = pass.tokens;
+    const Adapted* use = adapted;
     for (const Step& s : steps_) {
-      if (s.kind == Kind::CHOOSE) rows = count;
-      step(team, s, pass, rows, chosen);
+      if (s.kind == Kind::CHOOSE) rows = count, use = adapted_chosen;
+      step(team, s, pass, rows, chosen, use);
       team.barrier();
     }
     const Step& last = steps_.back();

@@ -19,35 +19,55 @@ class Tape {
   // Returns the buffer's number.
   int64_t buffer(int64_t width);
 
-  // out[t] = scale * row ids[t] of the table.
+  // out[t] = scale * row ids[t] of the table, or what the pass gives for token t.
   void embed(int64_t out, const Matrix& table, float scale);
   // From here on only the tokens that the caller asks for: out = the chosen rows of x. All buffers
   // written later hold these rows alone.
   void choose(int64_t out, int64_t x);
-  void norm(int64_t out, int64_t x, const Norm&);
+  // out[t][i] = x[t][order[i]].
+  void reorder(int64_t out, int64_t x, const int32_t* order);
+  // Of columns [first, first + count) of both.
+  void norm(int64_t out, int64_t x, const FullNorm&, int64_t first, int64_t count);
+  void activate(int64_t x, Activation);
+  // x[t] += row positions[t] of table [positions, width of x]; before any choice.
+  void place(int64_t x, const float* table);
   void linear(int64_t out, int64_t x, const Matrix&, const Norm&, const Epilogue&);
+  // out += experts(norm(x)).
+  void experts(int64_t out, int64_t x, const Experts&, const Norm&);
   void append(int64_t qkv, const Heads&, const Rotary&, const KV&);
   void attend(int64_t out, int64_t qkv, const Heads&, const KV&);
+
+  // The product added last is number `product` of those that adapters know.
+  void adapt(int64_t product);
 
   // Runs all operations (one at least) over a pass. `chosen` [count] are indices of tokens; `result`
   // [rows, width] receives the last buffer written. Returns its rows, -1 where memory ran out. Calls
   // from several threads take turns.
-  int64_t run(int threads, const Pass&, const int32_t* chosen, int64_t count, float* result);
+  // `adapted`: the tokens that adapters apply to, of all and of those chosen, or null.
+  int64_t run(int threads, const Pass&, const int32_t* chosen, int64_t count, float* result,
+              const Adapted* adapted = nullptr, const Adapted* adapted_chosen = nullptr);
 
   ~Tape();
 
  private:
-  enum class Kind { EMBED, CHOOSE, NORM, LINEAR, APPEND, ATTEND };
+  enum class Kind { EMBED, CHOOSE, PLACE, REORDER, NORM, ACTIVATE, LINEAR, EXPERTS, APPEND, ATTEND };
   struct Step {
     Kind kind;
     int64_t out, x;
     Matrix w;
     Norm norm;
     Epilogue epilogue;
+    const Experts* experts;
+    const int32_t* order;
+    FullNorm full;
+    int64_t first, count;
+    Activation act;
+    const float* table;
     Heads heads;
     Rotary rotary;
     KV kv;
     float scale;
+    int64_t product = -1;
   };
   // Buffers lie one behind the other in the arena. One that is first written behind a choice has
   // room for the chosen tokens only.
@@ -58,8 +78,10 @@ class Tape {
   };
   float* at(int64_t buffer) const { return arena_ + buffers_[static_cast<size_t>(buffer)].place; }
   int64_t width(int64_t buffer) const { return buffers_[static_cast<size_t>(buffer)].width; }
-  bool reserve(int threads, const Pass&, int64_t chosen);
-  void step(Team&, const Step&, const Pass&, int64_t rows, const int32_t* chosen) const;
+  bool reserve(int threads, const Pass&, int64_t chosen, const Adapted*);
+  void step(Team&, const Step&, const Pass&, int64_t rows, const int32_t* chosen,
+            const Adapted*) const;
+  void linear(Team&, const Step&, int64_t rows, const Adapted*) const;
 
   std::vector<Buffer> buffers_;
   std::vector<Step> steps_;
@@ -69,6 +91,8 @@ class Tape {
   float* arena_ = nullptr;
   void* scratch_ = nullptr;
   size_t scratch_bytes_ = 0;
+  float* low_ = nullptr;  // of adapters
+  size_t low_bytes_ = 0;
 };
 
 }  // namespace sgl

@@ -196,3 +196,22 @@ def test_int8_is_the_same_on_every_instruction_set():
         outs.append(packed.linear(random(9, 1300), w))
     native.choose()
     assert all(torch.equal(outs[0], other) for other in outs)
+
+
+@pytest.mark.parametrize("format", packed.FORMATS)
+def test_parts_are_products_of_their_own(isa, format):
+    """Heads of one product each, in one call: the same bits, whatever the strides; in slabs too."""
+    for count, m, n, k in ((3, 5, 40, 24), (7, 1, 16, 80), (40, 200, 16, 300)):
+        weights = [packed.pack(random(n, k, seed=i), format) for i in range(count)]
+        x = random(m * count, k + 6).view(m, count, k + 6)[..., 2 : k + 2]
+        y = packed.Parts(weights)(x, threads=2)
+        for i in range(count):
+            assert torch.equal(y[:, i], packed.linear(x[:, i], weights[i]))
+
+
+def test_parts_that_differ_are_refused():
+    weights = [packed.pack(random(8, 4), "f32"), packed.pack(random(8, 6), "f32")]
+    with pytest.raises(ValueError, match="matrices of one shape and format"):
+        packed.Parts(weights)
+    with pytest.raises(ValueError, match=r"float32 \[m, 1, 4\]"):
+        packed.Parts(weights[:1])(torch.zeros(3, 2, 4))

@@ -128,6 +128,31 @@ def test_a_pass_of_which_nobody_wants_an_output(isa: str) -> None:
         Tape().run(work, ids)
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("at", [[], [0], [4], [1, 2, 4], [0, 1, 2, 3, 4]])
+def test_embeddings_may_be_given(at: list[int], threads: int) -> None:
+    table, states = packed.pack(torch.randn(30, 40), "bf16"), torch.randn(len(at), 40)
+    tape = Tape()
+    tape.embed(table, 2.0)
+    ids, none = np.arange(5, dtype=np.int32), np.zeros(5, np.int32)
+    places = np.array(at, np.int32)
+
+    def work(where: np.ndarray[Any, Any], rows: torch.Tensor) -> Pass:
+        count = np.array([5], np.int32)
+        return Pass(ids, none, none[:1], count, none[:2], none[:1], 16, (where, rows))
+
+    wanted = 2 * table.rows(torch.arange(5))
+    wanted[at] = states
+    assert torch.equal(tape.run(work(places, states), ids, threads), wanted)
+    with pytest.raises(ValueError, match="embeddings"):
+        tape.run(work(places, torch.randn(len(at), 41)), ids)
+    for where, rows in (([1, 1], 2), ([4, 5], 2), ([-1, 2], 2), ([1, 2], 3)):
+        with pytest.raises(ValueError, match="embeddings are"):
+            work(np.array(where, np.int32), torch.randn(rows, 40))
+    with pytest.raises(ValueError, match="float64"):
+        work(places, states.double())
+
+
 def test_a_second_worker_has_as_many_threads(tmp_path: Path) -> None:
     """The first one leaves torch a single thread, which is not to be taken for torch's choice."""
     path = write_config(tmp_path, architectures=["LlamaForCausalLM"], **SHAPE)

@@ -153,10 +153,10 @@ def test_a_broken_row_fails_alone(path: str) -> None:
 def test_what_cannot_be_served_is_said_in_the_row(path: str) -> None:
     paged = Paged(path, 1, 0)
     rows = [paged.row(Sequence(text(1, 3)), 3, sample=Sample(GREEDY)) for _ in range(2)]
-    rows[0].adapter = "poet"
+    rows[0].adapter = 7
     rows.append(paged.row(Sequence(text(2, 3)), 3, score=Score(2, ints([1, 2]))))
     outputs = paged.run(rows).rows
-    assert outputs[0].error == "adapter 'poet' is not loaded"
+    assert outputs[0].error == "adapter 7 is not loaded"
     assert outputs[1].error == ""
     assert "lie outside" in outputs[2].error
 

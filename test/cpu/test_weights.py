@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,11 @@ from helpers.hf_models import make, save
 from helpers.tiny_model import write_config
 from safetensors.torch import load_file, save_file
 from srt.config import Config
-from srt.layers.weight import Place
+from srt.files.location import TOKENIZER_FILES, locate
+from srt.layers.weight import Place, Slot
 from srt.models import weights
 from srt.models.config import read_config
 from srt.models.llama import LlamaForCausalLM
-from srt.models.location import locate
 from srt.models.safetensors import INDEX, SafetensorsCheckpoint, read_checkpoint, read_header
 from srt.worker.worker import Worker
 
@@ -79,8 +80,6 @@ def test_unaligned_data_is_read(tmp_path: Path) -> None:
 
 
 def weights_slot(target: torch.Tensor) -> Any:
-    from srt.layers.weight import Slot
-
     return Slot(target, tuple(target.shape))
 
 
@@ -236,7 +235,7 @@ def test_a_lying_config_allocates_nothing(tmp_path: Path) -> None:
 
 
 CONFIGS: list[tuple[dict[str, Any], str]] = [
-    ({"architectures": ["LlamaForCasualLM"]}, "nearest is LlamaForCausalLM"),
+    ({"architectures": ["LlamaForCasualLM"]}, "nearest name is LlamaForCausalLM"),
     ({"architectures": None}, "a list with one name"),
     ({"hidden_size": None}, "hidden_size is missing"),
     ({"hidden_size": "32"}, "hidden_size is '32'"),
@@ -249,7 +248,6 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"rope_scaling": {"type": "llama3", "factor": 2.0}}, "low_freq_factor is missing"),
     ({"partial_rotary_factor": 0.5}, "only 1 is supported"),
     ({"eos_token_id": [2, 160]}, r"integers in \[0, 160\)"),
-    ({"quantization_config": {"bits": 4}}, "quantized"),
     ({"tie_word_embeddings": "yes"}, "true or false"),
 ]
 
@@ -286,3 +284,56 @@ def test_where_models_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ValueError, match="Without a network"):
         locate("nobody-at-all/no-model")
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_rank_reads_only_its_part(dim: int, tmp_path: Path) -> None:
+    """Counted in pages of the mapping that have come in, for slices of rows and of columns."""
+    weight = torch.randn(4, 1 << 21)
+    save_file({"w": weight}, tmp_path / "model.safetensors")
+    found = SafetensorsCheckpoint(tmp_path)
+    whole, ranks = tuple(weight.shape), 4
+    part = weight.shape[dim] // ranks
+    target = torch.zeros(weight.narrow(dim, 0, part).shape)
+    Slot(target, whole, dim, 2 * part).load(found.read("w"))
+    assert torch.equal(target, weight.narrow(dim, 2 * part, part))
+    share = resident(tmp_path / "model.safetensors") / weight.nbytes
+    assert 0.25 <= share < 0.6  # the kernel brings a page's neighbours along
+    found.forget("w")
+    assert resident(tmp_path / "model.safetensors") < 0.05 * weight.nbytes
+
+
+def resident(path: Path) -> int:
+    """Bytes of this process's mappings of a file that are in memory."""
+    total, here = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            here = line.endswith(str(path))
+        elif here and line.startswith("Rss:"):
+            total += int(line.split()[1]) * 1024
+    return total
+
+
+def test_what_is_fetched_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a repository what is asked for: weights, a tokenizer, or one GGUF model and its shards."""
+    asked = []
+
+    def fetch(name: str, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.append((name, revision, allow_patterns))
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    (tmp_path / "q").mkdir()
+    (tmp_path / "q" / "m-00001-of-00002.gguf").write_bytes(b"GGUF")
+    assert locate("a/b", "v1") == tmp_path
+    assert locate("a/b", "", TOKENIZER_FILES) == tmp_path
+    assert locate("a/b/q/m-00001-of-00002.gguf") == tmp_path / "q" / "m-00001-of-00002.gguf"
+    assert asked == [
+        ("a/b", "v1", ["*.json", "*.safetensors"]),
+        ("a/b", None, list(TOKENIZER_FILES)),
+        ("a/b", None, ["q/m-*-of-00002.gguf"]),
+    ]
+    with pytest.raises(ValueError, match="is missing"):
+        locate("a/b/other.gguf")
+    with pytest.raises(ValueError, match="outside the model directory"):
+        locate("a/b/../../x.gguf")

@@ -63,9 +63,26 @@ def hidden_state(tokens: list[int]) -> list[float]:
     return [float(value), float(value * len(tokens) % 7), 1.0]
 
 
+def seen_as(key: bytes, index: int) -> int:
+    """The 'hidden state' of a placeholder: what its KV is a function of."""
+    return 1000 + key[0] * 1000 + index
+
+
+def contents(row: Row) -> list[int]:
+    """The row's tokens, what is seen in place of placeholders."""
+    found = list(row.tokens)
+    for piece in row.pieces:
+        states = range(piece.skip, piece.skip + piece.count)
+        assert states.stop <= piece.media.count, "more than the tower makes"
+        found[piece.at : piece.at + piece.count] = [seen_as(piece.media.key, i) for i in states]
+    assert len(found) == len(row.tokens), "a piece that leaves its row"
+    return found
+
+
 class FakeWorker:
     """Computes batches over a dictionary of slots. ``fail_at`` and ``break_at`` name batch ids:
-    the first raise, the second give their last row an error."""
+    the first raise, the second give their last row an error. ``blind``: keys of media that cannot
+    be encoded; what is computed in their place is wrong."""
 
     def __init__(self, page_size: int, fail_at: set[int] | None = None,
                  break_at: set[int] | None = None) -> None:  # fmt: skip
@@ -73,6 +90,7 @@ class FakeWorker:
         self.kv: dict[int, tuple[int, int]] = {}
         self.fail_at = fail_at or set()
         self.break_at = break_at or set()
+        self.blind: set[bytes] = set()
         self.passes = self.tokens = 0
         self.shared_in_pass = 0  # rows that read what another row of their own pass wrote
         self.followed = 0  # rows that went on from a token of the batch before
@@ -90,7 +108,7 @@ class FakeWorker:
                 self._follow(row)
         written: set[int] = set()
         for row in batch.rows:
-            for i, token in enumerate(row.tokens):
+            for i, token in enumerate(self._contents(row)):
                 slot = self._slot(row, row.start + i)
                 if slot in written:
                     raise Corrupt("two rows write one slot")
@@ -110,6 +128,13 @@ class FakeWorker:
             row.sample.history.append(token)
         self.followed += 1
 
+    def _contents(self, row: Row) -> list[int]:
+        found = contents(row)
+        for piece in row.pieces:
+            if piece.media.key in self.blind:
+                found[piece.at : piece.at + piece.count] = [7] * piece.count
+        return found
+
     def _slot(self, row: Row, position: int) -> int:
         page, offset = divmod(position, self.page_size)
         return row.pages[page] * self.page_size + offset
@@ -123,9 +148,11 @@ class FakeWorker:
             raise Corrupt("a slot has another position's KV, or none")
         if row.start and slots[row.start - 1] in written:
             self.shared_in_pass += 1
-        if seen[row.start :] != list(row.tokens):
+        if seen[row.start :] != self._contents(row):
             raise Corrupt("a row's own tokens were overwritten")
         out = RowOutput()
+        out.unseen = [p.media.key for p in row.pieces if p.media.key in self.blind]
+        out.error = "the image could not be encoded" if out.unseen else ""
         if row.score is not None:
             for i, token in enumerate(row.score.targets):
                 out.scores.append(logprob(seen[: row.start + row.score.at + i + 1], token))
@@ -135,7 +162,7 @@ class FakeWorker:
             out.checks.append(self._draw(seen[: end - len(row.checks) + i], check))
         if row.sample is not None:
             drawn = self._draw(seen, row.sample)
-            out.token, out.error = drawn.token, drawn.error
+            out.token, out.error = drawn.token, out.error or drawn.error
             out.logprob, out.top = drawn.logprob, drawn.top
         if row.tip_top:
             out.top = [(next_token(seen), -0.5)]

@@ -88,10 +88,15 @@ class Served:
 
 
 @contextlib.contextmanager
-def serve_text(directory: Path, config: Config | None = None, **options: Any) -> Iterator[Served]:
+def serve_text(
+    directory: Path,
+    config: Config | None = None,
+    tokenizer: Tokenizer | None = None,
+    **options: Any,
+) -> Iterator[Served]:
     """A server on a free port, until the end of the block."""
     config = config or Config.of()
-    tokenizer = Tokenizer(byte_level(directory))
+    tokenizer = tokenizer or Tokenizer(byte_level(directory))
     engine, worker = text_engine(tokenizer, **options)
     ready, made = threading.Event(), []
 

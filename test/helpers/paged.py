@@ -78,6 +78,6 @@ class Paged:
         for _ in range(count):
             rows = [self.row(s, len(s.tokens) - s.done, sample=sample) for s in sequences]
             for sequence, output in zip(sequences, self.run(rows).rows):
-                assert not output.error
+                assert not output.error, output.error
                 sequence.tokens.append(output.token)
         return [s.tokens[len(p) :] for s, p in zip(sequences, prompts)]

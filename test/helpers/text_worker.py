@@ -6,7 +6,9 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Sequence
+from typing import Any
 
+from helpers.fake_worker import contents
 from srt.config import Config
 from srt.core.batch import Batch, Row, RowOutput, StepResult
 from srt.engine.executor import Threaded
@@ -50,7 +52,7 @@ class TextWorker:
         for row in batch.rows:
             if row.follows >= 0:
                 row.tokens[0] = self.drawn[row.follows]
-            for i, token in enumerate(row.tokens):
+            for i, token in enumerate(contents(row)):
                 self.kv[self._slot(row, row.start + i)] = token
         rows = [self._output(row) for row in batch.rows]
         self.drawn = [out.token for out in rows]
@@ -106,14 +108,15 @@ def text_engine(
     context: int = 1024,
     running: int = 16,
     queued: int = 64,
+    **facts: Any,
 ) -> tuple[LocalEngine, TextWorker]:
-    """A running engine; the caller closes it."""
+    """A running engine; the caller closes it. ``facts``: more of what its info says."""
     worker = TextWorker(tokenizer.vocab_size, seconds=seconds)
     info = EngineInfo(
         model_path="toy", architecture="Toy", dtype="none", device="none",
         vocab_size=tokenizer.vocab_size, context_length=context, capacity=capacity, page_size=1,
         max_running_requests=running, max_queued_requests=queued, eos=tokenizer.eos_ids,
-        hidden_size=4,
+        hidden_size=4, **facts,
     )  # fmt: skip
     config = config or Config.of(max_running_requests=running, max_queued_requests=queued)
     return LocalEngine(config, tokenizer.token_bytes, (Threaded(worker), info)), worker

@@ -11,6 +11,8 @@ from srt.config import (
     Config,
     EdgeConfig,
     GrammarConfig,
+    LoraConfig,
+    MediaConfig,
     MemoryConfig,
     ModelConfig,
     OperationsConfig,
@@ -23,8 +25,8 @@ from srt.config import (
 from srt.server.arguments import ELSEWHERE, Parser
 
 SECTIONS = (
-    ModelConfig, MemoryConfig, ScheduleConfig, GrammarConfig, SpeculationConfig, ServerConfig,
-    EdgeConfig, OperationsConfig,
+    ModelConfig, MemoryConfig, ScheduleConfig, GrammarConfig, SpeculationConfig, LoraConfig,
+    MediaConfig, ServerConfig, EdgeConfig, OperationsConfig,
 )  # fmt: skip
 FIELDS = [f for section in SECTIONS for f in dataclasses.fields(section)]
 
@@ -44,6 +46,8 @@ def other(f: dataclasses.Field[Any]) -> tuple[list[str], Any]:
     name = "--" + f.name.replace("_", "-")
     if isinstance(f.default, bool):
         return [name.replace("--", "--no-", 1) if f.default else name], not f.default
+    if isinstance(f.default, tuple):
+        return [name, "a=b", "word"], ("a=b", "word")
     if f.metadata["choices"]:
         value = f.metadata["choices"][-1]
     else:
@@ -51,12 +55,21 @@ def other(f: dataclasses.Field[Any]) -> tuple[list[str], Any]:
     return [name, str(value)], value
 
 
-@pytest.mark.parametrize("f", FIELDS, ids=lambda f: f.name)
+REFUSED = "trust_remote_code"  # is parsed, to say why
+
+
+@pytest.mark.parametrize("f", [f for f in FIELDS if f.name != REFUSED], ids=lambda f: f.name)
 def test_every_field_is_a_flag_and_a_setting(f: dataclasses.Field[Any]) -> None:
     words, value = other(f)
     assert parse(*words).settings()[f.name] == value
     assert parse(*words) == Config.of(**{f.name: value})
     assert f.metadata["help"]
+
+
+def test_code_of_checkpoints_is_refused() -> None:
+    with pytest.raises(ValueError, match="Python that a checkpoint brings"):
+        parse("--trust-remote-code")
+    assert parse("--no-trust-remote-code") == Config()
 
 
 def test_names_are_unique_across_sections() -> None:

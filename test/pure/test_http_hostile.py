@@ -16,6 +16,7 @@ from srt.config import Config
 from srt.core.sampling import SamplingParams
 from srt.server.admin import AbortBody
 from srt.server.chat.routes import ChatBody
+from srt.server.text.classify import ClassifyBody
 from srt.server.text.completions import CompletionBody
 from srt.server.text.embeddings import EmbeddingBody, EncodeBody
 from srt.server.text.native import GenerateBody
@@ -216,6 +217,7 @@ BASES: dict[str, tuple[type, dict[str, Any]]] = {
     ),
     "/v1/embeddings": (EmbeddingBody, {"input": ["a", "b"]}),
     "/encode": (EncodeBody, {"text": "a"}),
+    "/classify": (ClassifyBody, {"input": "a"}),
     "/v1/score": (ScoreBody, {"query": "a", "items": ["b"], "label_token_ids": [1]}),
     "/v1/rerank": (RerankBody, {"query": "a", "documents": ["b", "c"]}),
     "/apply-template": (TemplateBody, {"messages": [{"role": "user", "content": "a"}]}),

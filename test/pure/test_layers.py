@@ -23,26 +23,32 @@ RULES = {
     "srt.memory": "srt.core",
     "srt.schedule": "srt.core",
     "srt.grammar": "srt.core srt.config msgspec numpy re2 interegular outlines_core llguidance",
-    "srt.tokenizer": "srt.core tokenizers jinja2 huggingface_hub",
+    "srt.files": "srt.core huggingface_hub",
+    "srt.tokenizer": "srt.core srt.files tokenizers jinja2",
+    "srt.media": "srt.core msgspec numpy PIL",
+    "srt.media.video": "srt.media PIL av",
     "srt.parallel": f"{TENSORS} sgl_kernel",
     "srt.attention": f"{TENSORS} sgl_kernel srt.parallel flashinfer",
     "srt.layers": f"{TENSORS} sgl_kernel srt.parallel srt.attention",
     "srt.models": f"{TENSORS} sgl_kernel srt.parallel srt.attention srt.layers"
-    " safetensors huggingface_hub tqdm",
-    "srt.worker": f"{TENSORS} sgl_kernel srt.parallel srt.attention srt.layers srt.models psutil",
+    " srt.files srt.media.settings srt.media.tiles safetensors tqdm",
+    "srt.worker": f"{TENSORS} sgl_kernel srt.parallel srt.attention srt.layers srt.models srt.files"
+    " psutil",
     "srt.engine": "srt.core srt.config srt.memory srt.schedule srt.grammar msgspec zmq psutil",
     "srt.engine.process": "srt.core srt.config srt.grammar srt.tokenizer msgspec zmq psutil",
     "srt.engine.executor": "srt.core srt.config srt.worker",
-    "srt.program": "srt.core srt.tokenizer srt.engine.client srt.engine.info msgspec",
+    "srt.program": "srt.core srt.media srt.tokenizer srt.engine.client srt.engine.info msgspec",
     "srt.server": "srt.core srt.config srt.tokenizer srt.program msgspec"
     " fastapi starlette pydantic pydantic_core uvicorn httptools prometheus_client psutil",
+    "srt.server.seeing": "srt.config srt.files srt.media srt.tokenizer srt.program srt.engine.info",
     "srt.server.openapi.shapes": "srt.engine.info srt.server msgspec",
     "srt.server.schema_command": "srt.core srt.grammar srt.tokenizer msgspec numpy jsonschema",
+    "srt.server.models_command": "srt.models.verified",
     "srt.server.launch": "srt.core srt.config srt.tokenizer srt.program srt.server srt.engine"
     " srt.worker uvicorn",
     "srt.server.supervisor": "srt.core srt.config srt.tokenizer srt.program srt.engine msgspec",
     "srt.server.doctor": "srt.core srt.config srt.tokenizer srt.program srt.layers srt.models"
-    " srt.attention srt.worker sgl_kernel msgspec psutil httpx torch huggingface_hub",
+    " srt.files srt.attention srt.worker sgl_kernel msgspec psutil httpx torch huggingface_hub",
     "srt.server.telemetry.tracing": "srt.core srt.program opentelemetry",
     "srt.cli": "srt.server",
     "sglang": "httpx h11 openai anthropic litellm tqdm pydantic pydantic_core typing_extensions"

@@ -32,6 +32,8 @@ VERBS: list[Any] = [
     m.Advance(1, 15, m.Embed("mean")),
     m.Close(1),
     m.Control(15, "flush"),
+    m.LoadAdapter(16, "poet", "adapters/poet", True),
+    m.UnloadAdapter(17, "poet"),
 ]
 EVENTS: list[Any] = [
     m.Tokens(10, [1, 2], 3, [-0.5, -1.0], [[(1, -0.5)], []], [[-2.0], [-3.0]]),

@@ -466,7 +466,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "assistant", "content": ""}]}, "messages is empty"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
     ({"messages": [HI, {"role": "user", "content": [TEXT, {"type": "image", "source": {}}]}]},
-     "messages[1].content[1] is of type 'image', which is not available"),
+     "required field `type` - at `$.messages[1].content[1].source`"),
+    ({"messages": [{"role": "user", "content": [TEXT, {"type": "image"}]}]},
+     "messages[0].content[1].source is missing"),
+    ({"messages": [{"role": "user", "content": [TEXT, {"type": "image", "source": {
+        "type": "base64", "media_type": "image/png", "data": "aa"}}]}]}, "reads text only"),
     ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "'document'"),
     ({"messages": [{"role": "user", "content": [{"type": "server_tool_use"}]}]},
      "'server_tool_use' - at `$.messages[0].content[0].type`"),

@@ -8,6 +8,7 @@ import pytest
 from helpers.mutation import Edit, mutate
 from srt.core.ints import ints
 from srt.core.messages import Origin
+from srt.core.namespace import Namespace
 from srt.memory.lost import MAX_TOKENS, Lost
 from srt.memory.radix import RadixTree
 from srt.memory.store import Store
@@ -19,11 +20,11 @@ class Cache:
     def __init__(self, pages: int = 64, page_size: int = 1) -> None:
         self.store, self._number = Store(pages, page_size), 0
 
-    def use(self, tokens: list[int], namespace: str = "", drop: str = "") -> Origin:
+    def use(self, tokens: list[int], salt: str = "", drop: str = "", adapter: int = 0) -> Origin:
         """Cache ``tokens``; why they were not there."""
         self._number += 1
         store = self.store
-        context = store.open(self._number, ints(tokens), namespace)
+        context = store.open(self._number, ints(tokens), Namespace(salt, adapter))
         found = store.origin(context, len(tokens))
         assert store.acquire(context, len(tokens)) == found.matched
         assert store.grow(context, context.work)
@@ -34,14 +35,14 @@ class Cache:
             store.flush(drop)
         return found
 
-    def held(self, namespace: str = "") -> set[tuple[int, ...]]:
+    def held(self, salt: str = "") -> set[tuple[int, ...]]:
         """Every prefix that the tree holds."""
         found = set()
         for node in self.store.tree.nodes():
             path, step = node.tokens, node.parent
             while step is not None:
                 path, step = step.tokens + path, step.parent
-            if self.store.tree.namespace(node) == namespace:
+            if self.store.tree.namespace(node) == Namespace(salt):
                 found |= {tuple(path[: i + 1]) for i in range(len(path))}
         return found
 
@@ -86,6 +87,14 @@ def test_another_namespace_knows_more() -> None:
     cache.use([1, 2, 3, 4], "a")
     assert cache.use([1, 2, 3], "b") == Origin(0, 3, other=3)
     assert cache.use([1, 2, 3, 5], "b") == Origin(3, 4)
+
+
+def test_another_adapter_knows_more() -> None:
+    cache = Cache()
+    cache.use([1, 2, 3, 4], "a", adapter=1)
+    assert cache.use([1, 2, 3], "a", adapter=2) == Origin(0, 3, other=3, adapter=3)
+    assert cache.use([1, 2], "a") == Origin(0, 2, other=2, adapter=2)
+    assert cache.use([1, 2, 3, 4], "b", adapter=1) == Origin(0, 4, other=4)
 
 
 def test_pages_match_whole() -> None:

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from srt.config.lora import LoraConfig
+from srt.config.media import MediaConfig
 from srt.config.sections import (
     EdgeConfig,
     GrammarConfig,
@@ -29,6 +31,8 @@ __all__ = [
     "Config",
     "EdgeConfig",
     "GrammarConfig",
+    "LoraConfig",
+    "MediaConfig",
     "MemoryConfig",
     "ModelConfig",
     "OperationsConfig",
@@ -54,6 +58,8 @@ class Config:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     grammar: GrammarConfig = field(default_factory=GrammarConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    media: MediaConfig = field(default_factory=MediaConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     edge: EdgeConfig = field(default_factory=EdgeConfig)
     operations: OperationsConfig = field(default_factory=OperationsConfig)
@@ -65,12 +71,18 @@ class Config:
         """
         sections: dict[str, dict[str, Any]] = {name: {} for name, _ in _sections()}
         where = {f.name: name for name, cls in _sections() for f in dataclasses.fields(cls)}
+        several = {
+            f.name
+            for _, cls in _sections()
+            for f in dataclasses.fields(cls)
+            if isinstance(f.default, tuple)
+        }
         for name, value in settings.items():
             if name not in where:
                 near = difflib.get_close_matches(name, where, n=1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise TypeError(f"unknown setting {name!r}{hint}")
-            sections[where[name]][name] = value
+            sections[where[name]][name] = _several(value) if name in several else value
         config = Config(**{name: cls(**sections[name]) for name, cls in _sections()})
         config.verify()
         return config
@@ -122,7 +134,10 @@ class Config:
         for name, value, good, limit in checks:
             if not good:
                 raise ValueError(f"{_flag(name)} is {value}; it must be {limit}")
+        self.model.verify()
         self.speculation.verify()
+        self.media.verify()
+        self.lora.verify()
 
     def public(self) -> Mapping[str, Any]:
         """The settings without the secrets among them."""
@@ -143,12 +158,22 @@ def _sections() -> Iterator[tuple[str, Any]]:
         yield f.name, f.default_factory
 
 
+def _several(value: Any) -> Any:
+    """What may be given of a setting with several entries: a list of texts, or a dict, whose
+    entries are NAME=VALUE."""
+    if isinstance(value, Mapping):
+        return tuple(f"{name}={entry}" for name, entry in value.items())
+    return tuple(value) if isinstance(value, (list, set)) else value
+
+
 def _verify_type(f: dataclasses.Field[Any], value: Any) -> None:
     wanted = type(f.default)
     accepted = (int, float) if wanted is float else (wanted,)
     # bool is an int to isinstance: max_running_requests=True is a mistake all the same.
     if not isinstance(value, accepted) or (isinstance(value, bool) and wanted is not bool):
         raise TypeError(f"{_flag(f.name)} is {value!r}; it must be of type {wanted.__name__}")
+    if isinstance(value, tuple) and not all(isinstance(entry, str) for entry in value):
+        raise TypeError(f"{_flag(f.name)} is {value!r}; it must be a list of texts")
 
 
 def _flag(name: str) -> str:
@@ -166,11 +191,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                 group.add_argument(option, help=meta["help"], default=f.default,
                                    action=argparse.BooleanOptionalAction)  # fmt: skip
             else:
-                shown = "" if f.default in ("", None) else f" (default: {f.default})"
+                shown = "" if f.default in ("", None, ()) else f" (default: {f.default})"
                 metavar = None if meta["choices"] else f.name.split("_")[-1].upper()
+                several: dict[str, Any] = {"nargs": "*"} if isinstance(f.default, tuple) else {}
                 group.add_argument(option, help=meta["help"] + shown, default=f.default,
                                    type=meta["type"] or str, choices=meta["choices"],
-                                   metavar=metavar)  # fmt: skip
+                                   metavar=metavar, **several)  # fmt: skip
 
 
 def from_arguments(namespace: argparse.Namespace) -> Config:

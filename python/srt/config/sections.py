@@ -9,9 +9,10 @@ from typing import Any
 POLICIES = ("lpm", "dfs-weight", "fcfs", "random", "priority")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 ATTENTION_BACKENDS = ("auto", "native", "triton", "flashinfer")
-QUANTIZATIONS = ("none", "int8", "int8wo", "int4")
+PUBLISHED = ("awq", "bitsandbytes", "compressed-tensors", "fp8", "gguf", "gptq", "mxfp4")
+QUANTIZATIONS = ("none", "int8", "int8wo", "int4", *PUBLISHED)
 CPU_KERNELS = ("auto", "native", "torch")
-KV_DTYPES = ("auto", "int8")
+KV_DTYPES = ("auto", "int8", "fp8")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 GRAMMAR_BACKENDS = ("auto", "fsm", "interegular", "llguidance", "outlines")
 JUMP_FORWARD = ("exact", "string", "off")
@@ -43,14 +44,20 @@ def flag(
 class ModelConfig:
     """Which weights, read how, on what device."""
 
-    model_path: str = flag("", "local directory or hub id; omitted: the embedded sglang-tiny")
+    model_path: str = flag(
+        "", "local directory, GGUF file or hub id; omitted: the embedded sglang-tiny"
+    )
     tokenizer_path: str = flag("", "directory or hub id of the tokenizer, if not the model's")
     revision: str = flag("", "hub revision: a branch, tag or commit")
+    trust_remote_code: bool = flag(
+        False, "refused: code that a checkpoint brings is never run; models are written here"
+    )
     load_format: str = flag("auto", "dummy draws random weights", choices=LOAD_FORMATS)
     dtype: str = flag("auto", "auto: the checkpoint's", choices=DTYPES)
     quantization: str = flag(
         "none", "of the weights as they are loaded, on a CPU; int8: and of the activations, "
-        "int8wo, int4: of the weights alone", choices=QUANTIZATIONS,
+        "int8wo, int4: of the weights alone; the other names say what the checkpoint is, which is "
+        "known without", choices=QUANTIZATIONS,
     )  # fmt: skip
     cpu_kernels: str = flag(
         "auto", "on a CPU; auto: sgl-kernel's native ones where they can run, else torch's",
@@ -69,6 +76,15 @@ class ModelConfig:
     )
     threads: int = flag(0, "CPU threads for tensor work; 0: torch's choice", type=int)
 
+    def verify(self) -> None:
+        """Raises ValueError."""
+        if self.trust_remote_code:
+            raise ValueError(
+                "--trust-remote-code is refused: it would run Python that a checkpoint brings, "
+                "with all that this process may do, and nothing here needs it. Models, tokenizers "
+                "and processors are this package's own; `sglang models` lists them. Leave it out."
+            )
+
 
 @dataclass(frozen=True)
 class MemoryConfig:
@@ -76,7 +92,9 @@ class MemoryConfig:
 
     page_size: int = flag(1, "tokens a page", type=int)
     kv_cache_dtype: str = flag(
-        "auto", "auto: the weights'; int8: half of bfloat16, on a CPU", choices=KV_DTYPES
+        "auto",
+        "auto: the weights'; int8, fp8 (e4m3): half of bfloat16; int8 on a CPU alone",
+        choices=KV_DTYPES,
     )
     max_total_tokens: int = flag(0, "KV cache size in tokens; 0: by memory", type=int)
     mem_fraction_static: float = flag(

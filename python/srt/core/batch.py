@@ -94,7 +94,7 @@ class Row:
         sample: draw a token at the last position.
         score: log-probabilities wanted inside the row.
         tip_top: where > 0, the most likely tokens at the last position (no draw needed).
-        adapter: name of the adapter to apply, None for the base model.
+        adapter: number of the adapter to apply, 0 for the base model.
         probe: ids whose log-probability is wanted at the last position.
         checks: draws at the ``len(checks)`` positions before the last, each to be compared with the
             token behind it, a *draft*. Draw and draft agree up to some place; the draw there is the
@@ -115,7 +115,7 @@ class Row:
     score: Score | None = None
     tip_top: int = 0
     probe: tuple[int, ...] = ()
-    adapter: str | None = None
+    adapter: int = 0
     pool: int = -1
     pieces: Sequence[Piece] = ()
     places: Ints = field(default_factory=lambda: _NO_INTS)
@@ -165,6 +165,7 @@ class RowOutput(Drawn):
         score_tops, score_probes: per scored position, what ``score.top`` and ``score.probe`` asked.
         checks: one for each of ``Row.checks``.
         pooled: the sum that ``Row.pool`` asked for, float64 [hidden size].
+        unseen: keys of the images and videos that could not be encoded; the row's KV is wrong.
         error: set where this row alone failed; the other rows are valid.
     """
 
@@ -173,11 +174,18 @@ class RowOutput(Drawn):
     score_probes: list[list[float]] = field(default_factory=list)
     checks: list[Drawn] = field(default_factory=list)
     pooled: Floats = field(default_factory=lambda: _NO_FLOATS)
+    unseen: Sequence[bytes] = ()
 
 
 @dataclass(slots=True)
 class StepResult:
-    """Outputs of batch ``id``, one a row, in the batch's order."""
+    """Outputs of batch ``id``, one a row, in the batch's order.
+
+    ``encoded``: images and videos that the vision tower had to read for it; ``reread``: those whose
+    hidden states were there.
+    """
 
     id: int
     rows: list[RowOutput]
+    encoded: int = 0
+    reread: int = 0

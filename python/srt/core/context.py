@@ -22,7 +22,8 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from srt.core.media import Medias, marked
+from srt.core.media import Medias
+from srt.core.namespace import BASE, Namespace
 from srt.core.segments import Segments, key
 
 if TYPE_CHECKING:
@@ -40,9 +41,11 @@ class Context:
     Attributes:
         id: chosen by the program that opened it, unique among open contexts.
         tokens: token ids, int32.
-        namespace: contexts share KV only within one namespace (cache salt, adapter).
+        namespace: contexts share KV only within one.
         segments: texts encoded side by side (``core/segments``), () in a plain context.
-        media: images and videos among the tokens (``core/media``).
+        media: images and videos among the tokens (``core/media``); of the last one a cut may have
+            left a part.
+        head: the tokens up to the end of the media, with marks for their placeholders.
         ready: tokens whose KV is on the device.
         saved: tokens whose KV is on the device or in a lower tier.
         pages: page table; page ``i`` holds positions ``[i * page_size, (i + 1) * page_size)``.
@@ -52,9 +55,10 @@ class Context:
 
     id: int
     tokens: Ints
-    namespace: str = ""
+    namespace: Namespace = BASE
     segments: Segments = ()
     media: Medias = ()
+    head: Ints = field(default_factory=_empty)
     ready: int = 0
     saved: int = 0
     pages: Ints = field(default_factory=_empty)
@@ -64,7 +68,8 @@ class Context:
     @property
     def key(self) -> Ints:
         """What its KV is found by in the cache, as long as the tokens."""
-        return key(marked(self.tokens, self.media), self.segments)
+        head = self.head
+        return key(head + self.tokens[len(head) :] if head else self.tokens, self.segments)
 
     @property
     def tail(self) -> int:

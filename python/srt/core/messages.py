@@ -11,12 +11,14 @@ a list of messages a frame. Contexts and requests are numbered by the client.
     Advance    a request: compute the context's work and then what the goal says
     Close      the context is gone; a request on it ends as aborted; again: no effect
     Control    flush the cache, ask for statistics, ping
+    LoadAdapter, UnloadAdapter
+               an adapter that contexts may be opened with, from now on or no longer
 
     event      meaning
     Tokens     newly drawn tokens of a request, log-probabilities with them
     Done       the request's one terminal event; the context is idle again
     Failed     the request's one terminal event; the context is idle again
-    Reply      answer to a Control
+    Reply      answer to a Control, LoadAdapter or UnloadAdapter
 """
 
 from __future__ import annotations
@@ -83,11 +85,16 @@ Goal: TypeAlias = Fill | Generate | Score | Distribution | Embed
 
 
 class Open(msgspec.Struct, frozen=True, tag="open", omit_defaults=True):
+    """``namespace``: a salt; contexts with different ones share no KV, and neither do those with
+    different adapters. ``adapter``: its name; where none of that name is loaded, every request on
+    the context is refused."""
+
     context: int
     tokens: bytes  # int32, native order
     namespace: str = ""
     segments: Segments = ()
     media: Medias = ()
+    adapter: str = ""
 
 
 class Fork(msgspec.Struct, frozen=True, tag="fork", omit_defaults=True):
@@ -131,7 +138,43 @@ class Control(msgspec.Struct, frozen=True, tag="control", omit_defaults=True):
     limit: int = 0
 
 
-Verb: TypeAlias = Open | Fork | Append | Truncate | Advance | Close | Control
+class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter", omit_defaults=True):
+    """Read the adapter in directory ``path``. Answered by a Reply when contexts can be opened with
+    it, or with why not. ``pinned``: it stays on the device."""
+
+    id: int
+    name: str
+    path: str
+    pinned: bool = False
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter"):
+    """No context can be opened with it any more. Answered by a Reply when the last one that was has
+    been closed, and the adapter and all KV of it are gone."""
+
+    id: int
+    name: str
+
+
+class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A loaded adapter.
+
+    Attributes:
+        modules: those that it changes, by the last part of their names.
+        pinned: it stays on the device.
+    """
+
+    name: str
+    path: str
+    rank: int = 0
+    bytes: int = 0
+    modules: list[str] = []
+    pinned: bool = False
+
+
+Verb: TypeAlias = (
+    Open | Fork | Append | Truncate | Advance | Close | Control | LoadAdapter | UnloadAdapter
+)
 
 
 class Tokens(msgspec.Struct, tag="tokens", omit_defaults=True):
@@ -176,6 +219,7 @@ class Origin(msgspec.Struct, omit_defaults=True):
             or "failed" (a pass did, and its KV with it); evicted_ago: seconds.
         other: prompt tokens that the cache holds in the namespace that knows most of them, where
             that is more than ``matched``.
+        adapter: likewise, of namespaces with the same salt and another adapter, or none.
     """
 
     matched: int = 0
@@ -185,6 +229,7 @@ class Origin(msgspec.Struct, omit_defaults=True):
     why: str = ""
     evicted_ago: float = 0.0
     other: int = 0
+    adapter: int = 0
 
 
 class Done(msgspec.Struct, tag="done", omit_defaults=True):

@@ -60,8 +60,8 @@ def key(tokens: Ints, segments: Segments) -> Ints:
 
 
 def unmarked(key: Ints) -> Ints:
-    """The tokens of a part of a key."""
-    return ints(token & (OPENS - 1) for token in key)
+    """The tokens of a part of a key; -1 for those of images and videos (``core/media``)."""
+    return ints(token & (OPENS - 1) if token >= 0 else -1 for token in key)
 
 
 def split(segments: Segments, start: int, end: int) -> Iterator[tuple[int, int, Segment]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from srt.core.constraint import Constraint
 from srt.core.context import Context
-from srt.core.messages import POOLINGS, Embed, Fill, Generate, Goal
+from srt.core.messages import POOLINGS, Embed, Failed, Fill, Generate, Goal
 from srt.core.request import score_from
 from srt.core.segments import verify_score
 from srt.engine.info import EngineInfo
@@ -15,18 +15,28 @@ def verify(goal: Goal, context: Context, info: EngineInfo) -> None:
     tokens = context.tokens
     if not tokens:
         raise ValueError("the context is empty; give it at least one token")
+    if context.namespace.adapter < 0:
+        raise ValueError("lora_path names an adapter that is not loaded; load it and ask again")
     growth = 0
+    if not isinstance(goal, Fill | Embed):
+        info.verify_purpose()
     if isinstance(goal, Generate):
         goal.sampling.verify(info.vocab_size)
         info.verify_speculation(goal.sampling.speculation)
         growth = goal.sampling.max_new_tokens
         if growth < 1:
             raise ValueError("max_new_tokens is 0; use Fill or Score to draw nothing")
+    info.verify_media(context.media, context.segments)
     limit = min(info.context_length, info.capacity - info.capacity % info.page_size)
     if len(tokens) + growth > limit:
         raise ValueError(
             f"{len(tokens)} tokens and {growth} new ones exceed the limit of {limit} tokens; "
             "shorten the prompt or lower max_new_tokens"
+        )
+    if context.media and info.room(len(tokens), context.media) < growth:
+        raise ValueError(
+            f"the prompt's videos and {growth} new tokens reach past position "
+            f"{info.context_length}, the last one; send fewer seconds or lower max_new_tokens"
         )
     verify_score(context.segments, score_from(goal))
     if isinstance(goal, Embed):
@@ -42,6 +52,15 @@ def _verify_pooling(goal: Embed, context: Context) -> None:
         raise ValueError(f"pooling is {goal.pooling!r}; use one of {', '.join(POOLINGS)}")
     if goal.pooling == "mean" and context.segments:
         raise ValueError("pooling is 'mean', which texts side by side have not; use 'last'")
+
+
+def refusal(request: int, error: Exception) -> Failed:
+    """What a request that cannot be taken ends with."""
+    if isinstance(error, (ValueError, OverflowError)):
+        return Failed(request, "invalid", str(error))
+    if isinstance(error, KeyError):
+        return Failed(request, "invalid", f"no context {error}")
+    return Failed(request, "internal", f"{type(error).__name__}: {error}")
 
 
 def seed_of(goal: Goal, seed: int, arrival: int) -> int:

@@ -152,11 +152,15 @@ class Client:
 
     async def control(self, op: str, limit: int = 0) -> Reply:
         """Raises EngineLost."""
+        return await self.ask(lambda number: Control(number, op, limit))
+
+    async def ask(self, verb: Callable[[int], Verb]) -> Reply:
+        """The answer to the verb that has this number. Raises EngineLost."""
         number = self.new_id()
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._replies[number] = future
         try:
-            self.send(Control(number, op, limit))
+            self.send(verb(number))
             return await future
         finally:
             self._replies.pop(number, None)

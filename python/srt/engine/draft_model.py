@@ -21,6 +21,7 @@ import msgspec
 from srt.core.batch import Batch, Row, RowOutput
 from srt.core.ints import common_prefix
 from srt.core.messages import Generate
+from srt.core.namespace import Namespace
 from srt.core.request import Request
 from srt.engine.executor import Runs
 from srt.engine.info import EngineInfo
@@ -97,7 +98,8 @@ class ModelDrafter:
     def _shadow(self, request: Request) -> Request:
         assert isinstance(request.goal, Generate)
         context = request.context
-        own = self.store.open(request.id, context.tokens[:], context.namespace, context.segments)
+        space = Namespace(context.namespace.salt)  # it has no adapters
+        own = self.store.open(request.id, context.tokens[:], space, context.segments)
         goal = Generate(msgspec.structs.replace(request.goal.sampling, constraint=None))
         shadow = Request(request.id, own, goal, request.seed)
         shadow.prompt = request.prompt

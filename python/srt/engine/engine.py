@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -28,28 +28,28 @@ from srt.core.messages import (
     Advance,
     Append,
     Close,
-    Control,
     Done,
     Event,
     Failed,
     Fork,
     Generate,
     Open,
-    Reply,
     Truncate,
     Verb,
 )
+from srt.core.namespace import Namespace
 from srt.core.request import Request
 from srt.engine import admission
+from srt.engine.adapters import Adapters
 from srt.engine.collect import Collector
 from srt.engine.compiling import Compiling, Grammars
+from srt.engine.control import control, stats_of
 from srt.engine.drafts import Drafts
 from srt.engine.executor import Executor
 from srt.engine.info import EngineInfo
 from srt.engine.passes import Pass
 from srt.engine.planner import Planner
 from srt.engine.stats import Stats
-from srt.engine.view import view
 from srt.grammar.watch import Watch
 from srt.memory.store import Store
 
@@ -92,6 +92,7 @@ class Engine:
         self._accepted = 0
         self._seed = seed
         self._compiling = Compiling(grammars)
+        self.adapters = Adapters(executor, info, self.store)
         self._collector = Collector(info.eos, token_bytes, self.stats, self.store, jumps)
 
     @property
@@ -114,27 +115,22 @@ class Engine:
             except Exception as error:
                 if isinstance(verb, Advance):
                     self.stats.rejected += 1
-                    events.append(self._refusal(verb.request, error))
+                    events.append(admission.refusal(verb.request, error))
                 elif isinstance(error, (ValueError, KeyError, OverflowError)):
                     self.stats.bad_verbs += 1
                 else:
                     raise
         if not any(planned.waits for planned in self._under_way):
             self._compiled(events)
+        if self.adapters.pending:
+            events += self.adapters.settle()
         return events
-
-    @staticmethod
-    def _refusal(request: int, error: Exception) -> Failed:
-        if isinstance(error, (ValueError, OverflowError)):
-            return Failed(request, "invalid", str(error))
-        if isinstance(error, KeyError):
-            return Failed(request, "invalid", f"no context {error}")
-        return Failed(request, "internal", f"{type(error).__name__}: {error}")
 
     def _obey(self, verb: Verb, events: list[Event]) -> None:
         if isinstance(verb, Open):
             tokens = from_bytes(verb.tokens)
-            self.store.open(verb.context, tokens, verb.namespace, verb.segments)
+            space = Namespace(verb.namespace, self.adapters.number(verb.adapter))
+            self.store.open(verb.context, tokens, space, verb.segments, verb.media)
         elif isinstance(verb, Advance):
             self._accept(verb, events)
         elif isinstance(verb, Close):
@@ -158,8 +154,8 @@ class Engine:
             if verb.length < 0:
                 raise ValueError(f"a context cannot be cut to {verb.length} tokens")
             self.store.truncate(self._idle(verb.context), verb.length)
-        elif isinstance(verb, Control):
-            events.append(self._control(verb))
+        else:
+            events += control(self, verb)
 
     def _idle(self, number: int) -> Context:
         context = self.store.contexts[number]
@@ -204,7 +200,7 @@ class Engine:
         for request, error in self._compiling.ready():
             if error is not None:
                 self.stats.failed += 1
-                events.append(self._refusal(request.id, error))
+                events.append(admission.refusal(request.id, error))
                 self._forget(request)
                 continue
             news = self._written(request, partial(self._collector.begin, request))
@@ -235,21 +231,6 @@ class Engine:
         if verb.close and verb.context not in self._requests:
             self.store.close(self.store.contexts[verb.context])
 
-    def _control(self, verb: Control) -> Reply:
-        if verb.op == "stats":
-            return Reply(verb.id, data=self.stats_now())
-        if verb.op == "flush":
-            busy = len(self._requests)
-            if busy:
-                return Reply(verb.id, False, f"{busy} requests are under way; flush when idle")
-            return Reply(verb.id, data={"tokens": self.store.flush()})
-        if verb.op == "ping":
-            return Reply(verb.id)
-        if verb.op == "tree":
-            data = view(self.planner, self._requests.values(), self.stats_now(), verb.limit)
-            return Reply(verb.id, data=data)
-        return Reply(verb.id, False, f"unknown control {verb.op!r}; use stats, flush, ping or tree")
-
     # -- the loop --------------------------------------------------------------------------------
 
     @property
@@ -258,8 +239,9 @@ class Engine:
 
     @property
     def compiling(self) -> int:
-        """Requests that wait for their grammar; ``handle`` asks whether it is there."""
-        return len(self._compiling)
+        """Requests that wait for their grammar, and adapters that come or go; ``handle`` asks
+        whether they are there."""
+        return len(self._compiling) + self.adapters.pending
 
     def step(self) -> list[Event]:
         """Plan and start a pass, then collect the oldest one where no further may be under way, or
@@ -282,6 +264,7 @@ class Engine:
     def close(self) -> None:
         """Compute nothing more."""
         self.executor.close()
+        self.adapters.close()
 
     def _finish(self) -> list[Event]:
         """Wait for the oldest pass under way."""
@@ -290,18 +273,18 @@ class Engine:
             result = self.executor.result()
         except Exception as error:
             return self._fail(oldest, error)
+        self.stats.computed(oldest.batch, result)
         return self._collect(oldest, result.rows)
 
     def _collect(self, computed: Pass, outputs: Sequence[RowOutput]) -> list[Event]:
         events: list[Event] = []
-        rows = computed.batch.rows
-        self.stats.passes += 1
-        self.stats.computed_tokens += computed.batch.num_tokens
+        rows, unseen = computed.batch.rows, dict[bytes, str]()
         for request, first, last, tip in computed.parts.values():
             if self._requests.get(request.context.id) is not request:
                 continue  # it has ended meanwhile
             at = next((i for i in range(first, last) if outputs[i].error), last)
             row, out = rows[at], outputs[at]
+            unseen |= dict.fromkeys(out.unseen, out.error)
             request.passes += 1
             if row.sample is not None:
                 request.pending -= 1
@@ -312,6 +295,20 @@ class Engine:
             events += news
             if news and isinstance(news[-1], Done | Failed):
                 self._forget(request)
+        for key, error in unseen.items():
+            events += self._unseen(key, error)
+        return events
+
+    def _unseen(self, key: bytes, error: str) -> list[Event]:
+        """An image or video could not be encoded, so its KV, which the tree may show, is wrong.
+        Whoever has the same one fails with it, and nobody meets that KV again."""
+        events: list[Event] = []
+        for request in list(self._requests.values()):
+            if any(medium.key == key for medium in request.context.media):
+                self.stats.failed += 1
+                events.append(Failed(request.id, "internal", error))
+                self._forget(request)
+        self.store.disown(key)
         return events
 
     def _row(self, request: Request, row: Row, out: RowOutput, tip: bool) -> list[Event]:
@@ -376,19 +373,15 @@ class Engine:
         if request.close:
             self.store.close(context)
 
+    @property
+    def requests(self) -> Mapping[int, Request]:
+        """By context id."""
+        return self._requests
+
+    @property
+    def compile_counts(self) -> Mapping[str, int]:
+        return {"compiling": len(self._compiling), **self._compiling.counts}
+
     def stats_now(self) -> dict[str, float]:
         """Counters since the start and gauges of this moment."""
-        store, size = self.store, self.info.page_size
-        return {
-            **self.stats.as_dict(),
-            "running": len(self.running) + len(self.planner.leaving),
-            "waiting": len(self.waiting),
-            "compiling": len(self._compiling),
-            **self._compiling.counts,
-            "contexts": len(store.contexts),
-            "free_tokens": store.pool.free * size,
-            "evictable_tokens": store.tree.evictable * size,
-            "protected_tokens": store.protected * size,
-            "total_tokens": store.pool.size * size,
-            "evicted_tokens": store.tree.evicted * size,
-        }
+        return stats_of(self)

@@ -16,11 +16,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from srt.config import Config
 from srt.core.batch import Batch, StepResult
-from srt.engine.info import EngineInfo
+from srt.core.messages import AdapterInfo
+from srt.engine.info import FIRST_ADAPTER, EngineInfo
 
 Finish: TypeAlias = Callable[[], StepResult]
 
@@ -49,12 +50,37 @@ class Executor(Protocol):
         """Of the oldest batch under way; waits for it. Raises what computing it raised."""
         ...
 
+    def load_adapter(self, number: int, path: str, pinned: bool) -> dict[str, Any]:
+        """Rows of batches given from now on may have it; facts about it. May be called beside
+        everything else, from another thread. Raises ValueError, MemoryError."""
+        ...
+
+    def unload_adapter(self, number: int) -> None:
+        """No row of a batch that is asked for has it any more."""
+        ...
+
     def close(self) -> None:
         """Compute nothing more. Returns when nothing is being computed."""
         ...
 
 
-class Inline:
+class _Adapts:
+    """Adapters are the worker's."""
+
+    worker: Runs
+
+    def load_adapter(self, number: int, path: str, pinned: bool) -> dict[str, Any]:
+        load = getattr(self.worker, "load_adapter", None)
+        if load is None:
+            raise ValueError("this worker takes no adapters")
+        found: dict[str, Any] = load(number, path, pinned)
+        return found
+
+    def unload_adapter(self, number: int) -> None:
+        self.worker.unload_adapter(number)  # type: ignore[attr-defined]
+
+
+class Inline(_Adapts):
     """Nothing overlaps, whatever the depth: for workers without a model, and for tests."""
 
     def __init__(self, worker: Runs, depth: int = 1) -> None:
@@ -71,7 +97,7 @@ class Inline:
         self._batches.clear()
 
 
-class Threaded:
+class Threaded(_Adapts):
     """At most two batches under way: one that is computed, one that waits for it.
 
     Attributes:
@@ -157,5 +183,12 @@ def load_worker(config: Config) -> tuple[Runs, EngineInfo]:
         **worker.info,
         max_running_requests=schedule.max_running_requests,
         max_queued_requests=schedule.max_queued_requests,
+        lora=config.lora.enabled,
+        max_loras_per_batch=config.lora.max_loras_per_batch,
+        max_loaded_loras=config.lora.max_loaded_loras,
+        adapters=tuple(
+            AdapterInfo(name=name, path=path, **worker.load_adapter(number, path))
+            for number, (name, path) in enumerate(config.lora.named(), FIRST_ADAPTER)
+        ),
     )
     return worker, info

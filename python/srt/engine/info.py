@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
+from srt.core.media import Medias
+from srt.core.messages import AdapterInfo
+from srt.core.places import reach
+from srt.core.segments import Segments
+
+FIRST_ADAPTER = 1  # number of the first adapter; 0 is the model itself
+
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts fixed at start.
@@ -13,8 +20,13 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         context_length: longest sequence, prompt and generation together.
         eos: ids that end a generation.
         hidden_size: numbers of an embedding.
+        purpose: "generate"; "embed" or "classify" where the model writes nothing.
+        labels: of a classifier, by number; its scores come in place of an embedding.
         kernels: what computes on a CPU: the instruction set of native kernels, or "torch".
         quantization: as ``ModelConfig``'s.
+        vision: it sees images and videos.
+        sections: positions of its tokens have three parts (``Row.places``).
+        lora: adapters may be loaded; adapters: those loaded at the start.
         draft_model: guesses tokens ahead of requests that want it; "" where there is none.
     """
 
@@ -32,9 +44,46 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int = 0
     kv_bytes_per_token: int = 0
     hidden_size: int = 0
+    purpose: str = "generate"
+    labels: tuple[str, ...] = ()
     kernels: str = "torch"
     quantization: str = "none"
+    vision: bool = False
+    sections: bool = False
+    lora: bool = False
+    max_loras_per_batch: int = 0
+    max_loaded_loras: int = 0
+    adapters: tuple[AdapterInfo, ...] = ()
     draft_model: str = ""
+
+    def verify_media(self, media: Medias, segments: Segments) -> None:
+        """Raise ValueError where the model cannot see them."""
+        if media and not self.vision:
+            raise ValueError(
+                f"the prompt has {len(media)} images or videos and {self.model_path} "
+                f"({self.architecture}) has no vision tower; serve a model that has one"
+            )
+        if media and segments and self.sections:
+            raise ValueError(
+                f"texts side by side cannot have images in {self.architecture}, whose positions "
+                "have three parts; let them follow each other"
+            )
+
+    def room(self, length: int, media: Medias) -> int:
+        """Tokens that may follow a prompt. A video's frames may lie further apart than its tokens
+        are many."""
+        end = reach(media, length) if self.sections else length
+        return min(self.context_length - end, self.capacity - length)
+
+    def verify_purpose(self) -> None:
+        """Raise ValueError where the model writes nothing and has no probabilities of tokens."""
+        if self.purpose == "generate":
+            return
+        use = "/classify" if self.labels else "/v1/embeddings"
+        raise ValueError(
+            f"{self.model_path} ({self.architecture}) has no language model head, so it cannot "
+            f"write or score text; use {use}, or serve a ...ForCausalLM model."
+        )
 
     def verify_speculation(self, asked: str) -> None:
         """Raise ValueError where nobody can guess as a request wants."""

@@ -23,10 +23,11 @@ class Part(NamedTuple):
 class Pass:
     """A planned pass.
 
-    ``waits``: what follows it depends on what it draws, so the next pass cannot be planned before
-    its result is there.
+    ``adapters``: those of its requests. ``waits``: what follows it depends on what it draws, so the
+    next pass cannot be planned before its result is there.
     """
 
     batch: Batch
     parts: dict[int, Part] = field(default_factory=dict)  # by request id
+    adapters: set[int] = field(default_factory=set)
     waits: bool = False

@@ -19,6 +19,7 @@ from operator import attrgetter
 
 from srt.config import ScheduleConfig
 from srt.core.batch import Batch
+from srt.core.context import Context
 from srt.core.ints import ints
 from srt.core.request import Request
 from srt.engine.drafts import Drafts
@@ -168,6 +169,8 @@ class Planner:
             elif request.context.work > 1:
                 self.store.acquire(request.context, request.match_limit)
             context = request.context
+            if not self._adapts(planned, context):
+                continue
             work = len(context.tokens) - context.saved
             if count > work:
                 saved += count - work
@@ -193,12 +196,22 @@ class Planner:
                 used += count
         return used, saved
 
+    def _adapts(self, planned: Pass, context: Context) -> bool:
+        """Whether the pass has room for the context's adapter. The oldest requests come first, so
+        everybody's turn comes when those before him have ended."""
+        adapter = context.namespace.adapter
+        if adapter and adapter not in planned.adapters:
+            if len(planned.adapters) >= self.info.max_loras_per_batch:
+                return False
+            planned.adapters.add(adapter)
+        return True
+
     def _add(self, request: Request, count: int, drafts: Sequence[int], planned: Pass) -> None:
         """The request takes part in the pass with its next ``count`` tokens."""
         context, rows = request.context, planned.batch.rows
         follows = self._follows.get(request.id, -1)
         first = len(rows)
-        rows += make_rows(request, count, self.info.eos, drafts, follows)
+        rows += make_rows(request, count, self.info.eos, drafts, follows, self.info.sections)
         tip = context.saved + count == len(context.tokens)
         planned.parts[request.id] = Part(request, first, len(rows) - 1, tip)
         if rows[-1].sample is not None:

@@ -6,9 +6,12 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
-from srt.core.batch import Row, Sample, Score
+from srt.core.batch import Piece, Row, Sample, Score
+from srt.core.context import Context
 from srt.core.matcher import GrammarError, Matcher
+from srt.core.media import within
 from srt.core.messages import Distribution, Embed, Generate
+from srt.core.places import places
 from srt.core.request import Request
 from srt.core.segments import Segment, split
 
@@ -37,11 +40,13 @@ def make_rows(
     eos: tuple[int, ...],
     drafts: Sequence[int] = (),
     follows: int = -1,
+    sections: bool = False,
 ) -> list[Row]:
     """The rows of the next ``count`` tokens of work, one a segment. Only the last may draw.
 
     The last ``len(drafts)`` of the context's tokens are guesses, to be checked. With ``follows``
-    the last is a placeholder (``Row.follows``). To be made before the store advances.
+    the last is a placeholder (``Row.follows``). ``sections``: positions have three parts. To be
+    made before the store advances.
     """
     context = request.context
     start, end = context.saved, context.saved + count
@@ -49,7 +54,11 @@ def make_rows(
         rows = [_row(request, *run) for run in split(context.segments, start, end)]
     else:
         rows = [Row(context.id, start, context.tokens[start:end], context.pages[:end])]
+        rows[0].adapter = context.namespace.adapter
+        if sections:
+            rows[0].places = places(context.media, start, end)
         if start < request.prompt:
+            rows[0].pieces = _pieces(context, start, end)
             _ask(rows[0], request, start, end)
     if end == len(context.tokens):
         tip = rows[-1]
@@ -73,8 +82,25 @@ def _row(request: Request, start: int, end: int, segment: Segment) -> Row:
     del view[segment.sees : segment.start]
     place = segment.sees + start - segment.start
     row = Row(context.id, place, context.tokens[start:end], view)
+    row.adapter = context.namespace.adapter
+    row.pieces = _pieces(context, start, end)
     _ask(row, request, start, end)
     return row
+
+
+def _pieces(context: Context, start: int, end: int) -> list[Piece]:
+    """The placeholders among the tokens ``[start, end)``. What a cut has left of a medium ends with
+    the marks."""
+    end = min(end, len(context.head))
+    return [
+        Piece(
+            medium,
+            max(medium.start - start, 0),
+            max(start - medium.start, 0),
+            min(end, medium.end) - max(start, medium.start),
+        )
+        for medium in within(context.media, start, end)
+    ]
 
 
 def _ask(row: Row, request: Request, start: int, end: int) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import msgspec
 
-from srt.config import Config
+from srt.config import Config, LoraConfig
 from srt.engine.draft_model import ModelDrafter
 from srt.engine.drafts import Drafts
 from srt.engine.executor import load_worker
@@ -44,6 +44,7 @@ def _draft_model(config: Config, info: EngineInfo) -> ModelDrafter:
     own = replace(
         config,
         model=replace(config.model, model_path=path, revision="", context_length=0),
+        lora=LoraConfig(),
         memory=replace(
             config.memory, page_size=1, max_total_tokens=tokens, mem_fraction_static=share
         ),

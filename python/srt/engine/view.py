@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from srt.core.messages import Generate
@@ -19,15 +19,20 @@ TEXT_IDS = 16
 
 
 def view(
-    planner: Planner, requests: Iterable[Request], stats: Mapping[str, float], limit: int
+    planner: Planner,
+    requests: Iterable[Request],
+    stats: Mapping[str, float],
+    limit: int,
+    adapter: Callable[[int], str],
 ) -> dict[str, Any]:
-    """At most ``limit`` nodes and requests of each kind; those nodes' ancestors come with them."""
+    """At most ``limit`` nodes and requests of each kind; those nodes' ancestors come with them.
+    ``adapter``: the name of a number."""
     limit = max(0, min(limit, MAX_ENTRIES))
     now = time.monotonic()
     running = [*planner.running.values(), *planner.leaving.values()]
     queued = [r for r in requests if r.id not in planner.running and r.id not in planner.leaving]
     return {
-        "tree": _tree(planner.store.tree, limit, now),
+        "tree": _tree(planner.store.tree, limit, now, adapter),
         "running": [_request(r, now) for r in running[:limit]],
         "waiting": [_request(r, now) for r in queued[:limit]],
         "compiling": len(queued) - len(planner.waiting),
@@ -35,7 +40,7 @@ def view(
     }
 
 
-def _tree(tree: RadixTree, limit: int, now: float) -> dict[str, Any]:
+def _tree(tree: RadixTree, limit: int, now: float, adapter: Callable[[int], str]) -> dict[str, Any]:
     """The hottest nodes: in use, then used last, then the largest."""
     total = 0
 
@@ -52,12 +57,13 @@ def _tree(tree: RadixTree, limit: int, now: float) -> dict[str, Any]:
         while step is not None and step.number not in shown:
             shown[step.number] = step
             step = step.parent
-    nodes = [_node(tree, node, now) for node in shown.values() if node.parent is not None]
+    nodes = [_node(tree, node, now, adapter) for node in shown.values() if node.parent is not None]
     return {"nodes": nodes, "total_nodes": total, "shown": len(nodes)}
 
 
-def _node(tree: RadixTree, node: Node, now: float) -> dict[str, Any]:
+def _node(tree: RadixTree, node: Node, now: float, adapter: Callable[[int], str]) -> dict[str, Any]:
     assert node.parent is not None
+    space = tree.namespace(node)
     return {
         "id": node.number,
         "parent": -1 if node.parent.parent is None else node.parent.number,
@@ -67,7 +73,8 @@ def _node(tree: RadixTree, node: Node, now: float) -> dict[str, Any]:
         "children": len(node.children),
         "age": now - node.at,
         "text_ids": list(unmarked(node.tokens[:TEXT_IDS])),
-        "namespace": tree.namespace(node),
+        "namespace": space.salt,
+        "adapter": adapter(space.adapter),
     }
 
 

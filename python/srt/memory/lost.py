@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from srt.core.ints import Ints, common_prefix
+from srt.core.namespace import Namespace
 
 MAX_EDGES = 4096
 MAX_TOKENS = 1 << 20
 MAX_AT_A_PLACE = 8
 
-Place: TypeAlias = tuple[str, int, int, int]  # namespace, tokens before, checksum, first token
+# Namespace, tokens before, checksum of these, first token.
+Place: TypeAlias = tuple[Namespace, int, int, int]
 
 
 @dataclass(slots=True)
@@ -63,7 +65,7 @@ class Lost:
             self._drop(next(iter(self._edges)))
 
     def follow(
-        self, namespace: str, tokens: Ints, limit: int, depth: int, mark: int
+        self, namespace: Namespace, tokens: Ints, limit: int, depth: int, mark: int
     ) -> tuple[int, Edge | None]:
         """How far the edges, one behind another from ``depth`` on, had ``tokens[:limit]``: at least
         so far, since of several at a place the longest is taken.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from itertools import islice
 
 from srt.core.ints import Ints, common_prefix
 from srt.core.messages import Origin
+from srt.core.namespace import Namespace
 from srt.core.segments import unmarked
 from srt.memory.radix import Node, RadixTree
 
@@ -15,7 +17,7 @@ MAX_NAMESPACES = 64  # looked into
 MAX_CHILDREN = 16  # compared, the youngest
 
 
-def origin_of(tree: RadixTree, tokens: Ints, limit: int, namespace: str) -> Origin:
+def origin_of(tree: RadixTree, tokens: Ints, limit: int, namespace: Namespace) -> Origin:
     """What ``tree`` knows of ``tokens``, of which ``limit`` may come from the cache.
 
     To be called before the tree is changed on behalf of ``tokens``.
@@ -31,13 +33,20 @@ def origin_of(tree: RadixTree, tokens: Ints, limit: int, namespace: str) -> Orig
             unmarked(_instead(*path[-1], tokens[matched : matched + tree.page_size]))
         )
     spaces = [space for space in islice(tree.namespaces, MAX_NAMESPACES) if space != namespace]
-    other = max((tree.match(tokens, limit, space)[0] for space in spaces), default=0)
-    found.other = other if other > matched else 0
+    known = [(tree.match(tokens, limit, space)[0], space.salt) for space in spaces]
+    found.other = _more(matched, (length for length, _ in known))
+    found.adapter = _more(matched, (length for length, salt in known if salt == namespace.salt))
     return found
 
 
+def _more(matched: int, lengths: Iterable[int]) -> int:
+    """The largest, 0 where that is no more than ``matched``."""
+    most = max(lengths, default=0)
+    return most if most > matched else 0
+
+
 def _past(
-    tree: RadixTree, tokens: Ints, namespace: str, path: list[tuple[Node, int]], found: Origin
+    tree: RadixTree, tokens: Ints, namespace: Namespace, path: list[tuple[Node, int]], found: Origin
 ) -> None:
     """What was there before, behind any node of the path."""
     starts = [(node.depth, node.mark) for node, _ in path if node.parent is not None] or [(0, 0)]

@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator
 
 from srt.core.ints import Ints, common_prefix, ints
+from srt.core.namespace import Namespace
 from srt.memory.lost import Lost, checksum
 from srt.memory.pages import PagePool
 
@@ -73,15 +74,17 @@ class RadixTree:
         self.version = 0
         self.evicted = 0  # pages, since the start
         self.lost = Lost()
-        self._roots: dict[str, Node] = {}
-        self._namespaces: dict[int, str] = {}  # by the root's number
+        self._roots: dict[Namespace, Node] = {}
+        self._namespaces: dict[int, Namespace] = {}  # by the root's number
         self._numbers = itertools.count()
         self._clock = itertools.count(1)
         self._heap: list[tuple[int, int, Node]] = []  # candidates for eviction; entries may be old
 
     # -- reading ---------------------------------------------------------------------------------
 
-    def match(self, tokens: Ints, limit: int, namespace: str) -> tuple[int, int, tuple[int, ...]]:
+    def match(
+        self, tokens: Ints, limit: int, namespace: Namespace
+    ) -> tuple[int, int, tuple[int, ...]]:
         """How far ``tokens[:limit]`` is cached, changing nothing.
 
         Returns (tokens matched, pages of it that are evictable now, numbers of the nodes passed).
@@ -103,7 +106,7 @@ class RadixTree:
 
     # -- locking ---------------------------------------------------------------------------------
 
-    def lock(self, tokens: Ints, limit: int, namespace: str) -> tuple[Node, Ints]:
+    def lock(self, tokens: Ints, limit: int, namespace: Namespace) -> tuple[Node, Ints]:
         """Lock the longest cached prefix of ``tokens[:limit]``. Returns its node and its pages."""
         root = self._roots.get(namespace)
         if root is None:
@@ -222,24 +225,41 @@ class RadixTree:
         """Evict all that is evictable. Returns the pages freed."""
         return self.evict(self.evictable, why)
 
+    def drop(self, namespace: Namespace) -> int:
+        """Give back all pages of a namespace, of which nothing is locked; nobody is told why they
+        are gone. Returns the pages."""
+        root = self._roots.pop(namespace)
+        assert not root.locks, "a namespace in use cannot be dropped"
+        del self._namespaces[root.number]
+        self.version += 1
+        freed, stack = 0, list(root.children.values())
+        while stack:
+            node = stack.pop()
+            stack.extend(node.children.values())
+            self.pool.give(node.pages)
+            freed += len(node.pages)
+            node.pages, node.tokens = ints(), ints()  # as one that was evicted
+        self.evictable -= freed
+        return freed
+
     # -- auditing --------------------------------------------------------------------------------
 
-    def root(self, namespace: str) -> Node | None:
+    def root(self, namespace: Namespace) -> Node | None:
         """Where the paths of ``namespace`` begin."""
         return self._roots.get(namespace)
 
-    def namespace(self, node: Node) -> str:
+    def namespace(self, node: Node) -> Namespace:
         """Whose path ``node`` is on."""
         while node.parent is not None:
             node = node.parent
         return self._namespaces[node.number]
 
     @property
-    def namespaces(self) -> Iterator[str]:
+    def namespaces(self) -> Iterator[Namespace]:
         """Those with a root."""
         return iter(self._roots)
 
-    def walk(self, tokens: Ints, limit: int, namespace: str) -> Iterator[tuple[Node, int]]:
+    def walk(self, tokens: Ints, limit: int, namespace: Namespace) -> Iterator[tuple[Node, int]]:
         """The nodes on the path of ``tokens[:limit]`` from the root on, each with how many tokens
         of it match: all but for the last one's."""
         node, length, done = self._roots.get(namespace), 0, 0

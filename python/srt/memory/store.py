@@ -14,7 +14,11 @@ from typing import NamedTuple, cast
 
 from srt.core.context import Context
 from srt.core.ints import Ints, ints
+from srt.core.media import Medias, Numbers, marked
+from srt.core.media import cut as cut_media
+from srt.core.media import verify as verify_media
 from srt.core.messages import Origin
+from srt.core.namespace import BASE, Namespace
 from srt.core.segments import Segments, cut, verify
 from srt.memory.origin import origin_of
 from srt.memory.pages import PagePool
@@ -46,26 +50,35 @@ class Store:
         self.pool = PagePool(pages)
         self.tree = RadixTree(self.pool, page_size)
         self.contexts: dict[int, Context] = {}
+        self.numbers = Numbers()
         self._active: dict[int, Context] = {}
 
     # -- contexts --------------------------------------------------------------------------------
 
     def open(
-        self, number: int, tokens: Ints, namespace: str = "", segments: Segments = ()
+        self,
+        number: int,
+        tokens: Ints,
+        namespace: Namespace = BASE,
+        segments: Segments = (),
+        media: Medias = (),
     ) -> Context:
-        """Raises ValueError where the number is taken or the segments are impossible."""
-        if number in self.contexts:
-            raise ValueError(f"context {number} is open already")
+        """Raises ValueError where the number is taken or segments or media are impossible."""
         verify(segments, len(tokens), self.page_size)
-        context = self.contexts[number] = Context(number, tokens, namespace, segments)
-        return context
+        verify_media(media, len(tokens))
+        context = Context(number, tokens, namespace, segments, media)
+        context.head = marked(tokens, media, self.numbers)
+        return self._add(context)
 
     def fork(self, context: Context, child: int, length: int) -> Context:
         """A new context with the first ``length`` tokens, none of them a guess; it meets their KV
         in the tree."""
         self._publish(context, length)
         tokens = context.tokens[:length]
-        return self.open(child, tokens, context.namespace, cut(context.segments, len(tokens)))
+        segments = cut(context.segments, len(tokens))
+        media = cut_media(context.media, length)
+        copy = Context(child, tokens, context.namespace, segments, media, context.head[:length])
+        return self._add(copy)
 
     def append(self, context: Context, tokens: Ints) -> None:
         context.tokens.extend(tokens)
@@ -78,6 +91,8 @@ class Store:
             self.release(context)
         del context.tokens[length:]
         context.segments = cut(context.segments, length)
+        context.media = cut_media(context.media, length)
+        del context.head[length:]
         context.saved = min(context.saved, length)
         context.ready = min(context.ready, length)
         keep = max(context.shared, self._pages(length))
@@ -171,6 +186,20 @@ class Store:
         """Forget all KV that nobody uses. Returns the tokens forgotten."""
         return self.tree.clear(why) * self.page_size
 
+    def disown(self, key: bytes) -> None:
+        """What the cache holds of this image or video is wrong. No context that has it may be
+        active."""
+        self.numbers.forget(key)
+        for context in self.contexts.values():
+            if any(medium.key == key for medium in context.media):
+                length = len(context.head)
+                context.head = marked(context.tokens, context.media, self.numbers)[:length]
+
+    def drop_adapter(self, number: int) -> int:
+        """Forget all KV of an adapter that no context has. Returns the tokens forgotten."""
+        gone = [space for space in self.tree.namespaces if space.adapter == number]
+        return sum(self.tree.drop(space) for space in gone) * self.page_size
+
     # -- auditing --------------------------------------------------------------------------------
 
     def check(self) -> None:
@@ -181,6 +210,7 @@ class Store:
         for context in self.contexts.values():
             assert 0 <= context.ready <= context.saved <= len(context.tokens), "watermarks"
             assert context.active == (context.id in self._active), "active set"
+            assert len(context.head) <= len(context.tokens), "marks behind the tokens"
             if not context.active:
                 assert not context.pages, "an idle context holds pages"
                 assert not context.saved, "an idle context claims KV"
@@ -212,6 +242,12 @@ class Store:
         return self.tree.protected + own
 
     # -- inside ----------------------------------------------------------------------------------
+
+    def _add(self, context: Context) -> Context:
+        if context.id in self.contexts:
+            raise ValueError(f"context {context.id} is open already")
+        self.contexts[context.id] = context
+        return context
 
     def _node(self, context: Context) -> Node:
         return cast(Node, context.lock)

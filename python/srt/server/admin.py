@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -42,9 +43,11 @@ async def health_generate(service: Service, request: Request) -> Response:
 
 
 async def probe(completion: Completion) -> None:
-    """Draw one token. Raises EngineLost, also where none comes in ``PROBE_SECONDS``."""
+    """Draw one token, or compute one where the model writes none. Raises EngineLost, also where it
+    does not come in ``PROBE_SECONDS``."""
     start = completion.tokenizer.bos_id or 0
-    sampling = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
+    new = 1 if completion.info.purpose == "generate" else 0
+    sampling = SamplingParams(max_new_tokens=new, temperature=0.0, ignore_eos=True)
     try:
         await asyncio.wait_for(completion.generate(Ask(ints([start]), sampling)), PROBE_SECONDS)
     except asyncio.TimeoutError as error:
@@ -58,8 +61,9 @@ async def model_info(service: Service, request: Request) -> Response:
             "model_path": info.model_path,
             "tokenizer_path": model.tokenizer_path or info.model_path,
             "served_model_name": service.model_name,
-            "is_generation": True,
+            "is_generation": info.purpose == "generate",
             "constraints": CONSTRAINTS,
+            "placeholders": service.placeholders,
             **msgspec.to_builtins(info),
         }
     )
@@ -99,23 +103,24 @@ async def metrics(service: Service, request: Request) -> Response:
 
 
 async def models(service: Service, request: Request) -> Response:
-    return json_response({"object": "list", "data": [_card(service)]})
+    return json_response({"object": "list", "data": list(_cards(service))})
 
 
 async def model(service: Service, request: Request) -> Response:
     name = request.path_params["name"]
-    if name != service.model_name:
+    card = next((card for card in _cards(service) if card["id"] == name), None)
+    if card is None:
         raise RequestError(
             f"There is no model {name!r}; this server has {service.model_name!r}.",
             "model",
             "not_found",
         )
-    return json_response(_card(service))
+    return json_response(card)
 
 
-def _card(service: Service) -> dict[str, Any]:
-    """OpenAI's four fields, and what other servers add to them."""
-    return {
+def _cards(service: Service) -> Iterator[dict[str, Any]]:
+    """Of the model and its adapters: OpenAI's four fields, and what other servers add to them."""
+    model = {
         "id": service.model_name,
         "object": "model",
         "created": service.started,
@@ -124,6 +129,10 @@ def _card(service: Service) -> dict[str, Any]:
         "parent": None,
         "max_model_len": service.info.context_length,
     }
+    yield model
+    for name, (info, created) in service.adapters.known.items():
+        yield {**model, "id": name, "created": created, "root": info.path,
+               "parent": service.model_name}  # fmt: skip
 
 
 async def flush_cache(service: Service, request: Request) -> Response:

@@ -24,7 +24,8 @@ ELSEWHERE = {
     "--speculative-model": "--speculative-draft-model-path",
     "--speculative-draft-model": "--speculative-draft-model-path",
     "--tp": "", "--tp-size": "", "--tensor-parallel-size": "", "--dp-size": "", "--pp-size": "",
-    "--enable-lora": "", "--lora-paths": "",
+    "--lora-modules": "--lora-paths", "--max-loras": "--max-loras-per-batch",
+    "--max-cpu-loras": "--max-loaded-loras",
 }  # fmt: skip
 
 

@@ -57,7 +57,7 @@ class SharedBody(ConstraintFields, kw_only=True):
     speculation: str | None = None
     priority: int | None = None
     cache_salt: str | None = None
-    lora_path: Any = None
+    lora_path: str | None = None
 
 
 _SAMPLING = (
@@ -69,7 +69,6 @@ _SAMPLING = (
 
 def sampling_of(body: SharedBody, max_tokens: int) -> SamplingParams:
     """The body's sampling parameters. Raises RequestError."""
-    refuse("lora_path", body.lora_path)
     settings = {name: getattr(body, name) for name in _SAMPLING}
     return sampling_from({**settings, **settings_of(body), "max_new_tokens": max_tokens})
 

@@ -26,6 +26,7 @@ from srt.config import Config, add_arguments, from_arguments
 from srt.core import logs
 from srt.core.version import __version__
 from srt.engine.client import EngineLost
+from srt.program.media import MediaError
 from srt.server.app import make_app
 from srt.server.arguments import Parser, keys_from_environment
 from srt.server.edge import tls
@@ -77,7 +78,9 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     try:
         with _bind(config) as listener:
             return asyncio.run(_serve(config, listener))
-    except (OSError, TokenizerError, ChatTemplateError, TracingError, EngineLost) as error:
+    except (
+        OSError, TokenizerError, ChatTemplateError, TracingError, MediaError, EngineLost,
+    ) as error:  # fmt: skip
         print(f"sglang: {error}", file=sys.stderr)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
@@ -114,7 +117,7 @@ async def _serve(config: Config, listener: socket.socket) -> int:
         tracing = connect(endpoint) if endpoint else None
         try:
             service = Service(config, await supervisor.start())
-            service.tracing, supervisor.restarted = tracing, service.metrics.restarts.inc
+            service.tracing, supervisor.restarted = tracing, service.restarted
             return await _Server(service, supervisor, listener, signals).run()
         finally:
             await supervisor.stop()

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from srt.server import admin
+from srt.server import adapters, admin
 from srt.server.chat import routes as chat
 from srt.server.chat import talk
 from srt.server.explain import routes as explain
@@ -21,7 +21,7 @@ from srt.server.page import live
 from srt.server.responses import body as responses_body
 from srt.server.responses import routes as responses
 from srt.server.service import Service
-from srt.server.text import completions, embeddings, native, score, tokens
+from srt.server.text import classify, completions, embeddings, native, score, tokens
 
 Handler = Callable[[Service, Request], Awaitable[Response]]
 
@@ -84,9 +84,14 @@ ROUTES = (
     _post("/abort_request", admin.abort_request, admin.AbortBody, shapes.Aborted, optional=True),
     _get("/", page.index, None, media=_PAGE[:1]),
     _get("/page/{name}", page.asset, None, media=_PAGE),
+    _post("/load_lora_adapter", adapters.load, adapters.LoadBody, shapes.Adapters),
+    _post("/unload_lora_adapter", adapters.unload, adapters.UnloadBody, shapes.Adapters),
+    _post("/v1/load_lora_adapter", adapters.load, adapters.LoadBody, shapes.Adapters),
+    _post("/v1/unload_lora_adapter", adapters.unload, adapters.UnloadBody, shapes.Adapters),
     # Native.
     _post("/generate", native.generate, native.GenerateBody, _GENERATED, **_STREAMED),
     _post("/encode", embeddings.encode, embeddings.EncodeBody, _ENCODED),
+    _post("/classify", classify.classify, classify.ClassifyBody, shapes.Classified),
     _get("/tokenizer_info", tokens.tokenizer_info, shapes.TokenizerInfo),
     _post("/tokenize", tokens.tokenize, tokens.TokenizeBody, shapes.Tokenized),
     _post("/v1/tokenize", tokens.tokenize, tokens.TokenizeBody, shapes.Tokenized),

@@ -11,17 +11,22 @@ from dataclasses import replace
 from srt.config import Config
 from srt.core.ints import Ints, ints
 from srt.core.messages import Distribution, Done, Embed, Reply
+from srt.core.segments import Segments
 from srt.program.completion import Completion
+from srt.program.media import Expanded
 from srt.program.merge import merge
 from srt.program.output import Finish, Output
 from srt.program.reading import read_all
 from srt.program.reasoning import marks_for
 from srt.program.request import Ask, RequestError, verified
+from srt.program.sources import Source
 from srt.program.tool_formats import format_for
+from srt.server.adapters import Adapters
 from srt.server.edge.tenants import Tenants
 from srt.server.edge.turns import TurnAborted, Turns
 from srt.server.explain.explanations import Entry, Explanations
 from srt.server.responses.store import Store
+from srt.server.seeing import viewer_of, written
 from srt.server.telemetry.metrics import Metrics
 from srt.server.telemetry.tracing import Tracing
 from srt.server.wire.caller import current
@@ -41,6 +46,7 @@ class Service:
         open_requests: HTTP requests being answered.
         tool_format: how the model writes calls. thought_marks: what its thoughts stand between.
         tenants: the keys known.
+        adapters: those that requests may name.
     """
 
     def __init__(self, config: Config, completion: Completion) -> None:
@@ -55,15 +61,23 @@ class Service:
         )
         self.thought_marks = marks_for(config.server.reasoning_parser, template)
         self.started, self.began = int(time.time()), time.monotonic()
+        names = {self.model_name, config.model.model_path, self.info.model_path}
+        self.adapters = Adapters(completion, config.lora, names)
         self.metrics = Metrics(self.model_name)
         self.tracing: Tracing | None = None
         self.explanations = Explanations()
         self.tenants = Tenants(config)
         self.responses = Store(config.server.response_store_bytes)
         running = self.info.max_running_requests
+        self.viewer = viewer_of(config, self.info)
         self.turns = Turns(running + max(1, running // 4))
         self.draining = False
         self.open_requests = 0
+
+    def restarted(self) -> None:
+        """The engine is another one."""
+        self.metrics.restarts.inc()
+        self.adapters.restore()
 
     @property
     def body_limit(self) -> int:
@@ -173,6 +187,37 @@ class Service:
             raise RequestError(
                 f"{field} holds token id {wrong}; ids are 0 to {self.info.vocab_size - 1}.", field
             ) from None
+
+    async def see(
+        self,
+        tokens: Ints,
+        sources: Sequence[Source],
+        segments: Segments = (),
+        field: str = "messages",
+    ) -> Expanded:
+        """The prompt with its images and videos, for each of which it has a placeholder. Raises
+        RequestError."""
+        self.verify_seen(sources)
+        if self.viewer is None:
+            return Expanded(tokens, (), segments)
+        seen = await self.viewer.read(sources)
+        return self.viewer.expand(tokens, seen, segments, field)
+
+    def verify_seen(self, sources: Sequence[Source]) -> None:
+        """Raise RequestError where the model cannot see them, whatever they are."""
+        if self.viewer is not None:
+            self.viewer.verify(sources)
+        elif sources:
+            raise sources[0].refused(
+                f"{self.model_name} ({self.info.architecture}) reads text only; serve a model "
+                "with a vision tower.",
+                "unsupported",
+            )
+
+    @property
+    def placeholders(self) -> dict[str, str]:
+        """What is written for an image and for a video into a prompt's text."""
+        return {} if self.viewer is None else written(self.viewer, self.tokenizer)
 
     @staticmethod
     def _owned(ask: Ask) -> Ask:

@@ -47,8 +47,7 @@ class Eager:
 
     def hidden(self, inputs: Inputs, wanted: Int32Array) -> Tensor:
         self.attention.plan(inputs.layout)
-        hidden = self.model.forward(inputs.tokens, inputs.positions, self.attention)
-        return pick(hidden, wanted)
+        return pick(compute(self.model, inputs, self.attention), wanted)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.model.logits(hidden)
@@ -59,6 +58,16 @@ class Eager:
 
             return gpu_draw.draw(logits, samples)
         return drawn(*sampler.draw(logits, samples))
+
+
+def compute(model: Model, inputs: Inputs, attention: Attention) -> Tensor:
+    """Hidden states [T, width] of a model that owns all layers; ``attention`` is planned."""
+    embedded = inputs.embedded
+    if embedded is None:
+        return model.forward(inputs.tokens, inputs.positions, attention)
+    x = model.embed(inputs.tokens)
+    x = x.index_copy(0, send(embedded.at, x.device).long(), embedded.states.to(x))
+    return model.compute(x, inputs.positions, attention)
 
 
 def pick(hidden: Tensor, wanted: np.ndarray[Any, Any]) -> Tensor:

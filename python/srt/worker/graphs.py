@@ -100,15 +100,17 @@ class Graphs:
         pages: int,
         page_size: int,
         device: torch.device,
+        sections: bool = False,
     ) -> None:
         """``most``: rows of the largest bucket. ``pages``: those of the pool; the one behind them
-        is the padding slot's."""
+        is the padding slot's. ``sections``: positions have three parts."""
         self.model, self.eager = model, Eager(model, attention)
         self.sizes, self.padding, self.vocab = buckets(most), pages, model.spec.vocab_size
         # A page may stand in many tables, so the pool does not bound their sum; rows do.
         self.table = min(most * -(-context_length // page_size), max(TABLE, pages + most))
         self.tokens = torch.zeros(most, dtype=torch.int32, device=device)
-        self.positions = torch.zeros(most, dtype=torch.int32, device=device)
+        shape = (3, most) if sections else (most,)
+        self.positions = torch.zeros(shape, dtype=torch.int32, device=device)
         self.states: Tensor | None = None
         self.scores: Tensor | None = None
         self.frames: dict[int, Attention] = {}
@@ -132,7 +134,7 @@ class Graphs:
         """The pass over the first ``size`` entries of the static buffers."""
 
         def work() -> None:
-            hidden = self.model.forward(self.tokens[:size], self.positions[:size], frame)
+            hidden = self.model.forward(self.tokens[:size], self.positions[..., :size], frame)
             if self.states is None:
                 self.states = hidden.new_zeros(self.sizes[-1], hidden.shape[1])
             self.states[:size].copy_(hidden)
@@ -155,13 +157,14 @@ class Graphs:
 
     def hidden(self, inputs: Inputs, wanted: Int32Array) -> Tensor:
         self._last = None
-        size = self.bucket(inputs.layout)
+        eager = inputs.embedded is not None or inputs.use is not None
+        size = 0 if eager else self.bucket(inputs.layout)
         if not size:
             return self.eager.hidden(inputs, wanted)
         rows = len(inputs.layout.counts)
         # What stands in the buffers behind the rows is older, and as good as anything.
         self.tokens[:rows].copy_(inputs.tokens)
-        self.positions[:rows].copy_(inputs.positions)
+        self.positions[..., :rows].copy_(inputs.positions)
         self.frames[size].plan(padded(inputs.layout, size, self.padding))
         self.replays[size]()
         assert self.states is not None
@@ -180,7 +183,12 @@ class Graphs:
 
 
 def captured(
-    model: Model, attention: Attention, settings: ModelConfig, pool: KVPool, length: int
+    model: Model,
+    attention: Attention,
+    settings: ModelConfig,
+    pool: KVPool,
+    length: int,
+    sections: bool = False,
 ) -> Graphs | None:
     """Graphs of the decode passes, None where there are to be none: without a GPU, with
     ``--disable-cuda-graph``, or where the attention implementation cannot be captured."""
@@ -192,7 +200,7 @@ def captured(
         return None
     return Graphs(
         model, attention, CudaRecorder(device), settings.cuda_graph_max_bs, length, pool.pages,
-        pool.page_size, device,
+        pool.page_size, device, sections,
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +12,16 @@ from torch import Tensor
 from srt.attention.base import Int32Array, Layout
 from srt.core.batch import Batch, Row
 from srt.core.ints import Ints
+from srt.layers.lora import Use
 from srt.parallel.staging import send
+
+
+class Embedded(NamedTuple):
+    """Hidden states [N, width] that stand in place of the embeddings of tokens ``at`` [N],
+    ascending indices into the pass."""
+
+    at: Int32Array
+    states: Tensor
 
 
 @dataclass(frozen=True)
@@ -20,15 +29,20 @@ class Inputs:
     """What the model reads.
 
     Attributes:
-        tokens, positions: int32 [T] on the device, row after row.
+        tokens: int32 [T] on the device, row after row.
+        positions: int32 [T], or [3, T] of a model whose positions have three parts.
         firsts: flat index of each row's first token [R].
         layout: where the rows' keys and values lie.
+        embedded: of the placeholders among the tokens.
+        use: which tokens have which adapter; None where none has one.
     """
 
     tokens: Tensor
     positions: Tensor
     firsts: Int32Array
     layout: Layout
+    embedded: Embedded | None = None
+    use: Use | None = None
 
 
 def _counts(lengths: list[int]) -> Int32Array:
@@ -51,9 +65,10 @@ def read_batch(
     pages: int,
     page_size: int,
     device: torch.device,
+    sections: bool = False,
 ) -> Inputs:
     """``drawn``: tokens that the previous batch drew, one a row, for rows that follow it. They are
-    added to the histories of such rows.
+    added to the histories of such rows. ``sections``: positions have three parts.
 
     Raises ValueError where the batch would read or write outside the model or the pool: on a GPU
     that would take the whole process down, so it is never tried.
@@ -82,11 +97,26 @@ def read_batch(
         positions = starts
     else:
         positions = np.arange(len(tokens), dtype=np.int32) + np.repeat(starts - firsts, counts)
-    both = send(np.concatenate([tokens, positions]), device)
-    ids, places = both.split(len(tokens))
+    parts = _places(batch, positions, firsts, context_length) if sections else positions
+    both = send(np.concatenate([tokens, parts.ravel()]), device)
+    ids, places = both[: len(tokens)], both[len(tokens) :].view(parts.shape)
     if following.size:
         ids = _follow(batch, ids, firsts, following, sources[following], drawn)
     return Inputs(ids, places, firsts, Layout(starts, counts, tables, table, positions))
+
+
+def _places(
+    batch: Batch, positions: Int32Array, firsts: Int32Array, context_length: int
+) -> Int32Array:
+    """Times, heights and widths of all tokens [3, T]."""
+    parts = np.tile(positions, (3, 1))
+    for row, first in zip(batch.rows, firsts.tolist()):
+        if row.places:
+            own = np.frombuffer(row.places, dtype=np.int32)
+            parts[:, first : first + len(row.tokens)] = own.reshape(3, len(row.tokens))
+    if _outside(parts.ravel(), context_length):
+        raise ValueError(f"batch {batch.id} has a position outside [0, {context_length}).")
+    return parts
 
 
 def _verify(

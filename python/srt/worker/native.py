@@ -6,6 +6,7 @@ Layered    the model's own code, its products and attention native: for what no 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,12 +18,13 @@ from torch import Tensor
 from srt.attention.base import Int32Array
 from srt.attention.kernel import KernelAttention
 from srt.core.batch import Sample
+from srt.layers.quantised import Quantised, joined, native_form
 from srt.layers.recorder import Recorder
-from srt.layers.weight import Stored
+from srt.layers.weight import Slot, Stored
 from srt.models.model import Model
 from srt.worker import native_draw
 from srt.worker.drawing import Drawing, drawn
-from srt.worker.forward import pick
+from srt.worker.forward import compute, pick
 from srt.worker.inputs import Inputs
 from srt.worker.kv import KVPool
 
@@ -48,33 +50,74 @@ def unfit(dtype: torch.dtype, device: torch.device) -> str:
 class Packer:
     """Packs a model's matrices while they are loaded, so that each is held twice but for a moment.
 
-    ``quantization``: a name of ``FORMATS``, or "" for matrices as they are.
+    ``quantization``: a name of ``FORMATS``, or "" for matrices as they are. ``bits``: of the
+    checkpoint's weights, 0 where they are floats.
     """
 
-    def __init__(self, model: Model, quantization: str, threads: int) -> None:
+    def __init__(self, model: Model, quantization: str, threads: int, bits: int = 0) -> None:
         self.threads = threads
+        self._held: defaultdict[int, list[tuple[Slot, Quantised]]] = defaultdict(list)
         plain = PLAIN[model.stored()[0].weight.dtype]
         matrix, head = FORMATS.get(quantization, (plain, plain))
-        self._layers: dict[int, tuple[Stored, str]] = {}
+        self._layers: defaultdict[int, list[tuple[Stored, str]]] = defaultdict(list)
         for layer in model.stored():
-            format = matrix
+            format = "f32" if layer.exact else plain if layer.plain else matrix
             if layer is model.head:
                 format = head
             elif layer is model.embedding:
                 format = plain
             key = layer.weight.untyped_storage().data_ptr()
-            self._layers[key] = (layer, format)
+            self._layers[key].append((layer, format))
+        # What stays quantised takes less; the head and the embedding seldom do.
         sizes = [
-            packed.packed_bytes(x.weight.shape[0], x.weight.shape[1], f)
-            for x, f in self._layers.values()
-        ]
+            packed.packed_bytes(
+                x.weight.shape[0], x.weight.shape[1],
+                f"w{bits}z" if bits and x not in (model.head, model.embedding) else f,
+            )
+            for layers in self._layers.values()
+            for x, f in layers
+        ]  # fmt: skip
         self.arena = packed.Arena(sum(sizes))
+
+    def keep(self, slot: Slot, q: Quantised) -> bool:
+        """Hold a part of a layer's weight until all of it is there; False: only its dense form will
+        do."""
+        key = slot.target.untyped_storage().data_ptr()
+        if len(self._layers.get(key, ())) != 1 or (slot.adapt is not None and not slot.rowwise):
+            return False
+        if slot.adapt is not None:
+            q = q.rows(slot.adapt)
+        if q.values.shape != slot.target.shape:
+            return False
+        self._held[key].append((slot, q))
+        return True
+
+    def _pack_integers(self, layer: Stored, held: list[tuple[Slot, Quantised]]) -> bool:
+        """Whether all of the layer is quantised in one way that the kernels know; else what was
+        held is in its weight. An order of inputs is not known inside experts and to adapters."""
+        held.sort(key=lambda part: part[0].target.data_ptr())
+        rows = sum(len(q.values) for _, q in held)
+        whole = joined([q for _, q in held]) if rows == len(layer.weight) else None
+        form = None if whole is None else native_form(whole)
+        bound = layer.inside or layer.lora is not None
+        if (
+            whole is None or form is None or layer.exact or layer.plain
+            or (bound and whole.order is not None)
+        ):  # fmt: skip
+            for slot, q in held:
+                slot.target.copy_(q.dense())
+            return False
+        layer.pack_integers(form, whole, self.threads, self.arena)
+        return True
 
     def filled(self, weight: Tensor) -> None:
         """All of the tensor that ``weight`` is a view of has been loaded."""
-        found = self._layers.pop(weight.untyped_storage().data_ptr(), None)
-        if found is not None:
-            layer, format = found
+        key = weight.untyped_storage().data_ptr()
+        held = self._held.pop(key, None)
+        if held is not None and self._pack_integers(self._layers[key][0][0], held):
+            del self._layers[key]
+            return
+        for layer, format in self._layers.pop(key, ()):
             layer.pack(format, self.threads, self.arena)
 
 
@@ -99,10 +142,11 @@ class Layered:
 
     def hidden(self, inputs: Inputs, wanted: Int32Array) -> Tensor:
         self.attention.plan(inputs.layout)
-        return pick(self.model.forward(inputs.tokens, inputs.positions, self.attention), wanted)
+        return pick(compute(self.model, inputs, self.attention), wanted)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return packed.linear(hidden, self.head, threads=self._threads(hidden.shape[0]))
+        threads = self._threads(hidden.shape[0])
+        return self.model.adjust(packed.linear(hidden, self.head, threads=threads))
 
     def draw(self, logits: Tensor, samples: Sequence[Sample]) -> Drawing:
         threads = self.threads if len(samples) > 1 else 1
@@ -122,12 +166,17 @@ class Native(Layered):
         model.record(Recorder(self.tape, self.pools))
 
     def hidden(self, inputs: Inputs, wanted: Int32Array) -> Tensor:
-        layout = inputs.layout
+        layout, embedded = inputs.layout, inputs.embedded
         work = paged.Pass(
             inputs.tokens.numpy(), layout.positions, layout.starts, layout.counts, layout.tables,
             layout.pages, self.page_size,
+            embedded and (embedded.at, embedded.states.float().contiguous()),
         )  # fmt: skip
-        return self.tape.run(work, np.ascontiguousarray(wanted), self._threads(work.tokens))
+        groups = None
+        if use := inputs.use:
+            groups = [adapter.native for adapter in use.adapters], use.groups
+        threads = self._threads(work.tokens)
+        return self.tape.run(work, np.ascontiguousarray(wanted), threads, groups)
 
 
 # Multiply-adds that one thread does in about the time it takes to wake another.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -22,10 +23,19 @@ def pooled_span(row: Row, first: int) -> tuple[int, int]:
 
 
 def sum_states(
-    batch: Batch, inputs: Inputs, wanted: Int32Array, hidden: Tensor, outputs: list[RowOutput]
+    batch: Batch,
+    inputs: Inputs,
+    wanted: Int32Array,
+    hidden: Tensor,
+    outputs: list[RowOutput],
+    score: Callable[[Tensor], Tensor] | None = None,
 ) -> None:
     """Set ``pooled`` of the rows that ask for it; hidden: [len(wanted), width] of the tokens
-    ``wanted``, normed, as the LM head sees it. Summed in float64, all rows in one transfer."""
+    ``wanted``, normed, as the LM head sees it. Summed in float64, all rows in one transfer.
+
+    ``score``: what a classifier makes of states [N, width], [N, labels]. It is linear, so the sum's
+    scores are the sum of the scores.
+    """
     pooled = [i for i, row in enumerate(batch.rows) if row.pool >= 0]
     if not pooled:
         return
@@ -35,6 +45,8 @@ def sum_states(
         place = int(np.searchsorted(wanted, low))
         sums.append(hidden[place : place + high - low].sum(0, dtype=torch.float64))
     table = torch.stack(sums)
+    if score is not None:
+        table = score(table.to(hidden.dtype)).double()
     finite = table.isfinite().all(1).tolist()
     for i, values, good in zip(pooled, table.cpu().numpy(), finite):
         outputs[i].pooled = array("d", values.tobytes())

@@ -16,7 +16,9 @@ from srt.core.batch import Batch, Drawn, Row, RowOutput, Sample, Score, StepResu
 from srt.core.matcher import GrammarError
 from srt.parallel.staging import send
 from srt.worker import logprobs as readout
+from srt.worker.adapters import Adapters
 from srt.worker.drawing import Drawing
+from srt.worker.features import Features
 from srt.worker.forward import Forward, pick
 from srt.worker.inputs import Inputs, read_batch
 from srt.worker.kv import KVPool
@@ -58,7 +60,22 @@ class _Job(NamedTuple):
 class ModelRunner:
     """Runs batches in order on a model that owns all layers. Mutates the KV pool."""
 
-    def __init__(self, forward: Forward, pool: KVPool, context_length: int, vocab: int) -> None:
+    def __init__(
+        self,
+        forward: Forward,
+        pool: KVPool,
+        context_length: int,
+        vocab: int,
+        features: Features | None = None,
+        sections: bool = False,
+        classifies: bool = False,
+        adapters: Adapters | None = None,
+    ) -> None:
+        """``features``: of a model with a vision tower. ``sections``: positions have three parts.
+        ``classifies``: what is pooled are scores of labels. ``adapters``: where rows may have
+        any."""
+        self.adapters = adapters or Adapters.none()
+        self.features, self.sections, self.classifies = features, sections, classifies
         self.forward, self.pool = forward, pool
         self.context_length, self.vocab = context_length, vocab
         self.device = pool.keys[0].device
@@ -78,18 +95,23 @@ class ModelRunner:
         pool = self.pool
         inputs = read_batch(
             batch, self.drawn, self.vocab, self.context_length, pool.pages, pool.page_size,
-            self.device,
+            self.device, self.sections,
         )  # fmt: skip
         outputs = [RowOutput() for _ in batch.rows]
+        looked = (0, 0)
+        if self.features is not None and any(row.pieces for row in batch.rows):
+            inputs, looked = self.features.embed(batch, inputs, outputs)
         tips = list(_tips(batch.rows, inputs, outputs))
         jobs = list(_jobs(batch.rows, inputs, outputs))
         wanted = _wanted(batch.rows, inputs, tips, jobs)
-        hidden = self.forward.hidden(inputs, wanted)
+        with self.adapters.applied(batch, inputs, outputs) as inputs:
+            hidden = self.forward.hidden(inputs, wanted)
         _make_masks(batch)
         self._tips(batch, tips, wanted, hidden)
         self._scores(jobs, wanted, hidden, outputs)
-        sum_states(batch, inputs, wanted, hidden, outputs)
-        return partial(_finish, batch, outputs, self._later)
+        score = self.forward.logits if self.classifies else None
+        sum_states(batch, inputs, wanted, hidden, outputs, score)
+        return partial(_finish, batch, outputs, self._later, looked)
 
     def _tips(self, batch: Batch, tips: list[_Tip], wanted: Int32Array, hidden: Tensor) -> None:
         """Draws, most likely tokens and probes at the rows' last positions. Sets ``drawn``."""
@@ -189,13 +211,15 @@ def _settle(tips: list[_Tip], drawing: Drawing, fetched: Fetched) -> None:
         tip.out.token, tip.out.error = (-1, error) if error else (value, tip.out.error)
 
 
-def _finish(batch: Batch, outputs: list[RowOutput], later: list[Callable[[], None]]) -> StepResult:
+def _finish(
+    batch: Batch,
+    outputs: list[RowOutput],
+    later: list[Callable[[], None]],
+    looked: tuple[int, int],
+) -> StepResult:
     while later:
         later.pop(0)()
-    for row, output in zip(batch.rows, outputs):
-        if row.adapter is not None:
-            output.error = f"adapter {row.adapter!r} is not loaded"
-    return StepResult(batch.id, outputs)
+    return StepResult(batch.id, outputs, *looked)
 
 
 def _make_masks(batch: Batch) -> None:

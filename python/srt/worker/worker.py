@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,27 +13,28 @@ import torch
 from srt.attention.choose import choose, make_attention
 from srt.config import Config, ModelConfig
 from srt.core.batch import Batch, StepResult
-from srt.layers.weight import Place, Slots
+from srt.files.location import locate
+from srt.layers.weight import Place
 from srt.models import weights
 from srt.models.checkpoint import Checkpoint
 from srt.models.config import ModelSpec, read_config
-from srt.models.location import locate
 from srt.models.model import Model
 from srt.models.open import open_checkpoint
 from srt.models.registry import lookup
+from srt.models.renamed import named
+from srt.worker.adapters import Adapters, adapters_of, resident_bytes
+from srt.worker.features import Features
 from srt.worker.forward import Eager, Forward
 from srt.worker.graphs import captured
 from srt.worker.heap import returned_at_once
 from srt.worker.kv import KVPool, available_memory, bytes_per_token, pool_pages
 from srt.worker.runner import ModelRunner
+from srt.worker.storage import Storage, storage_of
 from srt.worker.threads import DEFAULT, Threads
 
 log = logging.getLogger("srt.worker")
 
-# Bytes of a parameter in memory, by --quantization; its scales included.
-BYTES = {"int8": 1.01, "int8wo": 1.01, "int4": 0.57}
-# Below this many parameters float32 is as fast as bfloat16 on a CPU and far more reproducible.
-SMALL = 100_000_000
+LONGEST = 1 << 21  # tokens of context that a configuration alone may ask for
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,16 @@ class Plan:
     spec: ModelSpec
     length: int
     device: torch.device
-    dtype: torch.dtype
-    parameters: int
+    storage: Storage
     checkpoint: Checkpoint | None  # None: dummy weights
-    torch_because: str  # why native kernels do not run it, "" where they do
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.storage.dtype
+
+    @property
+    def torch_because(self) -> str:
+        return self.storage.torch_because
 
 
 class Worker:
@@ -64,41 +70,60 @@ class Worker:
         one that does not fit."""
         settings, memory = config.model, config.memory
         plan = plan_of(config)
-        spec, native = plan.spec, not plan.torch_because
-        kv_dtype = torch.int8 if memory.kv_cache_dtype == "int8" else plan.dtype
+        spec, storage, kv_dtype = plan.spec, plan.storage, plan.storage.kv_dtype
         token_bytes = bytes_per_token(spec, kv_dtype)
-        weight_bytes = int(plan.parameters * BYTES.get(settings.quantization, plan.dtype.itemsize))
-        pages = pool_pages(
-            memory, token_bytes, weight_bytes, plan.length, plan.device,
-            available_memory(plan.device),
-        )  # fmt: skip
+        held = storage.weight_bytes
+        held += resident_bytes(plan.family, plan.spec, config.lora, plan.device, plan.dtype)
+        free = available_memory(plan.device)
+        pages = pool_pages(memory, token_bytes, held, plan.length, plan.device, free)
         threads = settings.threads or DEFAULT
         with torch.inference_mode():
-            self.model = load_model(plan, settings, threads)
-            pool = KVPool(
-                spec.num_layers, spec.num_kv_heads, spec.head_dim, pages, memory.page_size,
-                kv_dtype, plan.device,
-            )  # fmt: skip
+            self.model, self.adapters = load_model(plan, config, threads)
+            pool = KVPool(spec.num_layers, spec.kv, pages, memory.page_size, kv_dtype, plan.device)
         forward, kernels = forward_of(plan, settings, self.model, pool, threads)
         # Beside native kernels, which have threads of their own, torch has little to do.
-        self.threads = Threads(1 if native else settings.threads, plan.parameters, plan.device)
-        self.runner = ModelRunner(forward, pool, plan.length, spec.vocab_size)
+        self.threads = Threads(
+            settings.threads if plan.torch_because else 1, storage.parameters, plan.device
+        )
+        sections: bool = getattr(plan.family, "sections", False)
+        encode = getattr(self.model, "encode", None)
+        features = Features(encode, config.media.media_cache_bytes) if encode else None
+        self.runner = ModelRunner(
+            forward, pool, plan.length, spec.vocab_size, features, sections, bool(spec.labels),
+            self.adapters,
+        )  # fmt: skip
         self.info: dict[str, Any] = {
             "model_path": settings.model_path or plan.directory.name,
             "architecture": plan.architecture,
             "dtype": str(plan.dtype).removeprefix("torch."),
             "device": str(plan.device),
             "kernels": kernels,
-            "quantization": settings.quantization,
+            "quantization": (plan.checkpoint and plan.checkpoint.method) or storage.quantization,
             "vocab_size": spec.vocab_size,
             "context_length": plan.length,
             "capacity": pool.capacity,
             "page_size": pool.page_size,
             "eos": spec.eos,
-            "parameters": plan.parameters,
+            "parameters": storage.parameters,
             "kv_bytes_per_token": token_bytes,
             "hidden_size": spec.hidden_size,
+            "purpose": spec.purpose,
+            "labels": spec.labels,
+            "vision": features is not None,
+            "sections": sections,
         }
+
+    def load_adapter(self, number: int, path: str, pinned: bool = False) -> dict[str, Any]:
+        """Rows may have adapter ``number`` from now on; facts about it. May be called beside a
+        pass. Raises ValueError, MemoryError."""
+        if self.adapters is None:
+            raise ValueError("adapters are off; start with --enable-lora.")
+        return self.adapters.load(number, str(locate(path)), pinned)
+
+    def unload_adapter(self, number: int) -> None:
+        """May be called beside a pass, and for one that is not loaded."""
+        if self.adapters is not None:
+            self.adapters.unload(number)
 
     def run(self, batch: Batch) -> StepResult:
         """Compute one batch. Batches are to be given in order of their ids."""
@@ -116,7 +141,7 @@ def plan_of(config: Config) -> Plan:
     settings = config.model
     directory = locate(settings.model_path, settings.revision)
     fields, architecture = read_config(directory)
-    family = lookup(architecture)
+    family = lookup(architecture, fields.values)
     spec = family.read(fields, architecture)
     length = context_length_of(settings, spec)
     device = device_of(settings.device)
@@ -126,36 +151,35 @@ def plan_of(config: Config) -> Plan:
     slots = outline.slots()
     checkpoint = None
     if settings.load_format != "dummy":
-        checkpoint = open_checkpoint(directory, fields)
+        checkpoint = named(open_checkpoint(directory, fields), family)
         weights.match(slots, checkpoint, outline.ignores)
-    parameters = parameters_of(slots)
-    dtype = dtype_of(settings.dtype, spec, parameters, device)
-    why = no_native(settings, dtype, device)
-    wants = {"quantization": settings.quantization, "kv-cache-dtype": config.memory.kv_cache_dtype}
-    for name, value in wants.items():
-        if why and value not in ("none", "auto"):
-            raise ValueError(f"--{name} {value} needs native kernels: {why}. Leave it out.")
-    return Plan(
-        directory, architecture, family, spec, length, device, dtype, parameters, checkpoint, why
-    )
+    storage = storage_of(config, spec, slots, checkpoint, device)
+    return Plan(directory, architecture, family, spec, length, device, storage, checkpoint)
 
 
-def load_model(plan: Plan, settings: ModelConfig, threads: int) -> Model:
-    """With its weights, packed where native kernels will read them."""
+def load_model(plan: Plan, config: Config, threads: int) -> tuple[Model, Adapters | None]:
+    """With its weights, packed where native kernels will read them, and its adapters, none of which
+    is loaded."""
+    settings = config.model
     with returned_at_once():
         states = plan.dtype if plan.torch_because else torch.float32
         place = Place(plan.device, plan.dtype, activations=states)
         model = plan.family(plan.spec, place, plan.length)
-        filled = None
+        adapters = adapters_of(model, config.lora, plan.device, plan.dtype)
+        filled, keep, bits = None, None, plan.storage.bits
         if not plan.torch_because:
             from srt.worker.native import Packer
 
-            filled = Packer(model, settings.quantization, threads).filled
+            packer = Packer(model, plan.storage.quantization, threads, bits)
+            filled, keep = packer.filled, packer.keep if bits else None
         if plan.checkpoint is not None:
-            weights.load(model.slots(), plan.checkpoint, filled=filled)
+            if plan.checkpoint.describe():
+                held = f"kept in {bits} bits" if bits else f"read into {plan.dtype}"
+                log.info("weights: %s, %s", plan.checkpoint.describe(), held)
+            weights.load(model.slots(), plan.checkpoint, filled=filled, keep=keep)
         else:
             weights.randomise(model.slots(), settings.random_seed, filled=filled)
-    return model
+    return model, adapters
 
 
 def forward_of(
@@ -171,27 +195,9 @@ def forward_of(
     attention = make_attention(settings.attention_backend, pool, plan.spec, plan.device)
     if plan.device.type == "cpu":
         log.info("kernels: torch (%s)", plan.torch_because)
-    graphs = captured(model, attention, settings, pool, plan.length)
+    sections: bool = getattr(plan.family, "sections", False)
+    graphs = captured(model, attention, settings, pool, plan.length, sections)
     return graphs or Eager(model, attention), "torch"
-
-
-def no_native(settings: ModelConfig, dtype: torch.dtype, device: torch.device) -> str:
-    """Why a model does not run on native CPU kernels, "" where it does."""
-    if settings.cpu_kernels == "torch":
-        return "--cpu-kernels torch"
-    try:
-        from srt.worker.native import unfit
-    except ImportError:
-        why = "the package sgl-kernel is not installed (pip install ./sgl-kernel)"
-    else:
-        why = unfit(dtype, device)
-    if why and settings.cpu_kernels == "native":
-        raise ValueError(f"--cpu-kernels native cannot be: {why}.")
-    return why
-
-
-def parameters_of(slots: Slots) -> int:
-    return sum(math.prod(slot.shape) for slot in slots.values())
 
 
 def context_length_of(settings: ModelConfig, spec: ModelSpec) -> int:
@@ -200,6 +206,11 @@ def context_length_of(settings: ModelConfig, spec: ModelSpec) -> int:
         raise ValueError(
             f"context_length is {asked}; the model is made for {spec.context_length} tokens. "
             f"Lower it, or set a RoPE scaling in the model's config.json."
+        )
+    if not asked and spec.context_length > LONGEST:
+        raise ValueError(
+            f"the model's configuration says {spec.context_length} tokens of context, for which "
+            f"tables of positions would be made; say what is needed with --context-length."
         )
     return asked or spec.context_length
 
@@ -217,17 +228,3 @@ def device_of(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device {name!r} is not supported; use auto, cpu or cuda.")
     return device
-
-
-def dtype_of(name: str, spec: ModelSpec, parameters: int, device: torch.device) -> torch.dtype:
-    """ "auto" is the checkpoint's dtype, except on a CPU: float32 for small models and in place of
-    float16, which CPUs emulate."""
-    if name == "auto":
-        name = spec.dtype if spec.dtype in ("bfloat16", "float16", "float32") else "float32"
-        if device.type == "cpu" and (parameters < SMALL or name == "float16"):
-            name = "float32"
-    return {
-        "float32": torch.float32,
-        "bfloat16": torch.bfloat16,
-        "float16": torch.float16,
-    }[name]

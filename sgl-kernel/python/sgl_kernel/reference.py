@@ -4,10 +4,13 @@ written for being read. ``srt.attention.reference`` is the one of attention over
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from sgl_kernel.experts import Routing
 
 ACTS = {
     "silu": F.silu,
@@ -24,8 +27,11 @@ def norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
 
 
 def gate(x: Tensor, act: str) -> Tensor:
-    """``act(x[:, :n]) * x[:, n:]`` of x [m, 2 n]."""
+    """``act(x[:, :n]) * x[:, n:]`` of x [m, 2 n]; GPT-OSS's gate as its code has it."""
     left, right = x.chunk(2, dim=-1)
+    if act == "clamped_swiglu":
+        left, right = left.clamp(max=7), right.clamp(-7, 7)
+        return (right + 1) * (left * torch.sigmoid(left * 1.702))
     return ACTS[act](left) * right
 
 
@@ -87,3 +93,53 @@ def attend(
         seen &= torch.arange(length) > at - window
     scores = scores.masked_fill(~seen, -math.inf)
     return torch.einsum("hnl,lhd->nhd", scores.softmax(-1), v)
+
+
+def route(logits: Tensor, rule: Routing) -> list[tuple[int, float]]:
+    """Experts of one token and their weights, in the order in which they are chosen, by sorting."""
+    scores = (logits.sigmoid() if rule.sigmoid else logits.softmax(0)).tolist()
+    bias = [0.0] * len(scores) if rule.bias is None else rule.bias.tolist()
+    merits = [score + more for score, more in zip(scores, bias)]
+    size = rule.experts // rule.groups
+    runs = [range(i, i + size) for i in range(0, rule.experts, size)]
+
+    def best(numbers: Sequence[int], worth: Sequence[float], count: int) -> list[int]:
+        return sorted(numbers, key=lambda i: (-worth[i], i))[:count]
+
+    sums = [sum(merits[e] for e in best(run, merits, rule.group_best)) for run in runs]
+    among = [e for g in best(range(rule.groups), sums, rule.kept) for e in runs[g]]
+    chosen = best(among, merits, rule.top_k)
+    total = sum(scores[e] for e in chosen) if rule.renormalise else 1.0
+    return [(e, scores[e] / total * rule.scale) for e in chosen]
+
+
+def experts(
+    x: Tensor,
+    rule: Routing,
+    router: Tensor,
+    gate_up: Sequence[Tensor],
+    down: Sequence[Tensor],
+    act: str = "silu",
+    router_bias: Tensor | None = None,
+    gate_up_bias: Sequence[Tensor | None] | None = None,
+    down_bias: Sequence[Tensor | None] | None = None,
+) -> Tensor:
+    """``experts.Experts`` over plain matrices [n, k], a token and an expert at a time."""
+    n, y = rule.experts, torch.zeros_like(x)
+
+    def one(e: int, row: Tensor) -> Tensor:
+        inner = gate_up[e] @ row
+        if gate_up_bias is not None and (bias := gate_up_bias[e]) is not None:
+            inner = inner + bias
+        out = down[e] @ gate(inner.unsqueeze(0), act)[0]
+        if down_bias is not None and (bias := down_bias[e]) is not None:
+            out = out + bias
+        return out
+
+    for t, row in enumerate(x):
+        logits = router @ row + (0 if router_bias is None else router_bias)
+        for e, weight in route(logits[:n], rule):
+            y[t] += weight * one(e, row)
+        if len(gate_up) > n:
+            y[t] += (logits[n].sigmoid() if len(router) > n else 1.0) * one(n, row)
+    return y

@@ -7,14 +7,20 @@ A buffer is float32 [tokens of a pass, width], known by its number. Models recor
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sgl_kernel.experts import Experts
+from sgl_kernel.lora import Adapted, Adapter
 from sgl_kernel.native import need
 from sgl_kernel.packed import ACTIVATIONS, Packed, address
 from sgl_kernel.paged import KV, Array, Fields, Heads, Pass, Rotary
+
+Groups: TypeAlias = tuple[Sequence[Adapter], Array]
 
 
 class Tape:
@@ -22,8 +28,10 @@ class Tape:
         native = need()
         self._tape = native.tape_new()
         self._widths: list[int] = []
+        self._embedded = 0  # width of the embeddings
         self._kept: list[object] = []
-        self._last, self._chooses = -1, False
+        self._reordered: dict[tuple[int, bool], int] = {}
+        self._last, self._chooses, self._adapts = -1, False, False
         # Not at exit: a thread may still be in ``run`` then, and memory goes with the process.
         weakref.finalize(self, native.tape_free, self._tape).atexit = False
 
@@ -32,8 +40,10 @@ class Tape:
         return int(need().tape_buffer(self._tape, width))
 
     def embed(self, table: Packed, scale: float = 1.0) -> int:
-        """Rows of the table by token id; a new buffer."""
+        """Rows of the table by token id, times ``scale``, or what the pass gives in their place; a
+        new buffer."""
         out = self._out(self.buffer(table.k), table)
+        self._embedded = table.k
         code, n, k, group, _, data = table.fields
         need().tape_embed(self._tape, out, code, n, k, group, data, scale)
         return out
@@ -45,11 +55,46 @@ class Tape:
         self._chooses = True
         return out
 
-    def norm(self, x: int, gain: Tensor, eps: float) -> int:
+    def norm(
+        self,
+        x: int,
+        gain: Tensor,
+        eps: float,
+        *,
+        into: int | None = None,
+        add: bool = False,
+        bias: Tensor | None = None,
+        centred: bool = False,
+        first: int = 0,
+    ) -> int:
+        """RMSNorm, or LayerNorm where ``centred``, written or added to ``into``, a new buffer by
+        default. A ``gain`` shorter than x is wide is that of the columns from ``first`` on."""
         gain = gain.float().contiguous()
-        out = self._out(self.buffer(self._widths[x]), gain)
-        need().tape_norm(self._tape, out, x, gain.data_ptr(), eps)
+        bias = None if bias is None else bias.float().contiguous()
+        width, count = self._widths[x], gain.numel()
+        into = self.buffer(width) if into is None else into
+        if self._widths[into] != width or not 0 <= first <= width - count:
+            raise ValueError(
+                f"buffers are {width} and {self._widths[into]} wide; {count} columns from {first} "
+                f"on cannot be normed."
+            )
+        out = self._out(into, gain, bias)
+        need().tape_norm(
+            self._tape, out, x, first, count, gain.data_ptr(), eps, address(bias), centred, add
+        )
         return out
+
+    def activate(self, x: int, act: str) -> None:
+        """In place."""
+        need().tape_activate(self._tape, self._out(x), ACTIVATIONS[act])
+
+    def place(self, x: int, table: Tensor) -> None:
+        """Add to each token the row of ``table`` [positions, width], float32, of its position.
+        Before ``choose``."""
+        table = table.float().contiguous()
+        if self._chooses or table.shape[1] != self._widths[x]:
+            raise ValueError(f"a table of width {table.shape[1]} cannot be added to buffer {x}.")
+        need().tape_place(self._tape, self._out(x, table), table.data_ptr())
 
     def linear(
         self,
@@ -62,11 +107,16 @@ class Tape:
         eps: float = 1e-6,
         bias: Tensor | None = None,
         act: str = "silu",
+        product: int = -1,
     ) -> int:
-        """As ``packed.linear``; ``into`` names the buffer written, a new one otherwise."""
+        """As ``packed.linear``; ``into`` names the buffer written, a new one otherwise. ``product``
+        is what adapters call it."""
         if self._widths[x] != weight.k:
             raise ValueError(f"buffer {x} is {self._widths[x]} wide; the weight takes {weight.k}.")
         gain = None if gain is None else gain.float().contiguous()
+        if weight.order is not None:
+            x = self._reorder(x, weight.order)
+            gain = None if gain is None else gain.index_select(0, weight.order)
         bias = None if bias is None else bias.float().contiguous()
         into = self.buffer(weight.outputs) if into is None else into
         out = self._out(into, weight, gain, bias)
@@ -74,6 +124,28 @@ class Tape:
             self._tape, out, x, *weight.fields, address(gain), eps, address(bias), add,
             ACTIVATIONS[act],
         )  # fmt: skip
+        if product >= 0:
+            need().tape_adapt(self._tape, product)
+            self._adapts = True
+        return out
+
+    def _reorder(self, x: int, order: Tensor) -> int:
+        """The columns of x in this order, until the next is asked for."""
+        key = self._widths[x], self._chooses
+        if key not in self._reordered:
+            self._reordered[key] = self.buffer(key[0])
+        out = self._out(self._reordered[key], order)
+        need().tape_reorder(self._tape, out, x, order.data_ptr())
+        return out
+
+    def experts(self, x: int, layer: Experts, into: int, gain: Tensor | None, eps: float) -> int:
+        """``into += layer(norm(x))``."""
+        widths = self._widths[x], self._widths[into]
+        if widths != (layer.width, layer.width):
+            raise ValueError(f"buffers are {widths} wide; the experts take {layer.width}.")
+        gain = None if gain is None else gain.float().contiguous()
+        out = self._out(into, layer, gain)
+        need().tape_experts(self._tape, out, x, layer.address, address(gain), eps)
         return out
 
     def append(self, qkv: int, heads: Heads, rotary: Rotary, kv: KV) -> None:
@@ -85,26 +157,36 @@ class Tape:
     def attend(self, qkv: int, heads: Heads, kv: KV, into: int | None = None) -> int:
         """As ``paged.attend``; ``into`` names the buffer written, a new one otherwise."""
         fields = [heads.fields, kv.fields]
-        into = self.buffer(heads.q * heads.dim) if into is None else into
+        into = self.buffer(heads.q * heads.value) if into is None else into
         out = self._out(into, *fields)
         need().tape_attend(self._tape, out, qkv, *(f.address for f in fields))
         return out
 
-    def run(self, pass_: Pass, chosen: Array, threads: int = 1) -> Tensor:
+    def run(
+        self, pass_: Pass, chosen: Array, threads: int = 1, groups: Groups | None = None
+    ) -> Tensor:
         """The last buffer written [rows, width], a new tensor. ``chosen``: int32 indices of tokens,
-        for a tape with ``choose``; other tapes give all rows. Raises MemoryError; ValueError for a
-        tape without operations, or indices of another kind."""
+        for a tape with ``choose``; other tapes give all rows. ``groups``: adapters, and for each
+        token the index of its own among them, or -1 (``Adapted``). Raises MemoryError; ValueError
+        for a tape without operations, or indices of another kind."""
         if self._last < 0:
             raise ValueError("the tape has no operations.")
         if chosen.dtype != np.int32 or not chosen.flags.c_contiguous:
             raise ValueError(f"chosen is {chosen.dtype}; contiguous int32 is needed.")
+        if pass_.width not in (0, self._embedded):
+            raise ValueError(
+                f"embeddings of width {pass_.width} are given; {self._embedded} is the tape's."
+            )
         rows = len(chosen) if self._chooses else pass_.tokens
         width = self._widths[self._last]
         out = torch.empty(rows, width)
         where = int(chosen.__array_interface__["data"][0])
-        got = need().tape_run(
-            self._tape, threads, pass_.address, where, len(chosen), out.data_ptr()
-        )
+        values = self._tape, threads, pass_.address, where, len(chosen), out.data_ptr()
+        if groups is None or not self._adapts:
+            got = need().tape_run(*values)
+        else:
+            used = [_adapted(groups[0], of) for of in (groups[1], groups[1][chosen])]
+            got = need().tape_run_adapted(*values, *(use and use.address for use in used))
         if got < 0:
             raise MemoryError(f"no memory for a pass of {pass_.tokens} tokens.")
         return out
@@ -113,6 +195,10 @@ class Tape:
         self._kept.extend(kept)
         self._last = buffer
         return buffer
+
+
+def _adapted(adapters: Sequence[Adapter], groups: Array) -> Adapted | None:
+    return Adapted(adapters, groups) if (groups >= 0).any() else None
 
 
 __all__ = ["KV", "Fields", "Heads", "Pass", "Rotary", "Tape"]

@@ -15,6 +15,7 @@ from srt.tokenizer.chat import ChatTemplateError
 
 if TYPE_CHECKING:
     from srt.layers.weight import Slots
+    from srt.models.checkpoint import Checkpoint
     from srt.models.config import ModelSpec
 
 TEXT = "Grüße, 世界 🙂"
@@ -37,13 +38,15 @@ class Model:
         self._directory: Path | None = None
         self._spec: ModelSpec | None = None
         self._slots: Slots = {}  # tensors that the model needs
+        self._checkpoint: Checkpoint | None = None
 
     def directory(self) -> Iterator[Finding]:
         """Where it is; nothing of the rest can be said of a model that is not here."""
-        from srt.models.location import HUB_ID, locate
+        from srt.files.location import HUB_FILE, HUB_ID, locate
 
         path, revision = self._config.model.model_path, self._config.model.revision
-        if path and not Path(path).expanduser().exists() and HUB_ID.fullmatch(path):
+        hub = HUB_FILE.fullmatch(path) or HUB_ID.fullmatch(path)
+        if path and not Path(path).expanduser().exists() and hub:
             self._directory = _fetched(path, revision)
             if self._directory is None:
                 fix = "nothing; it is fetched at the first start, which needs a network"
@@ -54,7 +57,10 @@ class Model:
         except ValueError as error:
             yield Finding("model", FAIL, str(error), "give a directory with --model-path")
             return
-        size = sum(file.stat().st_size for file in self._directory.glob("*.safetensors"))
+        files = [self._directory]
+        if self._directory.is_dir():
+            files = [*self._directory.glob("*.safetensors"), *self._directory.glob("*.gguf")]
+        size = sum(file.stat().st_size for file in files)
         yield Finding("model", OK, f"{self._directory}, {size / 1e9:.2f} GB of weights")
 
     def weights(self) -> Iterator[Finding]:
@@ -68,10 +74,11 @@ class Model:
         from srt.models.config import read_config
         from srt.models.open import open_checkpoint
         from srt.models.registry import lookup
+        from srt.models.renamed import named
 
         try:
             fields, architecture = read_config(self._directory)
-            family = lookup(architecture)
+            family = lookup(architecture, fields.values)
             self._spec = spec = family.read(fields, architecture)
         except ValueError as error:
             yield Finding("config", FAIL, str(error), "serve a model of a supported architecture")
@@ -84,35 +91,39 @@ class Model:
             yield Finding("weights", OK, "drawn at random (--load-format dummy)")
             return
         try:
-            checkpoint = open_checkpoint(self._directory, fields)
+            checkpoint = named(open_checkpoint(self._directory, fields), family)
             weights.match(self._slots, checkpoint, outline.ignores)
         except (ValueError, OSError) as error:
             yield Finding("weights", FAIL, str(error), "fetch the checkpoint again")
             return
-        yield Finding("weights", OK, f"{len(checkpoint.shapes)} tensors, as the configuration says")
+        self._checkpoint = checkpoint
+        found = f"{len(checkpoint.shapes)} tensors, as the configuration says"
+        stored = checkpoint.describe()
+        yield Finding("weights", OK, f"{found}; quantised: {stored}" if stored else found)
 
     def memory(self) -> Iterator[Finding]:
         """Whether weights and KV cache fit, as far as can be told without taking them."""
         if self._spec is None:
             return
         from srt.worker.kv import available_memory, bytes_per_token, pool_pages
-        from srt.worker.worker import context_length_of, device_of, dtype_of, parameters_of
+        from srt.worker.storage import storage_of
+        from srt.worker.worker import context_length_of, device_of
 
         config, spec = self._config, self._spec
         try:
             length, device = context_length_of(config.model, spec), device_of(config.model.device)
-            count = parameters_of(self._slots)
-            dtype = dtype_of(config.model.dtype, spec, count, device)
-            token, free = bytes_per_token(spec, dtype), available_memory(device)
-            held = count * dtype.itemsize
+            stored = storage_of(config, spec, self._slots, self._checkpoint, device)
+            token, free = bytes_per_token(spec, stored.kv_dtype), available_memory(device)
+            held, dtype = stored.weight_bytes, stored.dtype
             tokens = pool_pages(config.memory, token, held, length, device, free)
             tokens *= config.memory.page_size
         except (ValueError, MemoryError) as error:
             yield Finding("memory", FAIL, str(error), "lower what the message names")
             return
-        need, dtype_name = held + tokens * token, str(dtype).removeprefix("torch.")
+        need, names = held + tokens * token, str(dtype).removeprefix("torch.")
+        names = f"{stored.bits} bits and {names}" if stored.bits else names
         found = (
-            f"{count / 1e6:.1f} M parameters in {dtype_name} and {tokens} KV tokens of "
+            f"{stored.parameters / 1e6:.1f} M parameters in {names} and {tokens} KV tokens of "
             f"{token} bytes: {need / 1e9:.2f} GB of {free / 1e9:.2f} GB free on {device}"
         )
         if need > free:
@@ -188,11 +199,17 @@ def _knows_tools(tokenizer: Tokenizer, plain: str) -> bool:
 
 
 def _fetched(name: str, revision: str) -> Path | None:
-    """The hub model's directory in the cache of this machine."""
+    """The hub model's directory, or GGUF file, in the cache of this machine."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
+    from srt.files.location import HUB_FILE
+
+    named = HUB_FILE.fullmatch(name)
+    repository, file = (named[1], named[2]) if named else (name, "")
     try:
-        return Path(snapshot_download(name, revision=revision or None, local_files_only=True))
+        found = snapshot_download(repository, revision=revision or None, local_files_only=True)
     except (LocalEntryNotFoundError, HFValidationError, OSError):
         return None
+    path = Path(found) / file
+    return path if path.exists() else None

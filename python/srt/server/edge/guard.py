@@ -26,11 +26,12 @@ _ID = re.compile(rb"[!-~]{1,128}")
 
 ORDINARY = frozenset({
     "/", "/health", "/health_generate", "/get_model_info", "/model_info", "/generate", "/encode",
-    "/tokenize", "/detokenize", "/tokenizer_info", "/apply-template", "/models", "/rerank",
+    "/classify", "/tokenize", "/detokenize", "/tokenizer_info", "/apply-template", "/models", "/rerank",
     "/score", "/abort_request", "/openapi.json",
 })  # fmt: skip
 ORDINARY_BELOW = ("/v1/", "/v2/", "/explain/", "/page/")
-"""What every key may do. Everything else needs the admin's."""
+RESERVED = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+"""What every key may do, but for the last. Everything else needs the admin's."""
 
 
 class Guard:
@@ -124,7 +125,7 @@ class Guard:
 
 def ordinary(path: str) -> bool:
     """Whether every key may do it."""
-    return path in ORDINARY or path.startswith(ORDINARY_BELOW)
+    return path in ORDINARY or (path.startswith(ORDINARY_BELOW) and path not in RESERVED)
 
 
 def request_id(scope: Scope) -> str:

@@ -6,16 +6,19 @@ from __future__ import annotations
 import datetime
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 import msgspec
 
 from srt.core.ints import Ints, common_prefix, ints
+from srt.core.media import within
 from srt.core.messages import Origin
 from srt.program.output import Output
 from srt.program.request import Ask
 from srt.server.wire.caller import SHARED, Caller, current
 from srt.tokenizer import Tokenizer
 
+IMAGE = -1  # in place of a token's id (``core.segments.unmarked``)
 MAX_NAMES = 4096
 MAX_PROMPTS = 16  # of one request
 BEFORE, BEHIND = 24, 16  # tokens kept around the place where a prompt left the cache
@@ -25,8 +28,9 @@ class Reason(msgspec.Struct):
     """What became of ``tokens`` of a prompt.
 
     ``kind``: "cached", or why they were computed: "evicted", "flushed", "failed" (a forward pass
-    did, and the cache was emptied), "never_seen", "salt" (cached under another one), "page" (less
-    than a page agreed), "wanted" (their own outputs were), "disabled".
+    did, and the cache was emptied), "never_seen", "adapter" (cached under another one, or none),
+    "salt" (cached under another one), "page" (less than a page agreed), "wanted" (their own outputs
+    were), "disabled".
     """
 
     kind: str
@@ -80,7 +84,11 @@ class Entry:
         if origin is None or place in self.prompts or place >= MAX_PROMPTS:
             return
         first = max(0, origin.matched - BEFORE)
-        around = ask.prompt[first : origin.matched + len(origin.cached_next) + BEHIND]
+        last = origin.matched + len(origin.cached_next) + BEHIND
+        around = ask.prompt[first:last]
+        for medium in within(ask.media, first, last):
+            for i in range(max(medium.start, first), min(medium.end, last)):
+                around[i - first] = IMAGE
         now = datetime.datetime.now(datetime.timezone.utc)
         self.prompts[place] = Kept(len(ask.prompt), around, first, origin, now)
 
@@ -138,6 +146,12 @@ def explain(kept: Kept, tokenizer: Tokenizer, caller: Caller, shared: bool) -> E
     return Explanation(kept.length, origin.matched, computed, reasons, diverged, "\n".join(lines))
 
 
+def read(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """The text of tokens, "[image]" for each run that belongs to images or videos."""
+    runs = groupby(ids, key=lambda token: token < 0)
+    return "".join("[image]" if seen else tokenizer.decode(list(run)) for seen, run in runs)
+
+
 def _knows(caller: Caller) -> bool:
     """Whether the caller may read what its prompts meet in the cache: not where others share it."""
     return caller.admin or caller.namespace != SHARED
@@ -156,10 +170,16 @@ def _reasons(kept: Kept, caller: Caller, shared: bool) -> Iterator[Reason]:
         then = kept.at - datetime.timedelta(seconds=origin.evicted_ago)
         yield Reason(origin.why, lost, f"{_WHY[origin.why]} at {then:%Y-%m-%d %H:%M:%S} UTC")
         missing -= lost
-    elsewhere = min(max(origin.other - origin.matched - lost, 0), missing) if caller.admin else 0
+    adapted = min(max(origin.adapter - origin.matched - lost, 0), missing) if _knows(caller) else 0
+    if adapted:
+        yield Reason("adapter", adapted, "cached under another adapter, or none: it has other KV")
+        missing -= adapted
+    elsewhere = origin.other - origin.matched - lost - adapted if caller.admin else 0
+    elsewhere = min(max(elsewhere, 0), missing)
     if elsewhere:
         yield Reason("salt", elsewhere, "cached under another cache_salt, which is kept apart")
         missing -= elsewhere
+    elsewhere += adapted
     part = 0 if lost or elsewhere or not _knows(caller) else min(_agreed(kept), missing)
     if part:
         yield Reason("page", part, "agreed with a cached text, but not for a whole page")
@@ -183,7 +203,9 @@ _WHY = {
 def _agreed(kept: Kept) -> int:
     """Tokens behind the match that the cache holds too."""
     behind = kept.around[kept.origin.matched - kept.first :]
-    return common_prefix(ints(kept.origin.cached_next), behind)
+    agreed = common_prefix(ints(kept.origin.cached_next), behind)
+    texts = behind[:agreed]
+    return texts.index(IMAGE) if IMAGE in texts else agreed  # nobody knows whether it is the same
 
 
 def _diverged(kept: Kept, tokenizer: Tokenizer) -> Divergence:
@@ -191,7 +213,7 @@ def _diverged(kept: Kept, tokenizer: Tokenizer) -> Divergence:
     place = kept.origin.matched - kept.first + agreed
     return Divergence(
         kept.origin.matched + agreed,
-        tokenizer.decode(kept.around[max(0, place - BEFORE) : place]),
-        tokenizer.decode(kept.around[place : place + BEHIND]),
-        tokenizer.decode(kept.origin.cached_next[agreed : agreed + BEHIND]),
+        read(tokenizer, kept.around[max(0, place - BEFORE) : place]),
+        read(tokenizer, kept.around[place : place + BEHIND]),
+        read(tokenizer, kept.origin.cached_next[agreed : agreed + BEHIND]),
     )

@@ -25,8 +25,19 @@ class RedactedThinkingBlock(_Block, tag="redacted_thinking"):
     pass
 
 
+class ImageSource(msgspec.Struct):
+    type: Literal["base64", "url"]
+    media_type: str = "image/png"
+    data: str = ""
+    url: str = ""
+
+    @property
+    def address(self) -> str:
+        return self.url if self.type == "url" else f"data:{self.media_type};base64,{self.data}"
+
+
 class ImageBlock(_Block, tag="image"):
-    pass
+    source: ImageSource | None = None
 
 
 class DocumentBlock(_Block, tag="document"):

@@ -1,6 +1,7 @@
 """A body of /v1/messages as the chat that it is.
 
 system, or a message of that role  a system message
+image                              a part of the user's message
 text blocks                        one text: of a user or the system with a line break between
                                    them, of the assistant as they are
 tool_use                           a call of the assistant's message
@@ -23,6 +24,7 @@ from srt.server.fields import SharedBody, refuse
 from srt.server.messages.body import (
     Block,
     CustomTool,
+    ImageBlock,
     MessagesBody,
     RedactedThinkingBlock,
     TextBlock,
@@ -216,8 +218,28 @@ def _user(placed: Iterable[Placed], calls: Calls) -> list[dict[str, Any]]:
             results = [_result(where, block, calls) for where, block in group]
             found += sorted(results, key=lambda result: calls[result["tool_call_id"]])
         else:
-            found.append({"role": "user", "content": "\n".join(map(_text, group))})
+            found.append({"role": "user", "content": _content(list(group))})
     return found
+
+
+def _content(placed: list[Placed]) -> str | list[dict[str, Any]]:
+    """One text, or texts with images between them."""
+    if not any(isinstance(block, ImageBlock) for _, block in placed):
+        return "\n".join(map(_text, placed))
+    parts: list[dict[str, Any]] = []
+    for is_image, group in groupby(placed, lambda item: isinstance(item[1], ImageBlock)):
+        if is_image:
+            parts += [_image(where, block) for where, block in group]
+        else:
+            parts.append({"type": "text", "text": "\n".join(map(_text, group))})
+    return parts
+
+
+def _image(where: str, block: Block) -> dict[str, Any]:
+    assert isinstance(block, ImageBlock)
+    if block.source is None:
+        raise RequestError(f"{where}.source is missing; give base64 data.", "messages")
+    return {"type": "image_url", "image_url": block.source.address}
 
 
 def _result(where: str, block: Block, calls: Calls) -> dict[str, Any]:
@@ -244,7 +266,7 @@ def _text(placed: Placed) -> str:
 def _refuse(where: str, block: Block) -> NoReturn:
     kind = block.__struct_config__.tag
     media = kind in ("image", "document", "search_result")
-    reason = "is not available in this version" if media else "has no place there"
+    reason = "is not available there" if media else "has no place there"
     raise RequestError(
         f"{where} is of type {kind!r}, which {reason}; give text.", "messages", "unsupported"
     )

@@ -25,7 +25,14 @@ _RANKING: Bodies = [{"query": "a lamp", "documents": _TEXTS, "top_n": 1, "return
 _TOKENIZE: Bodies = [{"prompt": _QUESTION}, {"text": _TEXTS, "return_token_strs": True}]
 _DETOKENIZE: Bodies = [{"tokens": [20, 21, 22]}, {"tokens": [[20], [21, 22]]}]
 
+_LOAD: Bodies = [{"lora_name": "poet", "lora_path": "poet"}]
+_UNLOAD: Bodies = [{"lora_name": "poet"}]
+
 EXAMPLES: dict[str, Bodies] = {
+    "/load_lora_adapter": _LOAD,
+    "/unload_lora_adapter": _UNLOAD,
+    "/v1/load_lora_adapter": _LOAD,
+    "/v1/unload_lora_adapter": _UNLOAD,
     "/generate": [
         {"text": _QUESTION, "sampling_params": {"temperature": 0, "max_new_tokens": 8}},
         {"text": _TEXTS, "sampling_params": {"max_new_tokens": 4}, "stream": True},
@@ -36,6 +43,7 @@ EXAMPLES: dict[str, Bodies] = {
                                               "choices_scoring": "whole"}},
         {"text": "A number:", "sampling_params": {"regex": " [0-9]{2}", "stop": "\n", "n": 2}},
     ],
+    "/classify": [{"input": _QUESTION}, {"input": _TEXTS}],
     "/encode": [{"text": _QUESTION}, {"text": _TEXTS, "pooling": "mean"}],
     "/v1/completions": [
         {"prompt": _QUESTION, **_GREEDY, "echo": True, "logprobs": 2},

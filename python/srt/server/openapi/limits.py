@@ -103,6 +103,7 @@ _SHAPES: dict[str, Schema] = {
     "EncodeBody.input_ids": _or_null(_IDS, _list(_STRING), _list(_IDS)),
     "CompletionBody.prompt": _PROMPTS,
     "EmbeddingBody.input": _PROMPTS,
+    "ClassifyBody.input": _PROMPTS,
     "ScoreBody.items": _PROMPTS,
     "ResponsesBody.input": {"anyOf": [_STRING, _list(_OBJECT)]},
     "ChatBody.messages": _list(_MESSAGE),

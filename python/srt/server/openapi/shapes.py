@@ -68,6 +68,7 @@ class ModelInfo(EngineInfo, frozen=True, kw_only=True):
     served_model_name: str
     is_generation: bool
     constraints: list[str]
+    placeholders: dict[str, str]
 
 
 class ServerInfo(EngineInfo, frozen=True, kw_only=True):
@@ -98,6 +99,14 @@ class Models(Struct):
 class Flushed(Struct):
     success: Literal[True]
     message: str
+
+
+class Adapters(Struct):
+    """``loaded_adapters``: names and paths."""
+
+    success: Literal[True]
+    message: str
+    loaded_adapters: dict[str, str]
 
 
 class Aborted(Struct):
@@ -237,6 +246,25 @@ class EncodedMeta(Struct):
 class Encoded(Struct):
     embedding: list[float]
     meta_info: EncodedMeta
+
+
+class Label(Struct):
+    """``label`` is the most likely one; ``probs`` and ``scores`` are in the order of the labels."""
+
+    index: Count
+    label: str
+    probs: list[float]
+    scores: list[float]
+    num_classes: Count
+
+
+class Classified(Struct):
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Label]
+    usage: Usage
 
 
 # -- scores ---------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from srt.program.request import RequestError
+from srt.server.explain.explanations import read
 from srt.server.service import Service
 from srt.server.wire.caller import current
 from srt.server.wire.errors import ServerError, json_response
@@ -121,8 +122,8 @@ def _node(service: Service, node: dict[str, Any], seen: bool) -> dict[str, Any]:
     """A node with text for ids; whose it is and what it says only where the caller may see."""
     shown = {key: value for key, value in node.items() if key != "text_ids"}
     if not seen:
-        return {**shown, "text": "", "namespace": ""}
-    text = service.tokenizer.decode(node["text_ids"])
+        return {**shown, "text": "", "namespace": "", "adapter": ""}
+    text = read(service.tokenizer, node["text_ids"])
     more = len(node["text_ids"]) < node["tokens"]
     return {**shown, "text": _line(text, more), "namespace": _line(node["namespace"])}
 

@@ -98,7 +98,12 @@ def _message(where: str, entry: Item) -> Item:
     if not isinstance(content, list):
         raise _wrong(f"{where}.content", "must be text or a list of parts")
     kind = "output_text" if role == "assistant" else "input_text"
-    parts = [_part(f"{where}.content[{i}]", part, kind) for i, part in enumerate(content)]
+    parts = [
+        _image(f"{where}.content[{i}]", part)
+        if role == "user" and isinstance(part, dict) and part.get("type") == "input_image"
+        else _part(f"{where}.content[{i}]", part, kind)
+        for i, part in enumerate(content)
+    ]
     return {"role": role, "status": "completed", "content": parts}
 
 
@@ -109,12 +114,20 @@ def _part(where: str, part: Any, kind: str) -> Item:
         return {"type": "refusal", "refusal": part["refusal"]}
     if given not in _TEXTS:
         raise RequestError(
-            f"{where}.type is {given!r:.60}; only text ({kind}) is available.",
+            f"{where}.type is {given!r:.60}; text ({kind}) is available here, and input_image in "
+            "messages of the user.",
             "input",
             "unsupported",
         )
     text = _text(where, part, "text")
     return {"type": kind, "text": text, **({"annotations": []} if kind == "output_text" else {})}
+
+
+def _image(where: str, part: Item) -> Item:
+    url = part.get("image_url")
+    if not isinstance(url, str):
+        raise _wrong(f"{where}.image_url", "is missing; files are not kept here, give a data URL")
+    return {"type": "input_image", "image_url": url, "detail": part.get("detail") or "auto"}
 
 
 def _reasoning(where: str, entry: Item) -> Item:
@@ -192,7 +205,7 @@ def messages_of(instructions: str | None, items: Sequence[Item]) -> list[dict[st
             if call in results:
                 message["name"] = results[call]
         elif kind == "message" and item["role"] != "assistant":
-            message = {"role": item["role"], "content": _words(item["content"])}
+            message = {"role": item["role"], "content": _content(item["content"])}
         else:
             if kind == "function_call":
                 results[item["call_id"]] = item["name"]
@@ -222,6 +235,11 @@ def _join(message: dict[str, Any], item: Item) -> None:
         function = {"name": item["name"], "arguments": item["arguments"]}
         call = {"id": item["call_id"], "type": "function", "function": function}
         message.setdefault("tool_calls", []).append(call)
+
+
+def _content(content: list[Item]) -> str | list[Item]:
+    """The text of parts, or the parts where there are images."""
+    return content if any(part["type"] == "input_image" for part in content) else _words(content)
 
 
 def _words(content: str | list[Item]) -> str:

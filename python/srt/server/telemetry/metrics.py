@@ -30,6 +30,8 @@ _GAUGES = {
     "waiting": ("num_queue_reqs", "requests waiting"),
     "compiling": ("num_grammar_queue_reqs", "requests whose grammar is being compiled"),
     "total_tokens": ("max_total_num_tokens", "size of the KV cache in tokens"),
+    "adapters": ("num_lora_adapters", "adapters loaded"),
+    "adapter_bytes": ("lora_adapter_bytes", "memory of the adapters that are loaded"),
     "evictable_tokens": ("num_evictable_tokens", "KV tokens that only the prefix cache holds"),
 }
 # Counters, likewise. Those of a new engine begin at 0: what it counts is added.
@@ -40,6 +42,8 @@ _COUNTERS = {
     "forced_tokens": ("forced_tokens_total", "tokens written without a draw"),
     "drafted_tokens": ("drafted_tokens_total", "tokens guessed ahead"),
     "accepted_tokens": ("accepted_tokens_total", "tokens guessed ahead that were then drawn"),
+    "encoded_media": ("encoded_media_total", "images and videos that the vision tower has read"),
+    "reread_media": ("reread_media_total", "images and videos whose hidden states were kept"),
     "evicted_tokens": ("evicted_tokens_total", "KV tokens evicted from the prefix cache"),
     "retractions": ("num_retractions_total", "running requests sent back to the queue"),
     "failed": ("num_failed_requests_total", "requests that the engine failed"),

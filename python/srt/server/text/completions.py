@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -88,13 +89,13 @@ async def _asks(service: Service, body: CompletionBody, rid: str) -> tuple[list[
     sampling, logprobs = _sampling(body), _logprobs(body)
     salt = body.cache_salt or ""
     whole = body.choices_scoring == "whole"
+    adapter = service.adapters.of(body.model, body.lora_path)
     special = body.add_special_tokens is not False
     asks, echoes = [], []
     for name, prompt in zip(places("prompt", prompts), prompts):
         ids = await read_prompt(service, prompt, name, special)
-        asks.append(
-            Ask(ids, sampling, logprobs, rid, body.priority or 0, salt, score_choices=whole)
-        )
+        ask = Ask(ids, sampling, logprobs, rid, body.priority or 0, salt, score_choices=whole)
+        asks.append(replace(ask, adapter=adapter))
         text = prompt if isinstance(prompt, str) else service.tokenizer.decode(ids)
         echoes.append(text if body.echo else "")
     return asks, echoes

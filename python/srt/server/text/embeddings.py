@@ -48,6 +48,7 @@ class PoolingFields(msgspec.Struct, kw_only=True):
     rid: str | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    lora_path: str | None = None
 
 
 class VectorFields(PoolingFields, kw_only=True):
@@ -88,7 +89,7 @@ async def _embeddings(service: Service, body: EmbeddingBody) -> dict[str, Any]:
     found = await embed(service, body, prompts, places("input", prompts))
     data = []
     for index, done in enumerate(found):
-        vector = _shaped(body, done)
+        vector = _shaped(service, body, done)
         shown = _base64(vector) if form == "base64" else vector.tolist()
         item = {"object": "embedding", "index": index, "embedding": shown}
         data.append(msgspec.Raw(msgspec.json.encode(item)))
@@ -124,7 +125,7 @@ async def answer(service: Service, body: EncodeBody) -> dict[str, Any] | list[di
             "cached_tokens": done.cached,
             "forward_passes": done.passes,
         }
-        shown.append({"embedding": _shaped(body, done).tolist(), "meta_info": meta})
+        shown.append({"embedding": _shaped(service, body, done).tolist(), "meta_info": meta})
         await asyncio.sleep(0)
     return shown[0] if single else shown
 
@@ -156,6 +157,7 @@ async def read_asks(
         raise RequestError(f"{field} has {len(names)} entries; at most {MAX_INPUTS}.", field)
     service.admit(len(names))
     special = body.add_special_tokens is not False
+    adapter = service.adapters.of(body.model, body.lora_path)
     rid, salt, priority = body.rid or "", body.cache_salt or "", body.priority or 0
     asks, total = [], 0
     for name, prompt in zip(names, prompts):
@@ -165,7 +167,7 @@ async def read_asks(
             raise RequestError(
                 f"{field} has more than {MAX_TOKENS} tokens in all; send fewer at once.", field
             )
-        asks.append(Ask(ids, _NOTHING, None, rid, priority, salt))
+        asks.append(Ask(ids, _NOTHING, None, rid, priority, salt, adapter=adapter))
     return asks
 
 
@@ -188,17 +190,20 @@ def usage(found: Sequence[Done]) -> dict[str, Any]:
 
 
 def _verify_dimensions(service: Service, body: VectorFields) -> None:
-    if body.dimensions is not None and not 1 <= body.dimensions <= service.info.hidden_size:
+    size = len(service.info.labels) or service.info.hidden_size
+    if body.dimensions is not None and not 1 <= body.dimensions <= size:
         raise RequestError(
-            f"dimensions is {body.dimensions}; this model's vectors have {service.info.hidden_size}"
+            f"dimensions is {body.dimensions}; this model's vectors have {size}"
             " numbers, of which the first may be asked for.",
             "dimensions",
         )
 
 
-def _shaped(body: VectorFields, done: Done) -> Floats:
+def _shaped(service: Service, body: VectorFields, done: Done) -> Floats:
+    """A classifier's scores are left as they are, unless the body says otherwise."""
     vector = vector_of(done)[: body.dimensions]
-    return vector if body.normalize is False else unit(vector)
+    wanted = not service.info.labels if body.normalize is None else body.normalize
+    return unit(vector) if wanted else vector
 
 
 def _base64(vector: Floats) -> str:

@@ -16,6 +16,7 @@ from srt.core.segments import Segments
 from srt.program.output import Output, PromptLogprobs
 from srt.program.parts import read_parts
 from srt.program.request import Ask, Logprobs, RequestError, sampling_from
+from srt.program.sources import sources_of
 from srt.server.service import Service
 from srt.server.wire.body import read_body
 from srt.server.wire.errors import json_response
@@ -45,15 +46,13 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     image_data: Any = None
     video_data: Any = None
     audio_data: Any = None
-    lora_path: Any = None
+    lora_path: str | list[str | None] | None = None
     input_embeds: Any = None
     return_hidden_states: Any = None
 
 
 _PROMPTS = ("text", "input_ids", "parts")
-_UNSUPPORTED = (
-    "image_data", "video_data", "audio_data", "lora_path", "input_embeds", "return_hidden_states",
-)  # fmt: skip
+_UNSUPPORTED = ("audio_data", "input_embeds", "return_hidden_states")
 
 
 class Asked(msgspec.Struct):
@@ -132,15 +131,24 @@ async def _asks(service: Service, body: GenerateBody) -> Asked:
     starts = _each(body.logprob_start_len, count, "logprob_start_len", -1)
     tops = _each(body.top_logprobs_num, count, "top_logprobs_num", 0)
     probes = _probes(body.token_ids_logprob, count)
+    paths = _each(body.lora_path, count, "lora_path", None)
+    adapters = [service.adapters.of(lora_path=path) for path in paths]
+    images = sources_of("image", body.image_data, count, "image_data")
+    videos = sources_of("video", body.video_data, count, "video_data")
     asks = []
     for i, prompt in enumerate(prompts):
         rid = rids[i] or uuid.uuid4().hex
         sampling = sampling_from(settings[i])
         logprobs = Logprobs(top=tops[i], start=starts[i], probe=probes[i]) if wanted[i] else None
         ids, segments = await _read(service, body, prompt)
+        field = "video_data" if videos[i] and not images[i] else "image_data"
+        seen = await service.see(ids, [*images[i], *videos[i]], segments, field)
         salt = body.cache_salt or ""
         whole = settings[i].get("choices_scoring") == "whole"
-        asks.append(Ask(ids, sampling, logprobs, rid, body.priority or 0, salt, segments, whole))
+        asks.append(
+            Ask(seen.tokens, sampling, logprobs, rid, body.priority or 0, salt, seen.segments,
+                whole, media=seen.media, adapter=adapters[i])
+        )  # fmt: skip
     single = not listed and asks[0].sampling.n == 1
     return Asked(asks, single, bool(body.return_text_in_logprobs))
 

@@ -1,0 +1,142 @@
+"""Storage: how weights and KV cache lie in memory, from what was asked for and what the checkpoint
+is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from srt.config import Config, ModelConfig
+from srt.config.sections import PUBLISHED
+from srt.layers.weight import Slots
+from srt.models.checkpoint import Checkpoint
+from srt.models.config import ModelSpec
+
+# Bytes of a parameter in memory, by --quantization; its scales included.
+BYTES = {"int8": 1.01, "int8wo": 1.01, "int4": 0.57}
+# Of a published weight, by its bits: with scales and zeros for groups of 64.
+PACKED_BYTES = {4: 0.6, 8: 1.1}
+KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# Below this many parameters float32 is as fast as bfloat16 on a CPU and far more reproducible.
+SMALL = 100_000_000
+
+
+@dataclass(frozen=True)
+class Storage:
+    """
+    Attributes:
+        dtype: of weights that are floats.
+        torch_because: why native kernels do not run the model, "" where they do.
+        quantization: on load: a name of ``BYTES``, or "none".
+        bits: of weights that stay as they were published, 0 where none do.
+        weight_bytes: about what the weights take.
+    """
+
+    parameters: int
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    torch_because: str
+    quantization: str
+    bits: int
+    weight_bytes: int
+
+
+def storage_of(
+    config: Config,
+    spec: ModelSpec,
+    slots: Slots,
+    checkpoint: Checkpoint | None,
+    device: torch.device,
+) -> Storage:
+    """``checkpoint``: None for dummy weights. Raises ValueError for what cannot be."""
+    settings, asked = config.model, config.memory.kv_cache_dtype
+    parameters = sum(math.prod(slot.shape) for slot in slots.values())
+    on_load = quantised_on_load(settings.quantization, checkpoint)
+    published = checkpoint is not None and any(map(checkpoint.bits, checkpoint.shapes))
+    dtype = dtype_of(settings.dtype, spec, parameters, device, published)
+    why = no_native(settings, dtype, device)
+    if why and on_load != "none":
+        raise ValueError(f"--quantization {on_load} needs native kernels: {why}. Leave it out.")
+    if why and asked == "int8":
+        raise ValueError(f"--kv-cache-dtype int8 needs native kernels: {why}. Use fp8 or auto.")
+    bits = packed_bits(checkpoint, dtype, not why)
+    size = weight_bytes(slots, checkpoint, on_load, dtype, bits > 0)
+    kv_dtype = KV_DTYPES.get(asked, dtype)
+    return Storage(parameters, dtype, kv_dtype, why, on_load, bits, size)
+
+
+def quantised_on_load(asked: str, checkpoint: Checkpoint | None) -> str:
+    """What is left to do of ``--quantization`` ``asked``: "none", or a name of ``BYTES``.
+
+    The name of a published format asserts that the checkpoint is in it. Raises ValueError where it
+    is not, and for a checkpoint that would be quantised a second time.
+    """
+    if asked in PUBLISHED:
+        method = "" if checkpoint is None else checkpoint.method
+        if asked == method:
+            return "none"
+        what = f"quantised with {method}" if method else "not quantised"
+        if checkpoint is None:
+            what = "of dummy weights"
+        raise ValueError(
+            f"--quantization {asked} says what the checkpoint is; it is {what}. Leave it out."
+        )
+    if asked != "none" and checkpoint is not None and any(map(checkpoint.bits, checkpoint.shapes)):
+        raise ValueError(
+            f"--quantization {asked} would quantise weights a second time: the checkpoint is "
+            f"{checkpoint.describe()}. Leave it out, or use the unquantised checkpoint."
+        )
+    return asked
+
+
+def dtype_of(
+    name: str, spec: ModelSpec, parameters: int, device: torch.device, published: bool = False
+) -> torch.dtype:
+    """ "auto" is the checkpoint's dtype, except on a CPU: float32 for small models and in place of
+    float16, which CPUs emulate; bfloat16 for larger ones whose weights are ``published`` in 4 or 8
+    bits, which they keep in it."""
+    if name == "auto":
+        if device.type == "cpu" and published and parameters >= SMALL:
+            return torch.bfloat16
+        name = spec.dtype if spec.dtype in DTYPES else "float32"
+        if device.type == "cpu" and (parameters < SMALL or name == "float16"):
+            name = "float32"
+    return DTYPES[name]
+
+
+def no_native(settings: ModelConfig, dtype: torch.dtype, device: torch.device) -> str:
+    """Why a model does not run on native CPU kernels, "" where it does."""
+    if settings.cpu_kernels == "torch":
+        return "--cpu-kernels torch"
+    try:
+        from srt.worker.native import unfit
+    except ImportError:
+        why = "the package sgl-kernel is not installed (pip install ./sgl-kernel)"
+    else:
+        why = unfit(dtype, device)
+    if why and settings.cpu_kernels == "native":
+        raise ValueError(f"--cpu-kernels native cannot be: {why}.")
+    return why
+
+
+def packed_bits(checkpoint: Checkpoint | None, dtype: torch.dtype, native: bool) -> int:
+    """Bits of most weights where they stay as they were published: with native kernels, in
+    bfloat16. 0: they become floats (float32 asks for exact arithmetic)."""
+    if checkpoint is None or not native or dtype != torch.bfloat16:
+        return 0
+    bits = [checkpoint.bits(name) for name in checkpoint.shapes]
+    return max((b for b in set(bits) if b), key=bits.count, default=0)
+
+
+def weight_bytes(
+    slots: Slots, checkpoint: Checkpoint | None, on_load: str, dtype: torch.dtype, packed: bool
+) -> int:
+    total = 0.0
+    for name, slot in slots.items():
+        bits = checkpoint.bits(name) if checkpoint is not None and packed else 0
+        each = PACKED_BYTES[bits] if bits else BYTES.get(on_load, dtype.itemsize)
+        total += math.prod(slot.shape) * each
+    return int(total)

@@ -1,0 +1,104 @@
+"""What a tape does beside products and attention, against float64: either norm, written, added or
+of some columns in place; activations; rows by position."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sgl_kernel import native
+from torch import Tensor
+
+pytestmark = pytest.mark.skipif(not native.AVAILABLE, reason=f"no extension: {native.WHY}")
+
+TOKENS = 5
+WIDTHS = [1, 2, 7, 16, 17, 48, 65, 127, 576]
+
+
+@pytest.fixture(params=native.isas())
+def isa(request):
+    native.choose(request.param)
+    yield request.param
+    native.choose()
+
+
+def rows(count: int, width: int, seed: int, mean: float = 0.0) -> Tensor:
+    return torch.randn(count, width, generator=torch.Generator().manual_seed(seed)) + mean
+
+
+class Words:
+    """A tape whose first buffer holds ``x``, and a pass that runs it."""
+
+    def __init__(self, x: Tensor) -> None:
+        from sgl_kernel import packed
+        from sgl_kernel.tape import Pass, Tape
+
+        arena = packed.Arena(packed.packed_bytes(*x.shape, "f32"))
+        self.table = packed.pack(x, "f32", arena=arena)
+        self.tape = Tape()
+        self.x = self.tape.embed(self.table)
+        ids = np.arange(TOKENS, dtype=np.int32)
+        ends = np.array([0, TOKENS], dtype=np.int32)
+        self.positions = ids[::-1].copy()
+        self.work = Pass(ids, self.positions, ends[:1], ends[1:], ends, ids, 1)
+
+    def run(self, threads: int = 1) -> Tensor:
+        return self.tape.run(self.work, np.empty(0, dtype=np.int32), threads)
+
+
+def normed(x: Tensor, gain: Tensor, eps: float, bias: Tensor | None, centred: bool) -> Tensor:
+    x = x.double()
+    if centred:
+        x = x - x.mean(-1, keepdim=True)
+    y = x * x.square().mean(-1, keepdim=True).add(eps).rsqrt() * gain.double()
+    return y if bias is None else y + bias.double()
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_norms(isa, centred: bool) -> None:
+    for width in WIDTHS:
+        x, gain = rows(TOKENS, width, width, mean=2.0), rows(1, width, 1)[0]
+        for bias in (None, rows(1, width, 2)[0]):
+            for add in (False, True):
+                words = Words(x)
+                into = words.tape.embed(words.table) if add else None
+                words.tape.norm(words.x, gain, 1e-3, into=into, add=add, bias=bias, centred=centred)
+                want = normed(x, gain, 1e-3, bias, centred) + (x.double() if add else 0)
+                got = words.run()
+                # What is subtracted, too, is rounded.
+                top = want.abs().amax(-1, keepdim=True) + 2 * gain.abs().max()
+                assert ((got.double() - want).abs() <= 1e-5 * top).all(), (width, add)
+                assert torch.equal(got, words.run(threads=3))
+
+
+def test_columns_are_normed_in_place(isa) -> None:
+    x, gain = rows(TOKENS, 64, 3), rows(1, 24, 4)[0]
+    words = Words(x)
+    words.tape.norm(words.x, gain, 1e-5, into=words.x, first=16)
+    got = words.run()
+    want = normed(x[:, 16:40], gain, 1e-5, None, False)
+    assert torch.equal(got[:, :16], x[:, :16])
+    assert torch.equal(got[:, 40:], x[:, 40:])
+    assert (got[:, 16:40].double() - want).abs().max() < 1e-5
+    with pytest.raises(ValueError, match="24 columns from 41"):
+        words.tape.norm(words.x, gain, 1e-5, into=words.x, first=41)
+
+
+@pytest.mark.parametrize("act", ["silu", "gelu", "gelu_pytorch_tanh", "relu"])
+def test_activations(isa, act: str) -> None:
+    from srt.layers.activations import ACTIVATIONS
+
+    for width in WIDTHS:
+        x = 3 * rows(TOKENS, width, width)
+        words = Words(x)
+        words.tape.activate(words.x, act)
+        assert (words.run().double() - ACTIVATIONS[act](x.double())).abs().max() < 1e-5
+
+
+def test_rows_by_position(isa) -> None:
+    x, table = rows(TOKENS, 33, 5), rows(9, 33, 6)
+    words = Words(x)
+    words.tape.place(words.x, table)
+    assert torch.equal(words.run(), x + table[torch.from_numpy(words.positions).long()])
+    with pytest.raises(ValueError, match="width 32"):
+        words.tape.place(words.x, table[:, :32])
