@@ -28,7 +28,7 @@ class Format(NamedTuple):
     make: Maker
     config: dict[str, Any]
     bits: int = 0  # that native kernels keep
-    bound: float = 0.03
+    bound: float = 0.02
 
 
 def words(fields: Tensor, bits: int) -> Tensor:
@@ -179,7 +179,7 @@ def int8(dynamic: bool) -> Format:
     config = compressed(
         "int-quantized", activations, num_bits=8, type="int", symmetric=True, strategy="channel"
     )
-    return Format(make, config, 8, bound=0.1)
+    return Format(make, config, 8, bound=0.05)
 
 
 def float8(strategy: str, block: int = 0, deepseek: bool = False) -> Format:

@@ -26,8 +26,8 @@ _ID = re.compile(rb"[!-~]{1,128}")
 
 ORDINARY = frozenset({
     "/", "/health", "/health_generate", "/get_model_info", "/model_info", "/generate", "/encode",
-    "/classify", "/tokenize", "/detokenize", "/tokenizer_info", "/apply-template", "/models", "/rerank",
-    "/score", "/abort_request", "/openapi.json",
+    "/classify", "/tokenize", "/detokenize", "/tokenizer_info", "/apply-template", "/models",
+    "/rerank", "/score", "/abort_request", "/openapi.json",
 })  # fmt: skip
 ORDINARY_BELOW = ("/v1/", "/v2/", "/explain/", "/page/")
 RESERVED = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
