@@ -9,29 +9,16 @@ from typing import Any
 import pytest
 from helpers import hf_models
 from helpers.hf_models import make, save
-from helpers.paged import Paged, Sequence
-from helpers.parity import TOLERANCE
+from helpers.paged import Paged
+from helpers.parity import hold_shared_prefix
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_rows_read_pages_that_their_batch_writes(page_size: int, tmp_path: Path) -> None:
-    """Three rows share a prefix that the first of them computes in the same pass."""
     settings = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
     model = make("Qwen2ForCausalLM", **settings)
     paged = Paged(save(model, tmp_path), page_size, 1)
-    r = random.Random(5)
-    prefix = [r.randrange(97) for _ in range(16)]
-    texts = [prefix + [r.randrange(97) for _ in range(n)] for n in (6, 9, 1)]
-    first = Sequence(texts[0])
-    rows = [paged.row(first, len(texts[0]))]
-    for text in texts[1:]:
-        sharing = Sequence(text, first.pages[: 16 // page_size], done=16)
-        rows.append(paged.row(sharing, len(text) - 16))
-    # The reader may come before the writer: all rows are stored before any attends.
-    got = paged.logits([rows[1], rows[0], rows[2]])
-    want = [hf_models.logits(model, text) for text in texts]
-    for out, reference in zip(got, [want[1][16:], want[0], want[2][16:]]):
-        assert (out - reference).abs().max() < TOLERANCE
+    hold_shared_prefix(paged, model, page_size)
 
 
 def test_long_greedy_texts_of_a_sharded_checkpoint(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from helpers import hf_models
 from helpers.paged import Paged, Sequence
 from torch import Tensor
@@ -109,6 +110,35 @@ def compare(results: list[Tensor], wanted: list[Tensor], where: str) -> None:
     for result, want in zip(results, wanted, strict=True):
         worst = (result - want).abs().max().item()
         assert worst < TOLERANCE, f"{where}: logits differ by {worst:.2g}"
+
+
+def hold_bits(paged: Paged) -> None:
+    """A row has the same bits alone, in one piece, and in pieces beside others."""
+    r = random.Random(1)
+    texts = [[r.randrange(97) for _ in range(n)] for n in (23, 5, 31, 1, 12)]
+    alone = [Sequence(text) for text in texts]
+    whole(paged, alone, r)
+    together = [Sequence(text) for text in texts]
+    while left := [s for s in together if s.done < len(s.tokens)]:
+        paged.advance([(s, r.randint(1, min(9, len(s.tokens) - s.done))) for s in left])
+    for sequence, want in zip(together, alone):
+        assert torch.equal(sequence.result, want.result)
+
+
+def hold_shared_prefix(paged: Paged, model: Any, page_size: int) -> None:
+    """Three rows share a prefix that the first of them computes in the same pass."""
+    r = random.Random(5)
+    prefix = [r.randrange(97) for _ in range(16)]
+    texts = [prefix + [r.randrange(97) for _ in range(n)] for n in (6, 9, 1)]
+    first = Sequence(texts[0])
+    rows = [paged.row(first, len(texts[0]))]
+    for text in texts[1:]:
+        sharing = Sequence(text, first.pages[: 16 // page_size], done=16)
+        rows.append(paged.row(sharing, len(text) - 16))
+    # The reader may come before the writer: all rows are stored before any attends.
+    got = paged.logits([rows[1], rows[0], rows[2]])
+    want = [hf_models.logits(model, text) for text in texts]
+    compare(got, [want[1][16:], want[0], want[2][16:]], "a prefix of the same pass")
 
 
 def whole(paged: Paged, sequences: list[Sequence], r: random.Random) -> None:

@@ -51,9 +51,7 @@ class CausalLM:
         width = spec.hidden_size
         embeds = self.first or (self.last and spec.tied)
         self.embedding = Embedding(spec.vocab_size, width, place) if embeds else None
-        self.norm: RMSNorm | LayerNorm | None = None
-        if self.last:
-            self.norm = RMSNorm(width, spec.eps, place)
+        self.norm = self.final_norm() if self.last else None
         self.head = self.embedding if spec.tied else None
         if self.last and not spec.tied:
             self.head = Embedding(spec.outputs, width, place)
@@ -76,6 +74,10 @@ class CausalLM:
     def block(self, layer: int, index: int) -> Block:
         """Layer ``layer`` of the model, the one with number ``index`` here and among the pools."""
         raise NotImplementedError
+
+    def final_norm(self) -> RMSNorm | LayerNorm:
+        """What stands behind the last layer."""
+        return RMSNorm(self.spec.hidden_size, self.spec.eps, self.place)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Token ids [T] -> [T, width], as the first block wants them."""

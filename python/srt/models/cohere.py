@@ -12,7 +12,7 @@ from torch import Tensor
 
 from srt.layers.attention import AttentionShape, HeadNorm, SelfAttention
 from srt.layers.mlp import GatedMLP
-from srt.layers.norm import LayerNorm
+from srt.layers.norm import LayerNorm, RMSNorm
 from srt.layers.recorder import Recorder, Source
 from srt.layers.rotary import Rotary, from_pairs
 from srt.layers.step import Step
@@ -99,8 +99,9 @@ class CohereForCausalLM(CausalLM):
     ) -> None:
         super().__init__(spec, place, length, layers)
         self.recordable = not spec.qk_norm  # whose heads have gains of their own
-        if self.last:
-            self.norm = LayerNorm(spec.hidden_size, spec.eps, place, bias=False)
+
+    def final_norm(self) -> RMSNorm | LayerNorm:
+        return LayerNorm(self.spec.hidden_size, self.spec.eps, self.place, bias=False)
 
     @staticmethod
     def read(config: Fields, architecture: str) -> ModelSpec:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from srt.layers.attention import AttentionShape, SelfAttention
 from srt.layers.mlp import GatedMLP
-from srt.layers.norm import RMSNorm
+from srt.layers.norm import LayerNorm, RMSNorm
 from srt.layers.recorder import Recorder, Source
 from srt.layers.rotary import Rotary
 from srt.layers.step import Step
@@ -113,12 +113,8 @@ class GemmaBlock:
 class Gemma2ForCausalLM(CausalLM):
     spec: GemmaSpec
 
-    def __init__(
-        self, spec: ModelSpec, place: Place, length: int, layers: range | None = None
-    ) -> None:
-        super().__init__(spec, place, length, layers)
-        if self.last:
-            self.norm = gain(spec, place)
+    def final_norm(self) -> RMSNorm | LayerNorm:
+        return gain(self.spec, self.place)
 
     @staticmethod
     def read(config: Fields, architecture: str) -> ModelSpec:

@@ -12,7 +12,7 @@ from srt.attention.base import Attention
 from srt.layers.attention import AttentionShape, Names, SelfAttention
 from srt.layers.linear import Fused
 from srt.layers.mlp import PlainMLP
-from srt.layers.norm import LayerNorm
+from srt.layers.norm import LayerNorm, RMSNorm
 from srt.layers.prenorm import PreNorm
 from srt.layers.recorder import Recorder
 from srt.layers.weight import Place, Slot, Slots
@@ -77,8 +77,9 @@ class GPT2LMHeadModel(CausalLM):
         super().__init__(spec, place, length, layers)
         shape = (spec.context_length, spec.hidden_size)
         self.positions = place.empty(*shape) if self.first else None
-        if self.last:
-            self.norm = LayerNorm(spec.hidden_size, spec.eps, place)
+
+    def final_norm(self) -> RMSNorm | LayerNorm:
+        return LayerNorm(self.spec.hidden_size, self.spec.eps, self.place)
 
     def block(self, layer: int, index: int) -> GPT2Block:
         return GPT2Block(self.spec, index, self.place)

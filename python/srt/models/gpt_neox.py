@@ -11,7 +11,7 @@ from torch import Tensor
 from srt.layers.attention import AttentionShape, Names, SelfAttention
 from srt.layers.linear import Fused
 from srt.layers.mlp import PlainMLP
-from srt.layers.norm import LayerNorm
+from srt.layers.norm import LayerNorm, RMSNorm
 from srt.layers.prenorm import PreNorm
 from srt.layers.recorder import Recorder, Source
 from srt.layers.rotary import Rotary
@@ -96,12 +96,8 @@ class GPTNeoXForCausalLM(CausalLM):
         )  # fmt: skip
         return extended(spec, NeoXSpec, parallel=config.flag("use_parallel_residual", True))
 
-    def __init__(
-        self, spec: ModelSpec, place: Place, length: int, layers: range | None = None
-    ) -> None:
-        super().__init__(spec, place, length, layers)
-        if self.last:
-            self.norm = LayerNorm(spec.hidden_size, spec.eps, place)
+    def final_norm(self) -> RMSNorm | LayerNorm:
+        return LayerNorm(self.spec.hidden_size, self.spec.eps, self.place)
 
     def block(self, layer: int, index: int) -> NeoXBlock:
         fused = Fused("query_key_value", self._by_kind)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from srt.layers.attention import SelfAttention
 from srt.layers.mlp import PlainMLP
-from srt.layers.norm import LayerNorm
+from srt.layers.norm import LayerNorm, RMSNorm
 from srt.layers.prenorm import PreNorm
 from srt.layers.rotary import Rotary
 from srt.layers.weight import Place
@@ -40,12 +40,8 @@ class Starcoder2ForCausalLM(CausalLM):
             qkv_bias=bias, out_bias=bias, mlp_bias=bias,
         )  # fmt: skip
 
-    def __init__(
-        self, spec: ModelSpec, place: Place, length: int, layers: range | None = None
-    ) -> None:
-        super().__init__(spec, place, length, layers)
-        if self.last:
-            self.norm = LayerNorm(spec.hidden_size, spec.eps, place)
+    def final_norm(self) -> RMSNorm | LayerNorm:
+        return LayerNorm(self.spec.hidden_size, self.spec.eps, self.place)
 
     def block(self, layer: int, index: int) -> StarCoder2Block:
         return StarCoder2Block(self.spec, layer, index, self.place, self.rotary)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from helpers import hf_models
-from helpers.paged import Paged, Sequence
-from helpers.parity import Case, check, compare
+from helpers.paged import Paged
+from helpers.parity import Case, check, hold_bits, hold_shared_prefix
 from srt.models.config import read_config
 from srt.models.registry import lookup
 
@@ -61,19 +59,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("page_size", [1, 4])
 @pytest.mark.parametrize("kernels", ["native", "torch"])
 def test_rows_read_latents_that_their_batch_writes(path: str, kernels: str, page_size: int) -> None:
-    """Three rows share a prefix that the first of them computes in the same pass."""
     paged = Paged(path, page_size, 1, cpu_kernels=kernels)
-    model, r = model_of(CASES[2]), random.Random(5)
-    prefix = [r.randrange(97) for _ in range(16)]
-    texts = [prefix + [r.randrange(97) for _ in range(n)] for n in (6, 9, 1)]
-    first = Sequence(texts[0])
-    rows = [paged.row(first, len(texts[0]))]
-    for text in texts[1:]:
-        sharing = Sequence(text, first.pages[: 16 // page_size], done=16)
-        rows.append(paged.row(sharing, len(text) - 16))
-    got = paged.logits([rows[1], rows[0], rows[2]])
-    want = [hf_models.logits(model, text) for text in texts]
-    compare(got, [want[1][16:], want[0], want[2][16:]], "a prefix of the same pass")
+    hold_shared_prefix(paged, model_of(CASES[2]), page_size)
 
 
 @pytest.mark.parametrize("settings", [
@@ -81,19 +68,7 @@ def test_rows_read_latents_that_their_batch_writes(path: str, kernels: str, page
     {"quantization": "int8"},
 ], ids=str)  # fmt: skip
 def test_a_row_has_the_same_bits_in_every_batch(path: str, settings: dict[str, Any]) -> None:
-    paged = Paged(path, 1, 2, cpu_kernels="native", **settings)
-    r = random.Random(1)
-    texts = [[r.randrange(97) for _ in range(n)] for n in (23, 5, 31, 1, 12)]
-    alone = []
-    for text in texts:
-        sequence = Sequence(text)
-        paged.advance([(sequence, len(text))])
-        alone.append(sequence.result)
-    together = [Sequence(text) for text in texts]
-    while left := [s for s in together if s.done < len(s.tokens)]:
-        paged.advance([(s, r.randint(1, min(9, len(s.tokens) - s.done))) for s in left])
-    for sequence, want in zip(together, alone):
-        assert torch.equal(sequence.result, want)
+    hold_bits(Paged(path, 1, 2, cpu_kernels="native", **settings))
 
 
 def test_a_token_takes_the_memory_of_its_latent(path: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers import hf_models
 from helpers.paged import Paged, Sequence
-from helpers.parity import Case, check, compare
+from helpers.parity import Case, check, compare, hold_bits
 from safetensors.torch import save_file
 
 SIZES: dict[str, Any] = {
@@ -93,16 +93,4 @@ def test_experts_in_mxfp4_are_read_exactly(tmp_path: Path) -> None:
 @pytest.mark.parametrize("settings", [{}, {"dtype": "bfloat16"}], ids=str)
 def test_a_row_has_the_same_bits_in_every_batch(settings: dict[str, Any], tmp_path: Path) -> None:
     path = hf_models.save(model_of(CASES[0]), tmp_path)
-    paged = Paged(path, 1, 2, cpu_kernels="native", **settings)
-    r = random.Random(1)
-    texts = [[r.randrange(97) for _ in range(n)] for n in (23, 5, 31, 1, 12)]
-    alone = []
-    for text in texts:
-        sequence = Sequence(text)
-        paged.advance([(sequence, len(text))])
-        alone.append(sequence.result)
-    together = [Sequence(text) for text in texts]
-    while left := [s for s in together if s.done < len(s.tokens)]:
-        paged.advance([(s, r.randint(1, min(9, len(s.tokens) - s.done))) for s in left])
-    for sequence, want in zip(together, alone):
-        assert torch.equal(sequence.result, want)
+    hold_bits(Paged(path, 1, 2, cpu_kernels="native", **settings))
