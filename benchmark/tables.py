@@ -37,6 +37,13 @@ class Figure:
         return f"{self.median:.{places}f} ({low:.{places}f}-{high:.{places}f})"
 
 
+class Ratio(Figure):
+    """With two places."""
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({min(self.values):.2f}-{max(self.values):.2f})"
+
+
 @dataclass(frozen=True)
 class Row:
     """A line of a table: what was measured, and its figures by column."""

@@ -24,7 +24,7 @@ from typing import Any
 from benchmark.json_decode.sides import Failed, Run, cpu_ratios, engines, in_turns, ratios, run
 from benchmark.json_decode.workloads import ANYTHING, WORKLOADS, Workload
 from benchmark.models import EMBEDDED, SHAPES, make
-from benchmark.tables import Figure, Row, told
+from benchmark.tables import Figure, Ratio, Row, told
 
 EQUAL_TOKENS = 96  # of the answers under a constraint that allows everything
 PARTS = ("jump", "compile", "mask")
@@ -112,13 +112,6 @@ def _jump(options: argparse.Namespace, sides: dict[str, Any]) -> dict[str, list[
         speed.append(Row(name, figures))
         shares.append(Row(name, _shares(workload, first, off, runs.get("string"))))
     return {"throughput": speed, "tokens of the batch": shares}
-
-
-class Ratio(Figure):
-    """With two places."""
-
-    def __str__(self) -> str:
-        return f"{self.median:.2f} ({min(self.values):.2f}-{max(self.values):.2f})"
 
 
 class Plain(Figure):

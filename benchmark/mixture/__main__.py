@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.mixture.models import Experts, Sizes, make
-from benchmark.tables import Figure, Row, told
+from benchmark.tables import Figure, Ratio, Row, told
 
 SHORT = 4  # tokens of a prompt whose text is long
 
@@ -37,13 +37,6 @@ class Run:
     seconds: float
     cpu: float
     texts: list[list[int]]
-
-
-class Ratio(Figure):
-    """With two places."""
-
-    def __str__(self) -> str:
-        return f"{self.median:.2f} ({min(self.values):.2f}-{max(self.values):.2f})"
 
 
 @dataclass(frozen=True)
