@@ -34,14 +34,15 @@ class Source(NamedTuple):
 class Recorder:
     """Writes a tape over the pools of a model's layers.
 
-    A product's outputs and what was attended are read by what follows at once and never again, so
-    all layers share their buffers.
+    All layers share their buffers, one for each width: a product's outputs are read by what follows
+    at once. What was attended may wait for another product, so it has buffers of its own.
     """
 
     def __init__(self, tape: Tape, pools: Sequence[paged.KV]) -> None:
         self.tape, self.pools = tape, pools
         self._angles: dict[int, tuple[Tensor, Tensor]] = {}
-        self._buffers: dict[int, int] = {}  # by width
+        self._buffers: dict[int, int] = {}  # of products, by width
+        self._attended: dict[int, int] = {}  # by width
         self._normed: dict[int, int] = {}  # by width
 
     def embed(self, table: Stored, scale: float = 1.0) -> int:
@@ -88,7 +89,10 @@ class Recorder:
         self.tape.append(
             qkv, shape, paged.Rotary(cos, sin, _float(q_gain), _float(k_gain), eps), pool
         )
-        return self.tape.attend(qkv, shape, pool, self._buffer(shape.q * shape.value))
+        width = shape.q * shape.value
+        if width not in self._attended:
+            self._attended[width] = self.tape.buffer(width)
+        return self.tape.attend(qkv, shape, pool, self._attended[width])
 
     def choose(self, x: int) -> int:
         """From here on only the tokens whose outputs are wanted."""

@@ -233,7 +233,15 @@ def _site(module: str, sites: Mapping[str, Site]) -> str | None:
         return module
     parts = module.split(".")
     tails = (".".join(parts[i:]) for i in range(1, len(parts)))
-    return next((tail for tail in tails if tail in sites), None)
+    tail = next((tail for tail in tails if tail in sites), None)
+    if tail is not None:
+        return tail
+    # The text model of one that sees has had several names; its tower's layers are none of it.
+    before, layers, rest = module.rpartition("layers.")
+    if not layers or any(word in before for word in ("vision", "visual", "projector")):
+        return None
+    ends = [site for site in sites if site.endswith(f"layers.{rest}")]
+    return ends[0] if len(ends) == 1 else None
 
 
 def _kind(site: str) -> str:

@@ -19,7 +19,8 @@ from srt.models import registry
 from torch import Tensor
 
 PAGE = Path(__file__).parents[3] / "docs" / "adding-a-model.md"
-VOCAB, WIDTH, INNER, LAYERS, HEADS, KV, DIM, BASE = 96, 32, 40, 2, 4, 2, 8, 5000.0
+# The inner width is that of all heads: what is attended must outlive the other branch.
+VOCAB, WIDTH, INNER, LAYERS, HEADS, KV, DIM, BASE = 96, 32, 32, 2, 4, 2, 8, 5000.0
 CONFIG = {
     "architectures": ["NimbusForCausalLM"], "model_type": "nimbus", "vocab_size": VOCAB,
     "hidden_size": WIDTH, "intermediate_size": INNER, "num_hidden_layers": LAYERS,

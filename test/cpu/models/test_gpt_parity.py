@@ -19,6 +19,9 @@ CASES = [
     Case(
         "GPTNeoXForCausalLM",
         {
+            # As wide as all heads: what is attended must outlive the other branch.
+            "intermediate_size": 32,
+            "initializer_range": 0.6,
             "rope_parameters": {
                 "rope_type": "default",
                 "rope_theta": 5000.0,

@@ -18,6 +18,7 @@ from helpers.peft_adapters import LLAMA, make_adapter, merged
 from safetensors.torch import load_file, save_file
 from srt.core.batch import Batch, Row, Sample
 from srt.core.sampling import SamplingParams
+from srt.models.peft import _site
 
 GREEDY = Sample(SamplingParams(temperature=0.0))
 # Architecture, what is adapted, settings of the adapter, settings of the worker.
@@ -213,3 +214,13 @@ def test_limits_are_named(small: tuple[Any, Paged], tmp_path: Path) -> None:
     (tmp_path / "a" / FILE).write_bytes(data[: len(data) // 2])
     with pytest.raises(ValueError, match="data_offsets"):
         paged.worker.load_adapter(1, path)
+
+
+def test_modules_of_a_text_model_that_sees() -> None:
+    """It has had several names; the layers of its tower have the same ends and are none of it."""
+    sites: dict[str, Any] = {"model.layers.0.self_attn.q_proj": None}
+    for name in ("model.language_model.layers", "language_model.model.layers", "model.layers"):
+        found = _site(f"{name}.0.self_attn.q_proj", sites)
+        assert found == "model.layers.0.self_attn.q_proj"
+    assert _site("model.vision_tower.encoder.layers.0.self_attn.q_proj", sites) is None
+    assert _site("model.language_model.layers.1.self_attn.q_proj", sites) is None
