@@ -3,14 +3,18 @@ fetched. The worker has no model; its KV is what it was shown."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
+import json
 import os
 import socket
 import struct
 import threading
+import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +26,15 @@ from helpers.http_server import Served, is_error, serve_text
 from helpers.seeing import IMAGE, VIDEO, movie, picture, url, write_model
 from PIL import Image
 from srt.config import Config
+from srt.config.media import MediaConfig
 from srt.core.batch import Row
+from srt.media.processor import Prepared, Processor
+from srt.program import media as viewing
 from srt.program import remote
+from srt.program.media import Viewer
 from srt.program.remote import Fetch, fetch, public, resolved, verified
+from srt.program.request import RequestError
+from srt.program.sources import Source, read_file
 from srt.tokenizer import Tokenizer
 
 A, B = picture(28, 28, 1), picture(28, 28, 2)
@@ -317,6 +327,114 @@ def test_counts(http: httpx.Client) -> None:
     refused(http.post("/v1/chat/completions", json={"messages": [tool]}), "role 'tool'")
 
 
+class Looks:
+    """A viewer that notes what it decodes: of each image a count and some bytes."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, path: str, count: int = 10, **limits: Any
+    ) -> None:
+        processor = Processor.of(Path(path), json.loads((Path(path) / "config.json").read_text()))
+        assert processor is not None
+        self.viewer = Viewer(processor, MediaConfig(**limits), 1)
+        self.looked: list[tuple[Any, ...]] = []
+        self.now = self.most = 0
+        self._count = count
+        self._lock = threading.Lock()
+        monkeypatch.setattr(self.viewer, "_look", self._look)
+
+    def _look(self, *given: Any) -> Prepared:
+        with self._lock:
+            self.looked.append(given)
+            self.now += 1
+            self.most = max(self.most, self.now)
+        time.sleep(0.01)
+        with self._lock:
+            self.now -= 1
+        return Prepared("image", self._count, (100,), bytes(100))
+
+
+def images(count: int) -> list[Source]:
+    found = [base64.b64encode(bytes([i + 1])).decode() for i in range(count)]
+    return [Source("image", text, f"image_data[{i}]") for i, text in enumerate(found)]
+
+
+@pytest.fixture
+def looks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Looks]:
+    path = write_model(tmp_path_factory.mktemp("looks"))
+    return lambda **limits: Looks(monkeypatch, path, **limits)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_no_more_is_decoded_than_the_context_holds(
+    looks: Callable[..., Looks], threads: int
+) -> None:
+    made = looks(media_threads=threads)
+    with pytest.raises(RequestError, match="50 tokens so far") as error:
+        asyncio.run(made.viewer.read(images(32), 45))
+    assert (error.value.code, error.value.param) == ("context_length_exceeded", "image_data")
+    assert 5 <= len(made.looked) < 5 + threads
+    assert made.most <= threads
+    found = asyncio.run(looks().viewer.read(images(5), 50))
+    assert [seen.prepared.count for seen in found] == [10] * 5
+
+
+def test_decoded_bytes_are_bounded(
+    looks: Callable[..., Looks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(viewing, "DECODED", 350)
+    made = looks(media_threads=1)
+    with pytest.raises(RequestError, match="400 bytes so far when decoded; at most 350"):
+        asyncio.run(made.viewer.read(images(32)))
+    assert len(made.looked) == 4
+
+
+def test_prompts_are_decoded_a_few_at_once(
+    looks: Callable[..., Looks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = looks(media_threads=2, media_cache_bytes=0)
+    now = most = 0
+    decoded = made.viewer._decoded
+
+    async def note(*given: Any) -> Any:
+        nonlocal now, most
+        now, most = now + 1, max(most, now + 1)
+        try:
+            return await decoded(*given)
+        finally:
+            now -= 1
+
+    async def several() -> None:
+        await asyncio.gather(*(made.viewer.read(images(3)) for _ in range(8)))
+
+    monkeypatch.setattr(made.viewer, "_decoded", note)
+    asyncio.run(several())
+    assert (most, len(made.looked)) == (2, 24)
+
+
+def test_decoded_media_are_told_by_all_facts(looks: Callable[..., Looks]) -> None:
+    made = looks(max_video_frames=99_999)
+    for frames in (10_000, 10_001, 10_000):
+        made.viewer._prepared(Source("video", "eHh4", "v", frames), None, False)
+    assert [given[2] for given in made.looked] == [10_000, 10_001]
+
+
+def test_a_conversation_of_too_many_images(
+    served: Served, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    viewer = served.service.viewer
+    assert viewer is not None
+    limits = replace(served.service.config.media, max_media_per_prompt=60)
+    monkeypatch.setattr(viewer, "limits", limits)
+    looked: list[str] = []
+    look = viewer._look
+    monkeypatch.setattr(viewer, "_look", lambda *given: looked.append("") or look(*given))
+    error = is_error(chat(http, [part(picture(28, 28, 100 + i)) for i in range(60)]), 400)
+    assert error["code"] == "context_length_exceeded"
+    assert 1024 // COUNT < len(looked) <= 1024 // COUNT + 2
+
+
 # -- files ----------------------------------------------------------------------------------------
 
 
@@ -333,6 +451,29 @@ def test_files_below_the_one_directory(http: httpx.Client, files: Path) -> None:
         assert is_error(reply, 400)["param"] == "image_data", bad
         assert "No such" not in reply.text, "what is there is not told"
     refused(http.post("/generate", json={"text": "<image>", "image_data": "long.png"}), "at most")
+
+
+def test_files_elsewhere_are_not_opened(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    real = os.open
+
+    def note(path: Any, *given: Any, **named: Any) -> int:
+        opened.append(str(path))
+        return real(path, *given, **named)
+
+    monkeypatch.setattr(os, "open", note)
+    for name in ("../secret.png", "link.png", "/dev/zero.png", str(files / "secret.png")):
+        with pytest.raises(RequestError, match="is no file"):
+            read_file(Source("image", name, "image_data"), str(files / "shown"), 1 << 20)
+    assert opened == []
+    # Somebody puts another file there after the look.
+    looked = os.path.realpath
+    monkeypatch.setattr(os.path, "realpath", lambda path: {
+        str(files / "shown" / "link.png"): str(files / "shown" / "link.png")
+    }.get(str(path)) or looked(path))  # fmt: skip
+    with pytest.raises(RequestError, match="is no file"):
+        read_file(Source("image", "link.png", "image_data"), str(files / "shown"), 1 << 20)
+    assert opened == [str(files / "shown" / "link.png")]
 
 
 # -- addresses ------------------------------------------------------------------------------------
@@ -493,6 +634,87 @@ def test_26_a_host_that_does_not_answer_in_time(site: Site) -> None:
     site.replies = {"/": b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nx"}
     with pytest.raises(ValueError, match="cannot be fetched"):
         fetch("http://example.com/", Fetch((), 1000, 0.0))
+
+
+class Drip:
+    """A server that sends a byte now and then, behind a beginning; met as example.com."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, first: bytes, drop: bytes) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self._first, self._drop = first, drop
+        port = self.listener.getsockname()[1]
+        connect = socket.create_connection
+        monkeypatch.setattr(remote, "resolved", lambda *_: "93.184.216.34")
+        monkeypatch.setattr(
+            remote.socket, "create_connection", lambda _, left: connect(("127.0.0.1", port), left)
+        )
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with self.listener:
+            connection, _ = self.listener.accept()
+        with connection:
+            try:
+                connection.sendall(self._first)
+                for _ in range(60):
+                    connection.sendall(self._drop)
+                    time.sleep(0.1)
+            except OSError:
+                return
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+DRIPS = {
+    "status": ("http", b"", b"H"),
+    "header": ("http", OK + b"X: ", b"x"),
+    "headers": ("http", OK, b"X: y\r\n"),
+    "redirect": ("http", b"HTTP/1.1 302 Found\r\nLocation: http://example.com/", b"x"),
+    "chunk": ("http", OK + b"Transfer-Encoding: chunked\r\n\r\n", b"0"),
+    "body": ("http", OK + b"\r\n", b"x"),
+    "handshake": ("https", b"\x16\x03\x03\x40\x00\x02\x00\x3f\xfc", b"\x00"),
+}
+
+
+@pytest.mark.parametrize("name", DRIPS)
+def test_26_a_host_that_drips(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    scheme, first, drop = DRIPS[name]
+    Drip(monkeypatch, first, drop)
+    began = time.monotonic()
+    with pytest.raises(ValueError, match="--media-fetch-timeout"):
+        fetch(f"{scheme}://example.com/", Fetch((), 1000, 0.5))
+    assert 0.4 < time.monotonic() - began < 3
+
+
+def test_26_a_name_that_is_not_found_in_time(
+    looks: Callable[..., Looks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = threading.Event()
+    monkeypatch.setattr(remote.socket, "getaddrinfo", lambda *_, **__: end.wait(20) and [])
+    made = looks(allow_remote_media=True, media_fetch_timeout=0.2)
+
+    async def timed() -> float:
+        began = time.monotonic()
+        with pytest.raises(RequestError, match="--media-fetch-timeout"):
+            await made.viewer.read([Source("image", "http://example.com/", "image_data")])
+        return time.monotonic() - began
+
+    try:
+        assert asyncio.run(timed()) < 5
+    finally:
+        end.set()
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_26_hosts_are_the_only_ones_with_either_flag(
+    looks: Callable[..., Looks], site: Site, every: bool
+) -> None:
+    site.replies = {"/": OK + b"\r\nx"}
+    made = looks(allow_remote_media=every, allowed_media_domains="a.example")
+    with pytest.raises(RequestError, match="not among the hosts in --allowed-media-domains"):
+        asyncio.run(made.viewer.read([Source("image", "http://b.example/", "image_data")]))
+    assert site.looked == []
+    asyncio.run(made.viewer.read([Source("image", "http://a.example/", "image_data")]))
+    assert site.looked == ["a.example"]
 
 
 # -- the language ---------------------------------------------------------------------------------

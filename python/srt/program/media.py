@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from srt.core.ints import Ints, ints
 from srt.core.media import Media, Medias
 from srt.core.segments import Segment, Segments
-from srt.program.remote import Fetch, fetch
+from srt.program.remote import LATE, Fetch, fetch
 from srt.program.request import RequestError
 from srt.program.sources import Source, decoded, read_file
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 FRAMES = 16  # of a video, where nobody says
 FETCHES = 16  # at once: they wait, mostly
 QUEUED = 1024  # media that may wait to be decoded
+DECODED = 1 << 29  # bytes of one prompt's decoded media
 
 T = TypeVar("T")
 
@@ -83,22 +84,55 @@ class Viewer:
         self._cache = _Cache(limits.media_cache_bytes)
         self._decoding = ThreadPoolExecutor(limits.media_threads, "srt-media")
         self._fetching = ThreadPoolExecutor(FETCHES, "srt-fetch")
+        # Prompts decoded at once, and connections: what the first hold is ``DECODED`` each.
+        self._prompts = asyncio.Semaphore(limits.media_threads)
+        self._connections = asyncio.Semaphore(FETCHES)
         self._waiting = 0
 
     def token(self, kind: str) -> Placeholder:
         """What stands for an image or a video; its id is -1 where the model takes none."""
         return self._processor.video_token if kind == "video" else self._processor.image_token
 
-    async def read(self, sources: Sequence[Source]) -> list[Seen]:
-        """Raises RequestError."""
+    async def read(self, sources: Sequence[Source], room: int | None = None) -> list[Seen]:
+        """Raises RequestError, where they have more than ``room`` tokens as soon as that shows."""
         self.verify(sources)
-        alone = sum(source.kind == "image" for source in sources) == 1
-        tasks = [asyncio.ensure_future(self._one(source, alone)) for source in sources]
+        self._waiting += len(sources)
         try:
-            return list(await asyncio.gather(*tasks))
+            fetched = await _all([self._fetched(source) for source in sources])
+            async with self._prompts:
+                return await self._decoded(sources, fetched, room)
         finally:
-            for task in tasks:
-                task.cancel()
+            self._waiting -= len(sources)
+
+    async def _decoded(
+        self, sources: Sequence[Source], fetched: Sequence[bytes | None], room: int | None
+    ) -> list[Seen]:
+        """In order, and no more at once than there are threads: the rest waits undecoded."""
+        alone = sum(source.kind == "image" for source in sources) == 1
+        found: list[Seen] = []
+        tokens = size = 0
+        threads = self.limits.media_threads
+        for start in range(0, len(sources), threads):
+            some = slice(start, start + threads)
+            found += await _all(
+                _in(self._decoding, self._prepared, source, data, alone)
+                for source, data in zip(sources[some], fetched[some], strict=True)
+            )
+            for source, seen in zip(sources[some], found[some], strict=True):
+                tokens += seen.prepared.count
+                size += len(seen.prepared.pixels)
+                if room is not None and tokens > room:
+                    raise source.refused(
+                        f"the prompt's images and videos have {tokens} tokens so far and this "
+                        f"model's maximum context length is {room} tokens; send fewer.",
+                        "context_length_exceeded",
+                    )
+                if size > DECODED:
+                    raise source.refused(
+                        f"the prompt's images and videos have {size} bytes so far when decoded; at "
+                        f"most {DECODED} are read. Send fewer, or smaller ones."
+                    )
+        return found
 
     def verify(self, sources: Sequence[Source]) -> None:
         """Raise RequestError where there are too many, or some that the model does not take."""
@@ -124,15 +158,17 @@ class Viewer:
                 code="queue_full",
             )
 
-    async def _one(self, source: Source, alone: bool) -> Seen:
-        self._waiting += 1
-        try:
-            data = None
-            if source.remote:
-                data = await _in(self._fetching, self._fetch, source)
-            return await _in(self._decoding, self._prepared, source, data, alone)
-        finally:
-            self._waiting -= 1
+    async def _fetched(self, source: Source) -> bytes | None:
+        """What is elsewhere; None for what is not."""
+        if not source.remote:
+            return None
+        async with self._connections:
+            try:
+                # The thread may still wait for the lookup of a name.
+                work = _in(self._fetching, self._fetch, source)
+                return await asyncio.wait_for(work, self.limits.media_fetch_timeout)
+            except asyncio.TimeoutError:
+                raise source.refused(f"the URL cannot be fetched: {LATE}.") from None
 
     # -- in threads ------------------------------------------------------------------------------
 
@@ -144,8 +180,7 @@ class Viewer:
                 "--allow-remote-media or --allowed-media-domains.",
                 "unsupported",
             )
-        hosts = self._hosts if not limits.allow_remote_media else frozenset[str]()
-        rules = Fetch(hosts, limits.max_media_bytes, limits.media_fetch_timeout)
+        rules = Fetch(self._hosts, limits.max_media_bytes, limits.media_fetch_timeout)
         try:
             return fetch(source.text, rules)
         except ValueError as error:
@@ -158,8 +193,9 @@ class Viewer:
         elif data is None:
             data = decoded(source, limits.max_media_bytes)
         frames = source.num_frames or min(FRAMES, limits.max_video_frames)
-        facts = f"{source.kind} {alone} {frames}".encode()
-        name = blake2b(data, digest_size=16, person=facts[:16]).digest()
+        state = blake2b(f"{source.kind} {alone} {frames}\0".encode(), digest_size=16)
+        state.update(data)
+        name = state.digest()
         found = self._cache.get(name)
         if found is None:
             try:
@@ -246,6 +282,16 @@ class _Cache:
             while self._bytes > self._most:
                 _, oldest = self._kept.popitem(last=False)
                 self._bytes -= len(oldest.prepared.pixels)
+
+
+async def _all(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """What they come to; where one fails, the others are not begun or not waited for."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 async def _in(pool: ThreadPoolExecutor, work: Callable[..., T], *args: Any) -> T:

@@ -14,8 +14,10 @@ import ipaddress
 import re
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from typing import NamedTuple
 from urllib.parse import SplitResult, urljoin, urlsplit
 
@@ -23,6 +25,7 @@ from srt.core.version import __version__
 
 REDIRECTS = 3
 CHUNK = 1 << 16
+LATE = "it took too long (--media-fetch-timeout)"
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?\.?\Z")
 # Addresses that lead on to IPv4 ones, by translation.
 _TRANSLATED = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48")))
@@ -33,7 +36,7 @@ class Fetch(NamedTuple):
     """What may be fetched.
 
     ``hosts``: the only ones, none: any with public addresses; ``most``: bytes; ``seconds``: for
-    everything, redirects included.
+    everything, redirects included, but a lookup of a name, which nothing can end.
     """
 
     hosts: Collection[str]
@@ -49,7 +52,7 @@ def fetch(url: str, rules: Fetch) -> bytes:
         try:
             body, location = _get(parts, rules.most, deadline)
         except (OSError, http.client.HTTPException) as error:
-            why = error or "no answer"
+            why = LATE if time.monotonic() >= deadline else error or "no answer"
             raise ValueError(f"{_shown(parts)} cannot be fetched: {why}.") from error
         if body is not None:
             return body
@@ -124,13 +127,14 @@ def _get(parts: SplitResult, most: int, deadline: float) -> tuple[bytes | None, 
         connection.request("GET", f"{target}?{parts.query}" if parts.query else target,
                            headers=headers)  # fmt: skip
         answer = connection.getresponse()
+        connection.hurry()
         if answer.status in (301, 302, 303, 307, 308) and answer.getheader("Location"):
             return None, answer.getheader("Location") or ""
         if answer.status != 200:
             raise ValueError(f"{_shown(parts)} answers {answer.status}; give one that is there.")
         return _body(connection, answer, parts, most), ""
     finally:
-        connection.close()
+        connection.end()
 
 
 def _body(
@@ -138,8 +142,8 @@ def _body(
 ) -> bytes:
     found = bytearray()
     while True:
-        connection.hurry()
         some = answer.read1(CHUNK)
+        connection.hurry()  # what was cut off ends like what is whole
         if not some:
             return bytes(found)
         found += some
@@ -148,28 +152,52 @@ def _body(
 
 
 class _Connection(http.client.HTTPConnection):
-    """To one address, whatever the host's name may lead to by now."""
+    """To one address, whatever the host's name may lead to by now. At the deadline it is cut off:
+    a timeout of the socket is for one read of it, and a header or a handshake takes many."""
 
     def __init__(self, host: str, port: int, address: str, secure: bool, deadline: float) -> None:
         super().__init__(host, port)
         self._address, self._secure, self._deadline = address, secure, deadline
+        self._open: socket.socket | None = None  # ``sock`` is let go of before the body is read
+        self._timer: threading.Timer | None = None
 
     def connect(self) -> None:
-        self.sock = socket.create_connection((self._address, self.port), self._left())
+        made = socket.create_connection((self._address, self.port), self._left())
+        self.sock = self._open = made
         if self._secure:
             context = ssl.create_default_context()
-            self.sock = context.wrap_socket(self.sock, server_hostname=self.host)
+            made = context.wrap_socket(
+                made, server_hostname=self.host, do_handshake_on_connect=False
+            )
+            self.sock = self._open = made
         self.hurry()
+        self._timer = threading.Timer(self._left(), self._cut)
+        self._timer.daemon = True
+        self._timer.start()
+        if isinstance(made, ssl.SSLSocket):
+            made.do_handshake()
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self.close()
+
+    def _cut(self) -> None:
+        if self._open is not None:
+            with suppress(OSError):  # it is closed already
+                # Not SSLSocket's own, which takes from the thread that reads what it reads with.
+                socket.socket.shutdown(self._open, socket.SHUT_RDWR)
 
     def hurry(self) -> None:
         """Nothing may take longer than what is left of the time."""
+        left = self._left()
         if self.sock is not None:
-            self.sock.settimeout(self._left())
+            self.sock.settimeout(left)
 
     def _left(self) -> float:
         left = self._deadline - time.monotonic()
         if left <= 0:
-            raise TimeoutError("it took too long (--media-fetch-timeout)")
+            raise TimeoutError(LATE)
         return left
 
 

@@ -135,13 +135,14 @@ def read_file(source: Source, directory: str, most: int) -> bytes:
         path = unquote(parts.path)
     root = os.path.realpath(directory)
     try:
-        # Opened first and looked at then: nobody can put another file there in between. Reading a
-        # pipe or a device is not begun.
-        handle = os.open(os.path.join(root, path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        # Looked at before, as opening a device may do something, and once more when it is open, as
+        # somebody may put another file there in between. Reading a pipe is not begun.
+        real = _below(root, os.path.join(root, path))
+        handle = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            real = os.path.realpath(f"/proc/self/fd/{handle}")
+            _below(root, f"/proc/self/fd/{handle}")
             status = os.fstat(handle)
-            if os.path.commonpath((root, real)) != root or not stat.S_ISREG(status.st_mode):
+            if not stat.S_ISREG(status.st_mode):
                 raise FileNotFoundError
             if status.st_size > most:
                 raise too_large(source, status.st_size, most)
@@ -155,6 +156,14 @@ def read_file(source: Source, directory: str, most: int) -> bytes:
         raise source.refused(
             f"{source.text[:SHOWN]!r} is no file in --allowed-local-media-path that can be read."
         ) from None
+
+
+def _below(root: str, path: str) -> str:
+    """The path, links followed. Raises OSError, or ValueError, where it is not below ``root``."""
+    real = os.path.realpath(path)
+    if os.path.commonpath((root, real)) != root:
+        raise FileNotFoundError
+    return real
 
 
 def too_large(source: Source, size: int, most: int) -> RequestError:

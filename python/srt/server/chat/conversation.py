@@ -12,6 +12,7 @@ from typing import Any
 from srt.core.depth import deeper
 from srt.core.ints import Ints
 from srt.core.media import Medias
+from srt.program.media import Expanded
 from srt.program.request import RequestError, verify_length
 from srt.program.sources import Source
 from srt.server.chat.content import marked, read_content, shaped
@@ -92,10 +93,19 @@ async def prompt_of(
         ids = await encode(text, False)
     if not sources:
         return Prompt(ids, text, begun)
-    seen = await service.see(ids, sources)
-    if fits:
-        verify_length(len(seen.tokens), service.info)
+    seen = await _seen(service, ids, sources, fits)
     return Prompt(seen.tokens, text, begun, seen.media)
+
+
+async def _seen(service: Service, ids: Ints, sources: list[Source], fits: bool) -> Expanded:
+    """The ids with the images and videos among them."""
+    viewer, info = service.viewer, service.info
+    if viewer is None or not fits:
+        return await service.see(ids, sources)
+    found = await viewer.read(sources, min(info.context_length, info.capacity))
+    seen = viewer.expand(ids, found, field="messages")
+    verify_length(len(seen.tokens), info)
+    return seen
 
 
 def _told(
