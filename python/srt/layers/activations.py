@@ -22,9 +22,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_new": _tanh_gelu,
     "gelu_pytorch_tanh": _tanh_gelu,
+    "gelu_fast": _tanh_gelu,  # GPT-NeoX's
     "quick_gelu": _quick_gelu,  # CLIP's
     "relu": F.relu,
 }
+# Of text models, which native kernels compute too.
+TEXT = tuple(name for name in ACTIVATIONS if name != "quick_gelu")
 
 # GPT-OSS's gate, whose constants are part of its name here.
 CLAMPED_SWIGLU = "clamped_swiglu"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from srt.attention.base import KVShape
 from srt.files.location import gguf_of
-from srt.layers.activations import ACTIVATIONS
+from srt.layers.activations import ACTIVATIONS, TEXT
 from srt.layers.rotary import VARIANTS, Rope
 
 MAX_CONFIG_BYTES = 16 << 20
@@ -21,6 +21,13 @@ MAX_LAYERS = 1024
 _MOST = dict.fromkeys(
     ("num_hidden_layers", "n_layer", "num_layers", "depth", "block_count"), MAX_LAYERS
 )
+# max_position_embeddings of a config that does not say, by its model_type; 2048 of others.
+LENGTHS = {
+    "cohere": 8192, "cohere2": 8192, "deepseek_v3": 4096, "gemma2": 8192, "gemma3_text": 131072,
+    "gpt_oss": 131072, "mistral": 131072, "mixtral": 131072, "olmoe": 4096, "phi3": 4096,
+    "qwen2": 32768, "qwen2_moe": 32768, "qwen3": 32768, "qwen3_moe": 32768, "smollm3": 32768,
+    "starcoder2": 4096,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -33,8 +40,6 @@ class ModelSpec:
         dtype: name of the checkpoint's dtype, "" where it does not say.
         eos: ids that end a generation.
         qkv_bias, out_bias, mlp_bias, qk_norm: which optional weights exist.
-        purpose: "generate", "embed" (there is no head) or "classify".
-        labels: of a classifier, by number.
         purpose: "generate", "embed" (there is no head) or "classify".
         labels: of a classifier, by number.
     """
@@ -220,7 +225,7 @@ def decoder_spec(
         raise config.error("head_dim", f"{dim} is odd; rotary embeddings need pairs.")
     if heads % kv:
         raise config.error("num_key_value_heads", f"it must divide the {heads} attention heads.")
-    activation = read_activation(config, "hidden_act", "silu")
+    activation = read_activation(config, "hidden_act", "silu", TEXT)
     rope = read_rope(config, partial_rotary)
     check_turned(config, rope, dim)
     return ModelSpec(
@@ -247,10 +252,12 @@ def decoder_spec(
     )
 
 
-def read_activation(config: Fields, key: str, missing: str) -> str:
+def read_activation(
+    config: Fields, key: str, missing: str, known: Collection[str] = ACTIVATIONS
+) -> str:
     name = config.text(key, missing)
-    if name not in ACTIVATIONS:
-        raise config.error(key, f"supported are {', '.join(ACTIVATIONS)}.")
+    if name not in known:
+        raise config.error(key, f"supported are {', '.join(known)}.")
     return name
 
 
@@ -304,7 +311,7 @@ def read_rope(config: Fields, partial: bool = False) -> Rope:
     if turned != 1.0 and not (partial and 0 < turned < 1):
         known = "it must be above 0 and at most 1" if partial else "only 1 is supported"
         raise holder.error("partial_rotary_factor", f"{known} for this model.")
-    length = config.int("max_position_embeddings", 2048)
+    length = config.int("max_position_embeddings", LENGTHS.get(config.text("model_type"), 2048))
     original = config.int(
         "original_max_position_embeddings", params.int("original_max_position_embeddings", length)
     )

@@ -71,6 +71,7 @@ class DeepseekV2ForCausalLM(CausalLM):
         routing = read_routing(config, "n_routed_experts", 6, renormalise=False)
         if method == "group_limited_greedy":
             routing = in_groups(config, routing)
+        config = config.assuming(n_shared_experts=2)
         return deepseek_spec(config, architecture, routing, query_rank=1536)
 
 

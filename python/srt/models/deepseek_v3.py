@@ -22,6 +22,10 @@ class DeepseekV3ForCausalLM(DeepseekV2ForCausalLM):
         for key, known in (("topk_method", "noaux_tc"), ("scoring_func", "sigmoid")):
             if config.text(key, known) != known:
                 raise config.error(key, f"it must be {known}.")
+        config = config.assuming(
+            routed_scaling_factor=2.5, n_shared_experts=1, first_k_dense_replace=3, n_group=8,
+            topk_group=4,
+        )  # fmt: skip
         renormalise = config.flag("norm_topk_prob", True)
         routing = read_routing(config, "n_routed_experts", 8, renormalise)
         # A group is as good as its two best experts together.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from srt.layers.activations import TEXT
 from srt.layers.attention import AttentionShape, SelfAttention
 from srt.layers.mlp import GatedMLP
 from srt.layers.norm import LayerNorm, RMSNorm
@@ -45,7 +46,7 @@ def gemma_spec(config: Fields, architecture: str, every: int) -> GemmaSpec:
         raise config.error("use_bidirectional_attention", "only causal attention is supported.")
     layers, window = config.int("num_hidden_layers"), config.int("sliding_window", 4096)
     slides = sliding_layers(config, layers, lambda i: (i + 1) % every != 0)
-    act = read_activation(config, "hidden_activation", "gelu_pytorch_tanh")
+    act = read_activation(config, "hidden_activation", "gelu_pytorch_tanh", TEXT)
     tied = {"tie_word_embeddings": True, **config.values, "hidden_act": act}
     spec = decoder_spec(
         Fields(tied, config.source), architecture, kv_heads=4, head_dim=256,
@@ -118,6 +119,7 @@ class Gemma2ForCausalLM(CausalLM):
 
     @staticmethod
     def read(config: Fields, architecture: str) -> ModelSpec:
+        config = config.assuming(attn_logit_softcapping=50.0, final_logit_softcapping=30.0)
         return gemma_spec(config, architecture, every=2)
 
     def block(self, layer: int, index: int) -> GemmaBlock:

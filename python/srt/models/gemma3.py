@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import ClassVar
 
 from srt.layers.rotary import Rope, Rotary
 from srt.models.config import Fields, ModelSpec, extended, read_rope
@@ -25,13 +26,14 @@ def ropes(config: Fields) -> tuple[Rope, Rope]:
     found = []
     for kind in ("full_attention", "sliding_attention"):
         values = dict(config.values)
+        if kind == "sliding_attention":
+            values["rope_theta"] = config.float("rope_local_base_freq", 10000.0, low=1.0)
+        else:
+            values.setdefault("rope_theta", 1_000_000.0)
         if params.has(kind):
             values["rope_parameters"] = params.fields(kind).values
         elif kind == "sliding_attention":
-            values["rope_theta"] = config.float("rope_local_base_freq", 10000.0, low=1.0)
             values["rope_parameters"] = values["rope_scaling"] = None
-        else:
-            values.setdefault("rope_theta", 1_000_000.0)
         values.setdefault("max_position_embeddings", 131072)
         found.append(read_rope(Fields(values, config.source)))
     return found[0], found[1]
@@ -70,23 +72,33 @@ class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):
     themselves, image tokens would attend to what comes after them. Prompts with images are refused.
     """
 
-    TEXT = "language_model."
-    UNREAD = ("vision_tower.", "multi_modal_projector.")
+    # What a checkpoint puts before our names, or in their place: now, and before transformers 4.52.
+    TEXT: ClassVar[dict[str, str]] = {"model.language_model.": "model.", "language_model.": ""}
+    UNREAD = (
+        "vision_tower.", "multi_modal_projector.",
+        "model.vision_tower.", "model.multi_modal_projector.",
+    )  # fmt: skip
 
     @classmethod
     def names(cls, given: Iterable[str]) -> dict[str, str]:
-        return {name.removeprefix(cls.TEXT): name for name in given}
+        names = {}
+        for name in given:
+            prefix = next(filter(name.startswith, cls.TEXT), "")
+            names[cls.TEXT.get(prefix, "") + name.removeprefix(prefix)] = name
+        return names
 
     @staticmethod
     def read(config: Fields, architecture: str) -> ModelSpec:
         text = config.fields("text_config")
-        # Early checkpoints leave out of the text part what is as in the smallest model.
+        # Early checkpoints leave out of the text part what is as in Gemma3TextConfig.
         outer = {key: config.values.get(key) for key in ("eos_token_id", "dtype", "torch_dtype")}
         missing = {
             "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
-            "vocab_size": 262208, "max_position_embeddings": 131072, "sliding_window": 1024,
+            "vocab_size": 262208, "max_position_embeddings": 131072,
         }  # fmt: skip
         values = {**missing, **outer, **{k: v for k, v in text.values.items() if v is not None}}
+        if outer["eos_token_id"] is not None:  # read_config puts there what generate() stops at
+            values["eos_token_id"] = outer["eos_token_id"]
         return Gemma3ForCausalLM.read(Fields(values, text.source), architecture)
 
     def ignores(self, name: str) -> bool:

@@ -87,8 +87,7 @@ class GPTNeoXForCausalLM(CausalLM):
         values = {RENAMED.get(key, key): value for key, value in config.values.items()}
         values.setdefault("hidden_act", "gelu")
         values.setdefault("rms_norm_eps", 1e-5)
-        if not config.has("rope_parameters"):
-            values.setdefault("partial_rotary_factor", 0.25)
+        values.setdefault("partial_rotary_factor", 0.25)
         bias = config.flag("attention_bias", True)
         spec = decoder_spec(
             Fields(values, config.source), architecture, qkv_bias=bias, out_bias=bias,

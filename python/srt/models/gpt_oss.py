@@ -14,6 +14,11 @@ from srt.models.mixture import MixtureForCausalLM, MixtureSpec, read_routing
 
 # Gates and what they gate stand in turns, all experts in one tensor.
 NAMES = Names(router="router", fused=True)
+# Of a config that says nothing about the rotary embeddings.
+YARN = {
+    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+    "original_max_position_embeddings": 4096,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +41,9 @@ class GptOssForCausalLM(MixtureForCausalLM):
         for key, known in (("swiglu_alpha", SWIGLU_ALPHA), ("swiglu_limit", SWIGLU_LIMIT)):
             if config.float(key, known) != known:
                 raise config.error(key, f"only {known} is supported.")
+        config = config.assuming(rms_norm_eps=1e-5, rope_theta=150_000.0)
+        if not config.has("rope_parameters") and not config.has("rope_scaling"):
+            config = config.replacing(rope_parameters=YARN)
         layers, bias = config.int("num_hidden_layers"), config.flag("attention_bias", True)
         window = config.int("sliding_window", 128)
         sliding = sliding_layers(config, layers, lambda i: i % 2 == 0)

@@ -22,7 +22,7 @@ class MixtralForCausalLM(MixtureForCausalLM):
     def read(config: Fields, architecture: str) -> MixtureSpec:
         layers = config.int("num_hidden_layers")
         window = config.int("sliding_window", 0)  # null or absent: none
-        config = config.assuming(rms_norm_eps=1e-5)
+        config = config.assuming(rms_norm_eps=1e-5, rope_theta=1_000_000.0)
         spec = decoder_spec(config, architecture, windows=(window,) * layers, kv_heads=8)
         experts = ExpertsShape(
             width=spec.hidden_size,

@@ -22,6 +22,9 @@ class Phi3ForCausalLM(LlamaForCausalLM):
     def read(config: Fields, architecture: str) -> ModelSpec:
         window = config.int("sliding_window", 0)
         layers = config.int("num_hidden_layers")
+        rope = config.fields("rope_parameters" if config.has("rope_parameters") else "rope_scaling")
+        if not rope.has("original_max_position_embeddings"):
+            config = config.assuming(original_max_position_embeddings=4096)
         return decoder_spec(
             config.assuming(rms_norm_eps=1e-5), architecture, windows=(window,) * layers,
             partial_rotary=True,

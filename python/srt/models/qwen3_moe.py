@@ -11,8 +11,9 @@ class Qwen3MoeForCausalLM(MixtureForCausalLM):
     @staticmethod
     def read(config: Fields, architecture: str) -> MixtureSpec:
         bias, layers = config.flag("attention_bias"), config.int("num_hidden_layers")
-        slides = config.flag("use_sliding_window") and config.values.get("sliding_window", 0)
-        window = config.int("sliding_window", 4096) if slides is not None and slides else 0
+        missing = 0 if "sliding_window" in config.values else 4096  # null: none
+        slides = config.flag("use_sliding_window")
+        window = config.int("sliding_window", missing, low=0) if slides else 0
         spec = decoder_spec(
             config, architecture, windows=(window,) * layers, kv_heads=4,
             qkv_bias=bias, out_bias=bias, qk_norm=True,

@@ -77,6 +77,8 @@ VARIANTS: dict[str, Callable[[type[CausalLM]], type[CausalLM]]] = {
     "ForSequenceClassification": classifier,
     "Model": headless,
 }
+# What stands before them, where that is not what stands before ForCausalLM.
+STEMS = {"GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM"}
 
 
 def register(architecture: str, family: type[Model]) -> None:
@@ -91,7 +93,8 @@ def lookup(architecture: str, config: Mapping[str, Any] | None = None) -> type[M
     if architecture in MODELS:
         return MODELS[architecture]
     for ending, make in VARIANTS.items():
-        family = MODELS.get(f"{architecture.removesuffix(ending)}ForCausalLM")
+        stem = architecture.removesuffix(ending)
+        family = MODELS.get(STEMS.get(stem, f"{stem}ForCausalLM"))
         if architecture.endswith(ending) and family is not None and issubclass(family, CausalLM):
             return make(family)
     raise ValueError(unknown(architecture, config or {}, MODELS))

@@ -38,7 +38,9 @@ class SmolLM3ForCausalLM(LlamaForCausalLM):
     @staticmethod
     def read(config: Fields, architecture: str) -> ModelSpec:
         rotates, bias = rotating_layers(config), config.flag("attention_bias")
-        config = config.assuming(tie_word_embeddings=True, rope_theta=2_000_000.0)
+        config = config.assuming(
+            tie_word_embeddings=True, rope_theta=2_000_000.0, sliding_window=None
+        )
         windows = None
         if config.flag("use_sliding_window"):
             # Without a list of kinds the layers that do not rotate have the window.

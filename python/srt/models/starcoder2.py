@@ -37,7 +37,7 @@ class Starcoder2ForCausalLM(CausalLM):
         window = config.int("sliding_window", 0, low=0)
         return decoder_spec(
             Fields(values, config.source), architecture, windows=(window,) * layers,
-            qkv_bias=bias, out_bias=bias, mlp_bias=bias,
+            kv_heads=2, qkv_bias=bias, out_bias=bias, mlp_bias=bias,
         )  # fmt: skip
 
     def final_norm(self) -> RMSNorm | LayerNorm:

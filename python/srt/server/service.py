@@ -194,13 +194,15 @@ class Service:
         sources: Sequence[Source],
         segments: Segments = (),
         field: str = "messages",
+        fits: bool = True,
     ) -> Expanded:
         """The prompt with its images and videos, for each of which it has a placeholder. Raises
-        RequestError."""
+        RequestError; with ``fits`` as soon as they are too many for the context."""
         self.verify_seen(sources)
         if self.viewer is None:
             return Expanded(tokens, (), segments)
-        seen = await self.viewer.read(sources)
+        room = min(self.info.context_length, self.info.capacity) if fits else None
+        seen = await self.viewer.read(sources, room)
         return self.viewer.expand(tokens, seen, segments, field)
 
     def verify_seen(self, sources: Sequence[Source]) -> None:

@@ -32,7 +32,8 @@ FORMATS = ("f32", "bf16", "w8a8", "w8", "w4")
 AFFINE = ("w4z", "w4m", "w8z", "w8m")  # by pack_integers alone
 CODES = {name: code for code, name in enumerate(FORMATS + AFFINE)}
 ACTIVATIONS = {
-    "silu": 0, "swish": 0, "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "relu": 3,
+    "silu": 0, "swish": 0, "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "gelu_fast": 2,
+    "relu": 3,
     "clamped_swiglu": 4,  # of pairs only
 }  # fmt: skip
 ALIGN = 64  # bytes, of a packed matrix

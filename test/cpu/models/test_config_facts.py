@@ -6,10 +6,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import sgl_kernel.packed
 import torch
+from helpers.hf_models import CONFIGS
+from srt.layers.activations import ACTIVATIONS, TEXT
 from srt.layers.rotary import Rope, Rotary, from_pairs
 from srt.models import registry
 from srt.models.config import Fields, ModelSpec
+from srt.models.gemma3 import Gemma3ForConditionalGeneration
 from srt.models.kin import TELLING
 
 LLAMA: dict[str, Any] = {
@@ -17,6 +21,16 @@ LLAMA: dict[str, Any] = {
     "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 4096,
     "rms_norm_eps": 1e-5,
 }  # fmt: skip
+# What the makers of two configs in CONFIGS ask for; the others need nothing.
+NEEDED: dict[str, dict[str, Any]] = {
+    "GPTNeoXForCausalLM": {"num_key_value_heads": 0, "head_dim": 0},
+    "GPT2LMHeadModel": {
+        "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "head_dim": 0,
+        "max_position_embeddings": 1024, "intermediate_size": 0, "num_key_value_heads": 0,
+    },
+}  # fmt: skip
+SLIDING = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
+GEMMA3 = "Gemma3ForConditionalGeneration"
 FACTORS = {"type": "su", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
 
 
@@ -99,3 +113,97 @@ def test_layers_that_do_not_rotate() -> None:
 def test_pairs_that_turn_together_become_halves() -> None:
     rows = torch.arange(12.0).view(12, 1)  # two heads of six dimensions, of which four turn
     assert from_pairs(rows, 6, 4).flatten().tolist() == [0, 2, 1, 3, 4, 5, 6, 8, 7, 9, 10, 11]
+
+
+def whole(architecture: str) -> dict[str, Any]:
+    """A config.json in which transformers wrote every key, with the family's own values."""
+    values: dict[str, Any] = CONFIGS[architecture](**NEEDED.get(architecture, {})).to_dict()
+    # What it stops at and how it is stored are each checkpoint's.
+    return {**values, "eos_token_id": None, "dtype": None}
+
+
+def spec_of(architecture: str, values: dict[str, Any]) -> ModelSpec | None:
+    """None where a key that must be there is missing."""
+    try:
+        return registry.MODELS[architecture].read(Fields(values, "config.json"), architecture)
+    except ValueError as error:
+        if "is missing" not in str(error):
+            raise
+        return None
+
+
+@pytest.mark.parametrize("architecture", sorted(CONFIGS.keys() - {GEMMA3}))
+def test_a_missing_key_has_the_default_of_its_family(architecture: str) -> None:
+    values = whole(architecture)
+    kept = {"model_type"}  # by which it is of the family
+    if architecture in SLIDING:
+        values |= {"use_sliding_window": True, "sliding_window": 4096}
+        values.pop("layer_types", None)
+        kept.add("use_sliding_window")
+    spec = spec_of(architecture, values)
+    assert spec is not None
+    for key in values.keys() - kept:
+        got = spec_of(architecture, {k: v for k, v in values.items() if k != key})
+        assert got in (spec, None), key
+    rope = values.get("rope_parameters")
+    if rope is not None:  # some by kind of layer
+        bare = {k: {"rope_type": "default"} if isinstance(v, dict) else v for k, v in rope.items()}
+        bare.pop("rope_theta", None)
+        assert spec_of(architecture, {**values, "rope_parameters": bare}) == spec
+
+
+def test_what_a_text_config_leaves_out() -> None:
+    values = whole("Gemma3ForCausalLM")
+    spec = spec_of(GEMMA3, {"text_config": values})
+    for key in values:
+        text = {k: v for k, v in values.items() if k != key}
+        assert spec_of(GEMMA3, {"text_config": text}) in (spec, None), key
+
+
+def test_null_is_not_a_missing_key() -> None:
+    capped: Any = read("Gemma2ForCausalLM")
+    assert (capped.score_cap, capped.logit_cap) == (50, 30)
+    free: Any = read("Gemma2ForCausalLM", attn_logit_softcapping=None, final_logit_softcapping=None)
+    assert (free.score_cap, free.logit_cap) == (0, 0)
+    sparse = {"num_experts": 8, "use_sliding_window": True}
+    assert read("Qwen3MoeForCausalLM", **sparse).windows == (4096,) * 4
+    assert read("Qwen3MoeForCausalLM", **sparse, sliding_window=None).windows == (0,) * 4
+    long = {"rope_scaling": {**FACTORS}, "max_position_embeddings": 8192}
+    assert read("Phi3ForCausalLM", **long).rope.original_length == 4096
+
+
+def test_gemma3_stops_at_what_generation_config_says() -> None:
+    text = {**LLAMA, "eos_token_id": 1}
+    for outer, eos in (([1, 96], (1, 96)), (None, (1,))):
+        config = Fields({"text_config": text, "eos_token_id": outer}, "config.json")
+        assert Gemma3ForConditionalGeneration.read(config, "Gemma3").eos == eos
+
+
+@pytest.mark.parametrize(
+    ("prefix", "outer", "head"),
+    [("language_model.model.", "", "language_model.lm_head.weight"),
+     ("model.language_model.", "model.", "lm_head.weight")],
+)  # fmt: skip
+def test_gemma3_of_old_and_new_releases(prefix: str, outer: str, head: str) -> None:
+    towers = [f"{outer}vision_tower.x", f"{outer}multi_modal_projector.y"]
+    ours = {"model.layers.0.mlp.up_proj.weight": f"{prefix}layers.0.mlp.up_proj.weight"}
+    ours["lm_head.weight"] = head
+    names = Gemma3ForConditionalGeneration.names([*ours.values(), *towers])
+    assert names == {**ours, **{name: name for name in towers}}
+    assert all(name.startswith(Gemma3ForConditionalGeneration.UNREAD) for name in towers)
+
+
+def test_activations_of_text_models() -> None:
+    assert set(TEXT) <= sgl_kernel.packed.ACTIVATIONS.keys(), "what is recorded is native"
+    assert ACTIVATIONS["gelu_fast"] is ACTIVATIONS["gelu_new"]
+    assert read("GPTNeoXForCausalLM", hidden_act="gelu_fast").activation == "gelu_fast"
+    for architecture, key in (("LlamaForCausalLM", "hidden_act"),
+                              ("Gemma2ForCausalLM", "hidden_activation")):  # fmt: skip
+        with pytest.raises(ValueError, match="quick_gelu'; supported are silu, "):
+            read(architecture, **{key: "quick_gelu"})
+
+
+@pytest.mark.parametrize("stem", ["GPT2", "Gemma3Text", "Llama", "GPTNeoX"])
+def test_models_that_write_nothing_have_all_names(stem: str) -> None:
+    assert read(f"{stem}Model").purpose == "embed"
+    assert read(f"{stem}ForSequenceClassification").purpose == "classify"

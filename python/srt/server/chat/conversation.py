@@ -99,12 +99,9 @@ async def prompt_of(
 
 async def _seen(service: Service, ids: Ints, sources: list[Source], fits: bool) -> Expanded:
     """The ids with the images and videos among them."""
-    viewer, info = service.viewer, service.info
-    if viewer is None or not fits:
-        return await service.see(ids, sources)
-    found = await viewer.read(sources, min(info.context_length, info.capacity))
-    seen = viewer.expand(ids, found, field="messages")
-    verify_length(len(seen.tokens), info)
+    seen = await service.see(ids, sources, fits=fits)
+    if fits:
+        verify_length(len(seen.tokens), service.info)
     return seen
 
 

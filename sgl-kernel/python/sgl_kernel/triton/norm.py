@@ -16,7 +16,9 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
     "relu": "relu",
 }
 
@@ -51,7 +53,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
 def gate(x: Tensor, activation: str, out: Tensor | None = None) -> Tensor:
     """act(x[:, :F]) * x[:, F:] for x [T, 2 F] -> [T, F]; GLU variants (Shazeer 2020).
 
-    activation: "silu" ("swish"), "gelu", "gelu_pytorch_tanh" or "relu". Raises ValueError.
+    activation: a key of ``ACTIVATIONS``. Raises ValueError.
     """
     checks.shape("x", x, None, None)
     checks.dtype("x", x, *checks.FLOATS)
