@@ -227,7 +227,7 @@ def main(directory: str, parent: int) -> int:
         executor, info = local_executor(config)
         drafts, info = make_drafts(config, info)
         grammars = make_compiler(config, info, partial(_vocabulary, config))
-    except (ValueError, OSError, MemoryError, RuntimeError) as error:
+    except (ValueError, ArithmeticError, OSError, MemoryError, RuntimeError) as error:
         log.debug("the engine could not start", exc_info=True)
         channel.emit([Reply(0, False, f"{error}")])
         channel.close()

@@ -306,6 +306,9 @@ def read_rope(config: Fields, partial: bool = False) -> Rope:
             f"{params.source}: rope type {kind!r} is not supported; "
             f"supported are {', '.join(VARIANTS)}."
         )
+    if theta == 1.0:
+        holder = params if params.has("rope_theta") else config
+        raise holder.error("rope_theta", "it must be above 1.")
     holder = params if params.has("partial_rotary_factor") else config
     turned = holder.float("partial_rotary_factor", 1.0)
     if turned != 1.0 and not (partial and 0 < turned < 1):

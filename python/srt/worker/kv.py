@@ -93,15 +93,26 @@ def pool_pages(
     """Pages of the pool: ``max_total_tokens`` if set, else what is left of the memory's share.
 
     ``available`` is ``available_memory(device)`` before the weights were read. Raises MemoryError
-    where not even one page fits.
+    where not even one page fits, or what was asked for does not.
     """
     size = memory.page_size
+    if weight_bytes > available:
+        raise MemoryError(
+            f"the weights need {weight_bytes / 1e9:.2f} GB and {device} has {available / 1e9:.2f} "
+            "GB free; use --quantization, a smaller model, or a larger machine."
+        )
     if memory.max_total_tokens:
         pages = memory.max_total_tokens // size
         if pages == 0:
             raise MemoryError(
                 f"max_total_tokens is {memory.max_total_tokens}, less than one page of {size} "
                 f"tokens; raise it or lower page_size."
+            )
+        wanted = weight_bytes + pages * size * token_bytes
+        if wanted > available:
+            raise MemoryError(
+                f"max_total_tokens is {memory.max_total_tokens}, whose KV cache and weights need "
+                f"{wanted / 1e9:.2f} GB; {device} has {available / 1e9:.2f} GB free. Lower it."
             )
         return pages
     on_cpu = device.type == "cpu"

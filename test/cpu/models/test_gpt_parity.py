@@ -26,7 +26,7 @@ CASES = [
                 "rope_type": "default",
                 "rope_theta": 5000.0,
                 "partial_rotary_factor": 0.5,
-            }
+            },
         },
         2,
     ),
