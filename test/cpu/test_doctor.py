@@ -148,7 +148,7 @@ def test_what_is_wrong_with_a_model_is_said(copy: Path) -> None:
 @NEEDS_MODEL
 def test_memory_that_is_not_there_is_said(copy: Path) -> None:
     assert of(copy, max_total_tokens=1 << 30)["memory"].state == FAIL
-    assert "lower --max-total-tokens" in of(copy, max_total_tokens=1 << 30)["memory"].fix
+    assert "lower what the message names" in of(copy, max_total_tokens=1 << 30)["memory"].fix
     assert of(copy, max_total_tokens=100)["memory"].state == WARN
     assert of(copy, context_length=1 << 20)["memory"].state == FAIL
 
