@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
+import msgspec
 import pytest
 import sglang as sgl
 from helpers.http_server import Client, Served, serve_text
 from helpers.http_server import is_error as error_of
+from helpers.scripted import Scripted
 from helpers.text_worker import TextWorker
+from helpers.toy_tokenizer import byte_level
 from sglang.backend.endpoint import RuntimeEndpoint
 from srt.config import Config
 from srt.core.batch import Batch, StepResult
+from srt.core.messages import AdapterInfo, LoadAdapter, Reply, UnloadAdapter
+from srt.engine import client as engine
+from srt.engine.client import EngineLost
+from srt.server.app import make_app
+from srt.server.service import Service
+from srt.tokenizer import Tokenizer
 
 FACTS = {"lora": True, "max_loras_per_batch": 4, "max_loaded_loras": 3}
 PROMPT = "the quick brown fox"
@@ -209,3 +220,181 @@ def test_loading_needs_the_admins_key(tmp_path: Path) -> None:
     with serve_text(tmp_path, config, **FACTS) as server:
         for prefix in ("", "/v1"):
             assert load(server.client, "a", "b", prefix).status_code == 403
+
+
+class Restarts:
+    """Engines that come and go below one server; each answers when it is told to."""
+
+    def __init__(self, directory: Path, at_start: tuple[str, ...]) -> None:
+        completion: Any = Scripted(Tokenizer(byte_level(directory)))
+        adapters = tuple(AdapterInfo(name=name, path=f"start/{name}") for name in at_start)
+        completion.info = msgspec.structs.replace(completion.info, **FACTS, adapters=adapters)
+        self.completion = completion
+        self.service = Service(Config.of(enable_lora=True, lora_dir="."), completion)
+        self.verbs: list[Any] = []
+        self._start()
+
+    def _start(self) -> None:
+        self.verbs.clear()
+        client = engine.Client(self.completion.info, self.verbs.extend)
+        self.completion.client = self.client = client
+
+    async def lose(self) -> None:
+        self.client.fail(EngineLost("killed"))
+        await self.settle()
+
+    async def restart(self) -> None:
+        await self.lose()
+        self._start()
+        self.service.restarted()
+        await self.settle()
+
+    @staticmethod
+    async def settle() -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    async def answer(self, message: str = "") -> None:
+        """To all that the engine has been asked; a message refuses."""
+        verbs, self.verbs[:] = list(self.verbs), []
+        for verb in verbs:
+            data = {"name": verb.name, "path": getattr(verb, "path", "")}
+            self.client.deliver([Reply(verb.id, not message, message, data)])
+        await self.settle()
+
+    async def answered(self, work: Awaitable[Any]) -> Any:
+        task = asyncio.ensure_future(work)
+        await self.settle()
+        await self.answer()
+        return await task
+
+    def asked(self) -> list[tuple[type, str]]:
+        return [(type(verb), verb.name) for verb in self.verbs]
+
+    async def post(self, path: str, **body: Any) -> httpx.Response:
+        transport = httpx.ASGITransport(make_app(self.service), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.post(path, json=body)
+
+
+Test = Callable[[Restarts], Awaitable[None]]
+
+
+def restarting(directory: Path, test: Test, *at_start: str, **known: str) -> None:
+    async def run() -> None:
+        engines = Restarts(directory, at_start)
+        for name, path in known.items():
+            await engines.answered(engines.service.adapters.load(name, path, trusted=True))
+        await test(engines)
+
+    asyncio.run(run())
+
+
+def test_an_engine_lost_while_adapters_are_restored_loses_none(tmp_path: Path) -> None:
+    async def test(engines: Restarts) -> None:
+        adapters = engines.service.adapters
+        for _ in range(3):
+            await engines.restart()
+            assert engines.asked() == [(LoadAdapter, "poet"), (LoadAdapter, "judge")]
+            assert [verb.path for verb in engines.verbs] == ["one", "two"]
+            assert adapters.loaded.keys() == {"first"}
+        await engines.answer()
+        assert adapters.loaded.keys() == {"first", "poet", "judge"}
+        assert [adapters.of(name) for name in ("first", "poet")] == ["first", "poet"]
+
+    restarting(tmp_path, test, "first", poet="one", judge="two")
+
+
+def test_a_bad_adapter_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def test(engines: Restarts) -> None:
+        await engines.restart()
+        await engines.answer("the directory is gone")
+        assert "'poet' after the engine's restart: The adapter was not loaded: the" in caplog.text
+        assert is_error(
+            await engines.post("/v1/completions", prompt="x", model="poet"), 404, "model"
+        )
+        await engines.restart()
+        assert engines.asked() == []
+
+    restarting(tmp_path, test, poet="one")
+
+
+def test_what_had_gone_makes_room_first(tmp_path: Path) -> None:
+    async def test(engines: Restarts) -> None:
+        adapters = engines.service.adapters
+        for name in ("first", "second"):
+            await engines.answered(adapters.unload(name))
+        await engines.answered(adapters.load("second", "other", trusted=True))
+        await engines.restart()
+        assert engines.asked() == [(UnloadAdapter, "first"), (UnloadAdapter, "second")]
+        await engines.answer()
+        assert [(verb.name, verb.path) for verb in engines.verbs] == [("second", "other")]
+        await engines.answer()
+        assert adapters.loaded.keys() == {"second"}
+
+    restarting(tmp_path, test, "first", "second")
+
+
+def test_requests_wait_for_what_is_restored(tmp_path: Path) -> None:
+    async def test(engines: Restarts) -> None:
+        await engines.restart()
+        for path, body in (
+            ("/generate", {"text": "x", "lora_path": "poet"}),
+            ("/v1/completions", {"prompt": "x", "model": "toy:poet"}),
+        ):
+            reply = await engines.post(path, **body)
+            assert error_of(reply, 503)["code"] == "engine_lost", path
+            assert reply.headers["retry-after"] == "5"
+        assert "poet" in engines.service.adapters.known  # and so in /v1/models
+        for name, param in (("poet", "lora_name"), ("fourth", "lora_path")):  # taken; no room
+            body = {"lora_name": name, "lora_path": "one"}
+            assert is_error(await engines.post("/load_lora_adapter", **body), 400, param)
+        await engines.answer()
+        assert engines.service.adapters.of("poet") == "poet"
+
+    restarting(tmp_path, test, poet="one", judge="two", third="three")
+
+
+def test_what_is_restored_can_be_unloaded(tmp_path: Path) -> None:
+    async def test(engines: Restarts) -> None:
+        adapters = engines.service.adapters
+        await engines.restart()
+        body = {"lora_name": "poet"}
+        unloading = asyncio.ensure_future(engines.post("/unload_lora_adapter", **body))
+        while "poet" in adapters.known:
+            await asyncio.sleep(0.001)
+        assert is_error(
+            await engines.post("/generate", text="x", lora_path="poet"), 404, "lora_path"
+        )
+        await engines.answer()  # it had begun to load
+        assert engines.asked() == [(UnloadAdapter, "poet")]
+        with pytest.raises(ValueError, match="taken"):
+            await adapters.load("poet", "one", trusted=True)
+        await engines.answer()
+        assert (await unloading).json()["loaded_adapters"] == {"judge": "two"}
+        await engines.answered(adapters.load("poet", "one", trusted=True))
+        await engines.restart()
+        await engines.lose()  # none is being loaded any more
+        assert (await engines.post("/unload_lora_adapter", **body)).status_code == 200
+        await engines.restart()
+        assert engines.asked() == [(LoadAdapter, "judge")]
+
+    restarting(tmp_path, test, poet="one", judge="two")
+
+
+def test_an_unload_outlives_its_engine(tmp_path: Path) -> None:
+    async def test(engines: Restarts) -> None:
+        unloads = [
+            asyncio.ensure_future(engines.post("/unload_lora_adapter", lora_name=name))
+            for name in ("poet", "first")
+        ]
+        while len(engines.verbs) < len(unloads):
+            await asyncio.sleep(0.001)
+        await engines.lose()
+        assert [(await reply).status_code for reply in unloads] == [200, 200]
+        assert (await engines.post("/unload_lora_adapter", lora_name="judge")).status_code == 200
+        await engines.restart()
+        assert engines.asked() == [(UnloadAdapter, "first")]
+        assert engines.service.adapters.loaded == {}
+
+    restarting(tmp_path, test, "first", poet="one", judge="two")
