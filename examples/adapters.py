@@ -37,7 +37,7 @@ def answer(s, question):
     s += sgl.user(question) + sgl.assistant(sgl.gen("answer", max_tokens=12, temperature=0))
 
 
-def main() -> None:
+def main() -> list[str]:
     with tempfile.TemporaryDirectory() as root, sgl.Engine(enable_lora=True) as engine:
         path = Path(engine.tokenizer.path)
         config = json.loads((path / "config.json").read_text())
@@ -54,8 +54,10 @@ def main() -> None:
             {"max_new_tokens": 6, "temperature": 0},
             lora_path=[None, "poet", "judge"],
         )
-        print([row["text"] for row in rows])
         engine.unload_lora_adapter("poet")
+    texts = [row["text"] for row in rows]
+    print(texts)
+    return texts
 
 
 if __name__ == "__main__":

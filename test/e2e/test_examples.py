@@ -37,6 +37,11 @@ def clara(sheet: Any) -> None:
     assert (sheet.role, sheet.city) == ("painter", "Madrid")
 
 
+def all_differ(texts: list[str]) -> None:
+    """The model's, and those under two adapters."""
+    assert len(set(texts)) == 3
+
+
 ANSWERS: dict[str, Any] = {
     "chat": ["Nice to meet you, Nora.", "Your name is Nora.", "You live in Lisbon."],
     "few_shot": ["rope dusty", "book happy", "chair clean"],
@@ -49,6 +54,7 @@ ANSWERS: dict[str, Any] = {
     "streaming": ["1. lamp", "2. clock", "3. rope", "4. book"],
     "tree_search": on_the_way,
     "demo": mostly_right,
+    "adapters": all_differ,
     "image_questions": [],  # the embedded model reads text only
 }
 

@@ -101,7 +101,8 @@ def test_waiting_and_latency_never_read_the_wall_clock() -> None:
 
 EXPECTED = [
     *(f"srt/server/{name}.py" for name in (
-        "explain/explanations", "fields", "page/live", "responses/answer", "service", "text/score",
+        "adapters", "explain/explanations", "fields", "page/live", "responses/answer", "service",
+        "text/classify", "text/score",
     )),
     "srt/tokenizer/chat.py",
 ]  # fmt: skip

@@ -7,7 +7,6 @@ import asyncio
 import json
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -21,6 +20,7 @@ from srt.core.ints import ints
 from srt.core.messages import Advance, Done, Event, Failed, Tokens
 from srt.core.sampling import SamplingParams
 from srt.engine.client import Client, EngineLost
+from srt.engine.info import EngineInfo
 from srt.engine.wire import AT_ONCE, Wire
 from srt.program.completion import Completion
 from srt.program.request import Ask, RequestError
@@ -82,11 +82,12 @@ def test_every_chunk_is_as_if_written_by_itself(
 
 
 def new_client(sent: list[Any]) -> Client:
-    info = SimpleNamespace(
-        vocab_size=300, context_length=1024, capacity=1024, page_size=1, eos=(),
-        verify_speculation=lambda asked: None,
+    info = EngineInfo(
+        model_path="toy", architecture="Toy", dtype="none", device="none", vocab_size=300,
+        context_length=1024, capacity=1024, page_size=1, max_running_requests=1,
+        max_queued_requests=1, eos=(),
     )  # fmt: skip
-    return Client(info, sent.extend)  # type: ignore[arg-type]
+    return Client(info, sent.extend)
 
 
 def test_an_inbox_hands_over_all_that_has_come() -> None:

@@ -184,7 +184,7 @@ def _message(index: int, message: dict[str, Any], sources: list[Source]) -> dict
     content = message.get("content")
     if content is None and role != "assistant":
         raise RequestError(f"{where}.content is missing.", "messages")
-    parts = read_content(where, role, content or "")
+    parts = read_content(where, role, "" if content is None else content)
     sources += [part for part in parts if isinstance(part, Source)]
     role = "system" if role == "developer" else role
     told = {**message, "role": role, "content": told_content(parts)}

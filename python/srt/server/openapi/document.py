@@ -129,7 +129,8 @@ def _statuses(route: Route, secured: bool) -> list[int]:
     found = list(_ANYWHERE)
     if secured:
         found.append(401)
-    if "{" in route.path:
+    named = {"lora_name", "lora_path", "model"} & set(getattr(route.body, "__struct_fields__", ()))
+    if "{" in route.path or named:
         found.append(404)
     if route.body is not None:
         found += (413, 415)
