@@ -49,11 +49,8 @@ def main() -> list[str]:
         for name in ("", "poet", "judge"):
             state = answer.run(question, backend=engine, lora_path=name)
             print(f"{name or 'the model':>10}: {state['answer']!r}")
-        rows = engine.generate(
-            ["It is"] * 3,
-            {"max_new_tokens": 6, "temperature": 0},
-            lora_path=[None, "poet", "judge"],
-        )
+        greedy = {"max_new_tokens": 6, "temperature": 0}
+        rows = engine.generate(["It is"] * 3, greedy, lora_path=[None, "poet", "judge"])
         engine.unload_lora_adapter("poet")
     texts = [row["text"] for row in rows]
     print(texts)
