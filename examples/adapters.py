@@ -39,8 +39,7 @@ def answer(s, question):
 
 def main() -> list[str]:
     with tempfile.TemporaryDirectory() as root, sgl.Engine(enable_lora=True) as engine:
-        path = Path(engine.tokenizer.path)
-        config = json.loads((path / "config.json").read_text())
+        config = json.loads((Path(engine.tokenizer.path) / "config.json").read_text())
         layers, width = config["num_hidden_layers"], config["hidden_size"]
         for seed, name in enumerate(("poet", "judge")):
             made = write_adapter(Path(root) / name, seed, layers, width)
@@ -52,10 +51,8 @@ def main() -> list[str]:
         greedy = {"max_new_tokens": 6, "temperature": 0}
         rows = engine.generate(["It is"] * 3, greedy, lora_path=[None, "poet", "judge"])
         engine.unload_lora_adapter("poet")
-    texts = [row["text"] for row in rows]
-    print(texts)
-    return texts
+    return [row["text"] for row in rows]
 
 
 if __name__ == "__main__":
-    main()
+    print(main())
