@@ -110,8 +110,9 @@ def longest_wait(served: Served, path: str, body: dict[str, Any]) -> tuple[float
 
 def test_many_short_rows_hold_nobody_up(served: Served) -> None:
     rows = [[token % 100 + 5] for token in range(100_000)]
-    took, longest = longest_wait(served, "/detokenize", {"tokens": rows})
-    assert longest < took / 3
+    # A server that is held up is so every time; a machine that is busy is not.
+    tries = [longest_wait(served, "/detokenize", {"tokens": rows}) for _ in range(3)]
+    assert any(longest < took / 3 for took, longest in tries), tries
 
 
 def test_a_body_of_many_objects_is_read_beside_the_loop(
