@@ -47,6 +47,11 @@ class CausalLM:
         self.owned = range(spec.num_layers) if layers is None else layers
         self.first, self.last = self.owned.start == 0, self.owned.stop == spec.num_layers
         self.rotary = Rotary(spec.rope, spec.head_dim, length, place.states, place.device)
+        self.local_rotary = self.rotary
+        if spec.local_rope is not None:
+            self.local_rotary = Rotary(
+                spec.local_rope, spec.head_dim, length, place.states, place.device
+            )
         self.layers = [self.block(n, i) for i, n in enumerate(self.owned)]
         width = spec.hidden_size
         embeds = self.first or (self.last and spec.tied)
@@ -74,6 +79,10 @@ class CausalLM:
     def block(self, layer: int, index: int) -> Block:
         """Layer ``layer`` of the model, the one with number ``index`` here and among the pools."""
         raise NotImplementedError
+
+    def rotary_of(self, layer: int) -> Rotary:
+        """Layers with a window may have another than those that see everything."""
+        return self.local_rotary if self.spec.windows[layer] else self.rotary
 
     def final_norm(self) -> RMSNorm | LayerNorm:
         """What stands behind the last layer."""

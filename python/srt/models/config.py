@@ -36,6 +36,7 @@ class ModelSpec:
 
     Attributes:
         windows: sliding window of each layer in tokens, 0 where a layer sees everything.
+        local_rope: of the layers with a window, where it is not ``rope``.
         context_length: longest sequence the model is meant for.
         dtype: name of the checkpoint's dtype, "" where it does not say.
         eos: ids that end a generation.
@@ -64,6 +65,7 @@ class ModelSpec:
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    local_rope: Rope | None = None
     purpose: str = "generate"
     labels: tuple[str, ...] = ()
 

@@ -123,7 +123,7 @@ class Gemma2ForCausalLM(CausalLM):
         return gemma_spec(config, architecture, every=2)
 
     def block(self, layer: int, index: int) -> GemmaBlock:
-        return GemmaBlock(self.spec, layer, index, self.place, self.rotary)
+        return GemmaBlock(self.spec, layer, index, self.place, self.rotary_of(layer))
 
     @property
     def embedding_scale(self) -> float:

@@ -4,20 +4,12 @@ kind with rotary embeddings of its own; heads of q and k are normed in place of 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import ClassVar
 
-from srt.layers.rotary import Rope, Rotary
-from srt.models.config import Fields, ModelSpec, extended, read_rope
-from srt.models.gemma2 import Gemma2ForCausalLM, GemmaBlock, GemmaSpec, gemma_spec
-
-
-@dataclass(frozen=True)
-class Gemma3Spec(GemmaSpec):
-    """``local_rope``: of the layers with a window; ``rope`` is that of the others."""
-
-    local_rope: Rope = field(default_factory=Rope)
+from srt.layers.rotary import Rope
+from srt.models.config import Fields, ModelSpec, read_rope
+from srt.models.gemma2 import Gemma2ForCausalLM, gemma_spec
 
 
 def ropes(config: Fields) -> tuple[Rope, Rope]:
@@ -40,31 +32,13 @@ def ropes(config: Fields) -> tuple[Rope, Rope]:
 
 
 class Gemma3ForCausalLM(Gemma2ForCausalLM):
-    spec: Gemma3Spec
-
     @staticmethod
     def read(config: Fields, architecture: str) -> ModelSpec:
         wide, local = ropes(config)
         plain = {**config.values, "rope_parameters": None, "rope_scaling": None}
         every = config.int("sliding_window_pattern", config.int("_sliding_window_pattern", 6))
         spec = gemma_spec(Fields(plain, config.source), architecture, every)
-        return extended(
-            replace(spec, rope=wide, context_length=wide.length, qk_norm=True),
-            Gemma3Spec,
-            local_rope=local,
-        )
-
-    @cached_property
-    def local_rotary(self) -> Rotary:
-        return Rotary(
-            self.spec.local_rope, self.spec.head_dim, self.rotary.length, self.place.states,
-            self.place.device,
-        )  # fmt: skip
-
-    def block(self, layer: int, index: int) -> GemmaBlock:
-        local = self.spec.windows[layer] > 0
-        rotary = self.local_rotary if local else self.rotary
-        return GemmaBlock(self.spec, layer, index, self.place, rotary)
+        return replace(spec, rope=wide, local_rope=local, context_length=wide.length, qk_norm=True)
 
 
 class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):

@@ -54,4 +54,4 @@ class Olmo2ForCausalLM(LlamaForCausalLM):
         )
 
     def block(self, layer: int, index: int) -> Olmo2Block:
-        return Olmo2Block(self.spec, layer, index, self.place, self.rotary)
+        return Olmo2Block(self.spec, layer, index, self.place, self.rotary_of(layer))

@@ -3,26 +3,17 @@ embeddings holds for the layers that see everything."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 
-from srt.layers.rotary import Rope, Rotary
+from srt.layers.rotary import Rope
 from srt.models.config import (
     Fields,
     ModelSpec,
     decoder_spec,
-    extended,
     read_rope,
     sliding_layers,
 )
-from srt.models.olmo2 import Olmo2Block, Olmo2ForCausalLM
-
-
-@dataclass(frozen=True, kw_only=True)
-class Olmo3Spec(ModelSpec):
-    """``local_rope``: of the layers with a window; ``rope`` is that of the others."""
-
-    local_rope: Rope
+from srt.models.olmo2 import Olmo2ForCausalLM
 
 
 def ropes(config: Fields) -> tuple[Rope, Rope]:
@@ -41,8 +32,6 @@ def ropes(config: Fields) -> tuple[Rope, Rope]:
 
 
 class Olmo3ForCausalLM(Olmo2ForCausalLM):
-    spec: Olmo3Spec
-
     @staticmethod
     def read(config: Fields, architecture: str) -> ModelSpec:
         layers, window = config.int("num_hidden_layers"), config.int("sliding_window", 4096)
@@ -54,16 +43,4 @@ class Olmo3ForCausalLM(Olmo2ForCausalLM):
             architecture, windows=tuple(window if s else 0 for s in slides), qkv_bias=bias,
             out_bias=bias,
         )  # fmt: skip
-        spec = replace(spec, rope=wide, context_length=wide.length)
-        return extended(spec, Olmo3Spec, local_rope=local)
-
-    @cached_property
-    def local_rotary(self) -> Rotary:
-        return Rotary(
-            self.spec.local_rope, self.spec.head_dim, self.rotary.length, self.place.states,
-            self.place.device,
-        )  # fmt: skip
-
-    def block(self, layer: int, index: int) -> Olmo2Block:
-        rotary = self.local_rotary if self.spec.windows[layer] else self.rotary
-        return Olmo2Block(self.spec, layer, index, self.place, rotary)
+        return replace(spec, rope=wide, local_rope=local, context_length=wide.length)
