@@ -1,0 +1,1 @@
+"""Five-shot questions with four options, one token an answer: MMLU's form."""

@@ -1,0 +1,1 @@
+"""What every claim of the paper is measured with: claims, sides, runs, hit rates, ablations."""
