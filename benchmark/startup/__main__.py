@@ -1,8 +1,8 @@
 """``python -m benchmark.startup``: seconds from the command to the first token, model included.
 
 The command is the one a user types, ``python -m sglang.launch_server``; a client asks from the
-first moment on and gets one token. Beside it what no server of this kind can avoid: the interpreter
-and ``import torch``.
+first moment on and gets one token. Beside it the CPU time of all the server's processes until then,
+and what no server of this kind can avoid: the interpreter and ``import torch``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import tempfile
 import time
 from collections.abc import Sequence
 
+import psutil
+
 from benchmark.serving.stats import median
 
 _POLL = 0.005  # seconds between two attempts
@@ -30,21 +32,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--target", type=float, default=5.0, help="median seconds not to exceed")
     parser.add_argument("server", nargs="*", help="arguments of the server, after --")
     options = parser.parse_args(arguments)
-    starts, bare = [], []
+    starts, spent, bare = [], [], []
     for _ in range(options.rounds):
-        starts.append(first_token(options.server, options.timeout))
+        seconds, cpu = first_token(options.server, options.timeout)
+        starts.append(seconds)
+        spent.append(cpu)
         began = time.perf_counter()
         subprocess.run([sys.executable, "-c", "import torch"], check=True)
         bare.append(time.perf_counter() - began)
     print(f"first token after {median(starts):.2f} s (of {_list(starts)})")
+    print(f"until then {median(spent):.2f} s of CPU (of {_list(spent)})")
     print(f"python -c 'import torch' takes {median(bare):.2f} s (of {_list(bare)})")
     good = median(starts) <= options.target
     print(f"target {options.target:g} s: {'reached' if good else 'MISSED'}")
     return 0 if good else 1
 
 
-def first_token(arguments: Sequence[str], timeout: float) -> float:
-    """Seconds from starting the server to one token drawn. The server is stopped again.
+def first_token(arguments: Sequence[str], timeout: float) -> tuple[float, float]:
+    """Seconds from starting the server to one token drawn, and seconds of CPU that its processes
+    spent on that. The server is stopped again.
 
     Raises RuntimeError where it ends or gives none within ``timeout`` seconds.
     """
@@ -64,12 +70,19 @@ def first_token(arguments: Sequence[str], timeout: float) -> float:
                     raise RuntimeError(f"the server ended with {server.returncode}: {end}")
                 trouble = _ask(port)
                 if not trouble:
-                    return time.perf_counter() - began
+                    return time.perf_counter() - began, _cpu(server.pid)
                 time.sleep(_POLL)
             raise RuntimeError(f"no token within {timeout:g} s: {trouble}")
         finally:
             server.terminate()
             server.wait(30)
+
+
+def _cpu(pid: int) -> float:
+    """Seconds of CPU of a process and of all that it has started."""
+    server = psutil.Process(pid)
+    times = [each.cpu_times() for each in (server, *server.children(recursive=True))]
+    return sum(each.user + each.system for each in times)
 
 
 def _ask(port: int) -> str:
