@@ -76,7 +76,7 @@ class Service:
 
     def restarted(self) -> None:
         """The engine is another one."""
-        self.metrics.restarts.inc()
+        self.metrics.restarted()
         self.adapters.restore()
 
     @property

@@ -34,7 +34,7 @@ _GAUGES = {
     "adapter_bytes": ("lora_adapter_bytes", "memory of the adapters that are loaded"),
     "evictable_tokens": ("num_evictable_tokens", "KV tokens that only the prefix cache holds"),
 }
-# Counters, likewise. Those of a new engine begin at 0: what it counts is added.
+# Counters, likewise.
 _COUNTERS = {
     "passes": ("forward_passes_total", "forward passes"),
     "failed_passes": ("failed_passes_total", "forward passes that raised"),
@@ -133,6 +133,11 @@ class Metrics:
             for gauge in opened:
                 gauge.dec()
 
+    def restarted(self) -> None:
+        """The engine is another one, which counts from 0: that is added."""
+        self.restarts.inc()
+        self._counted = dict.fromkeys(_COUNTERS, 0.0)
+
     def answered(self, found: Record) -> None:
         """An HTTP request has ended."""
         self._answers.labels(self._model, found.route, str(found.status)).inc()
@@ -172,8 +177,7 @@ class Metrics:
             gauge.set(stats.get(key, 0))
         for key, value in stats.items():
             if key in self._counters:
-                grown = value - self._counted[key]
-                self._counters[key].inc(grown if grown >= 0 else value)
+                self._counters[key].inc(value - self._counted[key])
                 self._counted[key] = value
         self._up.set(bool(stats))
         self._used.set(used)
