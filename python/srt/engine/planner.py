@@ -167,7 +167,7 @@ class Planner:
             if request is None:
                 request = self._admit(self.waiting[number])
             elif request.context.work > 1:
-                self.store.acquire(request.context, request.match_limit)
+                self._found(request, self.store.acquire(request.context, request.match_limit))
             context = request.context
             if not self._adapts(planned, context):
                 continue
@@ -273,6 +273,13 @@ class Planner:
             other.overtaken += 1
         return request
 
+    def _found(self, request: Request, gained: int) -> None:
+        """Others have computed more of the prompt since it was begun."""
+        gained -= max(request.context.saved - request.prompt, 0)
+        if gained > 0 and not request.retracted:  # else it may have been computed before
+            request.cached += gained
+            self.stats.cached_tokens += gained
+
     def retract(self, requests: Sequence[Request]) -> None:
         """Back to their places in the queue. What was computed stays in the cache while it can. A
         placeholder is filled before its request is planned again."""
@@ -280,6 +287,7 @@ class Planner:
             self.store.release(request.context)
             self.waiting[request.id] = self.running.pop(request.id)
             self.reserve.retracted()
+            request.retracted += 1
         self.waiting = {r.id: r for r in sorted(self.waiting.values(), key=_arrival)}
         self.stats.retractions += len(requests)
         self._matches.clear()  # they may have grown since they were matched
