@@ -27,6 +27,7 @@ from srt.core.messages import (
     Close,
     Control,
     Distribution,
+    Done,
     Embed,
     Failed,
     Fill,
@@ -97,10 +98,9 @@ def test_without_surprises_the_passes_are_the_same(seed: int) -> None:
                 goal = generate(5, speculation="off")
             desk.ask(prompt, goal)
         desk.run()
-        events = [(event, getattr(event, "queued", 0)) for e in desk.events.values() for event in e]
-        for event, queued in events:
-            if queued:
-                event.queued = 0.0  # type: ignore[union-attr]
+        for event in (event for e in desk.events.values() for event in e):
+            if isinstance(event, Done):
+                event.queued = event.first = 0.0
             if getattr(event, "origin", None) is not None:
                 event.origin.evicted_ago = 0.0  # type: ignore[union-attr]
         runs.append((worker.told, {number: list(e) for number, e in desk.events.items()}))

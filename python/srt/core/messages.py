@@ -242,7 +242,9 @@ class Done(msgspec.Struct, tag="done", omit_defaults=True):
         cut: bytes of generated text before the match; -1 where the text is not cut.
         cached: prompt tokens found in the cache; prompt: all of them; completion: tokens drawn.
         top, probe: of a Distribution.
-        passes: forward passes this request took part in; queued: seconds before its first.
+        passes: forward passes this request took part in; queued: seconds before its first;
+            first: seconds to the first token that was drawn, 0 where none was; retracted: how
+            often it had to wait again. Seconds count from the request's arrival.
         forced: tokens written without a draw; drafted: tokens guessed ahead; accepted: of these,
             the ones that were then drawn.
         embedding: of an Embed, float32 in native order.
@@ -265,6 +267,8 @@ class Done(msgspec.Struct, tag="done", omit_defaults=True):
     message: str = ""
     embedding: bytes = b""
     origin: Origin | None = None
+    first: float = 0.0
+    retracted: int = 0
 
 
 class Failed(msgspec.Struct, tag="failed", omit_defaults=True):

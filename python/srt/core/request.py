@@ -65,7 +65,9 @@ class Request:
         watch: looks for stop strings; None where there are none.
         length: bytes of text drawn so far.
         seed: of this request's random numbers.
-        received: time.monotonic() of the arrival; queued: seconds from there to admission.
+        received: time.monotonic() of the arrival; queued: seconds from there to admission;
+            first: to the first token that was drawn, 0 before that.
+        retracted: how often it gave its place back and waited again.
     """
 
     id: int
@@ -77,6 +79,8 @@ class Request:
     close: bool = False
     received: float = 0.0
     queued: float = 0.0
+    first: float = 0.0
+    retracted: int = 0
     prompt: int = 0
     most: int = 0
     drawn: int = 0

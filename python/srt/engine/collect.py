@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Sequence
 from operator import add
@@ -84,6 +85,7 @@ class Collector:
             cached=max(request.cached, 0), completion=request.drawn,
             passes=request.passes, queued=request.queued, forced=request.forced,
             drafted=request.drafted, accepted=request.accepted, origin=request.origin,
+            first=request.first, retracted=request.retracted,
         )  # fmt: skip
 
     def _scored(self, request: Request, row: Row, out: RowOutput) -> None:
@@ -143,6 +145,7 @@ class Collector:
             if goal.probe:
                 news.probes.append(draw.probe)
             request.accepted += place < drafts
+            request.first = request.first or time.monotonic() - request.received
             stop = self._take(request, goal, draw.token, news)
             if stop is not None:
                 return [news, stop]

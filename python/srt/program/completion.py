@@ -227,7 +227,10 @@ class _Run:
             cached_tokens=shared.cached_tokens,
             passes=shared.passes,
             queued_seconds=shared.queued_seconds,
+            retracted=shared.retracted,
             origin=shared.origin,
+            started=self.started,
+            scheduled=shared.scheduled,
         )
 
     async def _prefill(self, context: int, opening: Verb) -> tuple[Done, Output]:
@@ -246,6 +249,7 @@ class _Run:
                     elif isinstance(event, Done):
                         shared.cached_tokens, shared.queued_seconds = event.cached, event.queued
                         shared.passes, shared.origin = event.passes, event.origin
+                        shared.scheduled, shared.retracted = event.queued, event.retracted
                         return event, shared
         raise RequestError("The engine ended a prompt without an answer.", code="internal_error")
 
@@ -272,6 +276,7 @@ class _Run:
     ) -> AsyncGenerator[Output, None]:
         sampling, logprobs = self.ask.sampling, self.ask.logprobs
         output = self._output(index, shared or Output(0, len(self.ask.prompt)))
+        began = time.monotonic()
         text = self._tokenizer.detokenizer(sampling.skip_special_tokens)
         assembler = Assembler(
             output, text, self._tokenizer.token_bytes, self._enders, not sampling.no_stop_trim
@@ -294,7 +299,7 @@ class _Run:
                     elif isinstance(event, Done):
                         if grown:
                             yield output
-                        assembler.done(event)
+                        assembler.done(event, began)
                         if shared is None:
                             output.cached_tokens = event.cached
                         grown = True

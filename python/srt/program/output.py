@@ -52,8 +52,11 @@ class Output:
         passes: forward passes that it took part in, its prompt's included; forced: tokens written
             without a draw; drafted: tokens guessed ahead; accepted: of these, the ones that were
             then drawn. Known when ``finish`` is set.
+        retracted: how often it had to wait again; known when ``finish`` is set.
         origin: why the rest of the prompt was not in the cache; known when ``finish`` is set.
-        seconds: from submission to the last update.
+        started: time.monotonic() of submission. From there, in seconds: ``scheduled`` to the
+            prompt's first pass and ``first`` to the first token drawn, None where there was none
+            (both known when ``finish`` is set); ``seconds`` to the last update.
     """
 
     index: int
@@ -73,7 +76,11 @@ class Output:
     drafted: int = 0
     accepted: int = 0
     queued_seconds: float = 0.0
+    retracted: int = 0
     origin: Origin | None = None
+    started: float = 0.0
+    scheduled: float | None = None
+    first: float | None = None
     seconds: float = 0.0
 
     @property
@@ -120,7 +127,8 @@ class Assembler:
         output.text += self._text.push(event.tokens, held, taken)
         output.released = self._text.released
 
-    def done(self, event: Done) -> None:
+    def done(self, event: Done, began: float) -> None:
+        """Take the end of a request that was submitted at ``began`` of the monotonic clock."""
         output = self.output
         output.text += self._text.finish(event.cut if self._trim else -1)
         output.released = self._text.released
@@ -129,6 +137,11 @@ class Assembler:
         output.forced, output.drafted = event.forced, event.drafted
         output.accepted = event.accepted
         output.queued_seconds = event.queued
+        output.retracted += event.retracted
+        if output.scheduled is None:
+            output.scheduled = event.queued
+        if event.first:
+            output.first = began - output.started + event.first
         output.origin = output.origin or event.origin
 
     def _ending_bytes(self) -> int:

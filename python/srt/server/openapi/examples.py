@@ -34,7 +34,8 @@ EXAMPLES: dict[str, Bodies] = {
     "/v1/load_lora_adapter": _LOAD,
     "/v1/unload_lora_adapter": _UNLOAD,
     "/generate": [
-        {"text": _QUESTION, "sampling_params": {"temperature": 0, "max_new_tokens": 8}},
+        {"text": _QUESTION, "sampling_params": {"temperature": 0, "max_new_tokens": 8},
+         "return_spans": True},
         {"text": _TEXTS, "sampling_params": {"max_new_tokens": 4}, "stream": True},
         {"text": _QUESTION, "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2,
          "token_ids_logprob": [7], "return_text_in_logprobs": True,

@@ -207,6 +207,19 @@ class Failed(Struct, tag_field="type", tag="error"):
 Triple: TypeAlias = tuple[float | None, int, str | None]
 
 
+Seconds = Annotated[float, Meta(ge=0)]
+
+
+class Spans(Struct):
+    """Seconds since the request was received. ``first_token`` is null where none was drawn."""
+
+    submitted: Seconds
+    scheduled: Seconds
+    first_token: Seconds | None
+    end: Seconds
+    retractions: Count
+
+
 class CompletionMeta(Struct):
     id: str
     finish_reason: Stopped | Full | Ended | Failed | None
@@ -225,6 +238,7 @@ class CompletionMeta(Struct):
     input_token_ids_logprobs: Maybe[list[list[Triple] | None]] = UNSET
     output_token_ids_logprobs: Maybe[list[list[Triple]]] = UNSET
     choice_logprobs: Maybe[list[float]] = UNSET
+    spans: Maybe[Spans] = UNSET
 
 
 class Generated(Struct):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
@@ -40,6 +41,7 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     top_logprobs_num: int | list[int] | None = None
     token_ids_logprob: list[Any] | None = None
     return_text_in_logprobs: bool | None = None
+    return_spans: bool | None = None
     stream: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None
@@ -61,6 +63,7 @@ class Asked(msgspec.Struct):
     asks: list[Ask]
     single: bool  # one prompt, not in a list, one completion
     with_text: bool
+    received: float | None  # time.monotonic(), where spans are wanted
 
 
 async def generate(service: Service, request: Request) -> Response:
@@ -80,7 +83,7 @@ async def answer(service: Service, body: GenerateBody) -> dict[str, Any] | list[
     found = []
     for ask, outputs in zip(asked.asks, results):
         for output in outputs:
-            shown = _show(ask, output)
+            shown = _show(ask, output, asked.received)
             if ask.logprobs is not None:
                 writer = _Logprobs(service, ask, ask.logprobs, asked.with_text)
                 shown["meta_info"].update({**writer.input(output), **writer.output(output)})
@@ -105,7 +108,7 @@ async def events(service: Service, body: GenerateBody) -> AsyncGenerator[dict[st
                 continue
             ask, edge = asked.asks[index], place not in sent or output.finish is not None
             sent[place] = output.completion_tokens
-            shown = _show(ask, output)
+            shown = _show(ask, output, asked.received)
             if ask.logprobs is not None:
                 if place not in writers:
                     writers[place] = _Logprobs(service, ask, ask.logprobs, asked.with_text)
@@ -116,6 +119,7 @@ async def events(service: Service, body: GenerateBody) -> AsyncGenerator[dict[st
 
 
 async def _asks(service: Service, body: GenerateBody) -> Asked:
+    received = time.monotonic() if body.return_spans else None
     for name in _UNSUPPORTED:
         value = getattr(body, name)
         if any(value) if isinstance(value, list) else value:
@@ -150,7 +154,7 @@ async def _asks(service: Service, body: GenerateBody) -> Asked:
                 whole, media=seen.media, adapter=adapters[i])
         )  # fmt: skip
     single = not listed and asks[0].sampling.n == 1
-    return Asked(asks, single, bool(body.return_text_in_logprobs))
+    return Asked(asks, single, bool(body.return_text_in_logprobs), received)
 
 
 def _prompts(body: GenerateBody) -> tuple[list[Any], bool]:
@@ -197,7 +201,7 @@ def _probes(value: list[Any] | None, count: int) -> list[tuple[int, ...]]:
     return [tuple(row) for row in rows]
 
 
-def _show(ask: Ask, output: Output) -> dict[str, Any]:
+def _show(ask: Ask, output: Output, received: float | None = None) -> dict[str, Any]:
     meta: dict[str, Any] = {
         "id": ask.rid if ask.sampling.n == 1 else f"{ask.rid}-{output.index}",
         "finish_reason": finish_reason(output),
@@ -212,7 +216,20 @@ def _show(ask: Ask, output: Output) -> dict[str, Any]:
     }
     if output.choice_logprobs:
         meta["choice_logprobs"] = output.choice_logprobs
+    if received is not None and output.finish is not None:
+        meta["spans"] = _spans(output, received)
     return {"text": output.text, "output_ids": list(output.tokens), "meta_info": meta}
+
+
+def _spans(output: Output, received: float) -> dict[str, Any]:
+    """When a completion was where, in seconds since its request was received. They never go
+    backwards: its times are those of two processes, each measured from its own beginning."""
+    submitted = max(output.started - received, 0.0)
+    end = submitted + output.seconds
+    scheduled = min(submitted + (output.scheduled or 0.0), end)
+    first = None if output.first is None else min(max(submitted + output.first, scheduled), end)
+    return {"submitted": submitted, "scheduled": scheduled, "first_token": first, "end": end,
+            "retractions": output.retracted}  # fmt: skip
 
 
 def finish_reason(output: Output) -> dict[str, Any] | None:
