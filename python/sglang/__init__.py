@@ -63,6 +63,8 @@ if TYPE_CHECKING:
     from sglang.record import Recorder, Replay
     from sglang.settings import global_config
     from sglang.state import ProgramState
+    from sglang.timeline.trace import Trace
+    from sglang.timeline.tracing import tracing
 
 _HOMES = {
     "sglang.api": (
@@ -93,6 +95,8 @@ _HOMES = {
     "sglang.settings": ("global_config",),
     "sglang.forks": ("ForkGroup",),
     "sglang.state": ("ProgramState",),
+    "sglang.timeline.trace": ("Trace",),
+    "sglang.timeline.tracing": ("tracing",),
 }  # fmt: skip
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import traceback
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
@@ -11,13 +12,15 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from sglang.backend.base import Backend, Prompt
-from sglang.errors import BatchError, SglangError
+from sglang.backend.base import Backend, Commit, Prompt
+from sglang.errors import BatchError, Cancelled, SglangError
 from sglang.params import GenParams
 from sglang.progress import Progress
 from sglang.results_file import ResultsFile
 from sglang.settings import global_config
 from sglang.state import ProgramState
+from sglang.timeline.recording import write
+from sglang.timeline.tracing import NO_TRACE, Opened, ambient, recorded_alone
 from sglang.tracer import constant_prefix
 from sglang.workers import Workers
 
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from sglang.program import SglFunction
 
 AUTO = 64
+PREFIX = "common prefix"  # in a trace: what is computed before the items
 PLAIN = (str, int, float, bool, type(None))
 Started = tuple[ProgramState, "Future[ProgramState]"]
 
@@ -39,6 +43,7 @@ class Batch:
     Args:
         limit: items that run at once, or "auto".
         return_errors: an item's failure is left in its state; else it ends the batch.
+        trace: what it is recorded into, and the file that is written at the end.
 
     ``errors`` has what each item that failed has raised.
     """
@@ -54,11 +59,13 @@ class Batch:
         progress_bar: bool = False,
         return_errors: bool = False,
         results_file: str | os.PathLike[str] | None = None,
+        trace: Opened = NO_TRACE,
     ) -> None:
         self._program, self._items = program, items
         self._backend, self._defaults = backend, defaults
         self._limit = _limit(limit)
         self._return_errors = return_errors
+        self._trace, self._trace_path = trace[0] or ambient(), trace[1]
         self.errors: dict[int, Exception] = {}
         self._file: ResultsFile | None = None
         if results_file is not None:
@@ -75,7 +82,7 @@ class Batch:
         try:
             if prefix := self._prefix():
                 with suppress(SglangError):  # a hint; the items will tell what is wrong
-                    self._backend.commit(self._ahead(prefix))
+                    self._commit(self._ahead(prefix))
             for number in range(len(self._items)):
                 waiting.append(self._begin(pool, number))
                 if len(waiting) >= 2 * self._limit:
@@ -97,7 +104,7 @@ class Batch:
         try:
             if prefix := self._prefix():
                 with suppress(SglangError):
-                    await self._backend.acommit(self._ahead(prefix))
+                    await self._acommit(self._ahead(prefix))
             for number in range(len(self._items)):
                 waiting.append(asyncio.create_task(self._aone(number, slots)))
                 if len(waiting) >= 2 * self._limit:
@@ -111,7 +118,8 @@ class Batch:
             self._close()
 
     def _begin(self, pool: Workers, number: int) -> Started:
-        state = self._program.new_state(self._backend, self._defaults)
+        to = (self._trace, None)
+        state = self._program.new_state(self._backend, self._defaults, trace=to)
         if self._restored(number, state):
             future: Future[ProgramState] = Future()
             future.set_result(state)
@@ -128,7 +136,8 @@ class Batch:
     async def _aone(self, number: int, slots: asyncio.Semaphore) -> ProgramState:
         loop = asyncio.get_running_loop()
         async with slots:
-            state = self._program.new_state(self._backend, self._defaults, loop=loop)
+            to = (self._trace, None)
+            state = self._program.new_state(self._backend, self._defaults, loop=loop, trace=to)
             if self._restored(number, state):
                 return state
             try:
@@ -155,6 +164,20 @@ class Batch:
                 raise error
         return state
 
+    def _commit(self, prompt: Prompt) -> None:
+        if self._trace is None:
+            self._backend.commit(prompt)
+            return
+        with recorded_alone(PREFIX, self._trace, self._backend, Commit(prompt)) as asked:
+            asked.answer = self._backend.commit(prompt)
+
+    async def _acommit(self, prompt: Prompt) -> None:
+        if self._trace is None:
+            await self._backend.acommit(prompt)
+            return
+        with recorded_alone(PREFIX, self._trace, self._backend, Commit(prompt)) as asked:
+            asked.answer = await self._backend.acommit(prompt)
+
     def _ahead(self, prefix: str) -> Prompt:
         return Prompt(prefix, lora_path=self._defaults.lora_path or "")
 
@@ -176,6 +199,8 @@ class Batch:
             self._progress.close()
         if self._file is not None:
             self._file.close()
+        if self._trace is not None and self._trace_path is not None:
+            write(self._trace, self._trace_path, sys.exc_info()[1])
 
 
 def collected(batch: Batch) -> list[ProgramState]:
@@ -218,8 +243,20 @@ def _abort(waiting: Iterable[Started]) -> list[Future[ProgramState]]:
     running = [(state, future) for state, future in waiting if not future.cancel()]
     for state, future in running:
         if not future.done():
-            state._executor.cancel(SglangError("the batch has ended before this item"))
+            state._executor.cancel(Cancelled("the batch has ended before this item"))
     return [future for _, future in running]
+
+
+def item_of(program: SglFunction, item: Mapping[str, Any] | Sequence[Any]) -> Mapping[str, Any]:
+    """Arguments of a batch's item by name. Raises TypeError for what is none."""
+    if isinstance(item, Mapping):
+        return item
+    if not isinstance(item, (list, tuple)):
+        raise TypeError(f"a batch item is a dict or a tuple of arguments, not {item!r:.60}")
+    free = [name for name in program.arg_names if name not in program.bound]
+    if len(item) > len(free):
+        raise TypeError(f"a batch item has {len(item)} values; {free} are the arguments")
+    return dict(zip(free, item))
 
 
 def _limit(asked: int | str) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from sglang.backend.base import Choose, Commit
 from sglang.history import Entry
-from sglang.params import DEFAULTS, GenParams, given
+from sglang.params import chosen
 from sglang.pieces import Piece, pieces_of
 from sglang.stream import Segment, Stream
 
@@ -211,8 +211,3 @@ def _tokens(meta: dict[str, Any]) -> str:
     ]
     finish = finish_of(meta)
     return "; ".join([*(["tokens: " + ", ".join(words)] if words else []), *filter(None, [finish])])
-
-
-def chosen(params: GenParams) -> dict[str, Any]:
-    """The parameters that are set to other than their defaults."""
-    return {n: value for n, value in given(params).items() if value != getattr(DEFAULTS, n)}

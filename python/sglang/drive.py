@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from sglang.backend.base import Backend, Call, Complete, Stream
@@ -11,33 +12,54 @@ from sglang.history import HISTORY
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from sglang.timeline.recording import Visit
 
-def drive(steps: Generator[Call, Any, None], backend: Backend, cancellation: Cancellation) -> None:
-    """Make each call and send its answer back, until the steps end. Raises what a call raises."""
+UNRECORDED: nullcontext[None] = nullcontext()
+
+
+def drive(
+    steps: Generator[Call, Any, None],
+    backend: Backend,
+    cancellation: Cancellation,
+    visit: Visit | None = None,
+) -> None:
+    """Make each call and send its answer back, until the steps end. Raises what a call raises.
+    ``visit`` records them."""
     answer: Any = None
-    with cancellation.active():
+    with cancellation.active(), visit or UNRECORDED:
         while True:
             try:
                 call = steps.send(answer)
             except StopIteration:
                 return
             with HISTORY.call(backend.name, _kept(call)) as entry:
-                answer = entry.answer = call.do(backend)
+                if visit is None:
+                    answer = entry.answer = call.do(backend)
+                    continue
+                with visit.asking(backend, call) as asked:
+                    answer = entry.answer = asked.answer = asked.call.do(backend)
 
 
 async def adrive(
-    steps: Generator[Call, Any, None], backend: Backend, cancellation: Cancellation
+    steps: Generator[Call, Any, None],
+    backend: Backend,
+    cancellation: Cancellation,
+    visit: Visit | None = None,
 ) -> None:
     """``drive`` for an event loop."""
     answer: Any = None
-    with cancellation.active():
+    with cancellation.active(), visit or UNRECORDED:
         while True:
             try:
                 call = steps.send(answer)
             except StopIteration:
                 return
             with HISTORY.call(backend.name, _kept(call)) as entry:
-                answer = entry.answer = await call.ado(backend)
+                if visit is None:
+                    answer = entry.answer = await call.ado(backend)
+                    continue
+                with visit.asking(backend, call) as asked:
+                    answer = entry.answer = asked.answer = await asked.call.ado(backend)
 
 
 def _kept(call: Call) -> Call:

@@ -35,6 +35,10 @@ class SglangError(Exception):
     """Base of the errors raised by ``sglang`` itself."""
 
 
+class Cancelled(SglangError):
+    """The program was ended from outside."""
+
+
 class BackendError(SglangError):
     """The backend refused or lost a request.
 

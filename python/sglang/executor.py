@@ -15,6 +15,8 @@ With a ``loop`` in its run, draining is a task of that event loop and no thread 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sglang.backend.base import Backend
 from sglang.drive import adrive, drive
 from sglang.errors import Location
@@ -25,6 +27,9 @@ from sglang.results import Results
 from sglang.run import Failure, Run
 from sglang.stream import Origin, Stream
 from sglang.workers import WORKERS
+
+if TYPE_CHECKING:
+    from sglang.timeline.recording import Visit
 
 NOWHERE = Location("", 0)
 
@@ -137,7 +142,8 @@ class StreamExecutor(Results):
             try:
                 step = node.then() if isinstance(node, Later) else node
                 if (steps := self.interpreter.visit(step)) is not None:
-                    drive(steps, self.interpreter.backend, self.run.cancellation)
+                    visit = None if self.track is None else self._watched(step)
+                    drive(steps, self.interpreter.backend, self.run.cancellation, visit)
             except Exception as error:
                 self.fail(error, location)
             except BaseException as error:
@@ -154,7 +160,8 @@ class StreamExecutor(Results):
             try:
                 step = node.then() if isinstance(node, Later) else node
                 if (steps := self.interpreter.visit(step)) is not None:
-                    await adrive(steps, self.interpreter.backend, self.run.cancellation)
+                    visit = None if self.track is None else self._watched(step)
+                    await adrive(steps, self.interpreter.backend, self.run.cancellation, visit)
             except Exception as error:
                 self.fail(error, location)
             except BaseException as error:
@@ -162,6 +169,11 @@ class StreamExecutor(Results):
                 raise
             else:
                 self._settle(node)
+
+    def _watched(self, node: Node) -> Visit:
+        """Records the visit of a node."""
+        assert self.track is not None
+        return self.track.visit(node.names(), self._location, self.stream)
 
     def _stop(self, error: BaseException, location: Location) -> None:
         """An interrupt or a cancellation: nobody drains any more."""
@@ -222,8 +234,9 @@ class StreamExecutor(Results):
 
     # Forking
 
-    def fork(self, size: int, location: Location) -> list[StreamExecutor]:
-        """``size`` executors that begin, when this one gets there, with what it has written."""
+    def fork(self, size: int, location: Location, copy: bool = False) -> list[StreamExecutor]:
+        """``size`` executors that begin, when this one gets there, with what it has written.
+        ``copy``: for the language's own use, not a fork of the program's."""
         with self._changed:
             known = frozenset(self.stream.variables) | frozenset(+self._pending) | self.inherited
         children = [
@@ -238,6 +251,9 @@ class StreamExecutor(Results):
             )
             for _ in range(size)
         ]
+        if self.track is not None:
+            for index, child in enumerate(children):
+                child.track = self.track.fork(index, location, not copy)
         if size > 1:
             self.submit(Commit(), location)
         self.submit(Fork(tuple(children)), location)
@@ -254,6 +270,8 @@ class StreamExecutor(Results):
             self.interpreter.stream = stream
             self.origin = stream.here()
             self._held = False
+            if self.track is not None:
+                self.track.start()
             begin = bool(self._queue) and self._take()
             self._notify()
         if begin:
@@ -273,12 +291,14 @@ class StreamExecutor(Results):
         with self._changed:
             if self.failure is not None:
                 return []
-            self.failure = failure
+            busy, self.failure = not self._idle(), failure
             self._held = False
             dropped = [node for node, _ in self._queue if isinstance(node, Fork)]
             self._queue.clear()
             self._notify()
         self.run.failures.append(failure)
+        if self.track is not None and busy:
+            self.track.fail(failure)
         return [child for node in dropped for child in node.children]
 
     def close(self) -> None:

@@ -51,6 +51,20 @@ def explain(
 ) -> Explanation:
     """Run ``program`` on answers of our own; see ``SglFunction.explain``."""
     script = Script(answers)
+    rehearsed(script, program, backend, args, arguments, defaults)
+    script.check_used()
+    return Explanation(tuple(script.requests))
+
+
+def rehearsed(
+    script: Script,
+    program: SglFunction,
+    backend: Backend,
+    args: Sequence[Any],
+    arguments: Mapping[str, Any],
+    defaults: GenParams,
+) -> None:
+    """Run ``program`` on the answers of ``script``. Raises SglangError where it fails on them."""
     try:
         with _tracing(Stage(script)):
             script.carry_out(program, backend, args, arguments, defaults)
@@ -64,8 +78,6 @@ def explain(
             "values stand as ⟨name⟩ here: give answers={'name': text} for those that it computes "
             "with"
         ) from error
-    script.check_used()
-    return Explanation(tuple(script.requests))
 
 
 # Printing

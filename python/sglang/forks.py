@@ -83,10 +83,11 @@ class ForkGroup:
             here = caller()
             executors = [state._executor for state in self.states]
             # Copies: what is appended to a fork after the join is not in it.
-            copies = [executor.fork(1, here)[0] for executor in executors]
+            copies = [executor.fork(1, here, copy=True)[0] for executor in executors]
             sources = tuple((copy, None) for copy in copies)
             self._parent._executor.submit(
-                Later(sources, partial(_concatenated, executors, copies)), here
+                Later(sources, partial(_concatenated, self._parent._executor, executors, copies)),
+                here,
             )
             return True
         if mode != "gather_variable":
@@ -96,6 +97,7 @@ class ForkGroup:
 
     def _gather(self) -> None:
         executors = [state._executor for state in self.states]
+        _told_joined(self._parent._executor, executors, "gather_variable")
         errors = [e for state in self.states if (e := state._error()) is not None]
         if errors:
             raise errors[0]
@@ -111,7 +113,15 @@ class ForkGroup:
             self.join()
 
 
-def _concatenated(forks: Sequence[StreamExecutor], copies: Sequence[StreamExecutor]) -> Node:
+def _told_joined(parent: StreamExecutor, forks: Sequence[StreamExecutor], mode: str) -> None:
+    if parent.track is not None:
+        parent.track.joined([fork.track for fork in forks], mode)
+
+
+def _concatenated(
+    parent: StreamExecutor, forks: Sequence[StreamExecutor], copies: Sequence[StreamExecutor]
+) -> Node:
+    _told_joined(parent, forks, "concate_and_append")
     for fork, copy in zip(forks, copies):
         copy.origin = fork.origin
     return concatenation(copies)

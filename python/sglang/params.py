@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,6 +165,21 @@ def signature_parameters() -> list[inspect.Parameter]:
         )
         for f in dataclasses.fields(GenParams)
     ]
+
+
+def chosen(params: GenParams) -> dict[str, Any]:
+    """The parameters that are set to other than their defaults."""
+    return {n: value for n, value in given(params).items() if value != getattr(DEFAULTS, n)}
+
+
+def document(method: Callable[..., Any]) -> None:
+    """Show the generation parameters, which are declared once, in the method's signature."""
+    signature = inspect.signature(method)
+    own = [p for p in signature.parameters.values() if p.name != "kwargs"]
+    rest = [p for p in signature.parameters.values() if p.name == "kwargs"]
+    method.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*own, *signature_parameters(), *rest]
+    )
 
 
 def strings(value: Stop) -> tuple[str, ...]:

@@ -15,17 +15,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sglang.backend.base import Backend
 from sglang.executor import StreamExecutor
-from sglang.params import ALIASES, DEFAULTS, NAMES, GenParams, checked, signature_parameters, split
+from sglang.foresight import Foresight
+from sglang.params import ALIASES, DEFAULTS, NAMES, GenParams, checked, document, split
 from sglang.resolve import resolve_backend
 from sglang.run import Run
 from sglang.state import ProgramState
+from sglang.timeline.tracing import NO_TRACE, Opened, opened, recording_of
 from sglang.tracer import constant_prefix, tracing
 from sglang.workers import Workers
 
 if TYPE_CHECKING:
     from sglang.batch import Batch
     from sglang.compiler import CompiledProgram
-    from sglang.explain import Explanation
     from sglang.graph import Graph
 
 Program = TypeVar("Program", bound="SglFunction")
@@ -35,7 +36,7 @@ Program = TypeVar("Program", bound="SglFunction")
 BODIES = Workers()
 
 
-class SglFunction:
+class SglFunction(Foresight):
     """What ``@sglang.function`` makes.
 
     ``bound`` holds arguments given by ``bind``; ``num_api_spec_tokens`` is how far one call of an
@@ -85,13 +86,15 @@ class SglFunction:
         stream: bool = False,
         backend: Any = None,
         use_thread: bool = True,
+        trace: Any = None,
         **kwargs: Any,
     ) -> ProgramState:
         """Run to the end and give the state.
 
         Keyword arguments named as fields of ``GenParams`` are the defaults of every ``gen``, the
         others are the function's. With ``stream=True`` it runs in a thread and the state comes at
-        once: read it by ``text_iter``.
+        once: read it by ``text_iter``. ``trace`` records it: into a file (.html to look at, .json),
+        a ``Trace``, or with True for ``state.trace()``; see ``timeline``.
 
         Raises:
             ProgramError: a primitive failed; what the function itself raises comes as it is.
@@ -101,7 +104,9 @@ class SglFunction:
         if (record := tracing()) is not None:
             return record.call(self, args, arguments, params, backend=backend, stream=stream)
         chosen = self._resolved(backend)
-        state = self.new_state(chosen, params, stream=stream, use_thread=use_thread)
+        state = self.new_state(
+            chosen, params, stream=stream, use_thread=use_thread, trace=opened(trace, self)
+        )
         if not stream:
             self.start(state, args, arguments)
             return state
@@ -110,7 +115,12 @@ class SglFunction:
         return state
 
     async def arun(
-        self, *args: Any, stream: bool = False, backend: Any = None, **kwargs: Any
+        self,
+        *args: Any,
+        stream: bool = False,
+        backend: Any = None,
+        trace: Any = None,
+        **kwargs: Any,
     ) -> ProgramState:
         """``run`` for an event loop; programs written as ``async def`` can only be run so.
 
@@ -123,7 +133,8 @@ class SglFunction:
         if (record := tracing()) is not None:
             return record.call(self, args, arguments, params, backend=backend, stream=stream)
         loop = asyncio.get_running_loop()
-        state = self.new_state(self._resolved(backend), params, stream=stream, loop=loop)
+        chosen, to = self._resolved(backend), opened(trace, self)
+        state = self.new_state(chosen, params, stream=stream, loop=loop, trace=to)
         await self.astart(state, args, arguments, stream=stream)
         return state
 
@@ -155,14 +166,17 @@ class SglFunction:
         stream: bool = False,
         use_thread: bool = True,
         loop: asyncio.AbstractEventLoop | None = None,
+        trace: Opened = NO_TRACE,
     ) -> ProgramState:
         """A state for ``start``, or with ``loop`` for ``astart``."""
         run = Run(loop, self.num_api_spec_tokens or 0, backend)
-        return ProgramState(
-            StreamExecutor(
-                backend, defaults, run=run, streaming=stream, use_thread=use_thread, open=stream
-            )
+        run.recording = recording_of(self.func.__name__, trace, inline=not (use_thread or loop))
+        executor = StreamExecutor(
+            backend, defaults, run=run, streaming=stream, use_thread=use_thread, open=stream
         )
+        if run.recording is not None:
+            executor.track = run.recording.track
+        return ProgramState(executor)
 
     def start(self, state: ProgramState, args: Sequence[Any], arguments: Mapping[str, Any]) -> None:
         """``run`` over a state that is given. What it raises, the state tells as well."""
@@ -170,7 +184,7 @@ class SglFunction:
         if self.is_async:
             name = self.func.__name__
             raise TypeError(f"{name} is async: await {name}.arun(...), or asyncio.run of that")
-        with executor.run.inside():
+        with executor.run.inside(args, arguments):
             try:
                 state.ret_value = self.func(state, *args, **{**self.bound, **arguments})
                 executor.finish()
@@ -209,7 +223,7 @@ class SglFunction:
         self, state: ProgramState, args: Sequence[Any], arguments: Mapping[str, Any]
     ) -> None:
         executor = state._executor
-        with executor.run.inside():
+        with executor.run.inside(args, arguments):
             try:
                 state.ret_value = await self._abody(state, args, arguments)
                 await executor.afinish()
@@ -250,6 +264,7 @@ class SglFunction:
         generator_style: bool = False,
         return_errors: bool = False,
         results_file: str | os.PathLike[str] | None = None,
+        trace: Any = None,
         **kwargs: Any,
     ) -> list[ProgramState] | Iterator[ProgramState]:
         """Run once for each item (a dict of arguments, or a tuple in their order), in parallel.
@@ -260,23 +275,25 @@ class SglFunction:
         Items that end well are kept in ``results_file``, a line each; the next batch with the same
         file finds them there and does not run them again. They are known by the program's code,
         the arguments and the parameters: for another model or backend give another file.
+        ``trace`` as of ``run``, one for all.
 
         Raises:
             BatchError: items have failed; all have run, and their states are in it. With
                 ``generator_style`` it is the item's own error instead, which ends the batch when
                 its turn comes. With ``return_errors`` neither: the item's ``error()`` tells.
         """
-        from sglang.batch import collected
+        from sglang.batch import collected, item_of
 
         if self.is_async:
             raise TypeError(f"{self.func.__name__} is async; use arun_batch(...)")
         if (record := tracing()) is not None:
             params, rest = self._sorted(kwargs)
-            items = [{**rest, **self._item(item)} for item in batch_kwargs]
+            items = [{**rest, **item_of(self, item)} for item in batch_kwargs]
             return [record.call(self, (), item, params, backend=backend) for item in items]
         batch = self._batch(
             batch_kwargs, backend, kwargs, limit=num_threads, progress_bar=progress_bar,
             return_errors=return_errors or not generator_style, results_file=results_file,
+            trace=opened(trace, self),
         )  # fmt: skip
         if generator_style:
             return batch.run()
@@ -291,6 +308,7 @@ class SglFunction:
         progress_bar: bool = False,
         return_errors: bool = False,
         results_file: str | os.PathLike[str] | None = None,
+        trace: Any = None,
         **kwargs: Any,
     ) -> AsyncIterator[ProgramState]:
         """``run_batch`` with ``generator_style`` for an event loop: ``async for state in ...``.
@@ -299,7 +317,7 @@ class SglFunction:
         """
         return self._batch(
             batch_kwargs, backend, kwargs, limit=concurrency, progress_bar=progress_bar,
-            return_errors=return_errors, results_file=results_file,
+            return_errors=return_errors, results_file=results_file, trace=opened(trace, self),
         ).arun()  # fmt: skip
 
     def _batch(
@@ -309,23 +327,13 @@ class SglFunction:
         kwargs: dict[str, Any],
         **options: Any,
     ) -> Batch:
-        from sglang.batch import Batch
+        from sglang.batch import Batch, item_of
 
         params, unknown = self._sorted(kwargs)
         if unknown:
             raise TypeError(f"a batch has no option {next(iter(unknown))!r}")
-        arguments = [self._item(item) for item in items]
+        arguments = [item_of(self, item) for item in items]
         return Batch(self, arguments, self._resolved(backend), params, **options)
-
-    def _item(self, item: Mapping[str, Any] | Sequence[Any]) -> Mapping[str, Any]:
-        if isinstance(item, Mapping):
-            return item
-        if not isinstance(item, (list, tuple)):
-            raise TypeError(f"a batch item is a dict or a tuple of arguments, not {item!r:.60}")
-        free = [name for name in self.arg_names if name not in self.bound]
-        if len(item) > len(free):
-            raise TypeError(f"a batch item has {len(item)} values; {free} are the arguments")
-        return dict(zip(free, item))
 
     def cache(self, backend: Any = None) -> str:
         """Have the backend compute and cache the constant text this program begins with, and
@@ -353,25 +361,6 @@ class SglFunction:
 
         return compile(self, backend, **known)
 
-    def explain(
-        self,
-        *args: Any,
-        backend: Any = None,
-        answers: Mapping[str, str | Sequence[str]] | None = None,
-        **kwargs: Any,
-    ) -> Explanation:
-        """Exactly what ``run`` would send, call by call; print it. Nothing is sent.
-
-        Generated values stand as ``⟨name⟩`` and a select takes its first option, unless ``answers``
-        has a text for the name, or several to be used in turn (the last one again and again). With
-        ``num_api_spec_tokens`` a chat reply is taken to follow the program, a completion to save no
-        call. Raises SglangError where the program fails on such values, or makes over 1000 calls.
-        """
-        from sglang.explain import explain
-
-        params, arguments = self._sorted(kwargs)
-        return explain(self, self._resolved(backend), args, arguments, params, answers or {})
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """``run``; or, given a state first, continue that state with this function's body and give
         the function's own result.
@@ -381,16 +370,6 @@ class SglFunction:
         return self.run(*args, **kwargs)
 
 
-def _document(method: Callable[..., Any]) -> None:
-    """Show the generation parameters, which are declared once, in the method's signature."""
-    signature = inspect.signature(method)
-    own = [p for p in signature.parameters.values() if p.name != "kwargs"]
-    rest = [p for p in signature.parameters.values() if p.name == "kwargs"]
-    method.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=[*own, *signature_parameters(), *rest]
-    )
-
-
-_document(SglFunction.run)
-_document(SglFunction.run_batch)
-_document(SglFunction.arun_batch)
+document(SglFunction.run)
+document(SglFunction.run_batch)
+document(SglFunction.arun_batch)

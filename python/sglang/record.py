@@ -39,6 +39,7 @@ class Recorder(Backend):
         self.constraints = inner.constraints
         self.speculates = inner.speculates
         self.messages_only = inner.messages_only
+        self.native = inner.native
         self._lock = threading.Lock()
         self._file = open(path, "w", encoding="utf-8", errors="surrogatepass")  # noqa: SIM115
         self._write(traits_of(inner))
@@ -93,6 +94,12 @@ class Recorder(Backend):
 
     def request(self, call: Call) -> dict[str, Any]:
         return self._backend.request(call)
+
+    def tokenize(self, texts: Sequence[str], special: bool = True) -> list[Sequence[int]]:
+        return self._backend.tokenize(texts, special)
+
+    def detokenize(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        return self._backend.detokenize(rows)
 
     def flush_cache(self) -> Any:
         return self._backend.flush_cache()

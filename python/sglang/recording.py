@@ -21,9 +21,9 @@ from sglang import errors
 from sglang.backend.base import Backend, Call, Choose, Commit
 from sglang.backend.mock import common
 from sglang.chat import ChatTemplate
-from sglang.display import chosen
 from sglang.errors import BackendError, SglangError
 from sglang.media import Media
+from sglang.params import chosen
 
 FORMAT = 1
 SHOWN_CHARS = 30  # on each side of where an unknown prompt leaves the nearest one

@@ -62,7 +62,7 @@ class Script:
         self.requests: list[Request] = []
         self._used: Counter[str] = Counter()
 
-    def note(self, title: str, body: dict[str, Any]) -> None:
+    def note(self, title: str, body: dict[str, Any], call: Call) -> None:
         """Keep a request; one without a body would not be sent."""
         if not body:
             return
@@ -72,6 +72,9 @@ class Script:
                 "values stand as ⟨name⟩ here: give answers={'name': text} for those that end it"
             )
         self.requests.append(Request(title, caller(), body))
+
+    def replied(self, texts: list[str]) -> None:
+        """These texts have answered the last gen."""
 
     def text(self, name: str | None, number: int = 0) -> str:
         """The next text of a variable; ``number``: which of n texts."""
@@ -247,17 +250,19 @@ class Rehearsal(Interpreter):
     def _answer(self, call: Call) -> Any:
         body, (name, text, meta) = self.backend.request(call), self._reply
         if isinstance(call, Commit):
-            self._script.note("commit", body)
+            self._script.note("commit", body, call)
             return NO_COST
         if isinstance(call, Choose):
             assert isinstance(self._node, Select)
             option = self._script.option(self._node.name, call.options)
-            self._script.note(_title("select", self._node.name), body)
+            self._script.note(_title("select", self._node.name), body, call)
             return decided(option, call.options, call.method)
-        self._script.note(_title("gen", name), body)
+        self._script.note(_title("gen", name), body, call)
         known = {**NO_COST, "completion_tokens": 1, "finish_reason": FINISH, **meta}
-        texts = [text(number) for number in range(call.params.n or 1)]
-        return [Completion(_until(one, strings(call.params.stop)), known) for one in texts]
+        stops = strings(call.params.stop)
+        texts = [_until(text(number), stops) for number in range(call.params.n or 1)]
+        self._script.replied(texts)
+        return [Completion(one, known) for one in texts]
 
 
 def _title(kind: str, name: str | None) -> str:

@@ -103,7 +103,7 @@ class Replay:
         elif not isinstance(node, (Call, GetForkItem)):
             executor.submit(self._node(node), location)
         if step.number in self._plan.kept:
-            (self._kept[step.number],) = executor.fork(1, location)
+            (self._kept[step.number],) = executor.fork(1, location, copy=True)
 
     def _called(self, node: Call) -> StreamExecutor:
         main = self._main
@@ -114,6 +114,8 @@ class Replay:
             use_thread=main.use_thread,
         )
         called.interpreter.spec_tokens = node.num_api_spec_tokens or 0
+        if main.track is not None:
+            called.track = main.track.called()
         return called
 
     def _node(self, node: Node) -> Node:
@@ -131,6 +133,8 @@ class Replay:
     def _joined(self, node: Join) -> Node:
         """What a Join appends once its branches are done. Raises the first one's failure."""
         branches = [self._after(end) for end in node.ends]
+        if self._main.track is not None:
+            self._main.track.joined([branch.track for branch in branches], node.mode)
         if node.mode != GATHER:
             for end, branch in zip(node.ends, branches):
                 branch.origin = self._executors[self._plan.homes[end]].origin

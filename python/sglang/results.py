@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sglang.errors import Location, SglangError, UnknownVariable
 from sglang.interpreter import Interpreter
@@ -22,14 +22,19 @@ from sglang.ir import Node
 from sglang.run import Failure, Run, in_loop
 from sglang.stream import Stream
 
+if TYPE_CHECKING:
+    from sglang.timeline.recording import Track
+
 
 class Results:
-    """What one state has made so far, and how to wait for the rest."""
+    """What one state has made so far, and how to wait for the rest. ``track`` records it, where it
+    is recorded."""
 
     def __init__(self, run: Run, interpreter: Interpreter, inherited: frozenset[str]) -> None:
         self.run = run
         self.interpreter = interpreter
         self.inherited = inherited
+        self.track: Track | None = None
         self.failure: Failure | None = None
         self._queue: deque[tuple[Node, Location]] = deque()
         self._busy = self._held = self._open = False
@@ -134,9 +139,13 @@ class Results:
         with self._changed:
             self._readers += 1
             self._ask_deferred()
+        waits = self.track is not None and self.run.is_inside()
+        wait = self.track.wait() if self.track is not None and waits else None
         try:
             yield
         finally:
+            if self.track is not None and wait is not None:
+                self.track.close(wait)
             with self._changed:
                 self._readers -= 1
 

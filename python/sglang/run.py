@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
@@ -20,6 +20,7 @@ from sglang.usage import Usage
 if TYPE_CHECKING:
     from sglang.backend.base import Backend
     from sglang.executor import StreamExecutor
+    from sglang.timeline.recording import Recording
 
 # The run whose program the current thread or task belongs to.
 _INSIDE: ContextVar[Run | None] = ContextVar("inside", default=None)
@@ -72,7 +73,8 @@ class Run:
         spec_tokens: how far a call of an API model may run on.
         backend: what runs inside this one use, where they name none.
 
-    ``tasks`` visit nodes; ``program`` is the body itself where it runs on its own.
+    ``tasks`` visit nodes; ``program`` is the body itself where it runs on its own. ``recording``
+    puts the run into a trace, where it is asked for.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Run:
         self.loop = loop
         self.spec_tokens = spec_tokens
         self.backend = backend
+        self.recording: Recording | None = None
         self.usage = Usage()
         self.speculation = Speculation()
         self.cancellation = Cancellation()
@@ -107,14 +110,18 @@ class Run:
             return list(self._members)
 
     @contextmanager
-    def inside(self) -> Iterator[None]:
-        """The calling thread or task is the program: nobody else will append. A run that begins
-        inside is cancelled with this one."""
+    def inside(self, args: Sequence[Any] = (), arguments: Any = None) -> Iterator[None]:
+        """The calling thread or task is the program, called with these: nobody else will append. A
+        run that begins inside is cancelled with this one."""
         outer, token = _INSIDE.get(), _INSIDE.set(self)
         if outer is not None:
             outer._inner.add(self)
         try:
-            yield
+            if self.recording is None:
+                yield
+            else:
+                with self.recording.of(args, arguments):
+                    yield
         finally:
             _INSIDE.reset(token)
             if outer is not None:
@@ -143,6 +150,8 @@ class Run:
         """End all members, those that still enter too, and abort the calls in flight."""
         with self._lock:
             self._cancelled = Failure(error, None)
+        if self.recording is not None:
+            self.recording.cancelled = True
         for member in self.members():
             member.fail(error, None)
         for run in tuple(self._inner):

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from sglang.errors import SglangError, Unsupported, caller
+from sglang.errors import Cancelled, SglangError, Unsupported, caller
 from sglang.forks import ForkGroup
 from sglang.ir import (
     RoleBegin,
@@ -22,6 +22,7 @@ from sglang.usage import Usage
 
 if TYPE_CHECKING:
     from sglang.executor import StreamExecutor
+    from sglang.timeline.trace import Trace
 
 
 class ProgramState:
@@ -54,7 +55,7 @@ class ProgramState:
         What is complete stays readable, the rest raises.
         """
         if self._executor.others_append():
-            self._executor.cancel(SglangError("the program was cancelled by its reader"))
+            self._executor.cancel(Cancelled("the program was cancelled by its reader"))
 
     def __enter__(self) -> ProgramState:
         return self
@@ -285,6 +286,16 @@ class ProgramState:
         yield child
 
     # Looking
+
+    def trace(self) -> Trace:
+        """What the run that this state belongs to has done, forks and all. Raises SglangError where
+        it was not recorded."""
+        recording = self._executor.run.recording
+        if recording is None:
+            raise SglangError(
+                "this run was not recorded; run(..., trace=True), or run inside sglang.tracing()"
+            )
+        return recording.trace
 
     def show(self, file: TextIO | None = None) -> None:
         """Print the text with what the model wrote marked, and what each gen has taken. Does not

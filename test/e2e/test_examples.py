@@ -47,6 +47,7 @@ ANSWERS: dict[str, Any] = {
     "few_shot": ["rope dusty", "book happy", "chair clean"],
     "json_sheet": clara,
     "skeleton": {"lamp": "30", "clock": "75", "rope": "12"},
+    "timeline": {"lamp": "30", "rope": "12"},
     "conversations": ["You live in Lisbon.", "You live in Cairo.", "You live in Porto."],
     "judge": ({"clarity": 8, "style": 2, "evidence": 8, "humor": 5}, 23),
     "classify_batch": ["positive", "negative"] * 4,

@@ -6,6 +6,7 @@ import ast
 import re
 from pathlib import Path
 
+from sglang.timeline import command as trace_command
 from srt.config import Config
 from srt.server import schema_command
 from srt.server.arguments import Parser
@@ -72,7 +73,7 @@ def test_named_tests_exist() -> None:
 
 def test_named_flags_exist() -> None:
     known = {name.replace("_", "-") for name in Config().settings()} | FOREIGN
-    for command in (doctor_command, explain_command, schema_command):
+    for command in (doctor_command, explain_command, schema_command, trace_command):
         parser = Parser()
         command.add_parser_arguments(parser)
         known |= {name.removeprefix("--") for name in parser._option_string_actions}

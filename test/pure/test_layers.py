@@ -52,8 +52,9 @@ RULES = {
     "srt.server.telemetry.tracing": "srt.core srt.program opentelemetry",
     "srt.cli": "srt.server",
     "sglang": "httpx h11 openai anthropic litellm tqdm pydantic pydantic_core typing_extensions"
-    " jsonschema referencing",
+    " jsonschema referencing tiktoken",
     "sglang.integrations.dspy": "sglang dspy",
+    "sglang.timeline.otel": "sglang opentelemetry",
     "sglang.backend.engine": "sglang srt",
     "sglang.backend.runtime": "sglang httpx srt",
     "sglang.backend.server_args": "sglang srt",

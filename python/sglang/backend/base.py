@@ -69,6 +69,7 @@ class Backend:
         speculates: how ``num_api_spec_tokens`` is used: "text" (a completion model: over-generate
             and reuse), "chat" (one reply for all gens of an assistant turn) or "" (ignored).
         messages_only: of a program with roles, the backend is sent the turns alone.
+        native: calls are requests to ``/generate`` of a runtime of ours.
     """
 
     name = "backend"
@@ -76,6 +77,7 @@ class Backend:
     constraints: frozenset[str] = frozenset()
     speculates: str = ""
     messages_only: bool = False
+    native: bool = False
 
     def enforces(self, constraint: Constraint) -> bool:
         """Whether text that is generated under ``constraint`` needs no check. A backend may take a
@@ -129,6 +131,14 @@ class Backend:
         """Compute and cache the prefix ``text``."""
         if text:
             self.commit(Prompt(text))
+
+    def tokenize(self, texts: Sequence[str], special: bool = True) -> list[Sequence[int]]:
+        """Token ids of each text; ``special``: with those that the model has around a prompt."""
+        raise self.lacks("tokenize")
+
+    def detokenize(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """The text of each row of token ids."""
+        raise self.lacks("detokenize")
 
     def flush_cache(self) -> Any:
         """Empty the prefix cache."""

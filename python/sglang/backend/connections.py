@@ -21,6 +21,7 @@ from urllib.parse import quote, urlsplit
 
 from sglang.cancel import aborted_by
 from sglang.errors import ConnectionFailed
+from sglang.timeline.asked import ASKED
 
 CONNECT_SECONDS = 10.0
 KEPT = 256
@@ -89,6 +90,8 @@ class Dialogue:
 
         content = b"" if body is None else _encode(body).encode()
         headers = [*origin.headers, ("Content-Length", str(len(content)))]
+        if (asked := ASKED.get()) is not None and (parent := asked.traceparent):
+            headers.append(("traceparent", parent))
         self._http = h11.Connection(h11.CLIENT)
         head = self._http.send(
             h11.Request(method=method, target=origin.path + path, headers=headers)

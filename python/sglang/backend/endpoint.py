@@ -16,6 +16,7 @@ from sglang.errors import BackendError, ConnectionFailed, refusal
 
 # Of server-sent events; a line without a name is a comment, or ends an event.
 _FIELDS = ("data", "event", "id", "retry", "")
+PARCEL = 1 << 20  # characters, or ids, that are sent at once to be tokenized or made text
 KINDS = ("regex", "json_schema", "ebnf", "structural_tag")
 Held: TypeAlias = tuple[AsyncConnections, AsyncGenerator[AsyncConnections, None]]
 
@@ -146,6 +147,20 @@ class RuntimeEndpoint(NativeBackend):
         if held := self._loops.get(asyncio.get_running_loop()):
             await held[1].aclose()
 
+    def tokenize(self, texts: Sequence[str], special: bool = True) -> list[Sequence[int]]:
+        found: list[Sequence[int]] = []
+        for some in _parcels(texts):
+            body = {"text": some, "add_special_tokens": special}
+            found += self._send("POST", "/tokenize", body)["tokens"]
+        return found
+
+    def detokenize(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        found: list[str] = []
+        for some in _parcels([list(row) for row in rows]):
+            body = {"tokens": some, "skip_special_tokens": False}
+            found += self._send("POST", "/detokenize", body)["text"]
+        return found
+
     def flush_cache(self) -> Any:
         return self._send("POST", "/flush_cache")
 
@@ -193,6 +208,20 @@ class RuntimeEndpoint(NativeBackend):
     def _check_open(self) -> None:
         if self._closed:
             raise BackendError("this RuntimeEndpoint has been shut down")
+
+
+def _parcels(values: Sequence[Any]) -> Iterator[list[Any]]:
+    """Texts or rows, as many at a time as have ``PARCEL`` characters or ids, at least one."""
+    some: list[Any] = []
+    room = PARCEL
+    for value in values:
+        if some and len(value) > room:
+            yield some
+            some, room = [], PARCEL
+        some.append(value)
+        room -= len(value)
+    if some:
+        yield some
 
 
 def _answer(url: str, status: int, content: bytes, promised: Callable[[Any], bool]) -> Any:

@@ -11,7 +11,14 @@ import asyncio
 import atexit
 import os
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterator,
+    Sequence,
+)
 from concurrent.futures import CancelledError, Future
 from contextlib import aclosing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -227,6 +234,12 @@ class Engine(NativeBackend):
         """Returns when the requests that have it have ended. Raises BackendError."""
         adapters = self._alive().adapters
         self._wait(lambda: adapters.unload(lora_name))
+
+    def tokenize(self, texts: Sequence[str], special: bool = True) -> list[Sequence[int]]:
+        return [self.tokenizer.encode(text, special) for text in texts]
+
+    def detokenize(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        return [self.tokenizer.decode(row) for row in rows]
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer."""

@@ -79,6 +79,7 @@ class Mock(Backend):
         self._delay = delay
         self._next = 0
         self._seen: list[str] = []
+        self._ids: dict[str, int] = {}  # of words
         self._lock = threading.Lock()
 
     def complete(self, prompt: Prompt, params: GenParams) -> list[Completion]:
@@ -199,6 +200,18 @@ class Mock(Backend):
         if (found := cut(text, strings(params.stop))) is not None:
             text, reason = text[: found[0]], {"type": "stop", "matched": found[1]}
         return Completion(text, {"finish_reason": reason, **self._usage(prompt, len(_words(text)))})
+
+    def tokenize(self, texts: Sequence[str], special: bool = True) -> list[Sequence[int]]:
+        with self._lock:
+            return [
+                [self._ids.setdefault(word, len(self._ids)) for word in _words(text)]
+                for text in texts
+            ]
+
+    def detokenize(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        with self._lock:
+            words = list(self._ids)
+        return ["".join(words[number] for number in row) for row in rows]
 
     def _usage(self, prompt: Prompt, completion_tokens: int) -> dict[str, int]:
         with self._lock:

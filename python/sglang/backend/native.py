@@ -13,9 +13,12 @@ from sglang.backend.base import Backend, Call, Choose, Commit, Completion, Promp
 from sglang.choices import ChoicesMethod, Decision, Scores
 from sglang.errors import BackendError, Unsupported
 from sglang.params import GenParams, to_wire
+from sglang.timeline.asked import ASKED
 
 # Tokens before the boundary whose ids are compared first to see where tokenizations part.
 HEALING_TOKENS = 8
+
+SPANS = {"return_spans": True}
 
 T = TypeVar("T")
 # Requests, each answered before the next; what is returned is the result of them all.
@@ -24,6 +27,8 @@ Requests: TypeAlias = Generator[dict[str, Any], Any, T]
 
 class NativeBackend(Backend):
     """Needs only ``call`` and ``call_stream``, and their asynchronous twins."""
+
+    native = True
 
     def call(self, body: dict[str, Any]) -> Any:
         """Answer of a ``/generate`` request: a dict, or a list of them. Raises BackendError."""
@@ -41,11 +46,27 @@ class NativeBackend(Backend):
         """``call_stream`` for an event loop."""
         raise NotImplementedError
 
+    def _asked(self, body: dict[str, Any]) -> Any:
+        """``call``, recorded where the run is."""
+        if (asked := ASKED.get()) is None:
+            return self.call(body)
+        with asked.request():
+            asked.answer = self.call({**body, **SPANS})
+            return asked.answer
+
+    async def _aasked(self, body: dict[str, Any]) -> Any:
+        """``_asked`` for an event loop."""
+        if (asked := ASKED.get()) is None:
+            return await self.acall(body)
+        with asked.request():
+            asked.answer = await self.acall({**body, **SPANS})
+            return asked.answer
+
     def _made(self, requests: Requests[T]) -> T:
         answer = None
         while True:
             try:
-                answer = self.call(requests.send(answer))
+                answer = self._asked(requests.send(answer))
             except StopIteration as end:
                 return end.value  # type: ignore[no-any-return]
 
@@ -53,23 +74,34 @@ class NativeBackend(Backend):
         answer = None
         while True:
             try:
-                answer = await self.acall(requests.send(answer))
+                answer = await self._aasked(requests.send(answer))
             except StopIteration as end:
                 return end.value  # type: ignore[no-any-return]
 
     def complete(self, prompt: Prompt, params: GenParams) -> list[Completion]:
-        return _completions(self.call(_body(prompt, params)))
+        return _completions(self._asked(_body(prompt, params)))
 
     async def acomplete(self, prompt: Prompt, params: GenParams) -> list[Completion]:
-        return _completions(await self.acall(_body(prompt, params)))
+        return _completions(await self._aasked(_body(prompt, params)))
 
     def stream(self, prompt: Prompt, params: GenParams) -> Iterator[Completion]:
-        for item in self.call_stream({**_body(prompt, params), "stream": True}):
-            yield _completion(item)
+        body = {**_body(prompt, params), "stream": True}
+        if (asked := ASKED.get()) is None:
+            yield from map(_completion, self.call_stream(body))
+            return
+        with asked.request():
+            for asked.answer in self.call_stream({**body, **SPANS}):
+                yield _completion(asked.answer)
 
     async def astream(self, prompt: Prompt, params: GenParams) -> AsyncIterator[Completion]:
-        async for item in self.acall_stream({**_body(prompt, params), "stream": True}):
-            yield _completion(item)
+        body = {**_body(prompt, params), "stream": True}
+        if (asked := ASKED.get()) is None:
+            async for item in self.acall_stream(body):
+                yield _completion(item)
+            return
+        with asked.request():
+            async for asked.answer in self.acall_stream({**body, **SPANS}):
+                yield _completion(asked.answer)
 
     def commit(self, prompt: Prompt) -> dict[str, Any]:
         return self._made(_commit(prompt))
@@ -95,7 +127,7 @@ class NativeBackend(Backend):
 
 def _input(prompt: Prompt) -> dict[str, Any]:
     """Fields of a request that hold the prompt."""
-    texts = {"parts": _parts(prompt)} if prompt.parallel else {"text": prompt.text}
+    texts = {"parts": parts_of(prompt)} if prompt.parallel else {"text": prompt.text}
     return {**texts, **_media(prompt), **_adapter(prompt)}
 
 
@@ -113,7 +145,7 @@ def _media(prompt: Prompt) -> dict[str, list[Any]]:
     return fields
 
 
-def _parts(prompt: Prompt) -> list[str | list[str]]:
+def parts_of(prompt: Prompt) -> list[str | list[str]]:
     """Texts in sequence, and lists of texts that do not see one another."""
     parts: list[str | list[str]] = []
     end = 0

@@ -1,0 +1,208 @@
+"""Plan: what a batch will have computed, request by request, and the sums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sglang.backend.api import ApiBackend
+from sglang.backend.base import Backend, Commit
+from sglang.batch import Batch
+from sglang.errors import Location, SglangError
+from sglang.explain import rehearsed
+from sglang.params import GenParams
+from sglang.plan.cache import Cache
+from sglang.plan.comparison import Comparison
+from sglang.plan.needs import Bill, Biller, Native, Service
+from sglang.plan.prices import Prices
+from sglang.plan.reader import Reader
+from sglang.plan.script import Asked, PlanScript, ahead
+from sglang.plan.tokens import tokens_of
+from sglang.plan.tree import Branch, shown, tree_of
+from sglang.plan.unknowns import Unknowns
+from sglang.rehearsal import Answers
+from sglang.state import ProgramState
+
+if TYPE_CHECKING:
+    from sglang.program import SglFunction
+
+
+class Planned(NamedTuple):
+    """One call. ``item`` is the number of its item, None for what is computed ahead of all items;
+    ``told_cached`` is what the backend will tell as cached: it counts a prompt once for each of
+    ``n`` completions, and not that they compute its last token each."""
+
+    item: int | None
+    title: str
+    location: Location
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    completion_tokens: int
+    told_cached: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a batch will need, if nothing of it is in the cache before and nothing is evicted.
+
+    Attributes:
+        items: how many.
+        calls: each call, in an order in which they may be made.
+        tree: the prompts as a prefix tree, by namespace and beginning.
+        counted: how tokens were counted, "" where as the backend does.
+        kv_tokens: tokens of KV that all prompts and texts have together, where each is as long as
+            it may become; kv_capacity: how many the backend has room for, None where unknown.
+        cost: dollars, None without prices.
+        warning: what may make it come out otherwise, "" where nothing is known.
+    """
+
+    items: int
+    calls: tuple[Planned, ...]
+    tree: tuple[Branch, ...]
+    counted: str
+    kv_tokens: int
+    kv_capacity: int | None
+    cost: float | None
+    warning: str
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts, each counted as often as it is sent."""
+        return sum(call.prompt_tokens for call in self.calls)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that need not be computed."""
+        return sum(call.cached_tokens for call in self.calls)
+
+    @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens to compute."""
+        return sum(call.computed_tokens for call in self.calls)
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens to generate, at most."""
+        return sum(call.completion_tokens for call in self.calls)
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the prompt tokens that is found in the cache."""
+        return self.cached_tokens / (self.prompt_tokens or 1)
+
+    def compare(self, states: ProgramState | Sequence[ProgramState]) -> Comparison:
+        """The plan beside what has happened: the states that ``run`` or ``run_batch`` gave for the
+        items of the plan."""
+        several = [states] if isinstance(states, ProgramState) else list(states)
+        if len(several) != self.items:
+            raise ValueError(f"the plan is for {self.items} items, not {len(several)} states")
+        return Comparison.of(self, [state.usage for state in several])
+
+    def __str__(self) -> str:
+        return shown(self)
+
+    __repr__ = __str__
+
+
+def plan(
+    program: SglFunction,
+    backend: Backend,
+    items: Sequence[Mapping[str, Any]],
+    defaults: GenParams,
+    *,
+    answers: Answers | Sequence[Answers],
+    lengths: Mapping[str, int],
+    prices: Mapping[str, float] | None,
+    media_tokens: int | None,
+) -> Plan:
+    """See ``SglFunction.plan``."""
+    costs = Prices.of(prices)
+    unknowns = Unknowns()
+    asked = _asked(program, backend, items, defaults, answers, lengths, unknowns)
+    tokens = tokens_of(backend)
+    reader = Reader(tokens, unknowns, backend.chat_template, media_tokens)
+    biller: Biller = Native(backend, reader) if backend.native else Service(reader)
+    reader.prepare(prompt for one in asked for prompt in biller.texts(one))
+    bills = [biller.bill(one) for one in asked]
+    serves = not isinstance(backend, ApiBackend)
+    facts = backend.get_server_info() if backend.native else {}
+    cache = Cache(facts.get("page_size", 1), not facts.get("disable_radix_cache", False))
+    calls = []
+    for one, bill in zip(asked, bills):
+        found = [cache.read(need) for need in bill.needs]
+        if not serves:
+            found = [costs.hit(count) for count in found]
+        calls.append(_planned(one, bill, found))
+    kv_tokens, capacity = len(cache), facts.get("capacity")
+    made = Plan(
+        len(items), tuple(calls), tree_of(cache, reader, tokens), tokens.said, kv_tokens,
+        capacity, None, _warning(bills, kv_tokens, facts, serves),
+    )  # fmt: skip
+    return replace(made, cost=costs.cost(made))
+
+
+def _asked(
+    program: SglFunction,
+    backend: Backend,
+    items: Sequence[Mapping[str, Any]],
+    defaults: GenParams,
+    answers: Answers | Sequence[Answers],
+    lengths: Mapping[str, int],
+    unknowns: Unknowns,
+) -> list[Asked]:
+    """The calls of all items, one item after the other."""
+    found: list[Asked] = []
+    batch = Batch(program, items, backend, defaults, limit="auto")
+    if text := batch._prefix():
+        prefix = batch._ahead(text)
+        body = backend.request(Commit(prefix))
+        found += [ahead(prefix, body)] if body else []
+    given = [answers] * len(items) if isinstance(answers, Mapping) else list(answers)
+    if len(given) != len(items):
+        raise ValueError(f"there are answers for {len(given)} items and {len(items)} items")
+    used: set[str] = set()
+    for number, (item, own) in enumerate(zip(items, given)):
+        script = PlanScript(number, own, lengths, unknowns, found)
+        try:
+            rehearsed(script, program, backend, (), item, defaults)
+        except SglangError as error:
+            raise type(error)(f"item {number}: {error}") from error
+        used |= script.used
+    unused = {*lengths, *(name for own in given for name in own)} - used
+    if unused and items:
+        raise SglangError(
+            f"no call asks for {min(unused)!r}, for which there is an answer or a length"
+        )
+    return found
+
+
+def _planned(asked: Asked, bill: Bill, found: list[int]) -> Planned:
+    needs = bill.needs
+    computed = sum(len(need.prompt) - hit for need, hit in zip(needs, found))
+    if bill.several:
+        prompt, told = len(needs[0].prompt) * bill.several, found[0] * bill.several
+    else:
+        prompt, told = sum(len(need.prompt) for need in needs), sum(found)
+    title, location, _ = asked.request
+    return Planned(
+        asked.item, title, location, prompt, max(prompt - computed, 0), computed, bill.drawn, told
+    )
+
+
+def _warning(bills: Sequence[Bill], needed: int, facts: Mapping[str, Any], serves: bool) -> str:
+    """What the figures take for granted and may not be so."""
+    if not serves:
+        return "an API service keeps its cache as it likes: cached tokens are a hope"
+    capacity, context = facts.get("capacity"), facts.get("context_length")
+    if capacity is not None and needed > capacity:
+        return (
+            f"all prompts and texts together have up to {needed:,} tokens of KV and the backend "
+            f"has room for {capacity:,} (max_total_tokens): what is evicted before it is met again "
+            "is computed again, so there may be fewer hits"
+        )
+    longest = max((len(n.prompt) for bill in bills for n in bill.needs), default=0)
+    if context is not None and longest > context:
+        return f"a prompt has {longest:,} tokens and the backend takes {context:,}: it is refused"
+    return ""

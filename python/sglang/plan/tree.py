@@ -1,0 +1,119 @@
+"""Tree: the prompts of a plan by what they begin with, as plain data and as text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from sglang.plan.cache import Cache, Node, Units
+from sglang.plan.reader import Reader
+from sglang.plan.tokens import Tokens
+
+if TYPE_CHECKING:
+    from sglang.plan.planned import Plan
+
+UNITS = 24  # of an edge, whose text is kept
+CHARACTERS = 48  # of its text, that are printed
+WIDE, DEEP = 4, 8  # branches of a node that are printed, and levels
+
+
+class Branch(NamedTuple):
+    """An edge: how its text begins, how many tokens it has, how many prompts it is part of."""
+
+    text: str
+    tokens: int
+    requests: int
+    children: tuple[Branch, ...]
+
+
+def tree_of(cache: Cache, reader: Reader, tokens: Tokens) -> tuple[Branch, ...]:
+    """The edges that are part of prompts, those of one path and the same prompts as one."""
+    edges: list[Units] = []
+    found = [_cut(node, edges) for root in cache.roots.values() for node in _read(root)]
+    stretches = [reader.text(edge) for edge in edges]
+    rows = [part for parts in stretches for part in parts if not isinstance(part, str)]
+    texts = iter(tokens.decode(rows))
+    said = ["".join(p if isinstance(p, str) else next(texts) for p in ps) for ps in stretches]
+    return tuple(_named(branch, said) for branch in found)
+
+
+class _Cut(NamedTuple):
+    """A branch whose text is not known yet, but by the number of its beginning."""
+
+    place: int
+    tokens: int
+    requests: int
+    children: list[_Cut]
+
+
+def _read(node: Node) -> list[Node]:
+    return [child for child in node.children.values() if child.requests]
+
+
+def _cut(node: Node, edges: list[Units]) -> _Cut:
+    edge, length = node.edge[:UNITS], len(node.edge)
+    children = _read(node)
+    while len(children) == 1 and children[0].requests == node.requests:
+        (node,) = children
+        length += len(node.edge)
+        if len(edge) < UNITS:
+            edge += node.edge[: UNITS - len(edge)]
+        children = _read(node)
+    place = len(edges)
+    edges.append(edge)
+    return _Cut(place, length, node.requests, [_cut(child, edges) for child in children])
+
+
+def _named(cut: _Cut, texts: Sequence[str]) -> Branch:
+    children = tuple(_named(child, texts) for child in cut.children)
+    return Branch(texts[cut.place].rstrip("\ufffd"), cut.tokens, cut.requests, children)
+
+
+# Printing
+
+
+def shown(plan: Plan) -> str:
+    """The sums, then the tree."""
+    return "\n".join([*_sums(plan), "", f"{'requests':>8}  {'tokens':>7}", *_lines(plan.tree, 0)])
+
+
+def _sums(plan: Plan) -> Iterator[str]:
+    items = "1 item" if plan.items == 1 else f"{plan.items:,} items"
+    yield f"{items}, {len(plan.calls):,} calls, {plan.prompt_tokens:,} prompt tokens"
+    yield f"  cached     {plan.cached_tokens:>11,}  ({100 * plan.hit_rate:.1f} %)"
+    yield f"  to compute {plan.computed_tokens:>11,}"
+    yield f"  to generate{plan.completion_tokens:>11,}  at most"
+    if plan.kv_capacity is not None:
+        yield f"  memory     {plan.kv_tokens:>11,}  of {plan.kv_capacity:,} tokens"
+    if plan.cost is not None:
+        yield f"  cost       {'$' + format(plan.cost, ',.4f'):>11}  at most"
+    if plan.counted:
+        yield f"  tokens are {plan.counted}"
+    if plan.warning:
+        yield f"  note: {plan.warning}"
+
+
+def _lines(branches: Sequence[Branch], depth: int) -> Iterator[str]:
+    """The branches that most computing depends on, the others as one line."""
+    first = sorted(branches, key=lambda one: -one.tokens * one.requests)
+    kept = {id(one) for one in first[: WIDE if depth < DEEP else 0]}
+    rest = [one for one in branches if id(one) not in kept]
+    indent = "  " * (depth + 1)
+    for branch in branches:
+        if id(branch) not in kept:
+            continue
+        text = json.dumps(_brief(branch.text), ensure_ascii=False)
+        yield f"{branch.requests:>8,}  {branch.tokens:>7,}{indent}{text}"
+        yield from _lines(branch.children, depth + 1)
+    if rest:
+        requests, tokens = sum(one.requests for one in rest), sum(map(_total, rest))
+        yield f"{requests:>8,}  {tokens:>7,}{indent}in {len(rest):,} more"
+
+
+def _brief(text: str) -> str:
+    return text if len(text) <= CHARACTERS else text[: CHARACTERS - 3] + "..."
+
+
+def _total(branch: Branch) -> int:
+    return branch.tokens + sum(map(_total, branch.children))

@@ -1,0 +1,69 @@
+"""Unknowns: characters that stand in texts for what nobody knows yet, and their units."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import NamedTuple
+
+from sglang.plan.cache import Units, units
+
+FIRST = 0xF0000  # two planes of private characters, which no text has of its own
+LAST = 0x10FFFD
+_SKIPPED = range(0xFFFFE, 0x100000)  # no characters
+STANDS = "[\U000f0000-\U000ffffd\U00100000-\U0010fffd]"  # any of them
+BASE = 1 << 40  # above every token id
+ROOM = 1 << 21  # units of one unknown text
+
+
+class Unknown(NamedTuple):
+    """A text that is not known: what to call it, its number, its length in tokens."""
+
+    label: str
+    number: int
+    length: int
+
+
+class Unknowns:
+    """Those of one plan. What is asked for twice by the same key begins with the same units."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Hashable, int] = {}
+        self._labels: list[str] = []
+        self._characters: dict[Unknown, str] = {}
+        self._texts: dict[str, Unknown] = {}
+
+    def number(self, key: Hashable, label: str) -> int:
+        """The number that goes with ``key``."""
+        number = self._numbers.setdefault(key, len(self._labels))
+        if number == len(self._labels):
+            self._labels.append(label)
+        return number
+
+    def character(self, key: Hashable, label: str, length: int) -> str:
+        """A text of one character that stands for ``length`` tokens."""
+        unknown = Unknown(label, self.number(key, label), length)
+        if unknown not in self._characters:
+            place = FIRST + len(self._characters)
+            place += len(_SKIPPED) if place >= _SKIPPED.start else 0
+            if place > LAST:
+                raise ValueError(
+                    f"the batch has more than {len(self._characters)} generations; plan a part of "
+                    "its items"
+                )
+            self._characters[unknown] = chr(place)
+            self._texts[chr(place)] = unknown
+        return self._characters[unknown]
+
+    def of(self, character: str) -> Unknown | None:
+        """What a character stands for."""
+        return self._texts.get(character)
+
+    def label(self, unit: int) -> str | None:
+        """Of a unit; None for one that is a token's id."""
+        return self._labels[(unit - BASE) // ROOM] if unit >= BASE else None
+
+
+def run(number: int, length: int) -> Units:
+    """The units of an unknown text."""
+    first = BASE + number * ROOM
+    return units(range(first, first + min(length, ROOM)))

@@ -1,0 +1,93 @@
+"""Answers: what a reply tells of a request: its tokens, and when it was where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sglang.backend.base import Completion
+from sglang.choices import Decision
+
+# meta_info, to the name in a trace.
+COUNTS = {
+    "completion_tokens": "completion_tokens", "forced_tokens": "forced_tokens",
+    "drafted_tokens": "drafted_tokens", "accepted_tokens": "accepted_tokens",
+    "forward_passes": "forward_passes",
+}  # fmt: skip
+
+
+def facts_of(
+    answer: Any, several: bool, begin: float, end: float, first: float | None
+) -> dict[str, Any]:
+    """``several``: the answers are to prompts of their own, else to one prompt. ``first``: when the
+    first text came here. What is not told is not in it."""
+    metas = list(metas_of(answer))
+    found: dict[str, Any] = {}
+    together = sum if several else max
+    for name in ("prompt_tokens", "cached_tokens"):
+        values = [int(meta[name]) for meta in metas if meta.get(name) is not None]
+        if values:
+            found[name] = together(values)
+    for name, shown in COUNTS.items():
+        values = [int(meta[name]) for meta in metas if meta.get(name) is not None]
+        if values:
+            found[shown] = sum(values)
+    if len(metas) > 1:
+        found["rows"] = len(metas)
+    reasons = sorted({reason for meta in metas if (reason := _reason(meta))})
+    if reasons:
+        found["finish"] = ", ".join(reasons)
+    spans = [meta["spans"] for meta in metas if isinstance(meta.get("spans"), Mapping)]
+    found.update(_placed(spans, begin, end))
+    if first is not None:
+        found.setdefault("first", first)
+    return found
+
+
+def metas_of(answer: Any) -> Sequence[Mapping[str, Any]]:
+    """The meta_info of everything in an answer, whoever gave it."""
+    if isinstance(answer, list):
+        return [meta for item in answer for meta in metas_of(item)]
+    if isinstance(answer, Completion):
+        return [answer.meta]
+    if isinstance(answer, Decision):
+        return [answer.meta.get("usage") or {}]
+    if isinstance(answer, Mapping):
+        meta = answer.get("meta_info", answer)
+        return [meta] if isinstance(meta, Mapping) else []
+    return []
+
+
+def _reason(meta: Mapping[str, Any]) -> str:
+    reason = meta.get("finish_reason")
+    return str((reason.get("type") if isinstance(reason, Mapping) else reason) or "")
+
+
+def _placed(spans: Sequence[Mapping[str, Any]], begin: float, end: float) -> dict[str, Any]:
+    """The server's times in the client's: the way there and the way back took the same.
+
+    Of several completions, from the first that was scheduled to the last that ended.
+    """
+    if not spans:
+        return {}
+    whole = max(_seconds(span.get("end")) for span in spans)
+    received = begin + max(end - begin - whole, 0.0) / 2
+
+    def at(seconds: float) -> float:
+        return min(received + seconds, end)
+
+    found: dict[str, Any] = {
+        "received": received,
+        "scheduled": at(min(_seconds(span.get("scheduled")) for span in spans)),
+        "done": at(whole),
+    }
+    drawn = [span["first_token"] for span in spans if span.get("first_token") is not None]
+    if drawn:
+        found["first"] = at(min(map(_seconds, drawn)))
+    if retractions := sum(int(span.get("retractions") or 0) for span in spans):
+        found["retractions"] = retractions
+    return found
+
+
+def _seconds(value: Any) -> float:
+    return max(float(value or 0.0), 0.0)

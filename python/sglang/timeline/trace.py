@@ -1,0 +1,271 @@
+"""Trace: what runs of programs did, as plain data. Times are seconds since the trace began.
+
+A trace has a group for each run, a group lanes (the state and its forks), a lane spans:
+
+    group      one run of a program
+      lane     one stream: the state, or a fork of another lane
+        span   gen, select, commit: a node that needed the model; inside it its requests
+               wait: the program waited for this lane
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+FORMAT, VERSION = "sglang-trace", 1
+PRICES = ("input", "cached", "output")
+Part = TypeVar("Part")
+
+
+@dataclass
+class Span:
+    """Something that took time.
+
+    Attributes:
+        kind: "gen", "select" or "commit" (a node that needed the model), "request" (what was sent
+            for it), "wait" (of the program, for the lane) or "code" (the program itself, derived).
+        parent: number of the span that this one is inside of.
+        end: None while it goes on.
+        status: "ok", "error", "cancelled", or "running".
+        source: ``file:line`` of the statement; code: the statement.
+        data: of a node ``outputs``, ``prompt`` (its end), ``params``; of a request its tokens, and
+            the times ``received``, ``scheduled``, ``first`` and ``done`` at the server, as far as
+            they are known.
+    """
+
+    number: int
+    lane: int
+    kind: str
+    name: str
+    begin: float
+    end: float | None = None
+    parent: int | None = None
+    status: str = "running"
+    error: str = ""
+    source: str = ""
+    code: str = ""
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Lane:
+    """One stream. ``parent`` is the lane that it was forked from, as its ``index``-th fork;
+    ``asked`` when the program said so, ``begin`` when the parent had got there, None until then."""
+
+    number: int
+    group: int
+    parent: int | None = None
+    index: int = 0
+    asked: float = 0.0
+    begin: float | None = None
+    status: str = "ok"
+    error: str = ""
+    source: str = ""
+    code: str = ""
+
+
+@dataclass
+class Join:
+    """``lanes`` came together in ``lane``. ``mode`` is that of ``ForkGroup.join``."""
+
+    lane: int
+    lanes: list[int]
+    at: float
+    mode: str
+
+
+@dataclass
+class Group:
+    """One run. ``parent``: the run that it was inside of. ``inline``: nodes were visited by the
+    program's own thread."""
+
+    number: int
+    name: str
+    arguments: str = ""
+    begin: float = 0.0
+    end: float | None = None
+    parent: int | None = None
+    status: str = "running"
+    error: str = ""
+    inline: bool = False
+
+
+class Trace:
+    """Recorded runs; hand one to ``run(trace=...)`` to record into it.
+
+    Args:
+        prices: dollars per million tokens, by "input", "cached" and "output".
+
+    Attributes:
+        started: seconds of the wall clock at time 0.
+        trace_id: of OpenTelemetry, 32 hexadecimal digits.
+        otel: where ``tracing`` will send it; runtimes are told then whose spans are theirs.
+    """
+
+    def __init__(self, prices: Mapping[str, float] | None = None) -> None:
+        self.prices = checked_prices(prices)
+        self.otel: Any = None
+        self.groups: list[Group] = []
+        self.lanes: list[Lane] = []
+        self.joins: list[Join] = []
+        self.spans: list[Span] = []
+        self.started = time.time()
+        self.trace_id = secrets.token_hex(16)
+        self._origin = time.monotonic()
+
+    def now(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self._origin
+
+    def save(self, path: str | os.PathLike[str], format: str | None = None) -> None:
+        """Write it. ``format`` is "html", "json" (to be read by ``Trace.load``), "chrome" or
+        "otlp-json"; else the path's ending tells. Raises ValueError and OSError."""
+        from sglang.timeline.formats import written
+
+        text = written(self, format or format_of(path))
+        Path(path).write_text(text, encoding="utf-8")
+
+    def to_html(self) -> str:
+        """A page that needs nothing else."""
+        from sglang.timeline.page import page_of
+
+        return page_of(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON. What still goes on is given the end of its run, or now."""
+        now, ends = self.now(), {group.number: group.end for group in list(self.groups)}
+        homes = {lane.number: ends.get(lane.group) for lane in list(self.lanes)}
+        spans = [_closed(span, homes.get(span.lane), now) for span in list(self.spans)]
+        groups = [_closed(group, None, now) for group in list(self.groups)]
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "started": self.started,
+            "trace_id": self.trace_id,
+            "prices": self.prices,
+            "groups": groups,
+            "lanes": [dict(vars(lane)) for lane in list(self.lanes)],
+            "joins": [dict(vars(join)) for join in list(self.joins)],
+            "spans": spans,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Trace:
+        """What ``to_dict`` gave. Raises ValueError for anything else."""
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise ValueError("this is no recorded trace; run(..., trace='run.json') makes one")
+        if data.get("version") != VERSION:
+            raise ValueError(
+                f"the trace has version {data.get('version')!r}, this release reads {VERSION}"
+            )
+        try:
+            trace = cls(data["prices"])
+            trace.started, trace.trace_id = float(data["started"]), str(data["trace_id"])
+            trace.groups = [_part(Group, item) for item in data["groups"]]
+            trace.lanes = [_part(Lane, item) for item in data["lanes"]]
+            trace.joins = [_part(Join, item) for item in data["joins"]]
+            trace.spans = [_part(Span, item) for item in data["spans"]]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"the trace is damaged: {error!r}") from error
+        _verify(trace)
+        return trace
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Trace:
+        """One that was saved as JSON. Raises OSError and ValueError."""
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+            raise ValueError(f"{os.fspath(path)!r} is no JSON: {error}") from error
+        return cls.from_dict(data)
+
+    def export_otel(self, to: Any) -> None:
+        """Send it as OpenTelemetry spans to the URL of a collector, or to a span processor. Needs
+        the extra ``otel``. Raises Unsupported and ValueError."""
+        from sglang.timeline.otel import export
+
+        export(self, to)
+
+    def totals(self) -> dict[str, Any]:
+        """Sums over all runs; see ``view``."""
+        from sglang.timeline.view import view_of
+
+        found: dict[str, Any] = view_of(self)["totals"]
+        return found
+
+    def _repr_html_(self) -> str:
+        """The page in a frame, for a notebook."""
+        from html import escape
+
+        style = "width:100%;height:36em;border:1px solid #8888"
+        return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{escape(self.to_html())}">'
+
+    def __repr__(self) -> str:
+        return f"Trace(runs={len(self.groups)}, lanes={len(self.lanes)}, spans={len(self.spans)})"
+
+
+def checked_prices(prices: Mapping[str, float] | None) -> dict[str, float]:
+    """Raises ValueError for a price of something else, or below zero."""
+    found = dict(prices or {})
+    for name, value in found.items():
+        if name not in PRICES:
+            raise ValueError(f"prices has {name!r}; it may have {', '.join(PRICES)}")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e12:
+            raise ValueError(
+                f"the price of {name} is {value!r}; give dollars per million tokens, at least 0"
+            )
+    return found
+
+
+def format_of(path: str | os.PathLike[str]) -> str:
+    """By the ending of a path. Raises ValueError."""
+    ending = Path(path).suffix.lower()
+    if ending not in (".html", ".json"):
+        raise ValueError(
+            f"a trace is written to a file that ends in .html or .json, not {os.fspath(path)!r}"
+        )
+    return ending[1:]
+
+
+def _closed(part: Span | Group, end: float | None, now: float) -> dict[str, Any]:
+    """As a dict, what goes on being ended by the end of its run."""
+    found = dict(vars(part))  # asdict would take ten times as long
+    if isinstance(part, Span):
+        found["data"] = dict(part.data)
+    if found["end"] is None:
+        found["end"] = max(part.begin, now if end is None else end)
+        found["status"] = "running" if end is None else "cancelled"
+    return found
+
+
+def _part(kind: type[Part], item: Any) -> Part:
+    names = {f.name for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in item.items() if name in names})
+
+
+def _verify(trace: Trace) -> None:
+    """Raises ValueError where a number leads nowhere, or a time is none."""
+    groups, lanes = {g.number for g in trace.groups}, {lane.number for lane in trace.lanes}
+    spans = {span.number for span in trace.spans}
+    good = (
+        all(lane.group in groups for lane in trace.lanes)
+        and all(lane.parent is None or lane.parent in lanes for lane in trace.lanes)
+        and all(span.lane in lanes for span in trace.spans)
+        and all(span.parent is None or span.parent in spans for span in trace.spans)
+        and all({join.lane, *join.lanes} <= lanes for join in trace.joins)
+    )
+    if not good:
+        raise ValueError("the trace is damaged: a lane, a run or a span that it names is not in it")
+    times = [(span.begin, span.end) for span in trace.spans]
+    for pair in (*times, *((group.begin, group.end) for group in trace.groups)):
+        for value in pair:
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise ValueError(f"the trace is damaged: {value!r} is no time")

@@ -1,0 +1,275 @@
+"""What a trace is written as: the page, Chrome's events, OpenTelemetry's spans, and the command."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sglang as sgl
+from helpers.http_server import serve_text
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from sglang.timeline.page import embedded
+from sglang.timeline.trace import Trace
+from srt.cli import main
+from srt.server.telemetry.tracing import processed
+
+PYTHON = Path(__file__).resolve().parents[2] / "python"
+HOSTILE = "</script><script>document.title='owned'</script><!--<script>&amp;'\"\u2028\ud800$title"
+SECRET = "tell nobody"
+
+
+@sgl.function
+def program(s: Any, topic: str) -> None:
+    s += SECRET + topic + sgl.gen("plan", max_tokens=8, seed=3)
+    forks = s.fork(2)
+    forks += lambda i: f" {i}:" + sgl.gen("tip", max_tokens=8)
+    forks.join()
+    s += sgl.select("best", ["a", "b"])
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    trace = Trace(prices={"input": 1, "output": 2})
+    script = [f"{HOSTILE}", "one", "two", "b"]
+    program.run(HOSTILE, backend=sgl.Mock(script, delay=0.001), trace=trace)
+    return trace
+
+
+class Elements(HTMLParser):
+    """Start tags, and what stands in scripts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        if self.cdata_elem == "script":
+            self.scripts.append(data)
+
+
+def test_texts_in_the_page_are_data_alone(trace: Trace) -> None:
+    page = trace.to_html()
+    assert "owned" in page
+    found = Elements()
+    found.feed(page)
+    assert [tag for tag, _ in found.tags].count("script") == 2
+    data, _ = found.scripts
+    outputs = [
+        output["text"]
+        for span in json.loads(data)["spans"]
+        for output in span["data"].get("outputs", ())
+    ]
+    assert HOSTILE in outputs
+    for tag, attributes in found.tags:  # nothing is loaded
+        assert not {"src", "srcset"} & set(attributes), tag
+        assert attributes.get("href", "data:,") == "data:,"
+    assert not re.search(r"https?://", page.replace(data, ""))
+
+
+@pytest.mark.parametrize("text", ["</script>", "<!--", "]]>", "\u2028", "&lt;", "\ud800"])
+def test_embedded_json_ends_no_script(text: str) -> None:
+    written = embedded({"a": text})
+    assert not set("<>&\u2028\ud800") & set(written)
+    assert json.loads(written) == {"a": text}
+
+
+def test_chrome_events_nest_on_every_thread(trace: Trace, tmp_path: Path) -> None:
+    trace.save(tmp_path / "t.json", "chrome")
+    found = json.loads((tmp_path / "t.json").read_text())
+    threads: dict[tuple[int, int], list[Any]] = {}
+    flows: dict[int, list[str]] = {}
+    for event in found["traceEvents"]:
+        assert {"ph", "name", "pid", "tid", "ts"} <= set(event)
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["tid"], int)
+        if event["ph"] == "X":
+            assert event["dur"] >= 0
+            threads.setdefault((event["pid"], event["tid"]), []).append(event)
+        elif event["ph"] in "sf":
+            flows.setdefault(event["id"], []).append(event["ph"])
+        else:
+            assert event["ph"] == "M"
+    assert list(flows.values()) == [["s", "f"]] * 4  # two forks, two joins
+    for events in threads.values():
+        open_ends: list[float] = []
+        for event in sorted(events, key=lambda one: (one["ts"], -one["dur"])):
+            while open_ends and open_ends[-1] <= event["ts"] + 1e-6:
+                open_ends.pop()
+            end = event["ts"] + event["dur"]
+            assert not open_ends or end <= open_ends[-1] + 1e-3
+            open_ends.append(end)
+    names = [event["name"] for event in found["traceEvents"]]
+    assert {"gen plan", "gen tip", "select best", "commit", "process_name"} <= set(names)
+
+
+def test_otlp_json_is_what_a_collector_reads(trace: Trace, tmp_path: Path) -> None:
+    from google.protobuf.json_format import ParseDict
+
+    trace.save(tmp_path / "t.json", "otlp-json")
+    text = (tmp_path / "t.json").read_text()
+    assert SECRET not in text
+    assert "owned" not in text
+    data = json.loads(text)
+    message = ParseDict(data, ExportTraceServiceRequest())
+    (scope,) = message.resource_spans[0].scope_spans
+    # Protocol buffers read an id in JSON as base64, where OTLP has hexadecimal digits.
+    spans = data["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    assert len(scope.spans) == len(spans)
+    known = {span["spanId"] for span in spans}
+    assert len(known) == len(spans)
+    for span in spans:
+        assert re.fullmatch("[0-9a-f]{32}", span["traceId"])
+        assert re.fullmatch("[0-9a-f]{16}", span["spanId"])
+        assert span.get("parentSpanId", span["spanId"]) in known
+        assert int(span["startTimeUnixNano"]) <= int(span["endTimeUnixNano"])
+    (root,) = [span for span in spans if "parentSpanId" not in span]
+    assert root["name"] == "program program"
+
+
+def test_the_servers_spans_are_children_of_the_requests(tmp_path: Path) -> None:
+    ours, theirs = InMemorySpanExporter(), InMemorySpanExporter()
+    with serve_text(tmp_path) as server:
+        server.service.tracing = processed(SimpleSpanProcessor(theirs))
+        backend = sgl.RuntimeEndpoint(f"http://127.0.0.1:{server.client.base_url.port}")
+        with sgl.tracing(otel=SimpleSpanProcessor(ours)) as trace:
+            program.run("x", backend=backend, ignore_eos=True)
+        program.run("x", backend=backend, ignore_eos=True)  # not recorded: no child of anybody
+        backend.shutdown()
+    spans = {span.context.span_id: span for span in ours.get_finished_spans()}
+    requests = {n for n, span in spans.items() if span.name.startswith("text_completion")}
+    made = [span for span in theirs.get_finished_spans() if span.parent is not None]
+    assert {span.parent.span_id for span in made} == requests
+    assert len(made) == len(requests) == 6  # a select is two
+    assert {span.context.trace_id for span in made} == {int(trace.trace_id, 16)}
+    for number in requests:
+        about = spans[number].attributes or {}
+        assert about["gen_ai.provider.name"] == "sglang"
+        assert about["gen_ai.usage.input_tokens"] > 0
+        parent = spans[spans[number].parent.span_id]
+        assert spans[parent.parent.span_id].name == "program program"
+        assert parent.start_time <= spans[number].start_time <= spans[number].end_time
+
+
+def test_queue_prefill_and_decode_add_up(tmp_path: Path) -> None:
+    with serve_text(tmp_path) as server:
+        body: dict[str, Any] = {
+            "text": ["the lazy dog", "a"], "return_spans": True,
+            "sampling_params": {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True, "n": 2},
+        }  # fmt: skip
+        answers = server.client.post("/generate", json=body).json()
+        assert len(answers) == 4
+        body["sampling_params"] = {"max_new_tokens": 0}
+        fills = server.client.post("/generate", json=body).json()
+        del body["return_spans"]
+        plain = server.client.post("/generate", json=body).json()
+        whole = {"choices": [" x", " y"], "choices_scoring": "whole"}
+        chosen = server.client.post(
+            "/generate", json={"text": "a", "return_spans": True, "sampling_params": whole}
+        ).json()
+        streamed = server.client.post(
+            "/generate", json={"text": "a", "return_spans": True, "stream": True}
+        )
+    assert "spans" not in plain[0]["meta_info"]
+    for answer in (*answers, *fills, chosen):
+        spans, whole_time = answer["meta_info"]["spans"], answer["meta_info"]["e2e_latency"]
+        drawn = spans["first_token"]
+        marks = [0.0, spans["submitted"], spans["scheduled"], *([] if drawn is None else [drawn])]
+        assert marks == sorted(marks)
+        assert marks[-1] <= spans["end"]
+        assert spans["end"] - spans["submitted"] == pytest.approx(whole_time)
+        assert spans["retractions"] == 0
+    assert all(answer["meta_info"]["spans"]["first_token"] for answer in answers)
+    assert all(one["meta_info"]["spans"]["first_token"] is None for one in (*fills, chosen))
+    events = [json.loads(line[6:]) for line in streamed.text.splitlines() if line[6:7] == "{"]
+    assert ["spans" in event["meta_info"] for event in events] == [False] * (len(events) - 1) + [
+        True
+    ]
+
+
+# -- the command ----------------------------------------------------------------------------------
+
+
+def command(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    program = "import sys; from srt.cli import main; code = main(); " \
+        "assert 'torch' not in sys.modules; sys.exit(code)"  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-c", program, "trace", *words], cwd=cwd, capture_output=True, text=True,
+        timeout=60, env={"PYTHONPATH": str(PYTHON), "PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+
+
+SCRIPT = """\
+import sys
+import sglang as sgl
+
+@sgl.function
+def greet(s, name):
+    s += "Hello " + name + sgl.gen("more", max_tokens=3)
+
+for name in sys.argv[1:]:
+    greet.run(name, backend=sgl.Mock())
+if "fail" in sys.argv:
+    raise ValueError("as asked")
+"""
+
+
+def test_a_script_is_run_and_every_program_in_it_recorded(tmp_path: Path) -> None:
+    (tmp_path / "greet.py").write_text(SCRIPT)
+    done = command("--price", "input=3", "greet.py", "Ann", "--bob", "-o", "out.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("out.json: 2 runs, 2 requests")
+    trace = Trace.load(tmp_path / "out.json")
+    assert [group.arguments for group in trace.groups] == ["'Ann'", "'--bob'"]
+    assert trace.prices == {"input": 3.0}
+    for format, path in (("html", "out.html"), ("chrome", "out.chrome.json")):
+        done = command("out.json", "--format", format, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / path).stat().st_size > 1000
+
+
+def test_a_script_that_fails_is_shown_and_its_trace_written(tmp_path: Path) -> None:
+    (tmp_path / "greet.py").write_text(SCRIPT)
+    done = command("-o", "out.html", "greet.py", "fail", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "ValueError: as asked" in done.stderr
+    assert "runpy" not in done.stderr
+    assert (tmp_path / "out.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["none.py"], "there is no file 'none.py'"),
+        (["none.json"], "none.json"),
+        (["text.json"], "is no JSON"),
+        (["other.json"], "no recorded trace"),
+        (["--price", "in=3", "other.json"], "prices has 'in'"),
+        (["--price", "input", "other.json"], "give KIND=DOLLARS"),
+    ],
+)
+def test_what_cannot_be_done_is_said(
+    words: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.json").write_text("<html>")
+    (tmp_path / "other.json").write_text("{}")
+    assert main(["trace", *words]) == 1
+    errors = capsys.readouterr().err
+    assert said in errors
+    assert "Traceback" not in errors
