@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 EMBEDDED = Path(__file__).resolve().parent.parent / "python" / "srt" / "assets" / "sglang-tiny"
 
@@ -56,9 +58,14 @@ def cached(root: Path, name: str, dtype: str = "bfloat16") -> Path:
     # The sizes are in the name, so that another shape never passes for this one.
     sizes = f"{shape.hidden}x{shape.layers}x{shape.heads}x{shape.kv_heads}x{shape.inner}"
     folder = root / f"{name}-{sizes}-{dtype}"
+    return once(folder, lambda half: make(half, shape, dtype))
+
+
+def once(folder: Path, make: Callable[[Path], object]) -> Path:
+    """``folder``, made by ``make`` if it is not there: whole or not at all."""
     if not folder.is_dir():
         half = folder.with_name(f"{folder.name}.{os.getpid()}.half")
-        make(half, shape, dtype)
+        make(half)
         try:
             half.rename(folder)
         except OSError:  # another process was first
@@ -73,10 +80,16 @@ def make(folder: Path, shape: Shape, dtype: str = "float32", seed: int = 0) -> P
     inverse root of their inputs: so what the layers add outweighs the embedding, and the head,
     which is tied to it, does not merely repeat the last token. ``dtype`` is a torch dtype's name.
     """
-    import torch
-    from safetensors.torch import save_file
-
     folder.mkdir(parents=True, exist_ok=True)
+    save(folder, shape, dtype, draw(shape, dtype, seed))
+    write_tokenizer(folder, shape.vocab)
+    return folder
+
+
+def draw(shape: Shape, dtype: str, seed: int) -> dict[str, Any]:
+    """Tensors of a checkpoint, by name; the head is tied to the embedding."""
+    import torch
+
     random = torch.Generator().manual_seed(seed)
     kind = getattr(torch, dtype)
 
@@ -100,20 +113,29 @@ def make(folder: Path, shape: Shape, dtype: str = "float32", seed: int = 0) -> P
             f"{at}.mlp.down_proj.weight": normal(width, shape.inner),
         }
     weights["model.norm.weight"] = torch.ones(width, dtype=kind)
-    save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
-    _write(folder / "config.json", _config(shape, dtype))
-    _write(folder / "generation_config.json", {"bos_token_id": 0, "eos_token_id": 0})
-    write_tokenizer(folder, shape.vocab)
-    return folder
+    return weights
+
+
+def save(folder: Path, shape: Shape, dtype: str, weights: Mapping[str, Any], end: int = 0) -> None:
+    """Write the weights and what is told of them to ``folder``, the tokenizer left out. ``end`` is
+    the end token's id; the head is tied where the weights have no ``lm_head.weight``."""
+    from safetensors.torch import save_file
+
+    save_file(dict(weights), str(folder / "model.safetensors"), metadata={"format": "pt"})
+    tied = "lm_head.weight" not in weights
+    ends = {"bos_token_id": 0, "eos_token_id": end}
+    config = {**_config(shape, dtype), "tie_word_embeddings": tied, **ends}
+    write_json(folder / "config.json", config)
+    write_json(folder / "generation_config.json", ends)
 
 
 def write_tokenizer(folder: Path, vocab: int) -> None:
     """A byte tokenizer; ids above the bytes' are words that no text becomes."""
-    _write(folder / "tokenizer.json", _tokenizer(vocab))
-    _write(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
+    write_json(folder / "tokenizer.json", _tokenizer(vocab))
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
 
 
-def _write(path: Path, value: object) -> None:
+def write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value), encoding="utf-8")
 
 
@@ -131,16 +153,13 @@ def _config(shape: Shape, dtype: str) -> dict[str, object]:
         "rope_theta": 10000.0,
         "rms_norm_eps": 1e-5,
         "hidden_act": "silu",
-        "tie_word_embeddings": True,
-        "bos_token_id": 0,
-        "eos_token_id": 0,
         "torch_dtype": dtype,
     }
 
 
 def _tokenizer(vocab: int) -> dict[str, object]:
     """Byte-level BPE without merges: bytes are tokens 1 to 256, then words that no text becomes."""
-    names = ["<end>", *_byte_letters(), *(f"Ġw{i}" for i in range(vocab - 257))]
+    names = ["<end>", *byte_letters(), *(f"Ġw{i}" for i in range(vocab - 257))]
     end = {
         "id": 0, "content": "<end>", "single_word": False, "lstrip": False, "rstrip": False,
         "normalized": False, "special": True,
@@ -164,7 +183,7 @@ def _tokenizer(vocab: int) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _byte_letters() -> list[str]:
+def byte_letters() -> list[str]:
     """The visible letter that byte-level tokenizers write for each byte, in order of the bytes."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = (byte for byte in range(256) if byte not in plain)

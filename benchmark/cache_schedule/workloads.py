@@ -6,6 +6,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from benchmark.harness.prefixes import distinct
+
 Prompts = list[list[int]]
 
 
@@ -86,11 +88,4 @@ def workload(name: str, seed: int) -> Prompts:
 
 def lower_bound(prompts: Prompts) -> int:
     """Tokens of the union of all prompts as a tree: each edge once."""
-    total, last = 0, []
-    for prompt in sorted(prompts):
-        shared = 0
-        while shared < min(len(prompt), len(last)) and prompt[shared] == last[shared]:
-            shared += 1
-        total += len(prompt) - shared
-        last = prompt
-    return total
+    return distinct(prompts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from sglang import SglFunction
@@ -64,6 +65,7 @@ class Claim:
             target.
         concurrency: items that run at once where throughput is measured.
         constrained: texts are held to a pattern: end tokens count even with random weights.
+        model: makes the checkpoint of a size ("S") that it needs; None: any model of text will do.
     """
 
     name: str
@@ -76,3 +78,4 @@ class Claim:
     speedup: float | None = None
     concurrency: int = 64
     constrained: bool = False
+    model: Callable[[str], Path] | None = None

@@ -81,8 +81,17 @@ def run_program(
 
 
 def run_plain(claim: Claim, api: Api, items: Sequence[Item], mode: str) -> Outcome:
-    """The same in plain client code."""
-    return asyncio.run(_run_plain(claim, api, items, mode))
+    """The same in plain client code. What the ``api`` holds of the event loop is let go of, where
+    it has a ``close``."""
+
+    async def whole() -> Outcome:
+        try:
+            return await _run_plain(claim, api, items, mode)
+        finally:
+            if close := getattr(api, "close", None):
+                await close()
+
+    return asyncio.run(whole())
 
 
 async def _run_plain(claim: Claim, api: Api, items: Sequence[Item], mode: str) -> Outcome:

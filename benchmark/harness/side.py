@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
+import httpx
 from sglang.backend.base import Backend
 from sglang.errors import SglangError
 
 from benchmark.harness.apis.openai_url import OpenaiUrl
 from benchmark.harness.claim import Claim, Item
 from benchmark.harness.measure import Outcome, run_plain, run_program
+from benchmark.harness.server import Server
+from benchmark.peers.child import Child
 
 BACKENDS = ("sglang", "openai-url", "guidance", "transformers")
+RUN_SECONDS = 1800.0
 
 
 class Side(Protocol):
-    """``backend`` is one of ``BACKENDS``."""
+    """``backend`` is one of ``BACKENDS``; ``versions`` are of what it runs on, where known."""
 
     name: str
     backend: str
+    versions: Mapping[str, str]
 
     def run(self, claim: Claim, items: Sequence[Item], mode: str) -> Outcome:
         """All items once. Whatever it raises tells why this side cannot."""
@@ -28,23 +33,55 @@ class Side(Protocol):
     def flush(self) -> None:
         """Forget all KV of earlier runs, where there is a way to ask for that."""
 
+    def pause(self) -> None:
+        """Stop its processes, so that it takes nothing from others while they are measured."""
+
+    def resume(self) -> None:
+        """Let them go on: before a run, and before ``flush``."""
+
     def close(self) -> None:
         """End what was started."""
 
 
-class Ours:
+class _Served:
+    """What sides of a server have in common; ``server`` is one that was started for it."""
+
+    def __init__(
+        self, name: str, ignore_eos: bool, server: Server | None, versions: Mapping[str, str] | None
+    ) -> None:
+        self.name, self._ignore_eos, self._server = name, ignore_eos, server
+        self.versions = dict(versions or {})
+
+    def pause(self) -> None:
+        if self._server is not None:
+            self._server.pause()
+
+    def resume(self) -> None:
+        if self._server is not None:
+            self._server.resume()
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    def _params(self, claim: Claim) -> dict[str, Any]:
+        return {"ignore_eos": True} if self._ignore_eos and not claim.constrained else {}
+
+
+class Ours(_Served):
     """Our programs on a backend of ours: an ``Engine``, or the ``endpoint`` of a server."""
 
     backend = "sglang"
 
-    def __init__(self, name: str, backend: Backend, *, ignore_eos: bool) -> None:
-        self.name, self._backend, self._ignore_eos = name, backend, ignore_eos
+    def __init__(
+        self, name: str, backend: Backend, *, ignore_eos: bool, server: Server | None = None,
+        versions: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(name, ignore_eos, server, versions)
+        self._backend = backend
 
     def run(self, claim: Claim, items: Sequence[Item], mode: str) -> Outcome:
-        params: dict[str, Any] = {}
-        if self._ignore_eos and not claim.constrained:
-            params["ignore_eos"] = True
-        return run_program(claim, self._backend, items, mode, **params)
+        return run_program(claim, self._backend, items, mode, **self._params(claim))
 
     def flush(self) -> None:
         with suppress(SglangError):
@@ -52,23 +89,27 @@ class Ours:
 
     def close(self) -> None:
         self._backend.shutdown()
+        super().close()
 
 
-class Plain:
-    """Plain client code on a server that speaks OpenAI's API."""
+class Plain(_Served):
+    """Plain client code on a server that speaks OpenAI's API. ``flush_path``: the route that
+    empties its prefix cache, if it has one."""
 
     backend = "openai-url"
 
     def __init__(
-        self, name: str, url: str, model: str, *, ignore_eos: bool, dialect: str = "sglang"
-    ) -> None:
-        self.name, self._url, self._model = name, url, model
-        self._ignore_eos, self._dialect = ignore_eos, dialect
+        self, name: str, url: str, model: str, *, ignore_eos: bool, dialect: str = "sglang",
+        server: Server | None = None, versions: Mapping[str, str] | None = None,
+        flush_path: str = "",
+    ) -> None:  # fmt: skip
+        super().__init__(name, ignore_eos, server, versions)
+        self._url, self._model = url, model
+        self._dialect, self._flush_path = dialect, flush_path
 
     def run(self, claim: Claim, items: Sequence[Item], mode: str) -> Outcome:
-        extra = {"ignore_eos": True} if self._ignore_eos and not claim.constrained else {}
         # A client belongs to the event loop of one run.
-        api = OpenaiUrl(self._url, self._model, extra=extra, dialect=self._dialect)
+        api = OpenaiUrl(self._url, self._model, extra=self._params(claim), dialect=self._dialect)
         found = run_plain(claim, api, items, mode)
         return Outcome(
             found.seconds, found.answers, found.latencies, api.prompt_tokens, api.cached_tokens,
@@ -76,7 +117,29 @@ class Plain:
         )  # fmt: skip
 
     def flush(self) -> None:
-        pass
+        if self._flush_path:
+            httpx.post(self._url + self._flush_path, timeout=60).raise_for_status()
+
+
+class Hosted:
+    """Plain client code on a library, both in a process of their own (``apis.host``), which runs
+    only while it is asked."""
+
+    def __init__(self, name: str, backend: str, child: Child, versions: Mapping[str, str]) -> None:
+        self.name, self.backend, self.versions, self._child = name, backend, versions, child
+
+    def run(self, claim: Claim, items: Sequence[Item], mode: str) -> Outcome:
+        question = {"do": "claim", "name": claim.name, "items": [dict(i) for i in items]}
+        return Outcome(**self._child.ask({**question, "mode": mode}, RUN_SECONDS))
+
+    def flush(self) -> None:
+        """Nothing is kept from one call to the next, or it is the last call's prompt."""
+
+    def pause(self) -> None:
+        self._child.pause()
+
+    def resume(self) -> None:
+        """It is woken as it is asked."""
 
     def close(self) -> None:
-        pass
+        self._child.close()

@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from benchmark.models import SHAPES, cached
 from benchmark.peers import report
 from benchmark.peers.child import ROOT
 from benchmark.peers.contenders import contenders, interpreter
+from benchmark.peers.gguf_file import converted
 from benchmark.peers.machine import machine
 from benchmark.peers.race import Race, Record, Rules
 from benchmark.peers.roofline import Meter
@@ -138,12 +138,7 @@ def _gguf(model: Path, python: Path) -> dict[str, Path]:
     """The checkpoint as llama.cpp reads it, by format; {} where there is no llama.cpp."""
     if not python.exists():
         return {}
-    files = {kind: model / f"model-{kind}.gguf" for kind in GGUF}
-    for kind, path in files.items():
-        if not path.exists():
-            command = [str(python), "-m", "benchmark.peers.gguf_file", str(model), str(path), kind]
-            subprocess.run(command, cwd=ROOT, check=True)
-    return files
+    return {kind: converted(model, python, kind) for kind in GGUF}
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,42 +24,84 @@ class Failed(Exception):
     """A contender did not do what it was asked; the text says why."""
 
 
-class Child:
-    """``python -m module`` in the repository's root, in a process group of its own (with all it
-    starts), so that one signal stops or wakes them.
+class Group:
+    """A process in a process group of its own (with all it starts), run in the repository's root,
+    so that one signal stops or wakes them.
 
-    What it prints besides its answers goes to ``log``.
+    What it prints goes to ``log``, answers on a pipe left out. ``pipes``: its standard input and
+    output are pipes from and to here.
     """
 
     def __init__(
-        self, python: str, module: str, log: Path, environment: Mapping[str, str] | None = None
-    ) -> None:
+        self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None,
+        *, pipes: bool = False,
+    ) -> None:  # fmt: skip
         self._log = log
         with log.open("wb") as errors:
             self._process = subprocess.Popen(
-                [python, "-m", module],
+                list(command),
                 cwd=ROOT,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if pipes else errors,
                 stderr=errors,
                 # A group of this session: if this process dies, the system wakes those in it.
                 preexec_fn=os.setpgrp,
                 env={**os.environ, **(environment or {})},
             )
+
+    def pause(self) -> None:
+        """Stop all of them where they are."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def ended(self) -> int | None:
+        """The exit status of one that has ended."""
+        return self._process.poll()
+
+    def end_of_log(self) -> str:
+        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return f"end of {self._log}: " + " | ".join(lines[-LAST_LINES:])
+
+    def close(self) -> None:
+        """End the process and those it started."""
+        self.resume()
+        self._ask_to_end()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(CLOSE_SECONDS)
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+
+    def _ask_to_end(self) -> None:
+        self._process.terminate()
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+
+class Child(Group):
+    """``python -m module``, asked over pipes as ``sides.wire`` says."""
+
+    def __init__(
+        self, python: str, module: str, log: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__([python, "-m", module], log, environment, pipes=True)
         self._pending = b""
 
     def ask(self, question: dict[str, Any], seconds: float) -> Any:
         """Its answer. The process is left stopped. Raises Failed on an error or a
         late answer."""
-        self._signal(signal.SIGCONT)
+        self.resume()
         try:
             assert self._process.stdin is not None
             self._process.stdin.write(json.dumps(question).encode() + b"\n")
             self._process.stdin.flush()
             answer = json.loads(self._line(time.monotonic() + seconds))
         except (OSError, ValueError) as error:
-            raise Failed(f"{error}; {self._end_of_log()}") from error
-        self._signal(signal.SIGSTOP)
+            raise Failed(f"{error}; {self.end_of_log()}") from error
+        self.pause()
         if "error" in answer:
             raise Failed(answer["error"])
         return answer["ok"]
@@ -76,23 +118,12 @@ class Child:
         line, _, self._pending = self._pending.partition(b"\n")
         return line
 
-    def _end_of_log(self) -> str:
-        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return f"end of {self._log}: " + " | ".join(lines[-LAST_LINES:])
-
-    def _signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
-
-    def close(self) -> None:
-        """End the process and those it started."""
-        self._signal(signal.SIGCONT)
+    def _ask_to_end(self) -> None:
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(CLOSE_SECONDS)
-        self._signal(signal.SIGKILL)
-        self._process.wait()
+
+    def close(self) -> None:
+        super().close()
+        assert self._process.stdout is not None
         self._process.stdout.close()

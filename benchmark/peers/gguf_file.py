@@ -8,11 +8,13 @@ wants them.
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[2]
 _LAYER = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -24,6 +26,21 @@ _LAYER = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+
+
+def converted(folder: Path, python: Path, kind: str, out: Path | None = None) -> Path:
+    """The file ``out``, else one beside the checkpoint, written by ``python`` (which has gguf) if
+    it is not there.
+
+    Raises OSError where that fails.
+    """
+    out = out or folder / f"model-{kind}.gguf"
+    if not out.exists():
+        command = [str(python), "-m", "benchmark.peers.gguf_file", str(folder), str(out), kind]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise OSError(f"{' '.join(command)} failed: {done.stderr[-500:]}")
+    return out
 
 
 def main(arguments: list[str]) -> None:
@@ -50,7 +67,8 @@ def write(folder: Path, out: Path, kind: str) -> None:
     writer.add_rope_dimension_count(config["hidden_size"] // heads)
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    _add_vocabulary(writer, folder)
+    ends = config["eos_token_id"]
+    _add_vocabulary(writer, folder, ends[0] if isinstance(ends, list) else ends)
     quant = gguf.GGMLQuantizationType[kind]
     for name, bits in tensors(folder / "model.safetensors"):
         if name.endswith(("q_proj.weight", "k_proj.weight")):
@@ -67,18 +85,24 @@ def write(folder: Path, out: Path, kind: str) -> None:
     writer.close()
 
 
-def _add_vocabulary(writer: Any, folder: Path) -> None:
+def _add_vocabulary(writer: Any, folder: Path, end: int) -> None:
     tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    tokens = sorted(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].__getitem__)
+    model = tokenizer["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
     normal, control = 1, 3  # llama.cpp's token types
+    marks = {token["content"] for token in tokenizer["added_tokens"]}
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
-    writer.add_token_types([control] + [normal] * (len(tokens) - 1))
-    writer.add_token_merges(["a b"])  # an empty list cannot be written; this one makes no token
+    writer.add_token_types([control if token in marks else normal for token in tokens])
+    # An empty list cannot be written; "a b" makes no token where there is none to be made.
+    writer.add_token_merges([" ".join(pair) for pair in model["merges"]] or ["a b"])
     writer.add_bos_token_id(0)
-    writer.add_eos_token_id(0)
+    writer.add_eos_token_id(end)
     writer.add_add_bos_token(False)
+    about = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    if "chat_template" in about:
+        writer.add_chat_template(about["chat_template"])
 
 
 def tensors(path: Path) -> Iterator[tuple[str, Any]]:
@@ -110,6 +134,8 @@ def gguf_name(name: str) -> str:
     """llama.cpp's name of a checkpoint's tensor. Raises KeyError for an unknown one."""
     if name == "model.embed_tokens.weight":
         return "token_embd.weight"
+    if name == "lm_head.weight":
+        return "output.weight"
     if name == "model.norm.weight":
         return "output_norm.weight"
     _, _, layer, inner = name.split(".", 3)

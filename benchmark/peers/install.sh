@@ -1,6 +1,7 @@
 #!/bin/sh
-# Install an engine to be measured beside ours: install.sh {vllm|llama} FOLDER
-# Into FOLDER/vllm or FOLDER/llama, by the Python in $PYTHON. llama needs cmake and a C++ compiler.
+# Install an engine to be measured beside ours: install.sh {vllm|llama|guidance|dspy} FOLDER
+# Into FOLDER/NAME, by the Python in $PYTHON. llama needs cmake and a C++ compiler;
+# guidance runs on what llama has built.
 set -eu
 name=$1
 home=$(mkdir -p "$2" && cd "$2" && pwd)/$name
@@ -29,8 +30,18 @@ llama)
   CMAKE_ARGS=-DLLAMA_BUILD=OFF $pip install "$source"
   rm -rf "$home/source"
   ;;
+guidance)
+  # Of the same release as the libraries; httpx and the rest are for `import sglang`.
+  $pip install guidance==0.3.1 numpy httpx h11 pydantic jsonschema
+  $pip download --no-deps --no-binary :all: --dest "$home/source" llama-cpp-python==0.3.36
+  CMAKE_ARGS=-DLLAMA_BUILD=OFF $pip install "$home"/source/*.tar.gz
+  rm -rf "$home/source"
+  ;;
+dspy)
+  $pip install dspy==3.4.1
+  ;;
 *)
-  echo "usage: $0 {vllm|llama} FOLDER" >&2
+  echo "usage: $0 {vllm|llama|guidance|dspy} FOLDER" >&2
   exit 2
   ;;
 esac

@@ -8,16 +8,15 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
+from benchmark.harness.apis.dialects import DIALECTS
 from benchmark.harness.claim import Message
 
 TIMEOUT = 600.0
 
 
 class OpenaiUrl:
-    """``extra`` goes into every request's body (``ignore_eos``). Usage is summed over the calls.
-
-    ``dialect`` is how a constraint is told: "sglang", "vllm" or "llama.cpp".
-    """
+    """``extra`` goes into every request's body that writes text (``ignore_eos``). Usage is summed
+    over the calls. ``dialect`` names one of ``DIALECTS``."""
 
     def __init__(
         self, url: str, model: str, *, extra: Mapping[str, Any] | None = None,
@@ -25,7 +24,7 @@ class OpenaiUrl:
     ) -> None:  # fmt: skip
         self.client = AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=TIMEOUT,
                                   max_retries=0)  # fmt: skip
-        self.model, self.dialect = model, dialect
+        self.model, self.dialect = model, DIALECTS[dialect]
         self.extra = dict(extra or {})
         self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
 
@@ -33,30 +32,47 @@ class OpenaiUrl:
         self, prompt: str, max_tokens: int, *, stop: Sequence[str] = (), regex: str = "",
         json_schema: Mapping[str, Any] | None = None, n: int = 1,
     ) -> list[str]:  # fmt: skip
-        extra = {**self.extra, **self._constraint(regex, json_schema)}
-        answer = await self.client.completions.create(
-            model=self.model, prompt=prompt, max_tokens=max_tokens, temperature=0, n=n,
-            stop=list(stop) or None, extra_body=extra,
-        )  # fmt: skip
-        self._count(answer.usage)
-        return [choice.text for choice in answer.choices]
+        extra = dict(self.extra)
+        if regex:
+            extra |= self.dialect.regex(regex)
+        if json_schema is not None:
+            extra |= self.dialect.schema(json_schema)
+        each = n if self.dialect.several else 1
+        answers = await asyncio.gather(*(
+            self.client.completions.create(
+                model=self.model, prompt=prompt, max_tokens=max_tokens, temperature=0, n=each,
+                stop=list(stop) or None, extra_body=extra,
+            )
+            for _ in range(n // each)
+        ))  # fmt: skip
+        for answer in answers:
+            self._count(answer.usage)
+        return [choice.text for answer in answers for choice in answer.choices]
 
     async def chat(
         self, messages: Sequence[Message], max_tokens: int, *, stop: Sequence[str] = ()
     ) -> str:
+        extra = dict(self.extra)
+        if messages[-1]["role"] == "assistant":  # to be gone on with
+            extra |= {"continue_final_message": True, "add_generation_prompt": False}
         answer = await self.client.chat.completions.create(
             model=self.model, messages=list(messages),  # type: ignore[arg-type]
-            max_tokens=max_tokens, temperature=0, stop=list(stop) or None, extra_body=self.extra,
+            max_tokens=max_tokens, temperature=0, stop=list(stop) or None, extra_body=extra,
         )  # fmt: skip
         self._count(answer.usage)
         return answer.choices[0].message.content or ""
 
     async def choose(self, prompt: str, options: Sequence[str]) -> int:
-        scores = await asyncio.gather(*(self._score(prompt, option) for option in options))
+        """Every option is scored by a request of its own: side by side where a server computes the
+        whole of each anyway, else one by one, so that the later ones find the first's KV."""
+        if self.dialect.forced is None:
+            scores = await asyncio.gather(*(self._score(prompt, option) for option in options))
+        else:
+            scores = [await self._forced(prompt, option) for option in options]
         return max(range(len(options)), key=scores.__getitem__)
 
     async def _score(self, prompt: str, option: str) -> float:
-        """Mean log-probability of the option's tokens."""
+        """Mean log-probability of the option's tokens, which the prompt's echo tells."""
         answer = await self.client.completions.create(
             model=self.model, prompt=prompt + option, max_tokens=0, temperature=0, echo=True,
             logprobs=1,
@@ -73,12 +89,21 @@ class OpenaiUrl:
         ]
         return sum(found) / max(1, len(found))
 
-    def _constraint(self, regex: str, schema: Mapping[str, Any] | None) -> dict[str, Any]:
-        if regex:
-            return {"regex": regex}
-        if schema is not None:
-            return {"json_schema": dict(schema)}
-        return {}
+    async def _forced(self, prompt: str, option: str) -> float:
+        """The same where no echo tells it: the option is the only text that may be written, and
+        each of its tokens comes with the log-probability it has without that constraint. The
+        prompt's KV can be reused."""
+        assert self.dialect.forced is not None
+        answer = await self.client.completions.create(
+            model=self.model, prompt=prompt, max_tokens=len(option.encode()) + 1, temperature=0,
+            logprobs=1, extra_body=self.dialect.forced(option),
+        )  # fmt: skip
+        self._count(answer.usage)
+        found = self.dialect.drawn(answer.choices[0].logprobs)
+        return sum(found) / max(1, len(found))
+
+    async def close(self) -> None:
+        await self.client.close()
 
     def _count(self, usage: Any) -> None:
         if usage is None:

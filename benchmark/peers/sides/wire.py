@@ -1,6 +1,7 @@
 """Wire: how a contender's process is spoken to. Standard library only: every Python here reads it.
 
-One JSON object a line, a question on standard input, its answer on standard output:
+One JSON object a line, a question on standard input, its answer on standard output; ``do`` names a
+method of the side and the rest are its arguments:
 
     {"do": "load", "spec": {...}}             -> {"ok": {"versions": {...}, ...}}
     {"do": "run", "requests": [[ids, n]...]}  -> {"ok": {"seconds": 1.5, "ids": [[...]...]}}
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any, Protocol
 
-# A prompt's ids, and how many tokens to draw greedily, end tokens ignored.
+# A prompt's ids, and how many tokens to draw greedily, end tokens ignored. A list from the wire.
 Request = tuple[list[int], int]
 
 
@@ -33,29 +34,29 @@ def shared_beginning(prompts: Sequence[Sequence[int]]) -> int:
     return min(short, sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
-class Side(Protocol):
-    """A contender. Times are its own, by ``perf_counter``, around the work and nothing else."""
+class Loaded(Protocol):
+    """What has something to be loaded first; it may be asked for more."""
 
     def load(self, spec: dict[str, Any]) -> dict[str, Any]:
         """Get ready; returns what a reader wants to know: versions, settings."""
+
+
+class Side(Loaded, Protocol):
+    """A contender. Times are its own, by ``perf_counter``, around the work and nothing else."""
 
     def run(self, requests: list[Request]) -> dict[str, Any]:
         """All requests at once: ``seconds`` from the first asked to the last answered, ``ids``
         drawn for each, and where it streams ``ttft``, each request's seconds to its first token."""
 
 
-def serve(side: Side) -> None:
+def serve(side: Loaded) -> None:
     """Answer until standard input ends."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     for line in sys.stdin:
         question = json.loads(line)
         try:
-            if question["do"] == "load":
-                found = side.load(question["spec"])
-            else:
-                found = side.run([(list(ids), count) for ids, count in question["requests"]])
-            answer = {"ok": found}
+            answer = {"ok": getattr(side, question.pop("do"))(**question)}
         except Exception as error:  # the other side says what it was
             traceback.print_exc()
             answer = {"error": f"{type(error).__name__}: {error}"}

@@ -1,0 +1,1 @@
+"""Fields of a page from an API model, in one call instead of one a field."""

@@ -1,0 +1,45 @@
+"""The command: the claim's runs as any other's, then both bills."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+
+from benchmark.api_speculation.bill import bills
+from benchmark.api_speculation.claim import CLAIM
+from benchmark.harness import main as runs
+from benchmark.harness.claim import Scale
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """1 where answers differ."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--items", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--long", action="store_true")
+    parser.add_argument("--output-file", default="")
+    options, _ = parser.parse_known_args(argv)
+    status = runs.main(CLAIM, argv)
+    if status:
+        return status
+    found = bills(CLAIM.items(Scale(options.items, options.long), options.seed))
+    print(told(found))
+    if options.output_file:
+        with open(options.output_file, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"claim": CLAIM.name, "mode": "bill", **found}) + "\n")
+    return 0 if found["equal"] else 1
+
+
+def told(found: dict[str, object]) -> str:
+    """In two lines and a word."""
+    lines = []
+    for name in ("without", "with"):
+        one = found[name]
+        assert isinstance(one, dict)
+        lines.append(
+            f"{name} speculation: {one['calls']} calls, {one['prompt_tokens']} input tokens, "
+            f"{one['completion_tokens']} output tokens, {one['left']} times off the form"
+        )
+    same = "the same answers" if found["equal"] else "OTHER ANSWERS"
+    return "\n".join([*lines, f"{found['fewer_input_tokens']:.2f} times fewer, {same}"])

@@ -1,0 +1,1 @@
+"""Retrieval-augmented generation as a DSPy pipeline asks for it."""

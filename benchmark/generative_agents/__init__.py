@@ -1,0 +1,1 @@
+"""Calls in the form of the generative agents."""

@@ -1,0 +1,1 @@
+"""Hooks: what a measurement changes in an engine, or watches of it, until a context ends."""

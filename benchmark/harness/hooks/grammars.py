@@ -1,0 +1,54 @@
+"""Hooks on how often a grammar is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+
+import sglang
+from srt.core.constraint import Constraint
+from srt.grammar.compiler import Compiler
+
+from benchmark.harness.hooks.patch import patched
+
+
+class Numbered(Constraint, frozen=True):
+    """A constraint that equals no other."""
+
+    number: int = 0
+
+
+@contextmanager
+def compiled_per_request(engine: sglang.Engine) -> Iterator[None]:
+    """Every request's grammar is compiled anew, also where one that equals it is under way or was
+    asked for before. Nothing is found that was compiled without the hook, or later with it."""
+    with _keyed(compiler(engine), count()):
+        yield
+
+
+def forget_grammars(engine: sglang.Engine) -> None:
+    """Whatever was compiled is compiled again when it is asked for next."""
+    made = compiler(engine)
+    with made._lock:
+        made._shelf._grammars.clear()
+        made._failed._errors.clear()
+
+
+def compiler(engine: sglang.Engine) -> Compiler:
+    """What makes the grammars of an engine of this process."""
+    found = engine._engine._grammars
+    assert found is not None, "an engine with a tokenizer compiles"
+    return found
+
+
+@contextmanager
+def _keyed(made: Compiler, numbers: Iterator[int]) -> Iterator[None]:
+    key = made._key
+
+    def numbered(constraint: Constraint) -> Constraint:
+        plain = key(constraint)
+        return Numbered(plain.kind, plain.text, plain.whitespace, next(numbers))
+
+    with patched(made, _key=numbered):
+        yield

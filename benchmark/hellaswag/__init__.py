@@ -1,0 +1,1 @@
+"""Sentence completion by the likeliest of four endings: HellaSwag's form."""

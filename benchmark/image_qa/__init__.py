@@ -1,0 +1,1 @@
+"""Several questions about each image, as LLaVA-Bench (In-the-Wild) asks them."""

@@ -1,0 +1,1 @@
+"""JSON sheets held to a regular expression."""

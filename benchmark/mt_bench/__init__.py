@@ -1,0 +1,1 @@
+"""MT-bench: two turns of chat."""

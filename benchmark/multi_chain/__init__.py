@@ -1,0 +1,1 @@
+"""Several chains of reasoning on one problem, and an answer that reads them all."""

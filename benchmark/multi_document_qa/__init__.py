@@ -1,0 +1,1 @@
+"""Questions about several documents, which are encoded side by side."""

@@ -1,0 +1,1 @@
+"""Four turns of chat with long answers."""

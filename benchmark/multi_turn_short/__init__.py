@@ -1,0 +1,1 @@
+"""Four turns of chat with answers of a few tokens."""

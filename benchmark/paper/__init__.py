@@ -1,0 +1,1 @@
+"""The paper's evaluation in one run: every claim, every contender, every ablation, one page."""

@@ -1,0 +1,25 @@
+"""Sizing: how many items of a claim fit into a time, by a first small run of everybody."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from benchmark.harness.turns import PATIENCE
+
+ROUNDS = 3
+SLOW_SHARE = 0.1  # of the time, at most, for one run of one side
+
+
+def sized(
+    seconds: Mapping[str, float], budget: float, least: int, most: int, rounds: int = ROUNDS
+) -> int:
+    """Items of a round. ``seconds`` an item by side, ours first; ``budget`` seconds in all. Whoever
+    is slow runs once, on as much as his share has room for.
+
+    No less than ``least`` items, even where they take longer: there are fewer rounds then.
+    """
+    ours = next(iter(seconds.values()))
+    slow = [name for name, each in seconds.items() if each > PATIENCE * ours]
+    fast = sum(each for name, each in seconds.items() if name not in slow)
+    left = budget * max(0.3, 1 - SLOW_SHARE * len(slow))
+    return max(least, min(most, int(left / (rounds * fast))))

@@ -1,0 +1,153 @@
+"""Speeds: the tables of contenders beside ours, normalised as in Figs. 5 and 6, and the targets."""
+
+from __future__ import annotations
+
+from benchmark.paper import published
+from benchmark.paper.figures import NO_CACHE_PEERS, OURS, Figures
+from benchmark.peers.figures import Middle
+from benchmark.peers.page import table
+
+SPEED, IMAGES = "speed", "images"
+
+
+def times(ratio: Middle | None) -> str:
+    """A median ratio with its spread, where there is more than one round."""
+    if ratio is None:
+        return "-"
+    if ratio.least == ratio.most:
+        return f"{ratio.value:.2f}"
+    return f"{ratio.value:.2f} ({ratio.least:.2f}-{ratio.most:.2f})"
+
+
+def throughput(figures: Figures) -> str:
+    """Items a second of everybody, ours = 1; the median over rounds, then the least and most."""
+    rows = _table(figures, "throughput", "rate")
+    return table(rows) if rows else ""
+
+
+def latency(figures: Figures) -> str:
+    """Mean seconds of an item alone, ours = 1; lower is better."""
+    rows = _table(figures, "latency", "latency")
+    return table(rows) if rows else ""
+
+
+def _table(figures: Figures, mode: str, of: str) -> list[list[str]]:
+    claims = figures.claims(SPEED, mode)
+    peers = [side for side in figures.sides(SPEED, mode=mode) if side != OURS]
+    rows = [["", "items", OURS, *peers]]
+    for claim in claims:
+        ours = figures.runs(SPEED, claim, mode, OURS)
+        if ours is None:
+            continue
+        value = figures.value(SPEED, claim, mode, OURS, of)
+        assert value is not None
+        told = f"1 = {value.value:.3g}/s" if of == "rate" else f"1 = {value.value:.3g} s"
+        cells = [_cell(figures, claim, mode, side, of, ours["items"]) for side in peers]
+        rows.append([title(figures, claim), str(ours["items"]), told, *cells])
+    return rows if len(rows) > 1 else []
+
+
+def _cell(figures: Figures, claim: str, mode: str, side: str, of: str, items: int) -> str:
+    text = times(figures.ratio(SPEED, claim, mode, side, OURS, of))
+    found = figures.runs(SPEED, claim, mode, side)
+    if found and found["items"] < items:
+        text += f", {found['items']} items"
+    return text
+
+
+def title(figures: Figures, claim: str) -> str:
+    """As the claim calls itself."""
+    return next((r["title"] for r in figures.of("claim") if r["claim"] == claim), claim)
+
+
+def targets(figures: Figures) -> str:
+    """Each promise, what was measured, and whether it was kept."""
+    if not figures.of("claim"):
+        return ""
+    rows = [["target", "measured (least-most)", "nearest", ""]]
+    for record in figures.of("claim"):
+        if record["speedup"] is None:
+            continue
+        what = f"{record['title']}: {record['speedup']:g}x the best peer's throughput"
+        kind = SPEED if figures.claims(SPEED).count(record["claim"]) else IMAGES
+        rows.append([what, *_held(figures, kind, record["claim"], record["speedup"])])
+    rows.append(_most(figures))
+    rows.append(_soonest(figures))
+    rows.append(_hits(figures))
+    return table(rows)
+
+
+def _held(figures: Figures, kind: str, claim: str, wanted: float) -> list[str]:
+    best = figures.best_peer(kind, claim)
+    if best is None:
+        return ["not measured", "-", "-"]
+    peer, gain = best
+    return [f"{times(gain)}x", peer, _verdict(gain.value >= wanted)]
+
+
+def _verdict(reached: bool) -> str:
+    return "reached" if reached else "**missed**"
+
+
+def _most(figures: Figures) -> list[str]:
+    """The claim where ours is furthest ahead of the best peer that has no prefix cache."""
+    what = f"Up to {published.THROUGHPUT:g}x the throughput of a peer without prefix cache"
+    found = [
+        (claim, best)
+        for claim in figures.claims(SPEED)
+        if (best := figures.best_peer(SPEED, claim, among=NO_CACHE_PEERS))
+    ]
+    if not found:
+        return [what, "not measured", "-", "-"]
+    claim, (peer, gain) = max(found, key=lambda pair: pair[1][1].value)
+    where = f"{peer}, {title(figures, claim)}"
+    return [what, f"{times(gain)}x", where, _verdict(gain.value >= published.THROUGHPUT)]
+
+
+def _soonest(figures: Figures) -> list[str]:
+    """The same for latency; the paper's figure is no promise of ours."""
+    what = f"The paper: up to {published.LATENCY:g}x lower latency"
+    found = [
+        (claim, best)
+        for claim in figures.claims(SPEED, "latency")
+        if (best := figures.best_peer(SPEED, claim, "latency", NO_CACHE_PEERS))
+    ]
+    if not found:
+        return [what, "not measured", "-", "-"]
+    claim, (peer, gain) = max(found, key=lambda pair: pair[1][1].value)
+    where = f"{peer}, {title(figures, claim)}"
+    return [what, f"{times(gain)}x", where, _verdict(gain.value >= published.LATENCY)]
+
+
+def _hits(figures: Figures) -> list[str]:
+    what = f"Hit rate at least {100 * published.OF_OPTIMAL:.0f} % of the optimal, on average"
+    mean = mean_of_optimal(figures)
+    if mean is None:
+        return [what, "not measured", "-", "-"]
+    told = f"{100 * mean:.1f} %"
+    return [what, told, "-", _verdict(mean >= published.OF_OPTIMAL)]
+
+
+def mean_of_optimal(figures: Figures) -> float | None:
+    """Achieved over optimal hit rate, the mean over the claims that have any reuse."""
+    shares = [record["share"] for record in figures.enough() if record["optimal"]]
+    return sum(shares) / len(shares) if shares else None
+
+
+def images(figures: Figures) -> str:
+    """Table 2: questions about images a second."""
+    ours, theirs = published.IMAGES
+    rows = [["", "items a second", "times ours"]]
+    for claim in figures.claims(IMAGES):
+        for side in figures.sides(IMAGES, claim, "throughput"):
+            value = figures.value(IMAGES, claim, "throughput", side)
+            assert value is not None
+            ratio = figures.ratio(IMAGES, claim, "throughput", side)
+            rows.append([side, f"{value.value:.3g}", times(ratio)])
+    if len(rows) == 1:
+        return ""
+    paper = (
+        f"The paper, LLaVA-v1.5-7B: {ours:g} images a second against {theirs:g} of its authors' "
+        f"implementation, {ours / theirs:.1f} times as many."
+    )
+    return f"{table(rows)}\n\n{paper}"

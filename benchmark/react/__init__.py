@@ -1,0 +1,1 @@
+"""A ReAct agent's recorded traces, replayed."""

@@ -1,0 +1,1 @@
+"""Skeleton of thought: short tips first, then each in detail, all at once."""
