@@ -13,8 +13,10 @@ CASES := test/e2e/clients
 CLIENTS := $(patsubst $(CASES)/requirements/%.txt,.clients/%/.installed,$(wildcard $(CASES)/requirements/*.txt))
 PIP := -m pip install -qq --disable-pip-version-check --no-input
 
+PEERS := vllm llama guidance dspy
+
 .DEFAULT_GOAL := help
-.PHONY: help setup browser demo test test-clients lint format bench bench-peers clean
+.PHONY: help setup browser demo test test-clients soak lint format bench bench-peers paper paper-smoke clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,13 +26,18 @@ setup: $(STAMP)  ## create or update .venv
 demo: $(STAMP)  ## run a program with fork, select and gen on the embedded model
 	@$(BIN)/python examples/demo.py
 
-# One tensor thread a process: the test processes share the cores among them.
+# One tensor thread a process: the test processes share the cores among them. They start hundreds of
+# others, each of which would compile the package anew where no bytecode may be written.
 test: $(STAMP) browser  ## the whole test suite, lint included
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	@env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile \
+	  --no-loadscope-reorder $(ARGS)
 
 test-clients: $(STAMP)  ## other people's clients, installed into .clients, run with the network cut
 	@$(MAKE) --no-print-directory -j $(JOBS) $(CLIENTS) .clients/node/.installed
 	@$(BIN)/python $(CASES)/offline.py $(BIN)/python -m pytest -rs --durations 5 $(CASES) $(ARGS)
+
+soak: $(STAMP)  ## half an hour of everything at once, with kills (MINUTES=30 SEED=0)
+	@PYTHONPATH=test $(BIN)/python -m soak --minutes $(or $(MINUTES),30) --seed $(or $(SEED),0) $(ARGS)
 
 lint: $(STAMP)  ## ruff check, ruff format --check, mypy (strict)
 	@$(BIN)/ruff check .
@@ -45,14 +52,24 @@ bench: $(STAMP)  ## every benchmark with its defaults: no GPU, no download
 	@failed=; for main in benchmark/*/__main__.py; do \
 	  name=benchmark.$$(basename $$(dirname $$main)); echo; echo "== $$name"; \
 	  if [ $$name = benchmark.gpu ] && ! nvidia-smi -L >/dev/null 2>&1; then echo "no GPU"; continue; fi; \
+	  if [ $$name = benchmark.paper ]; then echo "an hour: make paper"; continue; fi; \
 	  $(BIN)/python -m $$name || failed="$$failed $$name"; \
 	done; test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; }
 
-bench-peers: .peers/vllm/.installed .peers/llama/.installed  ## other engines, for bench to measure ours beside
+bench-peers: $(PEERS:%=.peers/%/.installed)  ## other engines, for bench to measure ours beside
 
-.peers/%/.installed: benchmark/peers/install.sh
+paper: $(STAMP)  ## the paper's evaluation, into docs/evaluation.md: an hour; ARGS="--only few_shot"
+	@$(BIN)/python -m benchmark.paper $(ARGS)
+
+paper-smoke: $(STAMP)  ## all of it on very little, no page: two minutes
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmark.paper --smoke $(ARGS)
+
+# Edited, it does not take away what is installed: remove .peers/NAME to install it anew.
+.peers/%/.installed: | benchmark/peers/install.sh
 	@echo "Installing $* into $(@D): up to 25 minutes, 4 GB ..."
-	@PYTHON=$(PYTHON) JOBS=$(JOBS) $< $* .peers && touch $@
+	@PYTHON=$(PYTHON) JOBS=$(JOBS) benchmark/peers/install.sh $* .peers && touch $@
+
+.peers/guidance/.installed: | .peers/llama/.installed
 
 clean:  ## remove .venv, caches and build outputs
 	@rm -rf $(VENV) .clients .peers build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
