@@ -54,8 +54,10 @@ class Script:
     """
 
     def __init__(self, answers: Answers) -> None:
+        if not isinstance(answers, Mapping):
+            raise TypeError(f"answers is {answers!r:.60}; give a dict of texts by name")
         for name, answer in answers.items():
-            texts = [answer] if isinstance(answer, str) else list(answer)
+            texts = [answer] if isinstance(answer, (str, int, float)) else list(answer or ())
             if not texts or not all(isinstance(text, str) for text in texts):
                 raise TypeError(f"the answer for {name!r} is {answer!r}; give a text or several")
         self.answers = answers

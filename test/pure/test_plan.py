@@ -311,3 +311,23 @@ def test_errors_name_the_way_out() -> None:
         quiz.plan(BATCH, backend=mock, num_threads=3)
     with pytest.raises(ValueError, match="for 2 items, not 1 states"):
         quiz.plan(BATCH, backend=mock).compare([quiz.run(**BATCH[0], backend=mock)])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"lengths": {"a": -1}}, "the length of a is -1"),
+        ({"lengths": {"a": "x"}}, "the length of a is 'x'"),
+        ({"media_tokens": -1}, "media_tokens is -1"),
+        ({"prices": {"input": float("inf"), "output": 1}}, "the price of input is inf"),
+        ({"answers": "x"}, "give a dict of texts"),
+        ({"answers": {"a": 5}}, "the answer for 'a' is 5"),
+    ],
+)
+def test_what_is_no_option_is_refused(options: dict[str, Any], said: str) -> None:
+    @sgl.function
+    def asks(s: Any) -> None:
+        s += "x" + sgl.gen("a", max_tokens=4)
+
+    with pytest.raises((ValueError, TypeError), match=said):
+        asks.plan([()], backend=sgl.Mock(), **options)

@@ -444,3 +444,66 @@ def damaged(**changes: Any) -> dict[str, Any]:
 def test_a_damaged_trace_is_a_clear_error(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="trace"):
         Trace.from_dict(damaged(**changes))
+
+
+def test_each_of_several_tracings_has_its_own_runs() -> None:
+    found: dict[int, Trace] = {}
+    together = threading.Barrier(3)
+
+    def work(number: int) -> None:
+        with sgl.tracing() as trace:
+            together.wait()
+            tips.run(str(number), backend=sgl.Mock())
+            tips.run_batch([(str(number),)] * 2, backend=sgl.Mock())
+            together.wait()
+        found[number] = trace
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number, trace in found.items():
+        runs = [group.arguments for group in trace.groups if group.name == "tips"]
+        assert len(runs) == 3
+        assert all(str(number) in run for run in runs)
+
+
+def test_what_is_no_number_in_an_answer_is_left_out() -> None:
+    spans = {"end": "x", "scheduled": float("nan"), "first_token": [], "retractions": "a"}
+    meta = {"prompt_tokens": "many", "cached_tokens": float("inf"), "completion_tokens": 2}
+    facts = facts_of({"meta_info": {**meta, "spans": spans}}, False, 1.0, 2.0, None)
+    assert "prompt_tokens" not in facts
+    assert "cached_tokens" not in facts
+    assert facts["completion_tokens"] == 2
+    assert all(1 <= facts[name] <= 2 for name in ("received", "scheduled", "first", "done"))
+
+
+def test_a_program_may_leave_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @sgl.function
+    def away(s: Any) -> None:
+        monkeypatch.chdir("/")
+
+    monkeypatch.chdir(tmp_path)
+    away.run(backend=sgl.Mock(), trace="out.html")
+    assert (tmp_path / "out.html").exists()
+
+
+def test_a_trace_can_be_read_while_programs_run() -> None:
+    trace, done = Trace(), threading.Event()
+
+    def work() -> None:
+        while not done.is_set():
+            tips.run("x", backend=sgl.Mock(), trace=trace)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(10):
+            trace.totals()
+            Trace.from_dict(trace.to_dict())
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()

@@ -16,6 +16,7 @@ from helpers.http_server import serve_text
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from sglang.timeline.formats import FORMATS, written
 from sglang.timeline.page import embedded
 from sglang.timeline.trace import Trace
 from srt.cli import main
@@ -255,6 +256,7 @@ def test_a_script_that_fails_is_shown_and_its_trace_written(tmp_path: Path) -> N
         (["none.json"], "none.json"),
         (["text.json"], "is no JSON"),
         (["other.json"], "no recorded trace"),
+        (["nan.json"], "NaN is no number"),
         (["--price", "in=3", "other.json"], "prices has 'in'"),
         (["--price", "input", "other.json"], "give KIND=DOLLARS"),
     ],
@@ -269,7 +271,70 @@ def test_what_cannot_be_done_is_said(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.json").write_text("<html>")
     (tmp_path / "other.json").write_text("{}")
+    (tmp_path / "nan.json").write_text('{"format": NaN}')
     assert main(["trace", *words]) == 1
     errors = capsys.readouterr().err
     assert said in errors
     assert "Traceback" not in errors
+
+
+WRONG = (None, -1, 1e300, "x", [], [1], {}, {"a": 1})
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Those of all values in plain data, of a list those in its last item."""
+    inside = value.items() if isinstance(value, dict) else ()
+    if isinstance(value, list) and value:
+        inside = ((len(value) - 1, value[-1]),)
+    return [path, *(place for key, item in inside for place in places(item, (*path, key)))]
+
+
+def test_a_damaged_trace_is_refused_or_rendered(trace: Trace) -> None:
+    good = json.dumps(trace.to_dict())
+    for *path, last in filter(None, places(json.loads(good))):
+        for wrong in WRONG:
+            data = inner = json.loads(good)
+            for key in path:
+                inner = inner[key]
+            inner[last] = wrong
+            try:
+                read = Trace.from_dict(data)
+            except ValueError:
+                continue
+            for format in FORMATS:
+                written(read, format)
+
+
+@pytest.mark.parametrize("part", ["groups", "lanes", "spans"])
+def test_a_part_of_itself_is_refused(trace: Trace, part: str) -> None:
+    data = json.loads(json.dumps(trace.to_dict()))
+    data[part][0]["parent"] = data[part][0]["number"]
+    with pytest.raises(ValueError, match="before what it is part of"):
+        Trace.from_dict(data)
+
+
+def test_a_loaded_trace_goes_on(trace: Trace) -> None:
+    read = Trace.from_dict(json.loads(json.dumps(trace.to_dict())))
+    program.run("x", backend=sgl.Mock(), trace=read)
+    again = Trace.from_dict(json.loads(json.dumps(read.to_dict())))
+    assert again.totals()["runs"] == 2
+
+
+def test_spans_that_are_sent_are_utf8() -> None:
+    @sgl.function
+    def fails(s: Any) -> None:
+        raise ValueError("\ud800")
+
+    trace = Trace()
+    with pytest.raises(ValueError, match="\ud800"):
+        fails.run(backend=sgl.Mock(), trace=trace)
+    assert "\\ud800" not in written(trace, "otlp-json")
+
+
+def test_a_script_may_leave_its_folder_and_exit_with_anything(tmp_path: Path) -> None:
+    (tmp_path / "away.py").write_text("import os, sys\nos.chdir('/')\nsys.exit(['bad'])\n")
+    done = command("-o", "out.html", "away.py", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "['bad']" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (tmp_path / "out.html").exists()

@@ -119,6 +119,9 @@ def plan(
 ) -> Plan:
     """See ``SglFunction.plan``."""
     costs = Prices.of(prices)
+    for name, length in [*lengths.items(), ("media_tokens", media_tokens or 0)]:
+        if isinstance(length, bool) or not isinstance(length, int) or length < 0:
+            raise ValueError(f"the length of {name} is {length!r}; give tokens, at least 0")
     unknowns = Unknowns()
     asked = _asked(program, backend, items, defaults, answers, lengths, unknowns)
     tokens = tokens_of(backend)

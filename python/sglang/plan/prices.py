@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ class Prices:
         for name, value in prices.items():
             if name not in NAMES:
                 raise ValueError(f"prices has {name!r}; give some of {', '.join(NAMES)}")
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not number or not 0 <= value < inf:
                 raise ValueError(f"the price of {name} is {value!r}; give dollars, at least 0")
         missing = [name for name in ("input", "output") if name not in prices]
         if missing:

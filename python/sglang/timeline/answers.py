@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 from sglang.backend.base import Completion
@@ -25,12 +26,10 @@ def facts_of(
     found: dict[str, Any] = {}
     together = sum if several else max
     for name in ("prompt_tokens", "cached_tokens"):
-        values = [int(meta[name]) for meta in metas if meta.get(name) is not None]
-        if values:
+        if values := _counts(metas, name):
             found[name] = together(values)
     for name, shown in COUNTS.items():
-        values = [int(meta[name]) for meta in metas if meta.get(name) is not None]
-        if values:
+        if values := _counts(metas, name):
             found[shown] = sum(values)
     if len(metas) > 1:
         found["rows"] = len(metas)
@@ -56,6 +55,12 @@ def metas_of(answer: Any) -> Sequence[Mapping[str, Any]]:
         meta = answer.get("meta_info", answer)
         return [meta] if isinstance(meta, Mapping) else []
     return []
+
+
+def _counts(metas: Sequence[Mapping[str, Any]], name: str) -> list[int]:
+    """What is none is left out: a service may answer anything, and the run goes on."""
+    values = [meta.get(name) for meta in metas]
+    return [int(value) for value in values if isinstance(value, (int, float)) and isfinite(value)]
 
 
 def _reason(meta: Mapping[str, Any]) -> str:
@@ -84,10 +89,12 @@ def _placed(spans: Sequence[Mapping[str, Any]], begin: float, end: float) -> dic
     drawn = [span["first_token"] for span in spans if span.get("first_token") is not None]
     if drawn:
         found["first"] = at(min(map(_seconds, drawn)))
-    if retractions := sum(int(span.get("retractions") or 0) for span in spans):
+    if retractions := sum(_counts(spans, "retractions")):
         found["retractions"] = retractions
     return found
 
 
 def _seconds(value: Any) -> float:
-    return max(float(value or 0.0), 0.0)
+    """0 of what is no time."""
+    known = isinstance(value, (int, float)) and isfinite(value)
+    return max(float(value), 0.0) if known else 0.0

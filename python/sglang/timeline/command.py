@@ -44,15 +44,16 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     elif len(rest) > 1 and rest[-2] in ("-o", "--output") and arguments.output is None:
         arguments.output, rest = rest[-1], rest[:-2]
     output = Path(arguments.output or _beside(arguments))
+    whole = output.absolute()  # a script may go to another folder
     format = arguments.format or ("json" if output.suffix.lower() == ".json" else "html")
     try:
         prices = _prices(arguments.price)
         trace = Trace() if is_script else Trace.load(arguments.file)
         trace.prices = prices or trace.prices
-        if not output.absolute().parent.is_dir():
+        if not whole.parent.is_dir():
             raise FileNotFoundError(f"{str(output)!r} cannot be written: there is no such folder")
         code = _recorded(arguments, rest, trace) if is_script else 0
-        trace.save(output, format)
+        trace.save(whole, format)
         if arguments.otlp_traces_endpoint and not is_script:
             trace.export_otel(arguments.otlp_traces_endpoint)
     except (OSError, ValueError, SglangError) as error:
@@ -113,7 +114,7 @@ def _recorded(arguments: argparse.Namespace, rest: list[str], trace: Trace) -> i
                 first = first.tb_next
             traceback.print_exception(type(error), error, first or error.__traceback__)
             code = 1
-    if isinstance(code, str):
+    if code is not None and not isinstance(code, int):  # as Python does
         print(code, file=sys.stderr)
         return 1
     return int(code or 0)

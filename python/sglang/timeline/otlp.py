@@ -61,7 +61,11 @@ def otel_spans(trace: Trace) -> Iterator[OtelSpan]:
         if status == ERROR:
             about["error.type"] = part["error"].partition(":")[0] or part["status"]
         message = part["error"] if status == ERROR else ""
-        return OtelSpan(part["number"], parent, name, kind, begin, end, status, message, about)
+        about = {key: _sendable(value) for key, value in about.items()}
+        return OtelSpan(
+            part["number"], parent, _sendable(name), kind, begin, end, status,
+            _sendable(message), about,
+        )  # fmt: skip
 
     for group in view["groups"]:
         about: Object = {
@@ -83,6 +87,11 @@ def otel_spans(trace: Trace) -> Iterator[OtelSpan]:
             about = _request(span, nodes[span["parent"]])
             name = f"text_completion {span['name']}"
             yield made(span, span["parent"], name, CLIENT, about)
+
+
+def _sendable(value: Any) -> Any:
+    """Without lone surrogates, which UTF-8 does not have."""
+    return value.encode(errors="replace").decode() if isinstance(value, str) else value
 
 
 def _request(span: Object, node: Object) -> Object:

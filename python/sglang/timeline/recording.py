@@ -9,7 +9,6 @@ added to a trace are whole objects at the end of lists, so that threads need no 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import linecache
 import reprlib
 import warnings
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
 PROMPT_CHARS, TEXT_CHARS, ERROR_CHARS = 600, 4000, 500
 CANCELS = (KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, Cancelled)
-_numbers = itertools.count(1)
 
 
 class Recording:
@@ -52,8 +50,8 @@ class Recording:
     ) -> None:
         self.trace, self.path, self.cancelled = trace, path, False
         inside = outer.group.number if outer is not None and outer.trace is trace else None
-        self.group: Group = Group(next(_numbers), name, parent=inside, inline=inline)
-        self.track = Track(self, Lane(next(_numbers), self.group.number))
+        self.group: Group = Group(next(trace.numbers), name, parent=inside, inline=inline)
+        self.track = Track(self, Lane(next(trace.numbers), self.group.number))
 
     @contextmanager
     def of(self, args: Sequence[Any], arguments: Mapping[str, Any] | None) -> Iterator[None]:
@@ -92,6 +90,9 @@ class Track:
         self.recording, self.lane = recording, lane
         self._shown = False
 
+    def _number(self) -> int:
+        return next(self.recording.trace.numbers)
+
     def show(self) -> None:
         """Put the lane into the trace, where it is not yet."""
         if not self._shown:
@@ -105,7 +106,7 @@ class Track:
         source, code = place(location)
         now = self.recording.now()
         made = Lane(
-            next(_numbers), lane.group, lane.number, index, asked=now, source=source, code=code
+            self._number(), lane.group, lane.number, index, asked=now, source=source, code=code
         )
         track = Track(self.recording, made)
         if shown:
@@ -115,7 +116,7 @@ class Track:
     def called(self) -> Track:
         """The lane of a program that this one has called, on a state of its own."""
         now = self.recording.now()
-        lane = Lane(next(_numbers), self.lane.group, self.lane.number, asked=now, begin=now)
+        lane = Lane(self._number(), self.lane.group, self.lane.number, asked=now, begin=now)
         return Track(self.recording, lane)
 
     def start(self) -> None:
@@ -140,7 +141,7 @@ class Track:
     def add(self, kind: str, name: str, parent: Span | None = None) -> Span:
         """A span that begins now."""
         self.show()
-        span = Span(next(_numbers), self.lane.number, kind, name, self.recording.now())
+        span = Span(self._number(), self.lane.number, kind, name, self.recording.now())
         span.parent = None if parent is None else parent.number
         self.recording.trace.spans.append(span)
         return span

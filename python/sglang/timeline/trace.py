@@ -10,7 +10,7 @@ A trace has a group for each run, a group lanes (the state and its forks), a lan
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import json
 import os
 import secrets
@@ -18,11 +18,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+
+from sglang.timeline.verify import part, verify
 
 FORMAT, VERSION = "sglang-trace", 1
 PRICES = ("input", "cached", "output")
-Part = TypeVar("Part")
 
 
 @dataclass
@@ -119,6 +120,7 @@ class Trace:
         self.spans: list[Span] = []
         self.started = time.time()
         self.trace_id = secrets.token_hex(16)
+        self.numbers = itertools.count(1)  # of groups, lanes and spans
         self._origin = time.monotonic()
 
     def now(self) -> float:
@@ -141,9 +143,12 @@ class Trace:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON. What still goes on is given the end of its run, or now."""
+        # What names others first: they are there before it, also while programs run.
+        joins = [dict(vars(join)) for join in list(self.joins)]
+        seen, lanes = list(self.spans), list(self.lanes)
         now, ends = self.now(), {group.number: group.end for group in list(self.groups)}
-        homes = {lane.number: ends.get(lane.group) for lane in list(self.lanes)}
-        spans = [_closed(span, homes.get(span.lane), now) for span in list(self.spans)]
+        homes = {lane.number: ends.get(lane.group) for lane in lanes}
+        spans = [_closed(span, homes.get(span.lane), now) for span in seen]
         groups = [_closed(group, None, now) for group in list(self.groups)]
         return {
             "format": FORMAT,
@@ -152,8 +157,8 @@ class Trace:
             "trace_id": self.trace_id,
             "prices": self.prices,
             "groups": groups,
-            "lanes": [dict(vars(lane)) for lane in list(self.lanes)],
-            "joins": [dict(vars(join)) for join in list(self.joins)],
+            "lanes": [dict(vars(lane)) for lane in lanes],
+            "joins": joins,
             "spans": spans,
         }
 
@@ -169,20 +174,23 @@ class Trace:
         try:
             trace = cls(data["prices"])
             trace.started, trace.trace_id = float(data["started"]), str(data["trace_id"])
-            trace.groups = [_part(Group, item) for item in data["groups"]]
-            trace.lanes = [_part(Lane, item) for item in data["lanes"]]
-            trace.joins = [_part(Join, item) for item in data["joins"]]
-            trace.spans = [_part(Span, item) for item in data["spans"]]
-        except (KeyError, TypeError, AttributeError) as error:
+            trace.groups = [part(Group, item) for item in data["groups"]]
+            trace.lanes = [part(Lane, item) for item in data["lanes"]]
+            trace.joins = [part(Join, item) for item in data["joins"]]
+            trace.spans = [part(Span, item) for item in data["spans"]]
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"the trace is damaged: {error!r}") from error
-        _verify(trace)
+        verify(trace)
+        parts: tuple[Group | Lane | Span, ...] = (*trace.groups, *trace.lanes, *trace.spans)
+        trace.numbers = itertools.count(1 + max((one.number for one in parts), default=0))
         return trace
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Trace:
         """One that was saved as JSON. Raises OSError and ValueError."""
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            text = Path(path).read_text(encoding="utf-8")
+            data = json.loads(text, parse_constant=_refused)
         except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
             raise ValueError(f"{os.fspath(path)!r} is no JSON: {error}") from error
         return cls.from_dict(data)
@@ -246,26 +254,6 @@ def _closed(part: Span | Group, end: float | None, now: float) -> dict[str, Any]
     return found
 
 
-def _part(kind: type[Part], item: Any) -> Part:
-    names = {f.name for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    return kind(**{name: value for name, value in item.items() if name in names})
-
-
-def _verify(trace: Trace) -> None:
-    """Raises ValueError where a number leads nowhere, or a time is none."""
-    groups, lanes = {g.number for g in trace.groups}, {lane.number for lane in trace.lanes}
-    spans = {span.number for span in trace.spans}
-    good = (
-        all(lane.group in groups for lane in trace.lanes)
-        and all(lane.parent is None or lane.parent in lanes for lane in trace.lanes)
-        and all(span.lane in lanes for span in trace.spans)
-        and all(span.parent is None or span.parent in spans for span in trace.spans)
-        and all({join.lane, *join.lanes} <= lanes for join in trace.joins)
-    )
-    if not good:
-        raise ValueError("the trace is damaged: a lane, a run or a span that it names is not in it")
-    times = [(span.begin, span.end) for span in trace.spans]
-    for pair in (*times, *((group.begin, group.end) for group in trace.groups)):
-        for value in pair:
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise ValueError(f"the trace is damaged: {value!r} is no time")
+def _refused(name: str) -> float:
+    """JSON has no NaN and no infinity."""
+    raise ValueError(f"the trace is damaged: {name} is no number")

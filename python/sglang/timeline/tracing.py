@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -26,6 +27,8 @@ NO_TRACE: Opened = (None, None)
 
 # Traces of the ``tracing`` blocks that are open, the innermost last.
 ACTIVE: list[Trace] = []
+# That of the ``tracing`` around the current thread or task, which others may be open beside.
+AROUND: ContextVar[Trace | None] = ContextVar("around", default=None)
 
 
 @contextmanager
@@ -49,15 +52,22 @@ def tracing(
     if prices is not None:
         trace.prices = checked_prices(prices)
     trace.otel = otel
+    outer = AROUND.get()
     ACTIVE.append(trace)
+    AROUND.set(trace)
     try:
         yield trace
     except BaseException as error:
-        ACTIVE.remove(trace)
+        _leave(trace, outer)
         finish(trace, path, error)
         raise
-    ACTIVE.remove(trace)
+    _leave(trace, outer)
     finish(trace, path, None)
+
+
+def _leave(trace: Trace, outer: Trace | None) -> None:
+    ACTIVE.remove(trace)
+    AROUND.set(outer)  # no token: it may have been entered in another context
 
 
 def opened(to: Any, program: SglFunction | None = None) -> Opened:
@@ -79,19 +89,24 @@ def opened(to: Any, program: SglFunction | None = None) -> Opened:
     if not isinstance(to, (str, os.PathLike)):
         raise TypeError(f"trace is {to!r:.60}; give a file's name, True or a Trace")
     format_of(to)
-    folder = Path(to).absolute().parent
+    path = Path(to).absolute()  # the program may go to another folder
+    folder = path.parent
     if not folder.is_dir():
         raise FileNotFoundError(f"{os.fspath(to)!r} cannot be written: there is no folder {folder}")
-    return Trace(), os.fspath(to)
+    return Trace(), str(path)
 
 
 def ambient() -> Trace | None:
-    """What a run that begins here belongs to without being told: the trace of the run around it, or
-    of the innermost ``tracing``."""
+    """What a run that begins here belongs to without being told: the trace of the run around it, of
+    the ``tracing`` around it, or in a thread that has none of the latest ``tracing``."""
     run = current_run()
     if run is not None and run.recording is not None:
         return run.recording.trace
-    return ACTIVE[-1] if ACTIVE else None
+    around = AROUND.get()
+    if around is not None and around in ACTIVE:
+        return around
+    latest = ACTIVE[-1:]  # another thread may leave its own meanwhile
+    return latest[0] if latest else None
 
 
 def recording_of(name: str, to: Opened, inline: bool) -> Recording | None:
