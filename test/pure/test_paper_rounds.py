@@ -79,6 +79,29 @@ def test_everybody_runs_the_same_items_and_the_slow_one_once_on_fewer() -> None:
     assert ours.asked[:2] == [1, Desk.trial]
 
 
+class Setup(Fake):
+    """It takes ``each`` seconds a run, however many items that has."""
+
+    def run(self, claim: Claim, items: Sequence[Item], mode: str) -> Outcome:
+        super().run(claim, items, mode)
+        return Outcome(self._each, ["x"] * len(items))
+
+
+def test_who_is_slow_is_told_by_runs_of_as_many_items() -> None:
+    ours, peer = Setup("sglang", 1.0), Setup("vllm-cpu", 2.0)
+    _, told = raced([ours, peer], 100)
+    assert len(rounds_of(told, "vllm-cpu")) == ROUNDS
+    assert sorted(rounds_of(told, "vllm-cpu")) == sorted(rounds_of(told, "sglang"))
+
+
+def test_modes_have_items_of_their_own() -> None:
+    sides = [Fake("sglang", 0.5), Fake("sglang", 0.5)]
+    for side, mode in zip(sides, ("throughput", "latency")):
+        raced([side], 50, mode)
+    first, second = ({item["question"] for item in side.seen_items} for side in sides)
+    assert not first & second
+
+
 def test_no_item_comes_twice() -> None:
     ours = Fake("sglang", 0.5)
     raced([ours, Fake("vllm-cpu", 1.0)], 50)
