@@ -127,7 +127,7 @@ def test_streamed_scores_are_the_same(http: httpx.Client) -> None:
     body = {"prompt": "hello wörld", "echo": True, "logprobs": 2, **GREEDY}
     whole = complete(http, **body)["choices"][0]["logprobs"]
     parts = [event["choices"][0]["logprobs"] for event in stream(http, **body)]
-    assert len(parts) > 3
+    assert len(parts) > 1  # tokens that wait for a slow stream are one chunk
     assert {key: [x for part in parts for x in part[key]] for key in whole} == whole
 
 
