@@ -110,7 +110,7 @@ def test_lanes_texts_and_failures_are_shown(show: Callable[..., Any], scheme: st
         for (let i = 0; i < data.length; i += 16) colours.add(data.slice(i, i + 3).join());
         return colours.size;
     }"""
-    assert page.evaluate(painted) > 8
+    page.wait_for_function(f"({painted})() > 8")  # drawn in the browser's next frame
     page.keyboard.press("Escape")
     assert page.locator("#panel").is_hidden()
     page.click("#show-table")
