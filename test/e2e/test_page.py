@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import json
 import math
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,19 +14,11 @@ from typing import Any
 
 import httpx
 import pytest
+from helpers.browser import chromium
 from helpers.http_server import serve_text
 from helpers.launched import Server, best_model, client_of, launched
 from srt.config import Config
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
-if CHROMIUM is None:
-    pytest.skip(f"none of {', '.join(NAMES)} on this machine", allow_module_level=True)
-
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-         "--disable-background-networking", "--disable-component-update", "--disable-sync",
-         "--disable-dev-shm-usage"]  # fmt: skip
 WIDE, NARROW = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 KEY = "a key: ü"
@@ -43,10 +34,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+    with chromium() as found:
         yield found
-        found.close()
 
 
 @pytest.fixture

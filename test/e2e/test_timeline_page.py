@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sglang as sgl
+from helpers.browser import chromium
 from sglang.timeline.trace import Lane, Span, Trace
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
-if CHROMIUM is None:
-    pytest.skip(f"none of {', '.join(NAMES)} on this machine", allow_module_level=True)
-
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync",
-         "--disable-background-networking", "--disable-component-update",
-         "--disable-dev-shm-usage"]  # fmt: skip
 HOSTILE = "</script><img src=x onerror=\"document.title='owned'\"><script>document.title='owned'"
 LANES, EACH = 250, 20
 
@@ -39,10 +30,8 @@ def script(prompt: Any, params: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+    with chromium() as found:
         yield found
-        found.close()
 
 
 @pytest.fixture
@@ -107,10 +96,11 @@ def test_lanes_texts_and_failures_are_shown(show: Callable[..., Any], scheme: st
     painted = """() => {
         const { canvas } = timeline.chart, pen = canvas.getContext("2d"), colours = new Set();
         const { data } = pen.getImageData(0, 0, canvas.width, canvas.height);
-        for (let i = 0; i < data.length; i += 16) colours.add(data.slice(i, i + 3).join());
+        for (let i = 0; i < data.length; i += 4) colours.add(data.slice(i, i + 3).join());
         return colours.size;
     }"""
-    page.wait_for_function(f"({painted})() > 8")  # drawn in the browser's next frame
+    page.evaluate("new Promise(requestAnimationFrame)")  # the frame that is drawn next
+    assert page.evaluate(painted) > 8
     page.keyboard.press("Escape")
     assert page.locator("#panel").is_hidden()
     page.click("#show-table")
