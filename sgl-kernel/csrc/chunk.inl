@@ -181,9 +181,17 @@ struct Slots {
 // Heads of fewer bytes than a vector are read from a copy, so that nothing behind them is.
 static constexpr int64_t kShort = 4 * LANES;
 
+// Asks for `bytes` of a slot of the next chunk, into the second cache: two pools' chunks are more
+// than the first holds. Heads of at most kAsked bytes of a slot are asked for at once.
+static constexpr int64_t kAsked = 1024;
+static inline void ask(const char* next, int64_t bytes) {
+  for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(next + b, 0, 2);
+}
+
+// `ahead`: bytes of the next chunk's slots that are asked for, from this head on.
 template <Form form>
 static void pack_keys(const char* pool, const Slots& at, int64_t dim, int64_t slot_bytes,
-                      int64_t offset, const char* zeros, U* to) {
+                      int64_t offset, int64_t ahead, const char* zeros, U* to) {
   const int64_t units = paired(form) ? dim / 2 : dim, bytes = dim * element_bytes(form);
   const int64_t all = (at.count + LANES - 1) / LANES * LANES;
   alignas(64) char copies[LANES][kShort];
@@ -193,10 +201,7 @@ static void pack_keys(const char* pool, const Slots& at, int64_t dim, int64_t sl
     for (int i = 0; i < LANES; i++) {
       int64_t key = first + i;
       from[i] = key < at.count ? pool + at.now[key] * slot_bytes + offset : zeros;
-      if (key < at.more) {
-        const char* next = pool + at.next[key] * slot_bytes + offset;
-        for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(next + b);
-      }
+      if (key < at.more) ask(pool + at.next[key] * slot_bytes + offset, ahead);
     }
     if (units < LANES)
       for (int i = 0; i < LANES; i++) {
@@ -218,7 +223,8 @@ static void pack_keys(const char* pool, const Slots& at, int64_t dim, int64_t sl
 
 template <Form form>
 static void pack_values(const char* pool, const Slots& at, int64_t dim, int64_t padded,
-                        int64_t slot_bytes, int64_t offset, const char* zeros, U* to) {
+                        int64_t slot_bytes, int64_t offset, int64_t ahead, const char* zeros,
+                        U* to) {
   const int64_t bytes = dim * element_bytes(form), step = paired(form) ? 2 : 1;
   alignas(64) char copies[2][kShort];
   uint32_t* out = reinterpret_cast<uint32_t*>(to);
@@ -226,10 +232,7 @@ static void pack_values(const char* pool, const Slots& at, int64_t dim, int64_t 
     const char* from[2];
     for (int64_t i = 0; i < step; i++) {
       from[i] = key + i < at.count ? pool + at.now[key + i] * slot_bytes + offset : zeros;
-      if (key + i < at.more) {
-        const char* next = pool + at.next[key + i] * slot_bytes + offset;
-        for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(next + b);
-      }
+      if (key + i < at.more) ask(pool + at.next[key + i] * slot_bytes + offset, ahead);
       if (dim < LANES) {
         memset(copies[i], 0, kShort);
         memcpy(copies[i], from[i], static_cast<size_t>(bytes));

@@ -16,19 +16,16 @@ static inline F fused(F c, U a, U b, Places<0>) { return c + (F)a * (F)b; }
 // 2^x within 2 ulp for x <= 0 (0 below -126): a polynomial of degree 5 on [-1/2, 1/2], exact at 0
 // and off by at most 9.2e-8: a least-squares fit, weighted until its errors were even.
 static inline F power_of_two(F x) {
-  const F low = splat(-126.f), shift = splat(12582912.f);  // 1.5 * 2^23: what is added is rounded
-  F clipped = x > low ? x : low;
-  F turned = clipped + shift;
-  F r = clipped - (turned - shift);
+  const F low = splat(-126.f);
+  F clipped = low > x ? low : x;  // NaN stays, here and below
+  F k = whole(clipped), r = clipped - k;
   F p = splat(1.326472731307149e-3f);
   p = p * r + splat(9.671512991189957e-3f);
   p = p * r + splat(5.550733581185341e-2f);
   p = p * r + splat(2.4022242426872253e-1f);
   p = p * r + splat(6.931470036506653e-1f);
   p = p * r + splat(1.f);
-  F y = (F)((U)p + ((U)turned << 23));
-  y = x > low ? y : F{};
-  return x == x ? y : x;
+  return x < low ? F{} : scaled(p, k);
 }
 
 template <int step, int... n>

@@ -64,14 +64,26 @@ static inline void store_part(float* p, F v, int64_t n) {
   memcpy(p, &v, static_cast<size_t>(n) * 4);
 }
 
+// x to the nearest whole number, |x| < 2^22; and p * 2^n for such a number n, where the outcome is
+// neither denormal nor beyond all floats.
+#if LANES == 16
+// Masked by all lanes: without a mask gcc 12 warns of its own header.
+static inline F whole(F x) { return (F)_mm512_maskz_roundscale_ps(0xffff, (__m512)x, 0); }
+static inline F scaled(F p, F n) {
+  return (F)_mm512_maskz_scalef_ps(0xffff, (__m512)p, (__m512)n);
+}
+#else
+constexpr float kShift = 12582912.f;  // 1.5 * 2^23: what is added is rounded
+static inline F whole(F x) { return x + splat(kShift) - splat(kShift); }
+static inline F scaled(F p, F n) { return (F)((U)p + ((U)(n + splat(kShift)) << 23)); }
+#endif
+
 // e^x to about 1 ulp for x <= 88; 0 below -87.3. Cephes' polynomial on [-ln 2 / 2, ln 2 / 2].
 static inline F exp(F x) {
-  const F low = splat(-87.3f);
-  F clipped = x > low ? x : low;
-  clipped = clipped < splat(88.f) ? clipped : splat(88.f);
-  F turns = clipped * splat(1.44269504088896341f);
-  I n = __builtin_convertvector(turns + (turns > splat(0.f) ? splat(.5f) : splat(-.5f)), I);
-  F k = __builtin_convertvector(n, F);
+  const F low = splat(-87.3f), high = splat(88.f);
+  F clipped = low > x ? low : x;  // NaN stays, here and below
+  clipped = high < clipped ? high : clipped;
+  F k = whole(clipped * splat(1.44269504088896341f));
   F r = clipped - k * splat(0.693359375f) - k * splat(-2.12194440e-4f);
   F p = splat(1.9875691500e-4f);
   p = p * r + splat(1.3981999507e-3f);
@@ -80,7 +92,5 @@ static inline F exp(F x) {
   p = p * r + splat(1.6666665459e-1f);
   p = p * r + splat(5.0000001201e-1f);
   p = p * r * r + r + splat(1.f);
-  F y = p * (F)((n + 127) << 23);
-  y = x > low ? y : F{};
-  return x == x ? y : x;
+  return x < low ? F{} : scaled(p, k);
 }
