@@ -91,9 +91,11 @@ def _log(logs: Path, name: str) -> Path:
 
 
 def _versions(python: Path, names: Sequence[str]) -> dict[str, str]:
-    """Releases of packages in an environment."""
+    """Releases of packages in an environment. Raises OSError where one is not in it."""
     code = f"from importlib.metadata import version\nfor n in {list(names)!r}: print(version(n))"
-    done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(f"{python}: {done.stderr.strip().splitlines()[-1:]}")
     return dict(zip(names, done.stdout.split()))
 
 

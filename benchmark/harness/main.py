@@ -7,6 +7,8 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -61,11 +63,12 @@ def _beside_peers(claim: Claim, options: argparse.Namespace, known: Known) -> in
         lines.append(line)
         _tell(claim, options, line)
 
-    def items(number: int) -> list[Item]:
-        return claim.items(Scale(options.items, options.long), options.seed + SEEDS * (number + 1))
+    def items(number: int, at: int) -> list[Item]:
+        seed = options.seed + SEEDS * (number + 1 + at * (options.rounds + 1))
+        return claim.items(Scale(options.items, options.long), seed)
 
     sides: list[Side] = []
-    try:
+    with ExitStack() as started:
         for contender in known(_model(claim, options), options.environments):
             if options.contenders and contender.name not in options.contenders.split(","):
                 continue
@@ -73,15 +76,15 @@ def _beside_peers(claim: Claim, options: argparse.Namespace, known: Known) -> in
                 if contender.missing:
                     raise OSError(contender.missing)
                 print(f"{contender.name} starts", flush=True)
-                sides.append(contender.start(options.logs))
-                sides[-1].pause()
+                side = contender.start(options.logs)
+                started.callback(side.close)
+                side.pause()
+                sides.append(side)
             except (ImportError, OSError, ValueError) as error:
                 tell({"kind": "left out", "side": contender.name, "why": str(error)})
-        for mode in options.modes if sides else ():
-            take_turns(sides, claim, items, mode, options.rounds, tell)
-    finally:
-        for side in sides:
-            side.close()
+        for at, mode in enumerate(options.modes if sides else ()):
+            # Nobody answers in one mode from what another left in a cache.
+            take_turns(sides, claim, partial(items, at=at), mode, options.rounds, tell)
     for (_, mode, name), ratio in ratios(lines).items():
         spread = f"{ratio.least:.2f} to {ratio.most:.2f}"
         print(f"{claim.name}, {mode}: ours {ratio.value:.2f} times {name} ({spread})")

@@ -73,6 +73,7 @@ def _measured(options: argparse.Namespace, given: Sequence[str]) -> Log:
     """Raises ValueError for an unknown name, or no time."""
     from benchmark.harness.contenders import contenders
     from benchmark.paper.desk import Desk
+    from benchmark.paper.figures import OURS
     from benchmark.paper.parts import WORKS, parts
     from benchmark.peers.machine import machine
 
@@ -81,6 +82,8 @@ def _measured(options: argparse.Namespace, given: Sequence[str]) -> Log:
     there = [contender.name for contender in contenders(EMBEDDED, options.peers)]
     if unknown := [name for name in options.contenders if name not in there]:
         raise ValueError(f"--contenders has {unknown[0]!r}; use some of {there}")
+    if options.contenders and OURS not in options.contenders:
+        raise ValueError(f"--contenders has no {OURS!r}; all are measured beside it")
     desk = Desk(options.size, options.seed, options.peers, options.output_file.parent,
                 lambda record: log.tell(record), _say, options.contenders)  # fmt: skip
     wanted = parts(desk, options.only, WORKS)

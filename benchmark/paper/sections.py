@@ -15,11 +15,13 @@ ABLATION, CURVE, FULL = "ablation", "curve", "full"
 def machine(figures: Figures) -> str:
     """What all figures belong to: machine, releases, commit, command."""
     parts = [_machine(about) for about in figures.of("machine")]
-    releases: dict[str, str] = {}
+    releases: dict[str, list[str]] = {}  # who runs on the same is named together
     for record in figures.of("loaded"):
-        releases |= record["versions"]
+        versions = ", ".join(f"{name} {number}" for name, number in record["versions"].items())
+        releases.setdefault(versions, []).append(record["side"])
     if releases:
-        parts.append(", ".join(f"{name} {number}" for name, number in releases.items()) + ".")
+        told = [f"- {', '.join(dict.fromkeys(s))}: {v}" for v, s in releases.items()]
+        parts.append("\n".join(told))
     out = [f"- Left out: {r['side']}: {r['why']}" for r in figures.of("left out") if not r["claim"]]
     if out:
         parts.append("\n".join(dict.fromkeys(out)))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from benchmark.paper import published
 from benchmark.paper.figures import NO_CACHE_PEERS, OURS, Figures
+from benchmark.paper.plan import Record
 from benchmark.peers.figures import Middle
 from benchmark.peers.page import table
 
 SPEED, IMAGES = "speed", "images"
+ALIKE = 0.05  # lengths of generated texts that differ by no more
 
 
 def times(ratio: Middle | None) -> str:
@@ -49,7 +51,8 @@ def _table(figures: Figures, mode: str, of: str) -> list[list[str]]:
 
 def _cell(figures: Figures, claim: str, mode: str, side: str, of: str) -> str:
     text = times(figures.ratio(SPEED, claim, mode, side, OURS, of))
-    return text + _fewer(figures, SPEED, claim, mode, side)
+    fewer = _fewer(figures, SPEED, claim, mode, side)
+    return text + fewer + _longer(figures, SPEED, claim, mode, side)
 
 
 def _fewer(figures: Figures, kind: str, claim: str, mode: str, side: str) -> str:
@@ -58,6 +61,19 @@ def _fewer(figures: Figures, kind: str, claim: str, mode: str, side: str) -> str
     if ours and found and found["items"] < ours["items"]:
         return f", {found['items']} items"
     return ""
+
+
+def _longer(figures: Figures, kind: str, claim: str, mode: str, side: str) -> str:
+    """How long its texts are beside ours, where they are not alike: it then did other work."""
+    ours, found = (_written(figures.runs(kind, claim, mode, who)) for who in (OURS, side))
+    if not ours or not found or abs(found / ours - 1) <= ALIKE:
+        return ""
+    return f", {found / ours:.2g}x the tokens"
+
+
+def _written(runs: Record | None) -> float:
+    """Generated tokens an item in the first of its runs; 0 where that is not known."""
+    return (runs["completion_tokens"] or 0) / runs["items"] if runs else 0.0
 
 
 def title(figures: Figures, claim: str) -> str:

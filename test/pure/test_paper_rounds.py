@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmark.harness.claim import Claim, Item
-from benchmark.harness.measure import Outcome
+from benchmark.harness.measure import MODES, Outcome
 from benchmark.paper import claims
 from benchmark.paper.desk import Desk
 from benchmark.paper.rounds import Rounds
@@ -76,7 +77,24 @@ def test_everybody_runs_the_same_items_and_the_slow_one_once_on_fewer() -> None:
     assert [r for r, _ in rounds_of(told, "sglang")] == list(range(ROUNDS))
     assert rounds_of(told, "transformers") == [(0, 2)]
     assert slow.asked == [1, 2], "one that is slow is not asked for the second small run"
-    assert ours.asked[:2] == [1, Desk.trial]
+    assert peer.asked[:2] == [1, Desk.trial]
+    assert ours.asked[:3] == [1, 1, Desk.trial]
+
+
+class Cold(Fake):
+    """Its first run takes twenty seconds more."""
+
+    def run(self, claim: Claim, items: Sequence[Item], mode: str) -> Outcome:
+        found = super().run(claim, items, mode)
+        return replace(found, seconds=found.seconds + 20.0 * (len(self.asked) == 1))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nobody_is_slow_for_a_first_run_that_was(mode: str) -> None:
+    sides = [Cold("sglang", 0.5), Cold("vllm-cpu", 1.0), Fake("vllm-cpu no prefix cache", 1.0)]
+    _, told = raced(sides, 600, mode)
+    counts = [rounds_of(told, side.name) for side in sides]
+    assert all(len(found) == ROUNDS and found[0][1] > 2 for found in counts), counts
 
 
 class Setup(Fake):
