@@ -21,7 +21,7 @@ from sglang.backend.base import Backend
 from sglang.drive import adrive, drive
 from sglang.errors import Location
 from sglang.interpreter import Interpreter
-from sglang.ir import Commit, Flush, Fork, Later, Node
+from sglang.ir import Flush, Fork, Later, Node
 from sglang.params import GenParams
 from sglang.results import Results
 from sglang.run import Failure, Run
@@ -254,8 +254,6 @@ class StreamExecutor(Results):
         if self.track is not None:
             for index, child in enumerate(children):
                 child.track = self.track.fork(index, location, not copy)
-        if size > 1:
-            self.submit(Commit(), location)
         self.submit(Fork(tuple(children)), location)
         if self.failure is not None:
             for child in children:

@@ -21,7 +21,6 @@ from sglang.errors import SglangError, Unsupported
 from sglang.ir import (
     REASONING,
     Chain,
-    Commit,
     ConstantText,
     Flush,
     Fork,
@@ -341,7 +340,7 @@ class Interpreter:
         stream.messages.append({"role": node.role, "content": content})
         stream.role = None
 
-    # Variables, forks, hints
+    # Variables and forks
 
     def _scope_begin(self, node: ScopeBegin) -> None:
         self.stream.scopes[node.name] = len(self.stream.text)
@@ -354,14 +353,6 @@ class Interpreter:
 
     def _set(self, node: SetVariable) -> None:
         self.stream.define(node.name, node.value)
-
-    def _commit(self, _: Commit) -> Steps:
-        """Told only where there is new text: it is a hint and costs a call."""
-        stream = self.stream
-        if len(stream.text) > stream.committed:
-            if meta := (yield base.Commit(self._prompt(self.defaults))):
-                self.usage.add(meta)
-            stream.committed = len(stream.text)
 
     def _fork(self, node: Fork) -> None:
         for child in node.children:
@@ -385,6 +376,5 @@ class Interpreter:
         ScopeBegin: _scope_begin,
         ScopeEnd: _scope_end,
         SetVariable: _set,
-        Commit: _commit,
         Fork: _fork,
     }

@@ -181,13 +181,6 @@ class SetVariable(Node):
 
 
 @dataclass(frozen=True)
-class Commit(Node):
-    """Have the backend compute and cache the text so far."""
-
-    blocking = True
-
-
-@dataclass(frozen=True)
 class Flush(Node):
     """Ask for the gens of an open assistant turn that speculation has put off."""
 

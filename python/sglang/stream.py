@@ -54,7 +54,6 @@ class Stream:
         parallel: groups of ranges that were joined by ``join("concate_and_append")``.
         scopes: where the open variable scopes begin.
         partial: text so far of variables that are being streamed.
-        committed: length of the text that the backend was last told to cache.
         leftover: what a completion model has written beyond the last gen.
         deferred: gens of the open assistant turn that are not asked for yet, and the text
             between them.
@@ -73,7 +72,6 @@ class Stream:
     parallel: list[Ranges] = field(default_factory=list)
     scopes: dict[str, int] = field(default_factory=dict)
     partial: dict[str, str] = field(default_factory=dict)
-    committed: int = 0
     leftover: Leftover | None = None
     deferred: list[Pending | str] = field(default_factory=list)
 

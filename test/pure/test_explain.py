@@ -155,7 +155,7 @@ def picky(s, question):
 def test_it_is_readable_and_follows_branches() -> None:
     explained = picky.explain("Why?", backend=sgl.Mock(), temperature=0.5)
     assert [request.title for request in explained.requests] == [
-        "select tool", "commit", "gen found", "gen found", "gen answer"
+        "select tool", "gen found", "gen found", "gen answer"
     ]  # fmt: skip
     text = str(explained)
     assert text.startswith("1. select tool, ")
@@ -209,7 +209,7 @@ def test_an_async_program_is_explained_wherever_one_is(loop: bool) -> None:
 
     explained = asyncio.run(inside()) if loop else program.explain(backend=sgl.Mock())
     texts = [request.body["text"] for request in explained.requests]
-    assert texts == ["A", "A⟨x⟩", "A⟨x⟩0", "A⟨x⟩1", "A⟨x⟩⟨y⟩"]
+    assert texts == ["A", "A⟨x⟩0", "A⟨x⟩1", "A⟨x⟩⟨y⟩"]
 
 
 def test_a_program_that_goes_on_for_ever_is_stopped() -> None:

@@ -115,20 +115,10 @@ def test_lines_of_roles_calls_scopes_and_group_appends() -> None:
         forks += sgl.gen("a")  # here
         forks.join()
 
-    @sgl.function
-    def commit(s):
-        s += "text"
-        s.fork(2)  # here
-
-    class NoCommit(sgl.Mock):
-        def commit(self, prompt):
-            raise ValueError("full")
-
     for program, backend in [
         (role, sgl.Mock([ValueError("no")])),
         (block, sgl.Mock()),
         (group, sgl.Mock([ValueError("no")] * 2)),
-        (commit, NoCommit()),
     ]:
         with pytest.raises(sgl.ProgramError, match=at(program, "# here")):
             program.run(backend=backend)

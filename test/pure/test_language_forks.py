@@ -12,7 +12,8 @@ from sglang.settings import global_config
 from sglang.workers import WORKERS, Workers
 
 
-def test_the_shared_prefix_is_committed_once_before_the_forks_ask() -> None:
+def test_only_what_is_read_is_asked_for() -> None:
+    """A runtime shares what requests begin with as it computes them: it needs no word ahead."""
     mock = sgl.Mock(lambda prompt, params: prompt.text[-1])
 
     @sgl.function
@@ -21,28 +22,13 @@ def test_the_shared_prefix_is_committed_once_before_the_forks_ask() -> None:
         forks = s.fork(3)
         forks += lambda i: f"branch {i}" + sgl.gen("x")
         forks.join()
-        again = s.fork(2)  # nothing new to commit
-        again.join()
+        idle = s.fork(2)
+        idle.join()
 
     state = program.run(backend=mock)
     assert state["x"] == ["0", "1", "2"]
-    assert [call.kind for call in mock.calls] == ["commit", "gen", "gen", "gen"]
-    assert mock.calls[0].prompt.text == "Shared. "
-    assert all(call.prompt.text.startswith("Shared. branch") for call in mock.calls[1:])
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_a_fork_before_any_text_commits_nothing(size: int) -> None:
-    mock = sgl.Mock(["x"] * size)
-
-    @sgl.function
-    def program(s):
-        forks = s.fork(size)
-        forks += "a" + sgl.gen("x")
-        forks.join()
-
-    assert program.run(backend=mock)["x"] == ["x"] * size
-    assert {call.kind for call in mock.calls} == {"gen"}
+    assert [call.kind for call in mock.calls] == ["gen"] * 3
+    assert all(call.prompt.text.startswith("Shared. branch") for call in mock.calls)
 
 
 def test_join_gathers_what_the_forks_have_made_in_order() -> None:
@@ -253,9 +239,9 @@ def test_usage_counts_forks() -> None:
         forks.join()
 
     usage = program.run(backend=sgl.Mock(lambda prompt, params: "a b")).usage
-    assert (usage.calls, usage.completion_tokens) == (4, 6)
-    assert usage.prompt_tokens == 12
-    assert usage.cached_tokens == 9
+    assert (usage.calls, usage.completion_tokens) == (3, 6)
+    assert usage.prompt_tokens == 9
+    assert usage.cached_tokens == 6
 
 
 def test_idle_workers_end_and_are_reused() -> None:

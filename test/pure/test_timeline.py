@@ -84,9 +84,8 @@ def test_a_run_with_forks() -> None:
     assert (second.parent, second.index) == (main.number, 1)
     assert first.code == "forks = s.fork(2)"
     assert main.begin <= first.begin
-    assert [(span.lane, span.kind, span.name) for span in nodes(trace)][:2] == [
-        (main.number, "gen", "plan"), (main.number, "commit", ""),
-    ]  # fmt: skip
+    found = nodes(trace)[0]
+    assert (found.lane, found.kind, found.name) == (main.number, "gen", "plan")
     tip = next(span for span in nodes(trace) if span.lane == second.number)
     assert tip.source == f"{__file__}:{tips.func.__code__.co_firstlineno + 5}"
     assert tip.data["outputs"] == [
@@ -97,7 +96,7 @@ def test_a_run_with_forks() -> None:
     assert plan.data["params"]["temperature"] == "0.5"
     (join,) = trace.joins
     assert (join.lane, join.lanes) == (main.number, [first.number, second.number])
-    assert len(requests(trace)) == len(backend.calls) == 5
+    assert len(requests(trace)) == len(backend.calls) == 4
 
 
 def test_tokens_are_those_of_the_usage_and_cost_what_they_cost() -> None:
@@ -165,7 +164,7 @@ def test_in_an_event_loop(tmp_path: Path) -> None:
     trace, calls = asyncio.run(all_ways())
     view = check(trace)
     assert [group["status"] for group in view["groups"]] == ["ok"] * 4
-    assert len(requests(trace)) == calls == 20
+    assert len(requests(trace)) == calls == 16
     streamed = [span for span in requests(trace) if "first" in span.data]
     assert len(streamed) == 3  # the gens of the one that was streamed
 
