@@ -75,7 +75,10 @@ static inline F scaled(F p, F n) {
 #else
 constexpr float kShift = 12582912.f;  // 1.5 * 2^23: what is added is rounded
 static inline F whole(F x) { return x + splat(kShift) - splat(kShift); }
-static inline F scaled(F p, F n) { return (F)((U)p + ((U)(n + splat(kShift)) << 23)); }
+static inline F scaled(F p, F n) {
+  F y = (F)((U)p + ((U)(n + splat(kShift)) << 23));
+  return p == p ? y : p;  // a NaN's bits could become a number's
+}
 #endif
 
 // e^x to about 1 ulp for x <= 88; 0 below -87.3. Cephes' polynomial on [-ln 2 / 2, ln 2 / 2].

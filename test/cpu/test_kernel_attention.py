@@ -157,7 +157,7 @@ def test_append_writes_its_slots_alone_and_rotates_queries(isa):
 @pytest.mark.parametrize(
     ("at", "bad"),
     [(slice(32, 48), "nan"), (slice(64, 80), "nan"), (slice(79, 80), "nan"),
-     (slice(64, 80), "inf"), (slice(70, 71), "-inf")],
+     (slice(64, 80), "inf"), (slice(70, 71), "-inf"), (slice(32, 48), 0x7FFFFFFF)],
 )  # fmt: skip
 def test_what_is_not_finite_is_seen_by_queries_after_it_alone(isa, at, bad):
     """A key, values, one of a value. What comes of tokens before it is other requests' cache."""
@@ -165,7 +165,10 @@ def test_what_is_not_finite_is_seen_by_queries_after_it_alone(isa, at, bad):
         world = World(heads(2, 2, 16), 1, dtype)
         text = world.text(30)
         clean = world.run([whole(text)])[0]
-        text.qkv[20, at] = float(bad)
+        if isinstance(bad, int):  # the bits of another NaN
+            text.qkv[20, at] = torch.tensor(bad, dtype=torch.int32).view(torch.float32)
+        else:
+            text.qkv[20, at] = float(bad)
         out = world.run([whole(text)])[0]
         assert torch.equal(out[:20], clean[:20])
         assert out[20:, :16].isnan().all()
