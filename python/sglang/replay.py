@@ -133,11 +133,12 @@ class Replay:
     def _joined(self, node: Join) -> Node:
         """What a Join appends once its branches are done. Raises the first one's failure."""
         branches = [self._after(end) for end in node.ends]
-        if self._main.track is not None:
-            self._main.track.joined([branch.track for branch in branches], node.mode)
+        streams = [self._executors[self._plan.homes[end]] for end in node.ends]
+        if self._main.track is not None:  # a branch may be a copy, which is in no trace
+            self._main.track.joined([stream.track for stream in streams], node.mode)
         if node.mode != GATHER:
-            for end, branch in zip(node.ends, branches):
-                branch.origin = self._executors[self._plan.homes[end]].origin
+            for stream, branch in zip(streams, branches):
+                branch.origin = stream.origin
             return concatenation(branches)
         for branch in branches:
             branch.check()

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.errors import SglangError
 from sglang.plan.cache import Cache, Need, units
+from sglang.timeline.trace import checked_prices
 from srt.core.messages import Distribution, Fill, Generate, Goal, Score
 
 
@@ -228,6 +229,30 @@ def test_what_is_the_same_is_drawn_once() -> None:
     assert seeded.calls[3].computed_tokens == 1
 
 
+def test_characters_that_icon_fonts_have_are_text() -> None:
+    """They stand for texts that nobody knows only where a mark is before them."""
+    batches = [{"question": f"{sign} What is red?"} for sign in "*\U000f0000\U000f0001"]
+    star, *icons = [quiz.plan(one, backend=sgl.Mock()).calls for one in batches]
+    assert icons == [star, star]
+
+
+def test_a_conversation_of_many_turns_has_a_tree() -> None:
+    """A level a turn: 1 token, then 2 each. More than Python may call inside one another."""
+
+    @sgl.function
+    def long(s: Any) -> None:
+        for number in range(500):
+            s += f"\n{number}" + sgl.gen(max_tokens=1)
+
+    plan = long.plan([()], backend=sgl.Mock())
+    (branch,), levels = plan.tree, 1
+    while branch.children:
+        (branch,), levels = branch.children, levels + 1
+    assert levels == 500
+    assert (branch.text, branch.tokens, branch.requests) == ("⟨gen⟩\n499", 2, 1)
+    assert f"     492      984{' ' * 18}in 1 more" in str(plan), "8 levels are printed"
+
+
 def test_one_item_in_three_forms() -> None:
     plans = [quiz.plan(one, backend=sgl.Mock()) for one in (BATCH[0], ("What is red?",), BATCH[:1])]
     assert [plan.items for plan in plans] == [1, 1, 1]
@@ -316,11 +341,13 @@ def test_errors_name_the_way_out() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"lengths": [("a", 1)]}, r"lengths is \[\('a', 1\)\]; give a dict"),
         ({"lengths": {"a": -1}}, "the length of a is -1"),
         ({"lengths": {"a": "x"}}, "the length of a is 'x'"),
         ({"media_tokens": -1}, "media_tokens is -1"),
         ({"prices": {"input": float("inf"), "output": 1}}, "the price of input is inf"),
         ({"answers": "x"}, "give a dict of texts"),
+        ({"answers": 5}, "answers is 5; give a dict of texts"),
         ({"answers": {"a": 5}}, "the answer for 'a' is 5"),
     ],
 )
@@ -331,3 +358,12 @@ def test_what_is_no_option_is_refused(options: dict[str, Any], said: str) -> Non
 
     with pytest.raises((ValueError, TypeError), match=said):
         asks.plan([()], backend=sgl.Mock(), **options)
+
+
+@pytest.mark.parametrize("prices", [[("input", 1), ("output", 1)], "input", 0.5, 0, ""])
+def test_prices_are_given_by_name(prices: Any) -> None:
+    """To a plan and to a trace."""
+    with pytest.raises(ValueError, match=r"prices is .* give a dict of dollars"):
+        quiz.plan(BATCH, backend=sgl.Mock(), prices=prices)
+    with pytest.raises(ValueError, match=r"prices is .* give a dict of dollars"):
+        checked_prices(prices)

@@ -331,6 +331,16 @@ def test_spans_that_are_sent_are_utf8() -> None:
     assert "\\ud800" not in written(trace, "otlp-json")
 
 
+def test_reasons_that_are_sent_are_utf8() -> None:
+    trace = Trace()
+    program.run("x", backend=sgl.Mock(), trace=trace)
+    request = next(span for span in trace.spans if span.kind == "request")
+    request.data["finish"] = "\ud800, stop"
+    sent = written(trace, "otlp-json")
+    assert '[{"stringValue":"?"},{"stringValue":"stop"}]' in sent
+    assert "\\ud800" not in sent
+
+
 def test_a_script_may_leave_its_folder_and_exit_with_anything(tmp_path: Path) -> None:
     (tmp_path / "away.py").write_text("import os, sys\nos.chdir('/')\nsys.exit(['bad'])\n")
     done = command("-o", "out.html", "away.py", cwd=tmp_path)

@@ -119,6 +119,8 @@ def plan(
 ) -> Plan:
     """See ``SglFunction.plan``."""
     costs = Prices.of(prices)
+    if not isinstance(lengths, Mapping):
+        raise ValueError(f"lengths is {lengths!r:.60}; give a dict of tokens by name")
     for name, length in [*lengths.items(), ("media_tokens", media_tokens or 0)]:
         if isinstance(length, bool) or not isinstance(length, int) or length < 0:
             raise ValueError(f"the length of {name} is {length!r}; give tokens, at least 0")
@@ -162,7 +164,7 @@ def _asked(
         prefix = batch._ahead(text)
         body = backend.request(Commit(prefix))
         found += [ahead(prefix, body)] if body else []
-    given = [answers] * len(items) if isinstance(answers, Mapping) else list(answers)
+    given = list(answers) if isinstance(answers, Sequence) else [answers] * len(items)
     if len(given) != len(items):
         raise ValueError(f"there are answers for {len(given)} items and {len(items)} items")
     used: set[str] = set()

@@ -30,6 +30,8 @@ class Prices:
         """Raises ValueError, naming it, for what is no price."""
         if prices is None:
             return cls()
+        if not isinstance(prices, Mapping):
+            raise ValueError(f"prices is {prices!r:.60}; give a dict of dollars by name")
         for name, value in prices.items():
             if name not in NAMES:
                 raise ValueError(f"prices has {name!r}; give some of {', '.join(NAMES)}")

@@ -85,7 +85,7 @@ class Reader:
 
     def knows(self, text: str) -> bool:
         """Whether nothing of a text is unknown."""
-        return not any(self._unknowns.of(piece) for piece in text)
+        return not self._plain.search(text)
 
     def conversation(self, messages: Sequence[tuple[str, Any]]) -> Units:
         """Of a chat's turns, each a role and a text or a list of content parts."""

@@ -75,7 +75,7 @@ class PlanScript(Script):
             self._used[name] += 1
             length = min(length, self._lengths[name])
         key = _key(call.prompt, call.params, number, len(self._asked))
-        return self._unknowns.character(key, name or "gen", length) if length else ""
+        return self._unknowns.pair(key, name or "gen", length) if length else ""
 
 
 def _key(prompt: Prompt, params: GenParams, number: int, place: int) -> Hashable:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from sglang.plan.cache import Cache, Node, Units
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 UNITS = 24  # of an edge, whose text is kept
 CHARACTERS = 48  # of its text, that are printed
 WIDE, DEEP = 4, 8  # branches of a node that are printed, and levels
+ROOT = -1  # the place of what the first branches hang on
 
 
 class Branch(NamedTuple):
@@ -29,45 +30,51 @@ class Branch(NamedTuple):
 
 def tree_of(cache: Cache, reader: Reader, tokens: Tokens) -> tuple[Branch, ...]:
     """The edges that are part of prompts, those of one path and the same prompts as one."""
-    edges: list[Units] = []
-    found = [_cut(node, edges) for root in cache.roots.values() for node in _read(root)]
-    stretches = [reader.text(edge) for edge in edges]
+    cuts = _cuts(cache)
+    stretches = [reader.text(cut.edge) for cut in cuts]
     rows = [part for parts in stretches for part in parts if not isinstance(part, str)]
     texts = iter(tokens.decode(rows))
     said = ["".join(p if isinstance(p, str) else next(texts) for p in ps) for ps in stretches]
-    return tuple(_named(branch, said) for branch in found)
+    below: list[list[Branch]] = [[] for _ in range(len(cuts) + 1)]  # by place, ROOT last
+    for place, cut in reversed(list(enumerate(cuts))):
+        text = said[place].rstrip("\ufffd")
+        branch = Branch(text, cut.tokens, cut.requests, tuple(below[place]))
+        below[cut.above].append(branch)
+    return tuple(below[ROOT])
 
 
 class _Cut(NamedTuple):
-    """A branch whose text is not known yet, but by the number of its beginning."""
+    """A branch whose text is not known yet, but by its beginning; ``above``: the place of the one
+    that it hangs on."""
 
-    place: int
+    above: int
+    edge: Units
     tokens: int
     requests: int
-    children: list[_Cut]
 
 
 def _read(node: Node) -> list[Node]:
     return [child for child in node.children.values() if child.requests]
 
 
-def _cut(node: Node, edges: list[Units]) -> _Cut:
-    edge, length = node.edge[:UNITS], len(node.edge)
-    children = _read(node)
-    while len(children) == 1 and children[0].requests == node.requests:
-        (node,) = children
-        length += len(node.edge)
-        if len(edge) < UNITS:
-            edge += node.edge[: UNITS - len(edge)]
+def _cuts(cache: Cache) -> list[_Cut]:
+    """Each before what hangs on it, the last of those side by side first. No recursion: a
+    conversation is a level deeper with each turn."""
+    found: list[_Cut] = []
+    todo = [(ROOT, node) for root in cache.roots.values() for node in _read(root)]
+    while todo:
+        above, node = todo.pop()
+        edge, length = node.edge[:UNITS], len(node.edge)
         children = _read(node)
-    place = len(edges)
-    edges.append(edge)
-    return _Cut(place, length, node.requests, [_cut(child, edges) for child in children])
-
-
-def _named(cut: _Cut, texts: Sequence[str]) -> Branch:
-    children = tuple(_named(child, texts) for child in cut.children)
-    return Branch(texts[cut.place].rstrip("\ufffd"), cut.tokens, cut.requests, children)
+        while len(children) == 1 and children[0].requests == node.requests:
+            (node,) = children
+            length += len(node.edge)
+            if len(edge) < UNITS:
+                edge += node.edge[: UNITS - len(edge)]
+            children = _read(node)
+        todo += [(len(found), child) for child in children]
+        found.append(_Cut(above, edge, length, node.requests))
+    return found
 
 
 # Printing
@@ -107,13 +114,19 @@ def _lines(branches: Sequence[Branch], depth: int) -> Iterator[str]:
         yield f"{branch.requests:>8,}  {branch.tokens:>7,}{indent}{text}"
         yield from _lines(branch.children, depth + 1)
     if rest:
-        requests, tokens = sum(one.requests for one in rest), sum(map(_total, rest))
-        yield f"{requests:>8,}  {tokens:>7,}{indent}in {len(rest):,} more"
+        requests = sum(one.requests for one in rest)
+        yield f"{requests:>8,}  {_total(rest):>7,}{indent}in {len(rest):,} more"
 
 
 def _brief(text: str) -> str:
     return text if len(text) <= CHARACTERS else text[: CHARACTERS - 3] + "..."
 
 
-def _total(branch: Branch) -> int:
-    return branch.tokens + sum(map(_total, branch.children))
+def _total(branches: Iterable[Branch]) -> int:
+    """Tokens of these and of all below."""
+    total, todo = 0, list(branches)
+    while todo:
+        branch = todo.pop()
+        total += branch.tokens
+        todo += branch.children
+    return total

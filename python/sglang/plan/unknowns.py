@@ -1,4 +1,4 @@
-"""Unknowns: characters that stand in texts for what nobody knows yet, and their units."""
+"""Unknowns: pairs of characters that stand in texts for what nobody knows yet, and their units."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 from sglang.plan.cache import Units, units
 
-FIRST = 0xF0000  # two planes of private characters, which no text has of its own
+MARK = "\ufdd0"  # a noncharacter, for use inside programs: no text has one of its own
+FIRST = 0xF0000  # what follows it: two planes of private characters; alone they are a text's own
 LAST = 0x10FFFD
 _SKIPPED = range(0xFFFFE, 0x100000)  # no characters
-STANDS = "[\U000f0000-\U000ffffd\U00100000-\U0010fffd]"  # any of them
+STANDS = f"{MARK}[\U000f0000-\U000ffffd\U00100000-\U0010fffd]"  # any of them
 BASE = 1 << 40  # above every token id
 ROOM = 1 << 21  # units of one unknown text
 
@@ -29,7 +30,7 @@ class Unknowns:
     def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {}
         self._labels: list[str] = []
-        self._characters: dict[Unknown, str] = {}
+        self._pairs: dict[Unknown, str] = {}
         self._texts: dict[str, Unknown] = {}
 
     def number(self, key: Hashable, label: str) -> int:
@@ -39,24 +40,24 @@ class Unknowns:
             self._labels.append(label)
         return number
 
-    def character(self, key: Hashable, label: str, length: int) -> str:
-        """A text of one character that stands for ``length`` tokens."""
+    def pair(self, key: Hashable, label: str, length: int) -> str:
+        """A text of two characters that stands for ``length`` tokens."""
         unknown = Unknown(label, self.number(key, label), length)
-        if unknown not in self._characters:
-            place = FIRST + len(self._characters)
+        if unknown not in self._pairs:
+            place = FIRST + len(self._pairs)
             place += len(_SKIPPED) if place >= _SKIPPED.start else 0
             if place > LAST:
                 raise ValueError(
-                    f"the batch has more than {len(self._characters)} generations; plan a part of "
-                    "its items"
+                    f"the batch has more than {len(self._pairs)} generations; plan a part of its "
+                    "items"
                 )
-            self._characters[unknown] = chr(place)
-            self._texts[chr(place)] = unknown
-        return self._characters[unknown]
+            self._pairs[unknown] = MARK + chr(place)
+            self._texts[MARK + chr(place)] = unknown
+        return self._pairs[unknown]
 
-    def of(self, character: str) -> Unknown | None:
-        """What a character stands for."""
-        return self._texts.get(character)
+    def of(self, text: str) -> Unknown | None:
+        """What a text stands for."""
+        return self._texts.get(text)
 
     def label(self, unit: int) -> str | None:
         """Of a unit; None for one that is a token's id."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import isfinite
-from typing import Any
+from typing import Any, TypeGuard
 
 from sglang.backend.base import Completion
 from sglang.choices import Decision
@@ -15,6 +14,7 @@ COUNTS = {
     "drafted_tokens": "drafted_tokens", "accepted_tokens": "accepted_tokens",
     "forward_passes": "forward_passes",
 }  # fmt: skip
+MOST = 10**12  # no request has as many tokens, or takes as many seconds
 
 
 def facts_of(
@@ -60,7 +60,7 @@ def metas_of(answer: Any) -> Sequence[Mapping[str, Any]]:
 def _counts(metas: Sequence[Mapping[str, Any]], name: str) -> list[int]:
     """What is none is left out: a service may answer anything, and the run goes on."""
     values = [meta.get(name) for meta in metas]
-    return [int(value) for value in values if isinstance(value, (int, float)) and isfinite(value)]
+    return [int(value) for value in values if _is_amount(value)]
 
 
 def _reason(meta: Mapping[str, Any]) -> str:
@@ -96,5 +96,8 @@ def _placed(spans: Sequence[Mapping[str, Any]], begin: float, end: float) -> dic
 
 def _seconds(value: Any) -> float:
     """0 of what is no time."""
-    known = isinstance(value, (int, float)) and isfinite(value)
-    return max(float(value), 0.0) if known else 0.0
+    return float(value) if _is_amount(value) else 0.0
+
+
+def _is_amount(value: Any) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < MOST

@@ -91,6 +91,8 @@ def otel_spans(trace: Trace) -> Iterator[OtelSpan]:
 
 def _sendable(value: Any) -> Any:
     """Without lone surrogates, which UTF-8 does not have."""
+    if isinstance(value, list):
+        return [_sendable(item) for item in value]
     return value.encode(errors="replace").decode() if isinstance(value, str) else value
 
 

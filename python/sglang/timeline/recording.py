@@ -117,7 +117,9 @@ class Track:
         """The lane of a program that this one has called, on a state of its own."""
         now = self.recording.now()
         lane = Lane(self._number(), self.lane.group, self.lane.number, asked=now, begin=now)
-        return Track(self.recording, lane)
+        track = Track(self.recording, lane)
+        track.show()  # it may ask for nothing itself, and have forks that do
+        return track
 
     def start(self) -> None:
         """The parent has got to the fork."""
@@ -229,11 +231,12 @@ def _described(call: Call) -> dict[str, Any]:
         found["params"] = {"options": _repr.repr(list(call.options))}
     elif not isinstance(call, Commit):
         found["params"] = {name: _repr.repr(v) for name, v in chosen(call.params).items()}
-        # For the exports, under the names of the parameters.
+        # For the exports, under the names of the parameters: what JSON and 64 bits can hold.
         found["sampling"] = {
             name: value
             for name in ("max_new_tokens", "temperature", "top_p", "seed", "n")
             if isinstance(value := getattr(call.params, name), (int, float))
+            and -(2**63) <= value < 2**63
         }
     return found
 
@@ -273,7 +276,7 @@ def write(trace: Trace, path: str, error: BaseException | None) -> None:
     """Save it. After ``error``, which counts more, what goes wrong is a warning."""
     try:
         trace.save(path)
-    except OSError as problem:
+    except Exception as problem:
         if error is None:
             raise
-        warnings.warn(f"the trace was not written: {problem}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"the trace was not written: {told(problem)}", RuntimeWarning, stacklevel=2)

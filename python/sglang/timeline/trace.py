@@ -221,7 +221,9 @@ class Trace:
 
 
 def checked_prices(prices: Mapping[str, float] | None) -> dict[str, float]:
-    """Raises ValueError for a price of something else, or below zero."""
+    """Raises ValueError for what is no mapping, a price of something else, or below zero."""
+    if prices is not None and not isinstance(prices, Mapping):
+        raise ValueError(f"prices is {prices!r:.60}; give a dict of dollars by name")
     found = dict(prices or {})
     for name, value in found.items():
         if name not in PRICES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,6 +30,8 @@ DATA = {
     "params": "dict[str, Any]", "sampling": "dict[str, Any]",
 }  # fmt: skip
 OUTPUT = {"name": "str", "text": "str", "chars": "int", "reused": "bool"}
+SOURCE = re.compile(r"(.*:[0-9]{1,9})?", re.DOTALL)  # a file's name may have any character
+TRACE_ID = re.compile("[0-9a-f]{32}")
 
 
 def part(kind: type[Part], item: Any) -> Part:
@@ -42,6 +45,8 @@ def part(kind: type[Part], item: Any) -> Part:
 def verify(trace: Trace) -> None:
     """Raises ValueError where a number leads nowhere, or a span is none."""
     _number(trace.started)
+    if not TRACE_ID.fullmatch(trace.trace_id):
+        raise ValueError(f"the trace is damaged: trace_id is {trace.trace_id!r:.60}")
     groups, lanes = _numbers(trace.groups), _numbers(trace.lanes)
     spans = _numbers(trace.spans)
     nodes = {span.number for span in trace.spans if span.kind in NODES}
@@ -60,6 +65,8 @@ def verify(trace: Trace) -> None:
     for span in trace.spans:
         if span.kind not in KINDS:
             raise ValueError(f"the trace is damaged: {span.kind!r:.60} is no kind of span")
+        if not SOURCE.fullmatch(span.source):
+            raise ValueError(f"the trace is damaged: source is {span.source!r:.60}")
         _data(span.data)
 
 

@@ -69,7 +69,7 @@ def cost(data: Mapping[str, Any], prices: Mapping[str, float]) -> float:
     """Dollars. Cached tokens cost what others do where no price of their own is given."""
     prompt, cached = data.get("prompt_tokens", 0), data.get("cached_tokens", 0)
     of_input = prices.get("input", 0.0)
-    dollars = (prompt - cached) * of_input + cached * prices.get("cached", of_input)
+    dollars = max(prompt - cached, 0) * of_input + cached * prices.get("cached", of_input)
     dollars += data.get("completion_tokens", 0) * prices.get("output", 0.0)
     return float(dollars) / 1e6
 
