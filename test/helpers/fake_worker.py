@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterable
+from itertools import accumulate
+from operator import mul
 
 from srt.core.batch import NONE_ALLOWED, Batch, Drawn, Row, RowOutput, Sample, StepResult
 from srt.core.matcher import GrammarError
@@ -22,14 +24,19 @@ class Corrupt(BaseException):
     take for a failed pass."""
 
 
+# A polynomial hash: value = value * 31 + token + 7, from 17 on.
+MODULUS, LONGEST = 1_000_003, 1 << 13
+_POWERS = [pow(31, LONGEST - 1 - i, MODULUS) for i in range(LONGEST)]
+_STARTS = list(accumulate(range(LONGEST), lambda value, _: (value * 31 + 7) % MODULUS, initial=17))
+
+
 def next_token(tokens: list[int]) -> int:
     """The 'model': a function of the whole sequence; or of its last token, where it echoes."""
     if tokens and tokens[0] >= ECHO:
         return (tokens[-1] + 1) % 7
-    value = 17
-    for token in tokens:
-        value = (value * 31 + token + 7) % 1_000_003
-    return value % VOCAB
+    count = len(tokens)
+    total = sum(map(mul, tokens, _POWERS[LONGEST - count :]))
+    return (_STARTS[count] + total) % MODULUS % VOCAB
 
 
 def draw(
@@ -141,7 +148,9 @@ class FakeWorker:
 
     def _output(self, row: Row, written: set[int]) -> RowOutput:
         end = row.start + len(row.tokens)
-        slots = [self._slot(row, position) for position in range(end)]
+        size = self.page_size
+        pages = row.pages[: -(-end // size)]
+        slots = [page * size + place for page in pages for place in range(size)][:end]
         held = [self.kv.get(slot, (-1, -1)) for slot in slots]
         seen = [token for token, _ in held]
         if [where for _, where in held] != list(range(end)):
