@@ -115,7 +115,6 @@ def forks_by_hand(count: int) -> Bodies:
     text = ""
     for number in range(count):
         text += f"\nround {number}\n"
-        yield [{"text": text, "sampling_params": COMMIT}]
         replies = yield [
             {"text": f"{text}{branch}: ", "sampling_params": SAMPLING} for branch in range(BRANCHES)
         ]

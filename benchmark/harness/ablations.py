@@ -55,7 +55,7 @@ _ALL = (
     Ablation("fcfs", "FCFS schedule", {"schedule_policy": "fcfs"}),
     Ablation("random", "Random schedule", {"schedule_policy": "random"}),
     Ablation("no frontend parallelism", "No frontend parallelism", parallel=False),
-    Ablation("no frontend hint", "No frontend hint", hook=without_hints),
+    Ablation("no frontend hint", "No prefix sent ahead", hook=without_hints),
     Ablation(
         "no jump-forward", "No jump-forward", {"disable_jump_forward": True}, constrained=True
     ),

@@ -17,6 +17,14 @@ def numbered(texts: Sequence[T], count: int, seed: int) -> list[tuple[str, T]]:
     order = draw.sample(range(len(texts)), len(texts))
     numbers = draw.sample(range(10_000, 100_000), count)
     return [
-        (f"No. {number}. ", texts[order[place % len(order)]])
-        for place, number in enumerate(numbers)
+        (_label(number), texts[order[place % len(order)]]) for place, number in enumerate(numbers)
     ]
+
+
+def unlike(draw: random.Random) -> str:
+    """The same before what all items of a seed begin with, so that another seed's do not."""
+    return _label(draw.randrange(10_000, 100_000))
+
+
+def _label(number: int) -> str:
+    return f"No. {number}. "

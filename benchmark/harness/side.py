@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import httpx
 from sglang.backend.base import Backend
@@ -18,6 +18,7 @@ from benchmark.harness.server import Server
 from benchmark.peers.child import Child
 
 BACKENDS = ("sglang", "openai-url", "guidance", "transformers")
+E = TypeVar("E", bound=Exception)
 RUN_SECONDS = 1800.0
 FLUSH_SECONDS = 10.0  # for what is still computed ahead
 
@@ -87,20 +88,8 @@ class Ours(_Served):
 
     def flush(self) -> None:
         """Raises BackendError where it is busy for long: what is kept would count as speed."""
-        until = time.monotonic() + FLUSH_SECONDS
         with suppress(Unsupported):
-            while not self._flushed(last=time.monotonic() > until):
-                time.sleep(0.05)
-
-    def _flushed(self, last: bool) -> bool:
-        """False where requests are running; then, if this is the ``last`` try, it raises."""
-        try:
-            self._backend.flush_cache()
-        except BackendError as error:
-            if error.status != httpx.codes.BAD_REQUEST or last:
-                raise
-            return False
-        return True
+            _until_idle(self._backend.flush_cache, BackendError, lambda error: error.status)
 
     def close(self) -> None:
         self._backend.shutdown()
@@ -132,8 +121,27 @@ class Plain(_Served):
         )  # fmt: skip
 
     def flush(self) -> None:
+        """Raises httpx.HTTPError as ``Ours`` does BackendError."""
         if self._flush_path:
-            httpx.post(self._url + self._flush_path, timeout=60).raise_for_status()
+            _until_idle(self._ask_to_flush, httpx.HTTPStatusError, lambda e: e.response.status_code)
+
+    def _ask_to_flush(self) -> None:
+        httpx.post(self._url + self._flush_path, timeout=60).raise_for_status()
+
+
+def _until_idle(
+    flush: Callable[[], object], failure: type[E], status: Callable[[E], int | None]
+) -> None:
+    """``flush``, again where requests are still running, which is a bad request."""
+    until = time.monotonic() + FLUSH_SECONDS
+    while True:
+        try:
+            flush()
+            return
+        except failure as error:
+            if status(error) != httpx.codes.BAD_REQUEST or time.monotonic() > until:
+                raise
+        time.sleep(0.05)
 
 
 class Hosted:

@@ -76,7 +76,8 @@ def record(
 @dataclass
 class Race:
     """Runs of a claim in a mode. ``sides`` are those that have not failed; ``each``: seconds an
-    item, as last seen; ``least``: items of one whose time is cut."""
+    item, as last seen; ``least``: items of one whose time is cut; ``once``: who is too slow for
+    more than round 0."""
 
     claim: Claim
     mode: str
@@ -85,6 +86,7 @@ class Race:
     sides: list[Side]
     each: dict[str, float] = field(default_factory=dict)
     least: int = LEAST
+    once: set[str] = field(default_factory=set)
 
     def round(self, number: int, items: list[Item]) -> None:
         first: Outcome | None = None  # of round 0: the others' answers are held against it
@@ -92,9 +94,13 @@ class Race:
         at = number % max(1, len(self.sides))
         order = self.sides[at:] + self.sides[:at]
         # Settled before anybody runs, by what all did with as many items: each is quicker, item by
-        # item, with more of them.
-        turns = [(s, items[: self.most(s)]) for s in order if not (number and self.slow(s))]
+        # item, with more of them. And once for all rounds, which would else be chosen by outcome.
+        if number == 0:
+            self.once = {side.name for side in self.sides if self.slow(side)}
+        turns = [(side, items[: self.most(side)]) for side in order]
         for side, chosen in turns:
+            if number and side.name in self.once:
+                continue
             outcome = self.ask(side, chosen)
             if outcome is None:
                 continue

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import random
-
 from benchmark.harness.claim import Claim, Item, Scale
 from benchmark.harness.conversation import plain, program
 from benchmark.harness.data import records
+from benchmark.harness.numbered import numbered
 
 LIMIT = {False: 24, True: 128}
 
 
 def items(scale: Scale, seed: int) -> list[Item]:
-    """Beyond 80 items the questions begin again."""
     questions = [record["turns"] for record in records("mt_bench.jsonl")]
-    random.Random(seed).shuffle(questions)
     return [
-        {"turns": turns, "limits": [LIMIT[scale.long]] * len(turns)}
-        for turns in (questions[number % len(questions)] for number in range(scale.items))
+        {"turns": [label + first, *more], "limits": [LIMIT[scale.long]] * (1 + len(more))}
+        for label, (first, *more) in numbered(questions, scale.items, seed)
     ]
 
 

@@ -4,13 +4,14 @@ all at once, then an answer that reads all of them."""
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Sequence
 
 import sglang as sgl
 
 from benchmark.harness.claim import Api, Claim, Item, Scale
 from benchmark.harness.gsm8k import number, problems
-from benchmark.harness.numbered import numbered
+from benchmark.harness.numbered import numbered, unlike
 
 HINTS = (
     "Let us go step by step.",
@@ -26,7 +27,7 @@ EXAMPLES = 8  # at the end of the file; the others are asked
 def items(scale: Scale, seed: int) -> list[Item]:
     found = problems()
     asked, solved = found[:-EXAMPLES], found[-EXAMPLES:]
-    examples = _solved(solved if scale.long else solved[:2])
+    examples = unlike(random.Random(seed)) + _solved(solved if scale.long else solved[:2])
     tokens = 96 if scale.long else 16
     return [
         {"examples": examples, "question": label + question, "tokens": tokens, "gold": value}

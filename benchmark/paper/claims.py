@@ -21,6 +21,12 @@ TEXT = tuple(name for name in NAMES if name not in APART)
 PARALLEL = ("line_retrieval", "multi_document_qa")
 """Encoded in parallel, which plain client code cannot ask for: another computation."""
 
+PROMISED = (
+    "few_shot", "hellaswag", "react", "tree_of_thought", "llm_judge", "json_regex", "json_schema",
+    "multi_turn_short", "multi_turn_long",
+)  # fmt: skip
+"""Those with a ``speedup`` to be held to."""
+
 ABLATED = (
     "few_shot", "react", "generative_agents", "tree_of_thought", "skeleton_of_thought",
     "llm_judge", "multi_turn_short", "json_regex",

@@ -42,10 +42,17 @@ def parts(desk: Desk, only: Sequence[str], works: Mapping[str, Work]) -> list[Pa
         if not of and (kind in kinds or not names):
             found.append(Part(kind, weight, partial(work, desk)))
         found += [
-            Part(f"{kind} {name}", weight, partial(_on, desk, work, name))
+            Part(f"{kind} {name}", weight * _share(kind, name), partial(_on, desk, work, name))
             for name in of if name in (names or of)
         ]  # fmt: skip
     return found
+
+
+def _share(kind: str, name: str) -> float:
+    """What a target is measured by gets more of the time, and the others less."""
+    if kind != "speed":
+        return 1.0
+    return 1.5 if name in claims.PROMISED else 0.5
 
 
 def _on(desk: Desk, work: Callable[[Desk, Claim, float], None], name: str, until: float) -> None:

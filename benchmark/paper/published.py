@@ -12,6 +12,3 @@ INPUT_TOKENS = 3.0  # times fewer, about, with API speculation (section 6.2)
 JUMP = 1.6  # times, by the compressed finite state machine (section 6.3)
 COMPILE = 2.4  # times, by preprocessing it once a batch (section 6.3)
 OVERHEAD = 0.003  # of the time, at most: 0.2 of 74.3 seconds (section 6.3)
-ABLATED = ("No Cache", "No Tree-Structure", "FCFS Schedule", "Random Schedule",
-           "No Frontend Parallelism", "No Frontend Hint")  # fmt: skip
-"""The bars of Fig. 8(c) beside full optimizations; the text tells no numbers."""

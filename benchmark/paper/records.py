@@ -35,7 +35,7 @@ class Log:
 def read(path: Path) -> list[Record]:
     """Raises OSError where there is no such file. A last line cut short is left out."""
     found = []
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_text(encoding="utf-8").split("\n")  # U+2028 ends none
     for number, line in enumerate(lines):
         try:
             found.append(json.loads(line))

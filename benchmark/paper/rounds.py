@@ -23,7 +23,7 @@ class _Paced(Race):
     """``seconds`` are for the slow alone: the others' rounds are sized so that all fit."""
 
     def most(self, side: Side) -> int:
-        return super().most(side) if self.slow(side) else sys.maxsize
+        return super().most(side) if side.name in self.once else sys.maxsize
 
 
 class Rounds:

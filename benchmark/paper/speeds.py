@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from benchmark.paper import published
 from benchmark.paper.figures import NO_CACHE_PEERS, OURS, Figures
-from benchmark.paper.plan import Record
 from benchmark.peers.figures import Middle
 from benchmark.peers.page import table
 
@@ -64,16 +63,15 @@ def _fewer(figures: Figures, kind: str, claim: str, mode: str, side: str) -> str
 
 
 def _longer(figures: Figures, kind: str, claim: str, mode: str, side: str) -> str:
-    """How long its texts are beside ours, where they are not alike: it then did other work."""
-    ours, found = (_written(figures.runs(kind, claim, mode, who)) for who in (OURS, side))
-    if not ours or not found or abs(found / ours - 1) <= ALIKE:
+    """How long its texts of the same items are beside ours, where they are not alike: it then did
+    other work."""
+    ours, found = (figures.runs(kind, claim, mode, who) for who in (OURS, side))
+    if not ours or not found or ours["items"] != found["items"]:
         return ""
-    return f", {found / ours:.2g}x the tokens"
-
-
-def _written(runs: Record | None) -> float:
-    """Generated tokens an item in the first of its runs; 0 where that is not known."""
-    return (runs["completion_tokens"] or 0) / runs["items"] if runs else 0.0
+    mine, theirs = (runs["completion_tokens"] or 0 for runs in (ours, found))
+    if not mine or not theirs or abs(theirs / mine - 1) <= ALIKE:
+        return ""
+    return f", {theirs / mine:.2g}x the tokens"
 
 
 def title(figures: Figures, claim: str) -> str:
@@ -104,12 +102,14 @@ def _held(figures: Figures, kind: str, claim: str, wanted: float) -> list[str]:
     if best is None:
         return ["not measured", "-", "-"]
     peer, gain = best
-    where = peer + _fewer(figures, kind, claim, "throughput", peer)
-    return [f"{times(gain)}x", where, _verdict(gain.value >= wanted)]
+    fewer = _fewer(figures, kind, claim, "throughput", peer)
+    return [f"{times(gain)}x", peer + fewer, _verdict(gain.value >= wanted, fewer)]
 
 
-def _verdict(reached: bool) -> str:
-    return "reached" if reached else "**missed**"
+def _verdict(reached: bool, fewer: str = "") -> str:
+    """``fewer``: it had fewer items than ours to batch and to share."""
+    word = "reached" if reached else "**missed**"
+    return f"{word}, by fewer items" if fewer else word
 
 
 def _most(figures: Figures) -> list[str]:
@@ -126,7 +126,6 @@ def _most(figures: Figures) -> list[str]:
         return [what, "not measured", "-", "-"]
     claim, (peer, gain) = max(found, key=lambda pair: pair[1][1].value)
     where = f"{peer}, {title(figures, claim)}"
-    where += _fewer(figures, SPEED, claim, "throughput", peer)
     return [what, f"{times(gain)}x", where, _verdict(gain.value >= published.THROUGHPUT)]
 
 
@@ -137,26 +136,32 @@ def _soonest(figures: Figures) -> list[str]:
         (claim, best)
         for claim in figures.claims(SPEED, "latency")
         if (best := figures.best_peer(SPEED, claim, "latency", NO_CACHE_PEERS))
+        and not _fewer(figures, SPEED, claim, "latency", best[0])
     ]
     if not found:
         return [what, "not measured", "-", "-"]
     claim, (peer, gain) = max(found, key=lambda pair: pair[1][1].value)
-    where = f"{peer}, {title(figures, claim)}" + _fewer(figures, SPEED, claim, "latency", peer)
+    where = f"{peer}, {title(figures, claim)}"
     return [what, f"{times(gain)}x", where, _verdict(gain.value >= published.LATENCY)]
 
 
 def _hits(figures: Figures) -> list[str]:
     what = f"Hit rate at least {100 * published.OF_OPTIMAL:.0f} % of the optimal, on average"
-    mean = mean_of_optimal(figures)
+    mean, less = mean_of_optimal(figures), mean_of_optimal(figures, plenty=False)
     if mean is None:
         return [what, "not measured", "-", "-"]
     told = f"{100 * mean:.1f} %"
-    return [what, told, "-", _verdict(mean >= published.OF_OPTIMAL)]
+    if less is not None:
+        told += f"; {100 * less:.1f} % with half the memory"
+    least = mean if less is None else min(mean, less)
+    return [what, told, "-", _verdict(least >= published.OF_OPTIMAL)]
 
 
-def mean_of_optimal(figures: Figures) -> float | None:
-    """Achieved over optimal hit rate, the mean over the claims that have any reuse."""
-    shares = [record["share"] for record in figures.enough() if record["optimal"]]
+def mean_of_optimal(figures: Figures, plenty: bool = True) -> float | None:
+    """Achieved over optimal hit rate, the mean over the claims that have any reuse: with memory
+    for everything, or with less."""
+    shares = [record["share"] for record in figures.of("hits")
+              if record["optimal"] and (record["share of memory"] >= 1) == plenty]  # fmt: skip
     return sum(shares) / len(shares) if shares else None
 
 

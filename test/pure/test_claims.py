@@ -8,6 +8,7 @@ import json
 import random
 import sys
 import threading
+from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -213,6 +214,8 @@ def both(name: str, scale: Scale) -> tuple[Side, list[Any], Client, list[Any]]:
 
 def test_the_report_has_every_claim() -> None:
     assert sorted(claims.NAMES) == NAMES
+    promised = {name for name in NAMES if claim_of(name).speedup is not None}
+    assert promised == set(claims.PROMISED)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -253,6 +256,32 @@ def test_items_are_plain_data_and_a_function_of_scale_and_seed(name: str) -> Non
         assert claim.items(scale, 1) != items
     many = [json.dumps(item, sort_keys=True) for item in claim.items(Scale(64, True), 0)]
     assert len(set(many)) > 60, "items that come again are answered by the cache"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_other_seeds_share_next_to_nothing(name: str) -> None:
+    """Not everybody can be told to forget the round before. 120 letters are some 30 tokens."""
+    claim, scale = claim_of(name), Scale(8, True)
+    first, second = (asked_by_client(claim, claim.items(scale, seed)) for seed in (0, 1000))
+    shared = 0
+    for prompt in second:
+        at = bisect(first, prompt)
+        near = first[max(0, at - 1) : at + 1]  # of sorted texts the neighbours begin most alike
+        shared += max(alike(prompt, other) for other in near)
+    assert shared < max(0.15 * sum(map(len, second)), 120 * len(second))
+
+
+def alike(one: str, other: str) -> int:
+    """Letters that they have in common at their beginnings."""
+    return next(
+        (at for at, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other))
+    )
+
+
+def asked_by_client(claim: Claim, items: Sequence[Item]) -> list[str]:
+    client = Client()
+    asyncio.run(rounds_of(claim, client, items))
+    return sorted({request.prompt for request in client.asked})
 
 
 @pytest.mark.parametrize("name", NAMES)

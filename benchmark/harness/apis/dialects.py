@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmark.harness.apis import gbnf
@@ -17,8 +17,9 @@ class Dialect:
     for several greedy texts.
 
     ``forced`` gives those that leave one text to be written, on a server that does not tell the
-    log-probabilities of a prompt's own tokens, and ``drawn`` finds those of the written tokens in
-    ``choice.logprobs``, an end token left out.
+    log-probabilities of a prompt's own tokens, or not without computing all of it; and ``drawn``
+    finds those of the written tokens in ``choice.logprobs``, an end token left out. ``shared``:
+    requests side by side find what an earlier one has computed.
     """
 
     regex: Callable[[str], Body]
@@ -26,6 +27,12 @@ class Dialect:
     forced: Callable[[str], Body] | None = None
     drawn: Callable[[Any], list[float]] = lambda report: []
     several: bool = True
+    shared: bool = False
+
+
+def _vllm_drawn(report: Any) -> list[float]:
+    """An end token has no text."""
+    return [value for token, value in zip(report.tokens, report.token_logprobs) if token]
 
 
 def _llama_drawn(report: Any) -> list[float]:
@@ -33,15 +40,23 @@ def _llama_drawn(report: Any) -> list[float]:
     return [token["logprob"] for token in report.content if token["bytes"]]
 
 
+_VLLM = Dialect(
+    regex=lambda pattern: {"structured_outputs": {"regex": pattern}},
+    schema=lambda schema: {"structured_outputs": {"json": dict(schema)}},
+    several=False,
+)
 DIALECTS = {
     "sglang": Dialect(
         regex=lambda pattern: {"regex": pattern},
         schema=lambda schema: {"json_schema": dict(schema)},
     ),
-    "vllm": Dialect(
-        regex=lambda pattern: {"structured_outputs": {"regex": pattern}},
-        schema=lambda schema: {"structured_outputs": {"json": dict(schema)}},
-        several=False,
+    "vllm": _VLLM,
+    # An echo's log-probabilities are computed past the prefix cache.
+    "vllm with prefix cache": replace(
+        _VLLM,
+        forced=lambda text: {"structured_outputs": {"choice": [text]}},
+        drawn=_vllm_drawn,
+        shared=True,
     ),
     "llama.cpp": Dialect(
         regex=lambda pattern: {"grammar": gbnf.of_regex(pattern)},

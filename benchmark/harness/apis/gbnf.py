@@ -18,6 +18,9 @@ _CATEGORIES = {
     codes.CATEGORY_SPACE: r"\x20\t\n\r",
 }  # fmt: skip
 
+# What a repetition can follow. A group around it would be a rule more for every time.
+_WHOLE = (codes.LITERAL, codes.NOT_LITERAL, codes.ANY, codes.IN, codes.SUBPATTERN, codes.BRANCH)
+
 
 def of_regex(pattern: str) -> str:
     """The grammar of texts that match all of ``pattern``, whose classes are ASCII's.
@@ -52,7 +55,10 @@ def _part(code: Any, value: Any) -> str:
     if code in (codes.MAX_REPEAT, codes.MIN_REPEAT):
         least, most, inner = value
         bound = "" if most is codes.MAXREPEAT else str(most)
-        return f"({_sequence(inner)}){{{least},{bound}}}"
+        one = _sequence(inner)
+        if len(inner) != 1 or inner[0][0] not in _WHOLE:
+            one = f"({one})"
+        return f"{one}{{{least},{bound}}}"
     raise ValueError(f"a regex with {code} has no grammar in GBNF")
 
 

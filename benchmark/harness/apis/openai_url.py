@@ -64,9 +64,14 @@ class OpenaiUrl:
 
     async def choose(self, prompt: str, options: Sequence[str]) -> int:
         """Every option is scored by a request of its own: side by side where a server computes the
-        whole of each anyway, else one by one, so that the later ones find the first's KV."""
+        whole of each anyway, else one by one, or the others behind the first, so that they find
+        its KV."""
         if self.dialect.forced is None:
             scores = await asyncio.gather(*(self._score(prompt, option) for option in options))
+        elif self.dialect.shared:
+            scores = [await self._forced(prompt, options[0])]
+            rest = (self._forced(prompt, option) for option in options[1:])
+            scores += await asyncio.gather(*rest)
         else:
             scores = [await self._forced(prompt, option) for option in options]
         return max(range(len(options)), key=scores.__getitem__)

@@ -16,8 +16,8 @@ from benchmark.harness.hooks.patch import patched
 
 @contextmanager
 def without_hints(backend: Backend) -> Iterator[None]:
-    """Nothing is computed ahead: neither the text before a fork nor what the items of a batch begin
-    with. What ``select`` asks for its own sake it still asks for."""
+    """What the items of a batch begin with is not computed before them. What ``select`` asks for
+    its own sake it still asks for."""
 
     def commit(prompt: Prompt) -> dict[str, Any]:
         return {}
