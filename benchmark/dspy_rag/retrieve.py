@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Sequence
 from functools import lru_cache
 
 PASSAGES = 3
@@ -34,8 +35,13 @@ class Index:
         return rarity * bag[word] * (SATURATION + 1) / (bag[word] + SATURATION * length)
 
 
+def index(passages: Sequence[str]) -> Index:
+    """That of passages, kept for the next question about them."""
+    return _index(tuple(passages))
+
+
 @lru_cache(maxsize=16)
-def index(passages: tuple[str, ...]) -> Index:
+def _index(passages: tuple[str, ...]) -> Index:
     return Index(passages)
 
 

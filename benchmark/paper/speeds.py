@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmark.paper import published
+from benchmark.paper.claims import PARALLEL
 from benchmark.paper.figures import NO_CACHE_PEERS, OURS, Figures
 from benchmark.peers.figures import Middle
 from benchmark.peers.page import table
@@ -119,14 +120,18 @@ def _most(figures: Figures) -> list[str]:
         (claim, best)
         for claim in figures.claims(SPEED)
         if (best := figures.best_peer(SPEED, claim, among=NO_CACHE_PEERS))
-        # On a few items a peer has less to batch and to share: no fair figure for a headline.
-        and not _fewer(figures, SPEED, claim, "throughput", best[0])
+        and _alike(figures, claim, "throughput", best[0])
     ]
     if not found:
         return [what, "not measured", "-", "-"]
     claim, (peer, gain) = max(found, key=lambda pair: pair[1][1].value)
     where = f"{peer}, {title(figures, claim)}"
     return [what, f"{times(gain)}x", where, _verdict(gain.value >= published.THROUGHPUT)]
+
+
+def _alike(figures: Figures, claim: str, mode: str, peer: str) -> bool:
+    """Whether both did the same: on fewer items a peer has less to batch and to share."""
+    return claim not in PARALLEL and not _fewer(figures, SPEED, claim, mode, peer)
 
 
 def _soonest(figures: Figures) -> list[str]:
@@ -136,7 +141,7 @@ def _soonest(figures: Figures) -> list[str]:
         (claim, best)
         for claim in figures.claims(SPEED, "latency")
         if (best := figures.best_peer(SPEED, claim, "latency", NO_CACHE_PEERS))
-        and not _fewer(figures, SPEED, claim, "latency", best[0])
+        and _alike(figures, claim, "latency", best[0])
     ]
     if not found:
         return [what, "not measured", "-", "-"]
