@@ -70,9 +70,9 @@ class Figures:
             return self.ratio(table, claim, mode, peer, OURS, "latency")
         return self.ratio(table, claim, mode, OURS, peer)
 
-    def enough(self) -> list[Record]:
-        """Hit rates where the cache had memory for everything."""
-        return [record for record in self.of("hits") if record["share of memory"] >= 1]
+    def hits(self, plenty: bool = True) -> list[Record]:
+        """Hit rates where the cache had memory for everything, or where it had less."""
+        return [r for r in self.of("hits") if (r["share of memory"] >= 1) == plenty]
 
     def unfinished(self) -> list[Record]:
         """The last word on every part that was not measured whole."""

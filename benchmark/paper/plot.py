@@ -71,7 +71,7 @@ def _ablations(figures: Figures, path: Path) -> str:
 
 
 def _hits(figures: Figures, path: Path) -> str:
-    found = figures.enough()
+    found = figures.hits()
     series: Values = {
         "achieved": [100 * record["achieved"] for record in found],
         "optimal": [100 * record["optimal"] for record in found],

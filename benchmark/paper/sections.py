@@ -142,10 +142,9 @@ def fsm(figures: Figures) -> str:
 def hits(figures: Figures) -> str:
     """Fig. 13: achieved and optimal hit rates."""
     rows = [["", "prompt tokens", "achieved", "optimal", "of the optimal", "with half the memory"]]
-    for record in figures.enough():
+    for record in figures.hits():
         claim = record["claim"]
-        less = [r["share"] for r in figures.of("hits")
-                if r["claim"] == claim and r["share of memory"] < 1]  # fmt: skip
+        less = [r["share"] for r in figures.hits(plenty=False) if r["claim"] == claim]
         rates = [record["achieved"], record["optimal"], record["share"], *less]
         told = [f"{100 * rate:.1f} %" for rate in rates] + ["-"] * (4 - len(rates))
         rows.append([title(figures, claim), f"{record['prompt']:g}", *told])

@@ -164,8 +164,7 @@ def _hits(figures: Figures) -> list[str]:
 def mean_of_optimal(figures: Figures, plenty: bool = True) -> float | None:
     """Achieved over optimal hit rate, the mean over the claims that have any reuse: with memory
     for everything, or with less."""
-    shares = [record["share"] for record in figures.of("hits")
-              if record["optimal"] and (record["share of memory"] >= 1) == plenty]  # fmt: skip
+    shares = [record["share"] for record in figures.hits(plenty) if record["optimal"]]
     return sum(shares) / len(shares) if shares else None
 
 
