@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import traceback
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import sglang as sgl
 from helpers.counted import reaches
+from helpers.threads import running_threads
 
 pytest.importorskip("torch")
 
@@ -42,7 +42,7 @@ def nothing_is_left(backend: Any, threads: int) -> None:
     stats = backend.get_server_info()["stats"]
     assert stats["waiting"] == stats["contexts"] == 0
     assert stats["aborted"] >= BRANCHES - 1
-    assert reaches(lambda: threading.active_count() <= threads)
+    assert reaches(lambda: running_threads() <= threads)
 
 
 def last_line(error: BaseException) -> str | None:
@@ -57,7 +57,7 @@ def test_the_program_raises(backend: Any) -> None:
         assert reaches(lambda: running(backend) == BRANCHES)
         raise ZeroDivisionError("mine")  # the program's own
 
-    threads = threading.active_count()
+    threads = running_threads()
     with pytest.raises(ZeroDivisionError) as caught:
         program.run(backend=backend)
     assert last_line(caught.value) == 'raise ZeroDivisionError("mine")  # the program\'s own'
@@ -73,7 +73,7 @@ def test_a_branch_is_refused(backend: Any) -> None:
         failing += sgl.gen("y", logit_bias={10**7: 1.0})  # refused
         return failing["y"]
 
-    threads = threading.active_count()
+    threads = running_threads()
     with pytest.raises(sgl.ProgramError, match="logit_bias") as caught:
         program.run(backend=backend)
     assert last_line(caught.value) == 'failing += sgl.gen("y", logit_bias={10**7: 1.0})  # refused'
@@ -103,7 +103,7 @@ def test_an_asynchronous_program_raises_or_is_cancelled(backend: Any) -> None:
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     ready = asyncio.Event()
-    threads = threading.active_count()
+    threads = running_threads()
     asyncio.run(main())
     nothing_is_left(backend, threads)
 
@@ -117,7 +117,7 @@ def test_an_item_of_a_batch_fails(backend: Any) -> None:
         s += f"Once upon a time {number}" + sgl.gen("x", min_tokens=2000, max_tokens=2000)
 
     items = [(number,) for number in range(BRANCHES + 1)]
-    threads = threading.active_count()
+    threads = running_threads()
     with pytest.raises(ZeroDivisionError, match="mine"):
         list(program.run_batch(items, backend=backend, generator_style=True))
     nothing_is_left(backend, threads)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from helpers.threads import running_threads
 from sglang.backend.base import Backend, Completion
 from sglang.cancel import aborted_by
 from sglang.chat import TEMPLATES
@@ -21,7 +22,7 @@ class Counted(Backend):
     Attributes:
         running, peak: calls at the moment, and at most.
         calls, aborted: all calls so far.
-        threads: most threads of the process that were seen.
+        threads: most of the project's threads that were seen.
         commits: texts.
     """
 
@@ -85,7 +86,7 @@ class Counted(Backend):
             self.calls += 1
             self.running += 1
             self.peak = max(self.peak, self.running)
-            self.threads = max(self.threads, threading.active_count())
+            self.threads = max(self.threads, running_threads())
 
     def _ended(self) -> None:
         with self._lock:

@@ -9,6 +9,7 @@ import threading
 import pytest
 import sglang as sgl
 from helpers.counted import Counted, reaches
+from helpers.threads import running_threads
 
 
 @sgl.function
@@ -55,18 +56,18 @@ def test_the_same_in_a_loop(program) -> None:
 
 @pytest.mark.parametrize("program", [tree, plain])
 def test_a_thousand_forks_hold_no_threads(program) -> None:
-    backend, before = Counted(together=1000), threading.active_count()
+    backend, before = Counted(together=1000), running_threads()
     state = asyncio.run(program.arun(1000, backend=backend))
     assert state["leaf"] == ["a b"] * 1000
     assert backend.calls == 1001
     assert backend.peak == 1000  # more than there may be threads
     assert backend.threads <= before + (program is plain)
-    assert reaches(lambda: threading.active_count() <= before)
+    assert reaches(lambda: running_threads() <= before)
 
 
 @pytest.mark.parametrize("program", [stuck, plainly_stuck])
 def test_cancelling_aborts_the_calls(program) -> None:
-    backend, before = Counted(), threading.active_count()
+    backend, before = Counted(), running_threads()
 
     async def main() -> None:
         task = asyncio.create_task(program.arun(50, backend=backend))
@@ -79,7 +80,7 @@ def test_cancelling_aborts_the_calls(program) -> None:
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(main())
-    assert reaches(lambda: threading.active_count() <= before)
+    assert reaches(lambda: running_threads() <= before)
 
 
 def test_an_exception_of_the_program_aborts_the_calls() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 
 import pytest
 import sglang as sgl
 from helpers.counted import Counted, reaches
+from helpers.threads import running_threads
 
 INTRO = "Classify each review as positive or negative, and say nothing else at all. "
 
@@ -30,13 +30,13 @@ async def collect(states):
 
 @pytest.mark.parametrize("function", [program, plain])
 def test_states_come_in_order(function: sgl.SglFunction) -> None:
-    backend, before = Counted(), threading.active_count()
+    backend, before = Counted(), running_threads()
     items = [(f"{i} ",) for i in range(500)]
     values = asyncio.run(collect(function.arun_batch(items, backend=backend, concurrency=20)))
     assert values == [(f"{i} ", "a b") for i in range(500)]
     assert backend.peak <= 20
     assert backend.threads <= before + 2 * 20 * (function is plain)
-    assert reaches(lambda: threading.active_count() <= before)
+    assert reaches(lambda: running_threads() <= before)
 
 
 @pytest.mark.parametrize("function", [program, plain])
@@ -47,7 +47,7 @@ def test_the_constant_prefix_is_computed_first(function: sgl.SglFunction) -> Non
 
 
 def test_a_compiled_program_holds_no_thread() -> None:
-    backend, before = Counted(), threading.active_count()
+    backend, before = Counted(), running_threads()
 
     @sgl.function
     def program(s, ending):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gc
-import threading
 import tracemalloc
 
 import pytest
 import sglang as sgl
 from helpers.counted import Counted, reaches
+from helpers.threads import running_threads
 from sglang.executor import StreamExecutor
 from sglang.history import HISTORY
 from sglang.params import DEFAULTS
@@ -25,21 +25,21 @@ def test_ten_thousand_items_use_no_more_threads_than_allowed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sgl.global_config, "max_threads", 8)
-    backend, before = Counted(), threading.active_count()
+    backend, before = Counted(), running_threads()
     states = item.run_batch(
         [(n,) for n in range(10_000)], backend=backend, num_threads=16, generator_style=True
     )
     assert sum(state.ret_value == "a b" for state in states) == 10_000
     assert backend.calls == 10_000
     assert backend.threads <= before + 8 + 16
-    assert reaches(lambda: threading.active_count() <= before)
+    assert reaches(lambda: running_threads() <= before)
 
 
 def test_a_thousand_forks_use_no_more_threads_than_allowed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sgl.global_config, "max_threads", 8)
-    backend, before = Counted(), threading.active_count()
+    backend, before = Counted(), running_threads()
 
     @sgl.function
     def program(s):
@@ -51,7 +51,7 @@ def test_a_thousand_forks_use_no_more_threads_than_allowed(
 
     assert program.run(backend=backend).ret_value == 1000
     assert backend.threads <= before + 8
-    assert reaches(lambda: threading.active_count() <= before)
+    assert reaches(lambda: running_threads() <= before)
 
 
 def test_who_enters_a_cancelled_run_has_failed() -> None:

@@ -167,7 +167,7 @@ def test_the_vocabulary_is_asked_for_once(monkeypatch: Any) -> None:
         for text in "abc":
             answer(compiler, text)
         assert len(asked) == 1
-        assert asked[0].startswith("compile-")
+        assert asked[0].startswith("srt-compile-")
 
 
 def test_a_vocabulary_that_cannot_be_made_is_an_error(monkeypatch: Any) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-import threading
 import time
 
 import pytest
 import sglang as sgl
 from helpers.counted import Counted, reaches
+from helpers.threads import running_threads
 from sglang.progress import Progress
 from sglang.tracer import constant_prefix
 from sglang.usage import Usage
@@ -35,15 +35,15 @@ def echo(prompt, params):
 
 def test_a_thousand_items_come_back_in_order() -> None:
     mock = sgl.Mock(echo)
-    before = threading.active_count()
+    before = running_threads()
     states = classify.run_batch([{"review": f"r{i}"} for i in range(1000)], backend=mock)
     assert [state["x"] for state in states] == [f"r{i}" for i in range(1000)]
     assert [call.kind for call in mock.calls] == ["commit"] + ["gen"] * 1000
     assert mock.calls[0].prompt.text == INTRO + "Review: "
     deadline = time.monotonic() + 5
-    while threading.active_count() > before and time.monotonic() < deadline:
+    while running_threads() > before and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert threading.active_count() <= before
+    assert running_threads() <= before
 
 
 def test_tuples_bound_arguments_and_options() -> None:

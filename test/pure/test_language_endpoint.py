@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import sglang as sgl
 from helpers.counted import reaches
+from helpers.threads import running_threads
 from sglang.utils import terminate_process
 
 BRANCHES = 5
@@ -210,11 +211,11 @@ def test_a_server_that_never_answers_holds_nobody(fake: Fake, text: str, stream:
         ended.set()
 
     endpoint, ended = sgl.RuntimeEndpoint(fake.url), threading.Event()
-    threads = threading.active_count()
+    threads = running_threads()
     threading.Thread(target=run, daemon=True).start()
     assert ended.wait(10)
     assert all(fake.gone.acquire(timeout=10) for _ in range(BRANCHES))
-    assert reaches(lambda: threading.active_count() <= threads)
+    assert reaches(lambda: running_threads() <= threads)
     assert {path for path, _ in fake.bodies} == {"/generate"}
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 
 import pytest
 import sglang as sgl
+from helpers.threads import running_threads
 from sglang.params import strings
 
 
@@ -48,11 +48,11 @@ def test_a_completion_that_runs_on_is_cut_at_its_limit_and_reused() -> None:
 
 
 def test_an_event_loop_needs_no_thread_and_waits_meanwhile() -> None:
-    started, most = threading.active_count(), 0
+    started, most = running_threads(), 0
 
     def script(prompt, params):
         nonlocal most
-        most = max(most, threading.active_count())
+        most = max(most, running_threads())
         return "a b"
 
     @sgl.function

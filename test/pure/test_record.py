@@ -12,6 +12,7 @@ import pytest
 import sglang as sgl
 from helpers.programs import VALUES, program_of, programs
 from helpers.programs import Recorder as Digest
+from helpers.threads import running_threads
 from hypothesis import given, settings
 from sglang import errors
 from sglang.backend.base import Backend, Commit, Complete, Completion, Prompt
@@ -273,13 +274,13 @@ def test_a_replay_needs_no_threads(tmp_path: Path) -> None:
 
     with sgl.Recorder(sgl.Mock(), tmp_path / "r") as recorder:
         expected = asyncio.run(wide.arun(backend=recorder))
-    before = threading.active_count()
+    before = running_threads()
     seen = []
     replay = sgl.Replay(tmp_path / "r")
     original = replay.complete
 
     def counted(prompt, params):
-        seen.append(threading.active_count())
+        seen.append(running_threads())
         return original(prompt, params)
 
     replay.complete = counted

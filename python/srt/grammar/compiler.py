@@ -182,7 +182,7 @@ class Compiler:
         try:
             for number, process in enumerate(self._processes):
                 thread = threading.Thread(
-                    target=self._work, args=(process,), name=f"compile-{number}", daemon=True
+                    target=self._work, args=(process,), name=f"srt-compile-{number}", daemon=True
                 )
                 thread.start()
                 self._threads.append(thread)
