@@ -32,7 +32,7 @@ from srt.engine.executor import Inline
 
 def generate(most: int = 8, **changes: Any) -> Generate:
     """A greedy generation of ``most`` tokens that no end token stops."""
-    own = {k: changes.pop(k) for k in ("top", "score_from", "probe") if k in changes}
+    own = {k: changes.pop(k) for k in ("top", "score_from", "probe", "interval") if k in changes}
     settings = {"temperature": 0.0, "ignore_eos": True, **changes}
     return Generate(SamplingParams(max_new_tokens=most, **settings), **own)
 

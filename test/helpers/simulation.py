@@ -88,6 +88,11 @@ class Asked:
     drawn: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     scores: list[float | None] | None = None
+    told: int = 0  # times
+
+    @property
+    def seldom(self) -> bool:
+        return isinstance(self.goal, Generate) and self.goal.interval > 1
 
 
 @dataclass
@@ -158,6 +163,7 @@ class History:
 
     def __init__(self, seed: int) -> None:
         r = self.random = random.Random(seed)
+        self.intervals = random.Random(seed)  # of its own: the rest is as it is without them
         self.seen: Counter[str] = Counter()
         tight = r.random() < 0.6
         if tight:  # many requests that grow long, in a memory that holds one or two of them
@@ -274,6 +280,8 @@ class History:
             parent = r.choice(idle if idle and r.random() < 0.6 else list(self.contexts))
             context, tokens = next(self.numbers), self.contexts[parent]
             length = r.choice([-1, r.randint(1, len(tokens))])
+            if any(a.context == parent and a.seldom for a in self.asked.values()):
+                length = abs(length)  # it may have tokens which the client was not told of
             verbs.append(Fork(parent, context, length))
             self.contexts[context] = tokens[: length if length > 0 else None]
             self.spaces[context] = self.spaces[parent]
@@ -330,7 +338,7 @@ class History:
             )
             top = r.choice([-1, -1, 0, 2])
             start = r.choice([-1, -1, 0, length // 2]) if top >= 0 else -1
-            return Generate(sampling, top, start)
+            return Generate(sampling, top, start, interval=self.intervals.choice([1, 1, 3, 32]))
         if kind < 0.84:
             return Score(start=r.randint(0, length))
         if kind < 0.94:
@@ -356,9 +364,10 @@ class History:
         state = "running" if waiting is None else "retracted" if waiting.passes else "waiting"
         self.seen[f"aborts of {state} requests"] += 1
         events = self.engine.handle([Close(context)])
-        assert [type(e) for e in events] == [Done], "an abort ends its request"
-        assert isinstance(events[0], Done)
-        assert events[0].reason == "abort"
+        end = events[-1]
+        assert isinstance(end, Done), "an abort ends its request"
+        assert end.reason == "abort"
+        self.seen["aborts that tell what was drawn"] += len(events) > 1
         self._take(events)
         self.contexts.pop(context, None)
 
@@ -377,6 +386,7 @@ class History:
             if isinstance(event, Tokens):
                 assert event.tokens, "an event of nothing"
                 asked.drawn += event.tokens
+                asked.told += 1
                 asked.logprobs += event.logprobs
                 self.contexts[asked.context] += event.tokens
             elif isinstance(event, Prompt):
@@ -386,8 +396,12 @@ class History:
                 del self.asked[event.request]
                 assert event.request not in self.ended
                 self._ended(asked, event)
-                if asked.context not in self.engine.store.contexts:
+                context = self.engine.store.contexts.get(asked.context)
+                if context is None:
                     self.contexts.pop(asked.context, None)
+                else:
+                    known = self.contexts[asked.context]
+                    assert list(context.tokens) == known, "its tokens are not those told of"
 
     def _ended(self, asked: Asked, event: Done | Failed) -> None:
         goal = asked.goal
@@ -398,6 +412,8 @@ class History:
             assert over if event.code == "invalid" else self.faulty, event.message
             return
         self.ended[event.request] = event.reason
+        if isinstance(goal, Generate):
+            assert event.completion == len(asked.drawn), "tokens that nobody was told of"
         if event.reason == "abort":
             return
         assert event.prompt == len(asked.prompt)
@@ -405,7 +421,8 @@ class History:
         if isinstance(goal, Generate):
             want = expected(asked.prompt, goal.sampling)
             assert asked.drawn == want.tokens, "the text has changed"
-            assert event.completion == len(asked.drawn)
+            if asked.seldom and goal.sampling.constraint is None:
+                assert asked.told <= 2 + event.completion // goal.interval, "told too often"
             assert event.accepted <= min(event.drafted, event.completion)
             self.seen["forced tokens"] += event.forced
             self.seen["accepted drafts"] += event.accepted

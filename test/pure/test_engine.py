@@ -9,6 +9,7 @@ from helpers.simulation import expected
 from srt.core.ints import ints
 from srt.core.messages import (
     Append,
+    Close,
     Distribution,
     Fill,
     Fork,
@@ -36,6 +37,32 @@ def test_a_generation_and_its_events() -> None:
     assert (done.reason, done.prompt, done.cached, done.completion) == ("length", 8, 0, 8)
     assert done.passes == 8, "the prompt and the first token are one pass"
     assert list(desk.engine.store.contexts[context].tokens) == PROMPT + desk.tokens(request)
+    desk.finish()
+
+
+@pytest.mark.parametrize(("interval", "told"), [(1, [1] * 8), (3, [1, 3, 3, 1]), (32, [1, 7])])
+def test_tokens_are_told_of_at_intervals(interval: int, told: list[int]) -> None:
+    """The first at once, which its time is measured by; the last with the end."""
+    desk = Desk()
+    request = desk.ask(PROMPT, generate(top=2, probe=(3,), interval=interval))
+    desk.run()
+    assert [len(event.tokens) for event in desk.news(request)] == told
+    assert desk.tokens(request) == alone(PROMPT, generate())
+    for event in desk.news(request):
+        assert len(event.logprobs) == len(event.tops) == len(event.probes) == len(event.tokens)
+    desk.finish()
+
+
+def test_an_abort_tells_of_what_was_drawn() -> None:
+    desk = Desk()
+    context = desk.open(PROMPT)
+    request = desk.advance(context, generate(20, interval=32))
+    for _ in range(6):
+        desk.step()
+    assert len(desk.tokens(request)) == 1
+    desk.send(Close(context))
+    assert desk.tokens(request) == alone(PROMPT, generate(6))
+    assert desk.done(request).completion == 6
     desk.finish()
 
 

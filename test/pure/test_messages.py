@@ -26,7 +26,7 @@ VERBS: list[Any] = [
     m.Truncate(1, 0),
     m.Advance(1, 10, m.Fill()),
     m.Advance(1, 11, m.Generate(SAMPLING, top=2, score_from=0, probe=(4, 5)), 3, True),
-    m.Advance(1, 12, m.Generate(SamplingParams())),
+    m.Advance(1, 12, m.Generate(SamplingParams(), interval=32)),
     m.Advance(1, 13, m.Score(4, 2, (1,))),
     m.Advance(1, 14, m.Distribution(8, (0,))),
     m.Advance(1, 15, m.Embed("mean")),

@@ -98,6 +98,15 @@ MUTATIONS = {
     "forced tokens are written past a stop": [
         Edit(Collector, "_force", "if end is not None:", "if False:"),
     ],
+    "an abort forgets what was not told of": [
+        Edit(Collector, "ended", "*_untold(request), ", ""),
+    ],
+    "a failure forgets what was not told of": [
+        Edit(Collector, "failed", "*_untold(request), ", ""),
+    ],
+    "what was told of is told of again": [
+        Edit(Collector, "_drawn", "request.untold = None", "pass"),
+    ],
     "a forced end is written too early": [
         Edit(Collector, "_force", "if token in forbidden(request, goal, self._ends):", "if False:"),
     ],

@@ -48,12 +48,14 @@ class Generate(msgspec.Struct, frozen=True, tag="generate", omit_defaults=True):
         top: top log-probabilities with each token; -1 for no log-probabilities.
         score_from: also report log-probabilities of the context's tokens from this index; -1 not.
         probe: ids whose log-probability is wanted at every reported position.
+        interval: tokens that are told of at once, behind the first.
     """
 
     sampling: SamplingParams
     top: int = -1
     score_from: int = -1
     probe: tuple[int, ...] = ()
+    interval: int = 1
 
 
 class Score(msgspec.Struct, frozen=True, tag="score", omit_defaults=True):

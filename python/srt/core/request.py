@@ -11,7 +11,17 @@ from srt.core.batch import Sample
 from srt.core.context import Context
 from srt.core.ints import Floats
 from srt.core.matcher import Matcher
-from srt.core.messages import Distribution, Embed, Fill, Generate, Goal, Origin, Score, TopPairs
+from srt.core.messages import (
+    Distribution,
+    Embed,
+    Fill,
+    Generate,
+    Goal,
+    Origin,
+    Score,
+    Tokens,
+    TopPairs,
+)
 
 NEVER = 1 << 60
 
@@ -52,6 +62,7 @@ class Request:
         matcher: where the text stands in its grammar; None where it is free.
         forced: tokens written without a draw; drafted: tokens guessed ahead of one; accepted: of
             these, the ones that were drawn.
+        untold: tokens drawn that no event has told of yet.
         pending: draws of passes under way; what they drew is not known yet.
         plain: how its tokens are drawn, where the same for all of them.
         guessed: somebody may guess what it draws (``engine/drafts``).
@@ -84,6 +95,7 @@ class Request:
     prompt: int = 0
     most: int = 0
     drawn: int = 0
+    untold: Tokens | None = None
     pending: int = 0
     guessed: bool = False
     plain: Sample | None = None

@@ -47,8 +47,7 @@ class Collector:
         last. ``tip``: it was all the work there was."""
         error = draws[-1].error
         if error and not (error.startswith(NONE_ALLOWED) and request.matcher is not None):
-            self._stats.failed += 1
-            return [Failed(request.id, "internal", error)]
+            return self.failed(request, error)
         if row.score is not None:
             self._scored(request, row, out)
         if row.pool >= 0:
@@ -67,6 +66,15 @@ class Collector:
             elif isinstance(request.goal, Embed):
                 events[-1] = self._with_embedding(events[-1], request)
         return events
+
+    def ended(self, request: Request, reason: str) -> list[Event]:
+        """The last events of a request that ends from outside its rows."""
+        return [*_untold(request), self.done(request, reason)]
+
+    def failed(self, request: Request, message: str) -> list[Event]:
+        """The last events of a request that cannot go on, by no fault of its own."""
+        self._stats.failed += 1
+        return [*_untold(request), Failed(request.id, "internal", message)]
 
     def done(
         self, request: Request, reason: str, matched: str | int | None = None, cut: int = -1
@@ -132,7 +140,18 @@ class Collector:
     def _drawn(self, request: Request, goal: Generate, draws: Sequence[Drawn]) -> list[Event]:
         if request.matcher is not None and request.matcher.finished:
             return [self.done(request, "stop")]  # only the prompt's log-probabilities were wanted
-        news = Tokens(request.id, [])
+        news = request.untold = request.untold or Tokens(request.id, [])
+        events = self._news(request, goal, draws, news)
+        nothing_else = all(event is news for event in events)
+        if nothing_else and len(news.tokens) < min(goal.interval, request.drawn):
+            return []  # the first token was told of
+        request.untold = None
+        return events
+
+    def _news(
+        self, request: Request, goal: Generate, draws: Sequence[Drawn], news: Tokens
+    ) -> list[Event]:
+        """``news`` with the draws added, and what else there is to tell."""
         drafts = len(draws) - 1
         for place, draw in enumerate(draws):
             if draw.error:
@@ -256,6 +275,11 @@ class Collector:
         done = self.done(request, "error")
         done.message = message
         return done
+
+
+def _untold(request: Request) -> list[Tokens]:
+    news = request.untold
+    return [news] if news is not None and news.tokens else []
 
 
 def _pool(request: Request, row: Row, out: RowOutput) -> None:

@@ -139,7 +139,7 @@ class Engine:
                 return  # its request has closed it; the event that says so was still on its way
             request = self._requests.get(verb.context)
             if request is not None:
-                events.append(self._end(request, "abort"))
+                events += self._end(request, "abort")
             if verb.context in self.store.contexts:
                 self.store.close(context)
         elif isinstance(verb, Fork):
@@ -252,7 +252,8 @@ class Engine:
             events += self._finish()
             self._compiled(events)
         planned = self.planner.plan(passes[-1] if passes else None)
-        events += [self._end(request, "done") for request in self.planner.filled]
+        for request in self.planner.filled:
+            events += self._end(request, "done")
         self.planner.filled.clear()
         if planned.parts:
             self.executor.submit(planned.batch)
@@ -305,8 +306,7 @@ class Engine:
         events: list[Event] = []
         for request in list(self._requests.values()):
             if any(medium.key == key for medium in request.context.media):
-                self.stats.failed += 1
-                events.append(Failed(request.id, "internal", error))
+                events += self._collector.failed(request, error)
                 self._forget(request)
         self.store.disown(key)
         return events
@@ -323,9 +323,8 @@ class Engine:
             return write()
         except Exception as error:
             log.exception("a grammar failed")
-            self.stats.failed += 1
             text = f"the grammar failed: {type(error).__name__}: {error}"
-            return [Failed(request.id, "internal", text)]
+            return self._collector.failed(request, text)
 
     def _fail(self, failed: Pass, error: Exception) -> list[Event]:
         """The pass raised: its rows' KV was never written, though the tree may show it. Its
@@ -351,15 +350,14 @@ class Engine:
         events: list[Event] = []
         for request in ended:
             text = f"the forward pass failed: {type(error).__name__}: {error}"
-            events.append(Failed(request.id, "internal", text))
-            self.stats.failed += 1
+            events += self._collector.failed(request, text)
             self._forget(request)
         return events
 
-    def _end(self, request: Request, reason: str) -> Done:
+    def _end(self, request: Request, reason: str) -> list[Event]:
         """End a request from outside its rows."""
         self._forget(request)
-        return self._collector.done(request, reason)
+        return self._collector.ended(request, reason)
 
     def _forget(self, request: Request) -> None:
         """The request has its terminal event: memory back, context idle or closed."""

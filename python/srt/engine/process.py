@@ -211,6 +211,7 @@ def main(directory: str, parent: int) -> int:
     """The child. Exits with 0 when told to, with 1 where it cannot start."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     from srt.engine.compiling import make_compiler
     from srt.engine.engine import Engine
     from srt.engine.executor import local_executor

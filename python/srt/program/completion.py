@@ -112,7 +112,7 @@ class Completion:
     async def generate(self, ask: Ask) -> list[Output]:
         """The ``n`` completions of ``ask``, finished. Raises as ``stream`` does."""
         found: dict[int, Output] = {}
-        async with aclosing(self.stream(ask)) as outputs:
+        async with aclosing(self.stream(ask.unread())) as outputs:
             async for output in outputs:
                 found[output.index] = output
         return [found[index] for index in sorted(found)]
@@ -286,6 +286,7 @@ class _Run:
             top=-1 if logprobs is None else logprobs.top,
             score_from=score_from,
             probe=() if logprobs is None else logprobs.probe,
+            interval=self.ask.interval,
         )
         async with aclosing(self._advance(context, goal, before, True)) as batches:
             async for events in batches:

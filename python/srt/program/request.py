@@ -25,6 +25,7 @@ MAX_PROBES = 1024
 MAX_LOGPROB_ENTRIES = 1 << 20  # positions x entries of one request's input log-probabilities
 MAX_DRAWN_ENTRIES = 1 << 22  # and of those of the tokens that it may draw
 PRIORITY_LIMIT = 1 << 31
+UNREAD = 32  # tokens between two looks at an output that nobody reads as it grows
 MAX_NAME = 1024  # characters of rid and cache_salt
 
 CONSTRAINTS = KINDS  # those that are enforced; clients are told
@@ -80,6 +81,7 @@ class Ask:
         media: images and videos of the prompt.
         score_choices: the constraint's choices are scored as wholes (``choose``).
         adapter: name of the one to be used, "" for none.
+        interval: tokens that an output grows by at once, behind the first.
     """
 
     prompt: Ints
@@ -93,6 +95,12 @@ class Ask:
     owner: str = ""
     media: Medias = ()
     adapter: str = ""
+    interval: int = 1
+
+    def unread(self) -> Ask:
+        """The same for who reads the finished outputs alone: neither process need wake up at every
+        token. What has been drawn is still known now and then, to be counted."""
+        return replace(self, interval=UNREAD)
 
     def opening(self, context: int) -> Open:
         """What makes its context."""

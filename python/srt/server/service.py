@@ -97,7 +97,7 @@ class Service:
     async def finish(self, asks: Sequence[Ask]) -> list[list[Output]]:
         """The finished outputs of each ask. Raises as ``run`` does."""
         found: list[dict[int, Output]] = [{} for _ in asks]
-        async with aclosing(self.run(asks)) as items:
+        async with aclosing(self.run([ask.unread() for ask in asks])) as items:
             async for index, output in items:
                 found[index][output.index] = output
         return [[outputs[i] for i in sorted(outputs)] for outputs in found]
