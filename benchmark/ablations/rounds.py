@@ -78,9 +78,18 @@ def mixed(claim: Claim, size: Size) -> list[Item]:
 
 def room(claim: Claim, items: Sequence[Item], size: Size) -> int:
     """KV tokens of ``size.memory`` of what a run of these items leaves in the cache."""
+    return room_of(alone(claim, items, size), size)
+
+
+def alone(claim: Claim, items: Sequence[Item], size: Size) -> Run:
+    """These items with memory for everything and nothing switched off."""
     with _engines([FULL], size) as [side]:
-        found = run(side, claim, items, "throughput", 0).hits
-    return max(int(size.memory * found.held), found.longest)
+        return run(side, claim, items, "throughput", 0)
+
+
+def room_of(found: Run, size: Size) -> int:
+    """``room`` of the items of ``found``."""
+    return max(int(size.memory * found.hits.held), found.hits.longest)
 
 
 def runs(

@@ -45,10 +45,15 @@ def bill(asked: sgl.SglFunction, items: Sequence[Item], url: str) -> Bill:
 
 
 def bills(items: Sequence[Item], model_path: str = "") -> dict[str, Any]:
-    """Both, how many times as many input tokens are paid without, and whether answers are equal."""
+    """``both``, on a server of their own."""
     with sgl.Runtime(model_path=model_path, log_level="warning") as runtime:
-        without = bill(program, items, runtime.url)
-        ahead = bill(speculating, items, runtime.url)
+        return both(items, runtime.url)
+
+
+def both(items: Sequence[Item], url: str) -> dict[str, Any]:
+    """Both bills, how many times as many input tokens are paid without, and whether answers are
+    equal."""
+    without, ahead = bill(program, items, url), bill(speculating, items, url)
     return {
         "without": asdict(without), "with": asdict(ahead),
         "fewer_input_tokens": without.prompt_tokens / ahead.prompt_tokens,

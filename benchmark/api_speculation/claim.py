@@ -1,4 +1,4 @@
-"""Fields of a page from an API model: name, role and city, one gen each, behind solved examples.
+"""Fields of a page from an API model: name, role and city, one gen each.
 
 Each call of such a model pays for its whole prompt. With ``num_api_spec_tokens`` the first call
 writes on, and the others are read from what it has written: see ``bill``, which counts both. The
@@ -17,10 +17,8 @@ from benchmark.harness.facts import CITIES, JOBS, NAMES, filler
 FIELDS = ("Name", "Role", "City")
 ASK = "\nWrite one line for each of these: name, role, city."
 SURNAMES = ("Fox", "Marlow", "Reed", "Stone", "Bell", "Hale", "Quill", "Lane")
-EXAMPLES = 2
 FILLERS = {False: 2, True: 8}
-"""Sentences of a page that tell no field. On pages far longer than these the embedded model leaves
-the form of the examples, and a call that has run on in vain is paid for as well."""
+"""Sentences of a page that tell no field."""
 TOKENS = 16
 AHEAD = 48
 """Tokens that a call may write for the gens behind it."""
@@ -28,14 +26,8 @@ AHEAD = 48
 
 def items(scale: Scale, seed: int) -> list[Item]:
     draw = random.Random(seed)
-    pages = [_page(draw, FILLERS[scale.long]) for _ in range(EXAMPLES + scale.items)]
-    examples = [
-        {"page": page, "lines": "\n".join(f"{field}: {value}" for field, value in fields.items())}
-        for page, fields in pages[:EXAMPLES]
-    ]
-    return [
-        {"examples": examples, "page": page, "fields": fields} for page, fields in pages[EXAMPLES:]
-    ]
+    pages = [_page(draw, FILLERS[scale.long]) for _ in range(scale.items)]
+    return [{"page": page, "fields": fields} for page, fields in pages]
 
 
 def _page(draw: random.Random, fillers: int) -> tuple[str, dict[str, str]]:
@@ -47,9 +39,7 @@ def _page(draw: random.Random, fillers: int) -> tuple[str, dict[str, str]]:
 
 
 @sgl.function
-def program(s, examples, page, fields):
-    for example in examples:
-        s += sgl.user(example["page"] + ASK) + sgl.assistant(example["lines"])
+def program(s, page, fields):
     s += sgl.user(page + ASK)
     with s.assistant():
         s += "Name:" + sgl.gen("Name", TOKENS, stop="\n") + "\n"
@@ -63,16 +53,12 @@ speculating = sgl.function(program.func, num_api_spec_tokens=AHEAD)
 
 async def plain(api: Api, item: Item) -> dict[str, str]:
     """The last turn is the assistant's, and is gone on with."""
-    messages: list[Message] = []
-    for example in item["examples"]:
-        messages.append({"role": "user", "content": example["page"] + ASK})
-        messages.append({"role": "assistant", "content": example["lines"]})
-    messages.append({"role": "user", "content": item["page"] + ASK})
+    asked: Message = {"role": "user", "content": item["page"] + ASK}
     lines, found = "", {}
     for field in FIELDS:
         lines += f"{field}:"
         turn = {"role": "assistant", "content": lines}
-        value = await api.chat([*messages, turn], TOKENS, stop=["\n"])
+        value = await api.chat([asked, turn], TOKENS, stop=["\n"])
         lines += value + "\n"
         found[field] = value.strip()
     return found

@@ -20,9 +20,9 @@ class Hits:
         prompt: tokens of their prompts.
         computed: prompt tokens that went through a pass, hints' too, and those of retracted
             requests again.
-        least: prompt tokens that had to (``prefixes.least``), whatever the order: the optimum of
-            Theorem 3.1, where tokens that an earlier request has drawn come for nothing, and of
-            each prompt at least the last token is computed, for its output.
+        least: prompt tokens that had to (``prefixes.least``), as the requests were begun: the
+            optimum of Theorem 3.1, where tokens that an earlier request has drawn come for
+            nothing, and of each prompt at least the last token is computed, for its output.
         held: tokens of KV that a cache without bounds has in the end.
         longest: tokens of the longest request, with all that it was allowed to draw.
         batch: requests of a pass, on average.

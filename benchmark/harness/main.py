@@ -12,6 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from httpx import HTTPError
+from openai import OpenAIError
+from sglang.errors import SglangError
+
 from benchmark.harness.apis.dialects import DIALECTS
 from benchmark.harness.claim import Claim, Item, Scale
 from benchmark.harness.contenders import Contender, contenders
@@ -20,7 +24,7 @@ from benchmark.harness.side import BACKENDS, Ours, Plain, Side
 from benchmark.harness.text_model import checkpoint
 from benchmark.harness.turns import ratios, record, take_turns
 from benchmark.models import EMBEDDED, SHAPES
-from benchmark.peers.child import ROOT
+from benchmark.peers.child import ROOT, Failed
 from benchmark.peers.machine import machine
 
 SEEDS = 1000  # between the items of two rounds
@@ -32,31 +36,71 @@ def main(
     claim: Claim, argv: Sequence[str] | None = None,
     known: Known = contenders,
 ) -> int:  # fmt: skip
-    """The exit code: 2 where the side cannot be had. ``known``: who can run this claim."""
+    """The exit code: 2 where nothing could be measured, with a word on standard error. ``known``:
+    who can run this claim."""
     options = _parser(claim).parse_args(argv)
     # So that what was started is ended.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    if options.peers:
-        return _beside_peers(claim, options, known)
-    items = claim.items(Scale(options.items, options.long), options.seed)
     try:
-        side = _opened(claim, options, known)
-    except (ImportError, OSError, ValueError) as error:
-        print(f"{claim.name}: {options.backend} cannot be had: {error}", file=sys.stderr)
-        return 2
+        _checked(options)
+        ready = (_chosen if options.peers else _opened)(claim, options, known)
+    except ValueError as error:
+        return _refused(str(error))
+    except (ImportError, OSError, SglangError) as error:
+        who = "a model" if options.peers else options.backend
+        return _refused(f"{who} cannot be had for {claim.name}: {error}")
+    if isinstance(ready, list):
+        return _beside_peers(claim, options, ready)
+    return _alone(claim, options, ready)
+
+
+def _checked(options: argparse.Namespace) -> None:
+    """Raises ValueError for options that would come to nothing, before time is spent."""
+    if options.contenders and not options.peers:
+        raise ValueError("--contenders chooses who takes turns: give --peers with it")
+    if options.output_file:
+        try:
+            open(options.output_file, "a", encoding="utf-8").close()
+        except OSError as error:
+            raise ValueError(f"--output-file cannot be written: {error}") from error
+
+
+def _refused(why: str) -> int:
+    print(f"error: {why}", file=sys.stderr)
+    return 2
+
+
+def _alone(claim: Claim, options: argparse.Namespace, side: Side) -> int:
+    items = claim.items(Scale(options.items, options.long), options.seed)
     try:
         for mode in options.modes:
             for number in range(options.rounds):
                 side.flush()
                 outcome = side.run(claim, items, mode)
                 _tell(claim, options, record(claim, side, items, mode, number, outcome))
+    except (SglangError, OpenAIError, HTTPError, Failed) as error:
+        where = f"the server at {options.base_url}" if options.base_url else f"{options.logs}"
+        return _refused(
+            f"{options.backend} failed on {claim.name}: {type(error).__name__}: {error}; see "
+            f"{where}, or choose another --backend"
+        )
     finally:
         side.close()
     return 0
 
 
-def _beside_peers(claim: Claim, options: argparse.Namespace, known: Known) -> int:
-    """Everybody who can be had, in turns; then how many times as many items a second ours does."""
+def _chosen(claim: Claim, options: argparse.Namespace, known: Known) -> list[Contender]:
+    """Who takes turns. Raises ValueError for a name that nobody has."""
+    found = known(_model(claim, options), options.environments)
+    names = [name.strip() for name in options.contenders.split(",") if name.strip()]
+    there = [contender.name for contender in found]
+    if unknown := [name for name in names if name not in there]:
+        raise ValueError(f"--contenders has {unknown[0]!r}; {claim.name} knows {', '.join(there)}")
+    return [contender for contender in found if not names or contender.name in names]
+
+
+def _beside_peers(claim: Claim, options: argparse.Namespace, chosen: list[Contender]) -> int:
+    """All who can be had, in turns; then how many times as many items a second ours does."""
     lines: list[dict[str, Any]] = []
 
     def tell(line: dict[str, Any]) -> None:
@@ -69,9 +113,7 @@ def _beside_peers(claim: Claim, options: argparse.Namespace, known: Known) -> in
 
     sides: list[Side] = []
     with ExitStack() as started:
-        for contender in known(_model(claim, options), options.environments):
-            if options.contenders and contender.name not in options.contenders.split(","):
-                continue
+        for contender in chosen:
             try:
                 if contender.missing:
                     raise OSError(contender.missing)
@@ -88,7 +130,7 @@ def _beside_peers(claim: Claim, options: argparse.Namespace, known: Known) -> in
     for (_, mode, name), ratio in ratios(lines).items():
         spread = f"{ratio.least:.2f} to {ratio.most:.2f}"
         print(f"{claim.name}, {mode}: ours {ratio.value:.2f} times {name} ({spread})")
-    return 0 if sides else 2
+    return 0 if any(line["kind"] == "run" for line in lines) else 2
 
 
 def _tell(claim: Claim, options: argparse.Namespace, line: dict[str, Any]) -> None:
@@ -146,11 +188,20 @@ def _opened(claim: Claim, options: argparse.Namespace, known: Known) -> Side:
 
         engine = Engine(model_path=str(model) if random else "", log_level="warning")
         return Ours("sglang", engine, ignore_eos=random)
-    found = known(model, options.environments)
-    (chosen,) = (contender for contender in found if contender.backend == options.backend)
+    found = {one.backend: one for one in known(model, options.environments)}
+    chosen = found.get(options.backend)
+    if chosen is None:
+        able = " or ".join(name for name in BACKENDS if name in found)
+        raise ValueError(f"{options.backend} cannot run {claim.name}; use --backend {able}")
     if chosen.missing:
         raise OSError(chosen.missing)
     return chosen.start(options.logs)
+
+
+def _some(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")
+    return int(text)
 
 
 def _parser(claim: Claim) -> argparse.ArgumentParser:
@@ -167,13 +218,13 @@ def _parser(claim: Claim) -> argparse.ArgumentParser:
     add("--model-path", default="", help="a checkpoint; default: the embedded model")
     add("--size", choices=list(SHAPES), default="", help="random weights of this size instead")
     add("--peers", action="store_true", help="all who can be had take turns")
-    add("--contenders", default="", help="with --peers: names of these alone, with commas")
+    add("--contenders", default="", help="with --peers: these names alone, with commas between")
     add("--environments", type=Path, default=ROOT / ".peers", help="folder of the peers'")
     add("--logs", type=Path, default=ROOT / "benchmark" / "results" / "logs", help="of servers")
-    add("--items", type=int, default=16, help="program instances")
+    add("--items", type=_some, default=16, help="program instances")
     add("--long", action="store_true", help="lengths as in the paper")
     add("--seed", type=int, default=0, help="of the items")
-    add("--rounds", type=int, default=1, help="runs of each mode")
+    add("--rounds", type=_some, default=1, help="runs of each mode")
     add("--modes", nargs="+", choices=MODES, default=list(MODES), help="what is measured")
     add("--output-file", default="", help="append a line of JSON a run")
     return parser

@@ -1,7 +1,8 @@
 """Prefixes: how many tokens a batch of requests has to compute at least, by counting its prefixes.
 
 A prefix is a token with all that stands before it, which is what a place of the KV cache holds. All
-is exact but for two prefixes that have the same number: one chance in 10^6 with a million of them.
+is exact but for two prefixes that have the same number of 64 bits: some 3 chances in 10^8 with a
+million of them.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ def held(asked: Sequence[Asked]) -> int:
 
 
 def least(asked: Sequence[Asked]) -> int:
-    """Prompt tokens that have to be computed, whatever the order and with a cache without bounds;
-    ``asked`` in the order in which they were begun.
+    """Prompt tokens that have to be computed with a cache without bounds; ``asked`` in the order in
+    which they were begun. That order tells only which drawn texts were there in time: where none of
+    them is in another's prompt, the count is the same for all orders.
 
     Each prefix of a prompt counts as often as requests must compute it themselves (from ``limit``
     on). One that nobody must counts once; and not at all where it was drawn by a request that was

@@ -15,7 +15,7 @@ from benchmark.peers.figures import Middle
 
 Record: TypeAlias = dict[str, Any]
 WARM = 2  # items of the first run of each, which is not counted
-PATIENCE = 9.0  # times what ours takes: beyond, a side runs once
+PATIENCE = 4.0  # times what ours takes: beyond, a side runs once
 LEAST = 4  # items of one whose time is cut
 
 

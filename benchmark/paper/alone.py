@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 
 from benchmark.ablations.measure import hit_rates
-from benchmark.ablations.rounds import Run, Size, mixed, room, runs
+from benchmark.ablations.rounds import Run, Size, alone, mixed, room, room_of, runs
 from benchmark.harness import sameness
 from benchmark.harness.ablations import Ablation
 from benchmark.harness.claim import Answer, Claim, Item, Scale
@@ -28,9 +28,9 @@ def compared(
     """Engines with ``chosen`` in turns; what was left undone, or "". Items come mixed, and there is
     less memory than they leave in the cache, so that their order counts."""
     size = _size(desk, desk.trial)
-    items, began = mixed(claim, size), time.monotonic()
-    tokens = room(claim, items, size)
-    each = DEARER * (time.monotonic() - began) / desk.trial
+    items = mixed(claim, size)
+    found = alone(claim, items, size)  # the run's own time: an engine's start is none of an item's
+    tokens, each = room_of(found, size), DEARER / found.rate
     left = max(0.0, until - time.monotonic())
     count = int(left / (ROUNDS * len(chosen) * each))
     count = max(desk.least[mode], min(desk.most[mode], count))

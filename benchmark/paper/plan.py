@@ -12,15 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 Record = dict[str, Any]
-COMPLETE, SHORT, FAILED, SKIPPED = "complete", "out of time", "failed", "skipped"
+COMPLETE, SHORT, FAILED = "complete", "out of time", "failed"
 
 
 class Short(Exception):
     """The time of a part was over before all its rounds; the text says what was left out."""
-
-
-class Skip(Exception):
-    """A part cannot be measured here, by no fault of its own; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +73,6 @@ def _tried(part: Part, until: float) -> tuple[str, str]:
         part.work(until)
     except Short as short:
         return SHORT, str(short)
-    except Skip as skip:
-        return SKIPPED, str(skip)
     except Exception as error:
         # Whatever one part raises, the others are worth their time.
         return FAILED, f"{type(error).__name__}: {error}"

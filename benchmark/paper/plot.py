@@ -13,12 +13,15 @@ from typing import Any
 
 from benchmark.paper.figures import OURS, Figures
 from benchmark.paper.sections import ABLATION, CURVE, FULL
-from benchmark.paper.speeds import SPEED
+from benchmark.paper.speeds import SPEED, title
+from benchmark.peers.figures import Middle
 
 GREY = "#808890"
+TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)  # of ratios on a logarithmic axis
+MISSING = "×"  # where a bar would stand that nobody has measured
 _COLOURS = ("#e0562b", "#3f7fd4", "#1f9e89", "#a86fd1", "#c29a20", "#d4588f", "#7a9a3a", "#8a8f98",
             "#4fb0c6")  # fmt: skip
-Values = Mapping[str, Sequence[float | None]]
+Values = Mapping[str, Sequence[Middle | None]]
 
 
 def draw(figures: Figures, folder: Path) -> dict[str, str]:
@@ -38,54 +41,59 @@ def draw(figures: Figures, folder: Path) -> dict[str, str]:
 
 
 def _throughput(figures: Figures, path: Path) -> str:
-    claims = figures.claims(SPEED)
-    series = {
-        side: [_middle(figures.ratio(SPEED, claim, "throughput", side)) for claim in claims]
-        for side in _ours_first(figures.sides(SPEED, mode="throughput"))
-    }
-    return _bars(claims, series, "throughput, ours = 1", path)
+    return _ratios(figures, SPEED, "throughput, {} = 1", OURS, path)
 
 
 def _latency(figures: Figures, path: Path) -> str:
-    claims = figures.claims(SPEED, "latency")
-    series = {
-        side: [
-            _middle(figures.ratio(SPEED, claim, "latency", side, OURS, "latency"))
-            for claim in claims
-        ]
-        for side in _ours_first(figures.sides(SPEED, mode="latency"))
-    }
-    return _bars(claims, series, "latency, ours = 1 (log)", path, log=True)
+    return _ratios(figures, SPEED, "latency, {} = 1 (log)", OURS, path, "latency")
 
 
 def _ablations(figures: Figures, path: Path) -> str:
-    claims = figures.claims(ABLATION)
-    sides = figures.sides(ABLATION)
+    return _ratios(figures, ABLATION, "throughput, all on = 1", FULL, path)
+
+
+def _ratios(
+    figures: Figures, table: str, label: str, base: str, path: Path, mode: str = "throughput"
+) -> str:
+    """Everybody over ``base``, claim by claim."""
+    claims, of = figures.claims(table, mode), "latency" if mode == "latency" else "rate"
     series = {
-        side: [
-            _middle(figures.ratio(ABLATION, claim, "throughput", side, FULL)) for claim in claims
-        ]
-        for side in sorted(sides, key=lambda side: side != FULL)
+        side: [figures.ratio(table, claim, mode, side, base, of) for claim in claims]
+        for side in figures.sides(table, mode=mode)
+        if side != base
     }
-    return _bars(claims, series, "throughput, all on = 1", path)
+    labels = [short(title(figures, claim)) for claim in claims]
+    return _bars(labels, series, label.format(base), path, base=base, log=mode == "latency")
 
 
 def _hits(figures: Figures, path: Path) -> str:
-    found = figures.hits()
+    """As much as a cache without bounds would find, and what ours found with two sizes."""
+    plenty = figures.hits()
+    less = {record["claim"]: record for record in figures.hits(plenty=False)}
     series: Values = {
-        "achieved": [100 * record["achieved"] for record in found],
-        "optimal": [100 * record["optimal"] for record in found],
+        "optimal": [_percent(record["optimal"]) for record in plenty],
+        "memory for all": [_percent(record["achieved"]) for record in plenty],
+        "for half of it": [
+            _percent(less[record["claim"]]["achieved"]) if record["claim"] in less else None
+            for record in plenty
+        ],
     }
-    return _bars([record["claim"] for record in found], series, "% of the prompt tokens", path)
+    labels = [short(title(figures, record["claim"])) for record in plenty]
+    return _bars(labels, series, "hits, % of the prompt tokens", path)
+
+
+def _percent(share: float) -> Middle:
+    return Middle(100 * share, 100 * share, 100 * share)
 
 
 def _curve(figures: Figures, path: Path) -> str:
-    """Hit rate across; throughput and the latency of one alone."""
+    """Hit rate across; throughput, and what one alone takes to its end and to its first token."""
     claims = figures.claims(CURVE)
     if not claims:
         return ""
-    panels = (("throughput", "rate", "items a second"), ("latency", "latency", "seconds an item"))
-    canvas, axes = _canvas(1, len(panels), (8, 2.8))
+    panels = (("throughput", "rate", "items a second"), ("latency", "latency", "seconds an item"),
+              ("latency", "first_token", "seconds to the first token"))  # fmt: skip
+    canvas, axes = _canvas(1, len(panels), (10, 2.8))
     for axis, (mode, of, label) in zip(axes[0], panels):
         for claim, colour in zip(claims, _COLOURS):
             points = []
@@ -93,14 +101,17 @@ def _curve(figures: Figures, path: Path) -> str:
                 value = figures.value(CURVE, claim, mode, side, of)
                 hits = figures.value(CURVE, claim, mode, side, "hit_rate")
                 if value and hits:
-                    points.append((100 * hits.value, value.value))
+                    points.append((100 * hits.value, value))
             if points:
-                axis.plot(*zip(*sorted(points)), marker="o", color=colour, label=claim)
+                places, values = zip(*sorted(points, key=lambda point: point[0]))
+                axis.errorbar(places, [v.value for v in values], _spread(values), marker="o",
+                              color=colour, ecolor=GREY, label=short(title(figures, claim)),
+                              clip_on=False)  # fmt: skip
         axis.set_xlabel("hit rate, %")
         axis.set_ylabel(label)
         axis.set_ylim(bottom=0)
     _save(canvas, axes[0][0], path)
-    return "Throughput and latency by hit rate"
+    return "Throughput, latency and time to the first token by hit rate"
 
 
 _PLOTS = {
@@ -112,30 +123,57 @@ _PLOTS = {
 }
 
 
-def _middle(found: Any) -> float | None:
-    return found.value if found else None
+def short(name: str) -> str:
+    """A claim's title for an axis: "JSON decoding by regex", "Tree of thought"."""
+    return name.partition(" (")[0].replace("regular expression", "regex")
 
 
-def _ours_first(sides: Sequence[str]) -> list[str]:
-    return sorted(sides, key=lambda side: side != OURS)
+def _spread(values: Sequence[Middle | None]) -> tuple[list[float], list[float]]:
+    """From the median to the least and to the most of the rounds."""
+    return (
+        [value.value - value.least if value else nan for value in values],
+        [value.most - value.value if value else nan for value in values],
+    )
 
 
-def _bars(labels: Sequence[str], series: Values, label: str, path: Path, log: bool = False) -> str:
-    """A group of bars a label. What it shows, or "" where there is nothing."""
+def _bars(
+    labels: Sequence[str], series: Values, label: str, path: Path, *, base: str = "",
+    log: bool = False,
+) -> str:  # fmt: skip
+    """A group of bars a label, with whiskers, and a line at 1 for ``base``. What it shows, or ""
+    where there is nothing."""
     if not labels or not any(value for values in series.values() for value in values):
         return ""
-    canvas, axes = _canvas(1, 1, (max(7.0, 0.75 * len(labels) + 2), 3.4))
+    canvas, axes = _canvas(1, 1, (max(7.0, 0.75 * len(labels) + 2), 4.2))
     axis, width = axes[0][0], 0.84 / len(series)
+    start = 1.0 if log else 0.0  # a logarithmic axis has no 0 for bars to stand on
     for at, ((name, values), colour) in enumerate(zip(series.items(), _cycle(len(series)))):
         places = [x - 0.42 + (at + 0.5) * width for x in range(len(labels))]
-        axis.bar(places, [nan if value is None else value for value in values], width,
-                 color=colour, label=name)  # fmt: skip
+        heights = [value.value - start if value else nan for value in values]
+        axis.bar(places, heights, width, start, color=colour, label=name, yerr=_spread(values),
+                 error_kw={"ecolor": GREY, "elinewidth": 0.8})  # fmt: skip
+        for place, value in zip(places, values):
+            if value is None:
+                axis.annotate(MISSING, (place, start), ha="center", va="bottom", color=colour,
+                              fontsize=7)  # fmt: skip
     axis.set_xticks(range(len(labels)), labels, rotation=30, ha="right")
+    axis.set_xlim(-0.6, len(labels) - 0.4)
     axis.set_ylabel(label)
+    if base:
+        axis.axhline(1, color=GREY, linewidth=1, linestyle="--", label=base)
     if log:
-        axis.set_yscale("log")
+        _logarithmic(axis)
     _save(canvas, axis, path)
     return label[:1].upper() + label[1:]
+
+
+def _logarithmic(axis: Any) -> None:
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    axis.set_yscale("log")
+    axis.yaxis.set_major_locator(FixedLocator(TICKS))
+    axis.yaxis.set_minor_locator(NullLocator())
+    axis.yaxis.set_major_formatter("{x:g}")
 
 
 def _cycle(count: int) -> list[str]:

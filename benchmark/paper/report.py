@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmark.paper import plot, sections, speeds
 from benchmark.paper.figures import Figures
-from benchmark.paper.plan import SKIPPED, Record
+from benchmark.paper.plan import SHORT, Record
 from benchmark.paper.records import condensed, write
 from benchmark.peers.page import put
 
@@ -61,7 +61,7 @@ def _drawn(figures: Figures, folder: Path) -> dict[str, str]:
 
 
 def problems(records: Sequence[Record]) -> list[str]:
-    """Answers that differ and parts that failed. What was skipped or short of time is neither."""
+    """Answers that differ and parts that failed. Lack of time is neither."""
     figures = Figures(condensed(records))
     found = [
         f"{r['claim']}: {r['items'] - r['equal']} of {r['items']} answers differ with {r['side']}"
@@ -69,8 +69,6 @@ def problems(records: Sequence[Record]) -> list[str]:
         if r["equal"] < r["items"]
     ]
     found += [
-        f"{part['part']}: {part['why']}"
-        for part in figures.unfinished()
-        if part["state"] not in (SKIPPED, "out of time")
+        f"{part['part']}: {part['why']}" for part in figures.unfinished() if part["state"] != SHORT
     ]
     return found

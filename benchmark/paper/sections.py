@@ -104,10 +104,11 @@ def _dense(rows: list[list[str]]) -> list[list[str]]:
 def ablations(figures: Figures) -> str:
     """Fig. 8(c): throughput with one thing off, all on = 1."""
     sides = [side for side in figures.sides(ABLATION) if side != FULL]
-    rows = [["", *sides]]
+    rows = [["", "items", *sides]]
     for claim in figures.claims(ABLATION):
+        full = figures.runs(ABLATION, claim, "throughput", FULL)
         cells = [times(figures.ratio(ABLATION, claim, "throughput", side, FULL)) for side in sides]
-        rows.append([title(figures, claim), *cells])
+        rows.append([title(figures, claim), str(full["items"]) if full else "-", *cells])
     return table(rows) if len(rows) > 1 and sides else ""
 
 

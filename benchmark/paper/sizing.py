@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from benchmark.harness.turns import PATIENCE
+from benchmark.paper.figures import OURS
 
 ROUNDS = 3
 SLOW_SHARE = 0.1  # of the time, at most, for one run of one side
@@ -16,10 +17,14 @@ def sized(
     """Items of a round. ``seconds`` an item by side, ours first; ``budget`` seconds in all. Whoever
     is slow runs once, on as much as his share has room for.
 
-    No less than ``least`` items, even where they take longer: there are fewer rounds then.
+    No less than ``least`` items, even where they take longer: there are fewer rounds then. No more
+    than the nearest of the others has the time for, so that one at least does all the work.
     """
     ours = next(iter(seconds.values()))
-    slow = [name for name, each in seconds.items() if each > PATIENCE * ours]
-    fast = sum(each for name, each in seconds.items() if name not in slow)
+    slow = {name: each for name, each in seconds.items() if each > PATIENCE * ours}
+    fast = {name: each for name, each in seconds.items() if name not in slow}
+    others = [each for name, each in slow.items() if not name.startswith(OURS)]
+    if others and all(name.startswith(OURS) for name in fast):
+        most = min(most, int(SLOW_SHARE * budget / min(others)))
     left = budget * max(0.3, 1 - SLOW_SHARE * len(slow))
-    return max(least, min(most, int(left / (rounds * fast))))
+    return max(least, min(most, int(left / (rounds * sum(fast.values())))))

@@ -11,11 +11,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
-from benchmark.api_speculation.bill import bill
-from benchmark.api_speculation.claim import program, speculating
+from benchmark.api_speculation.bill import both
 from benchmark.harness import ablations
 from benchmark.harness.claim import Claim, Scale
 from benchmark.harness.server import Server
@@ -32,9 +30,9 @@ from benchmark.peers.child import ROOT
 
 SECONDS = 120.0
 START_SECONDS = 60.0
-FORKED, CONSTRAINED = "skeleton_of_thought", "json_regex"
-"""Where branches fork and where texts are held to a pattern, so that every ablation has something
-to change."""
+FORKED, CONSTRAINED = "llm_judge", "json_regex"
+"""Where branches fork behind a common prefix and where texts are held to a pattern, so that every
+ablation has something to change."""
 
 
 def smoke(say: Callable[[str], None]) -> int:
@@ -136,14 +134,7 @@ def curve(small: Small, claim: Claim, until: float) -> None:
 def api(small: Small, claim: Claim, until: float) -> None:
     """Both bills of the server that plain client code asks."""
     items = claim.items(Scale(small.answered), small.seed)
-    url = small.served().url
-    found = {name: bill(asked, items, url) for name, asked in
-             (("without", program), ("with", speculating))}  # fmt: skip
-    small.tell({
-        "kind": "api", "items": len(items), **{name: asdict(of) for name, of in found.items()},
-        "fewer_input_tokens": found["without"].prompt_tokens / found["with"].prompt_tokens,
-        "equal": found["without"].answers == found["with"].answers,
-    })  # fmt: skip
+    small.tell({"kind": "api", "items": len(items), **both(items, small.served().url)})
 
 
 def fsm(small: Small, until: float) -> None:

@@ -103,14 +103,16 @@ def _held(figures: Figures, kind: str, claim: str, wanted: float) -> list[str]:
     if best is None:
         return ["not measured", "-", "-"]
     peer, gain = best
-    fewer = _fewer(figures, kind, claim, "throughput", peer)
-    return [f"{times(gain)}x", peer + fewer, _verdict(gain.value >= wanted, fewer)]
+    of = kind, claim, "throughput", peer
+    told = _fewer(figures, *of) + _longer(figures, *of)
+    found = figures.runs(*of)
+    if found is not None and len(found["rounds"]) < 2:
+        told += ", one round"
+    return [f"{times(gain)}x", peer + told, _verdict(gain.value >= wanted)]
 
 
-def _verdict(reached: bool, fewer: str = "") -> str:
-    """``fewer``: it had fewer items than ours to batch and to share."""
-    word = "reached" if reached else "**missed**"
-    return f"{word}, by fewer items" if fewer else word
+def _verdict(reached: bool) -> str:
+    return "reached" if reached else "**missed**"
 
 
 def _most(figures: Figures) -> list[str]:
@@ -130,8 +132,10 @@ def _most(figures: Figures) -> list[str]:
 
 
 def _alike(figures: Figures, claim: str, mode: str, peer: str) -> bool:
-    """Whether both did the same: on fewer items a peer has less to batch and to share."""
-    return claim not in PARALLEL and not _fewer(figures, SPEED, claim, mode, peer)
+    """Whether both did the same: on fewer items a peer has less to batch and to share, and longer
+    texts are more work."""
+    unlike = _fewer, _longer
+    return claim not in PARALLEL and not any(of(figures, SPEED, claim, mode, peer) for of in unlike)
 
 
 def _soonest(figures: Figures) -> list[str]:

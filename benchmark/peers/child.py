@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmark.peers.watcher import Watcher
+
 ROOT = Path(__file__).resolve().parents[2]
 LAST_LINES = 5  # of the log, shown where a contender fails
 CLOSE_SECONDS = 15.0
@@ -26,7 +28,8 @@ class Failed(Exception):
 
 class Group:
     """A process in a process group of its own (with all it starts), run in the repository's root,
-    so that one signal stops or wakes them.
+    so that one signal stops or wakes them. They end with this process at the latest, even where it
+    is killed.
 
     What it prints goes to ``log``, answers on a pipe left out. ``pipes``: its standard input and
     output are pipes from and to here.
@@ -37,17 +40,21 @@ class Group:
         *, pipes: bool = False,
     ) -> None:  # fmt: skip
         self._log = log
-        with log.open("wb") as errors:
-            self._process = subprocess.Popen(
-                list(command),
-                cwd=ROOT,
-                stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
-                stdout=subprocess.PIPE if pipes else errors,
-                stderr=errors,
-                # A group of this session: if this process dies, the system wakes those in it.
-                preexec_fn=os.setpgrp,
-                env={**os.environ, **(environment or {})},
-            )
+        self._watcher = Watcher()
+        try:
+            with log.open("wb") as errors:
+                self._process = subprocess.Popen(
+                    list(command),
+                    cwd=ROOT,
+                    stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
+                    stdout=subprocess.PIPE if pipes else errors,
+                    stderr=errors,
+                    preexec_fn=self._watcher.lead,
+                    env={**os.environ, **(environment or {})},
+                )
+        except BaseException:  # an interrupt too: it may run, and nobody could close it
+            self._watcher.act()
+            raise
 
     def pause(self) -> None:
         """Stop all of them where they are."""
@@ -72,6 +79,7 @@ class Group:
             self._process.wait(CLOSE_SECONDS)
         self._signal(signal.SIGKILL)
         self._process.wait()
+        self._watcher.dismiss()
 
     def _ask_to_end(self) -> None:
         self._process.terminate()

@@ -50,7 +50,8 @@ class Launched(Target):
     async def start(self) -> None:
         """Raises OSError where the server does not start."""
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "sglang.launch_server", "--port", "0", *self._arguments,
+            sys.executable, "-m", "sglang.launch_server", "--port", "0",
+            "--exit-with-parent", str(os.getpid()), *self._arguments,  # also where this is killed
             stdout=asyncio.subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": str(PYTHON)},
         )  # fmt: skip

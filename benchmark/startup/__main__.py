@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -57,7 +58,8 @@ def first_token(arguments: Sequence[str], timeout: float) -> tuple[float, float]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "sglang.launch_server", "--port", str(port), *arguments]
+    command = [sys.executable, "-m", "sglang.launch_server", "--port", str(port)]
+    command += ["--exit-with-parent", str(os.getpid()), *arguments]  # also where this is killed
     with tempfile.TemporaryFile() as log:
         began = time.perf_counter()
         server = subprocess.Popen(command, stdout=log, stderr=log)

@@ -29,6 +29,7 @@ from benchmark.harness.measure import Outcome
 from benchmark.harness.server import Server
 from benchmark.harness.turns import LEAST, PATIENCE, WARM, ratios, take_turns
 from benchmark.models import EMBEDDED
+from benchmark.peers.child import Failed
 from benchmark.serving.report import environment
 
 
@@ -276,6 +277,49 @@ def test_one_that_cannot_start_is_told_of_and_the_others_run(
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert [line["kind"] for line in lines] == ["left out", "left out", "run", "run"]
     assert all(line["machine"]["cores"] == environment()["cores"] for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--items", "0"], "argument --items: '0' is no whole number from 1 on"),
+        (["--rounds", "-1"], "argument --rounds: '-1' is no whole number from 1 on"),
+        (["--peers", "--contenders", "sglnag"],
+         "error: --contenders has 'sglnag'; few_shot knows sglang, ill"),
+        (["--contenders", "ill"], "error: --contenders chooses who takes turns: give --peers"),
+        (["--peers", "--size", "S", "--model-path", "m"], "error: --size and --model-path each"),
+        (["--backend", "guidance"],
+         "error: guidance cannot run few_shot; use --backend openai-url or transformers"),
+        (["--backend", "openai-url"], "error: --backend openai-url needs --base-url http://"),
+        (["--base-url", "http://127.0.0.1:9"],
+         "error: sglang cannot be had for few_shot: no runtime answers at http://127.0.0.1:9"),
+        (["--backend", "openai-url", "--base-url", "http://127.0.0.1:9"],
+         "error: openai-url failed on few_shot: APIConnectionError: Connection error.; see the "
+         "server at http://127.0.0.1:9, or choose another --backend"),
+        (["--backend", "transformers"],
+         "error: transformers failed on few_shot: Failed: holds no text to a pattern; see"),
+        (["--peers", "--contenders", "ill"], ""),
+        (["--output-file", "/nowhere/out.jsonl"], "error: --output-file cannot be written: "),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_measured_ends_with_a_word(
+    given: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Ill(Fake):
+        def run(self, claim: Claim, items: Sequence[Item], mode: str) -> Outcome:
+            raise Failed("holds no text to a pattern")
+
+    found = [
+        Contender("sglang", "openai-url", "", lambda logs: Fake("sglang", 1.0)),
+        Contender("ill", "transformers", "", lambda logs: Ill("ill", 1.0)),
+    ]
+    try:
+        status = main(CLAIM, given, lambda model, peers: found)
+    except SystemExit as ended:  # by argparse
+        status = ended.code
+    assert status == 2
+    out, err = capsys.readouterr()
+    assert said in err if said else "without ill: Failed: holds no text to a pattern" in out
 
 
 def test_contenders_that_are_not_installed_say_so(tmp_path: Path) -> None:

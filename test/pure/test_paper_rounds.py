@@ -159,3 +159,7 @@ def test_sizes_keep_within_their_bounds() -> None:
     assert sized({"a": 1e-6}, 60, 4, 128) == 128
     # A slow side costs a tenth of the time, however slow.
     assert sized({"a": 1.0, "b": 1.0, "c": 1e6}, 60, 4, 128) == 9
+    # The nearest of the slow, 5 s an item, has a tenth of the time for its only run.
+    slow = {"sglang": 0.1, "sglang no cache": 1.0, "b": 5.0, "c": 9.0}
+    assert sized(slow, 600, 4, 128) == 12
+    assert sized({**slow, "d": 0.2}, 600, 4, 128) == 128
