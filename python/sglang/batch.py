@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import traceback
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
@@ -200,7 +199,7 @@ class Batch:
         if self._file is not None:
             self._file.close()
         if self._trace is not None and self._trace_path is not None:
-            write(self._trace, self._trace_path, sys.exc_info()[1])
+            write(self._trace, self._trace_path)
 
 
 def collected(batch: Batch) -> list[ProgramState]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from sglang.state import ProgramState
@@ -140,7 +140,8 @@ class BatchError(SglangError):
     """Items of a batch have failed; the others have run.
 
     Attributes:
-        states: of all items, in order; reading a failed one raises its error.
+        states: of all items, in order; reading a failed one raises its error. An error that has
+            come from another process, as pickle brings it, has none.
         errors: the errors by the number of their item.
     """
 
@@ -148,6 +149,9 @@ class BatchError(SglangError):
         super().__init__(message)
         self.states = states
         self.errors = errors
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BatchError, (str(self), [], self.errors)  # states hold threads and connections
 
 
 class UnknownVariable(ProgramError, KeyError):
@@ -160,7 +164,7 @@ class UnknownVariable(ProgramError, KeyError):
 class InvalidVariable(ProgramError, InvalidOutput):
     """InvalidOutput, raised where the variable is read."""
 
-    def __init__(self, message: str, location: Location | None, text: str) -> None:
+    def __init__(self, message: str, location: Location | None = None, text: str = "") -> None:
         ProgramError.__init__(self, message, location)
         self.text = text
 

@@ -236,7 +236,7 @@ class StreamExecutor(Results):
 
     def fork(self, size: int, location: Location, copy: bool = False) -> list[StreamExecutor]:
         """``size`` executors that begin, when this one gets there, with what it has written.
-        ``copy``: for the language's own use, not a fork of the program's."""
+        ``copy``: for the language's own use; it shows what this one has written by then."""
         with self._changed:
             known = frozenset(self.stream.variables) | frozenset(+self._pending) | self.inherited
         children = [
@@ -253,7 +253,7 @@ class StreamExecutor(Results):
         ]
         if self.track is not None:
             for index, child in enumerate(children):
-                child.track = self.track.fork(index, location, not copy)
+                child.track = self.track if copy else self.track.fork(index, location)
         self.submit(Fork(tuple(children)), location)
         if self.failure is not None:
             for child in children:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from sglang.backend.base import Backend
@@ -44,7 +44,8 @@ class Foresight:
 
         params, arguments = self._sorted(kwargs)
         program = cast("SglFunction", self)
-        return explain(program, self._resolved(backend), args, arguments, params, answers or {})
+        answers = {} if answers is None else answers
+        return explain(program, self._resolved(backend), args, arguments, params, answers)
 
     def plan(
         self,
@@ -63,8 +64,9 @@ class Foresight:
         Args:
             batch: items as ``run_batch`` takes them, or one.
             answers: texts of generated values, as of ``explain``; or such a dict for each item.
-                Without one a value is text that nobody knows, of as many tokens as it may have.
-            lengths: tokens of such values, by name.
+                Without one a value is text that nobody knows, of as many tokens as it may have,
+                and a select takes its first option.
+            lengths: tokens of such texts, by name.
             prices: dollars for a million tokens: "input", "output" and, where the service has a
                 price for what it finds in its cache, "cached".
             media_tokens: tokens that each image or video counts for.
@@ -83,8 +85,8 @@ class Foresight:
         program = cast("SglFunction", self)
         items = [item_of(program, item) for item in _items(batch)]
         return plan(
-            program, self._resolved(backend), items, params, answers=answers or {},
-            lengths=lengths or {}, prices=prices, media_tokens=media_tokens,
+            program, self._resolved(backend), items, params, answers=answers, lengths=lengths,
+            prices=prices, media_tokens=media_tokens,
         )  # fmt: skip
 
 
@@ -92,6 +94,8 @@ def _items(batch: Any) -> Sequence[Any]:
     """Of a batch, which may be one item."""
     if isinstance(batch, Mapping):
         return [batch]
+    if isinstance(batch, str) or not isinstance(batch, Iterable):
+        raise TypeError(f"batch is {batch!r:.60}; give a list of items, each a dict or a tuple")
     if isinstance(batch, tuple) and not all(isinstance(i, (Mapping, list, tuple)) for i in batch):
         return [batch]
     return list(batch)

@@ -9,9 +9,12 @@ def main() -> None:
     """Run the server until it is told to end."""
     try:
         from srt.server.launch import main as launch
+
+        sys.exit(launch())
+    except KeyboardInterrupt:
+        sys.exit(130)
     except ImportError as error:
         sys.exit(f"the server needs more than the language: pip install 'sglang[srt]' ({error})")
-    sys.exit(launch())
 
 
 if __name__ == "__main__":

@@ -103,6 +103,8 @@ def _of_text(kind: str, source: str, num_frames: int) -> Media:
         except ValueError as error:
             raise ValueError(f"the {kind}'s data URL is not base64: {error}") from error
         return _of_bytes(kind, data, head.partition(";")[0], num_frames)
+    if not source:
+        raise ValueError(f"the {kind} is ''; give a path, bytes, a data: URL or an http URL")
     with open(source, "rb") as file:
         data = file.read()
     return _of_bytes(kind, data, mimetypes.guess_type(source)[0] or "", num_frames)

@@ -8,7 +8,7 @@ import functools
 import inspect
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -59,8 +59,10 @@ class SglFunction(Foresight):
         functools.update_wrapper(self, func)
         names = list(inspect.signature(func).parameters)
         if not names or names[0] != "s":
+            method = "; a method is no program: write a function, which may be inside of one"
             raise ValueError(
                 f"the first parameter of {func.__name__!r} must be s, the state; it has {names}"
+                + (method if names[:1] in (["self"], ["cls"]) else "")
             )
         if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
             raise ValueError(f"{func.__name__!r} yields: calling it would run nothing; use return")
@@ -100,6 +102,7 @@ class SglFunction(Foresight):
             ProgramError: a primitive failed; what the function itself raises comes as it is.
             TypeError: a keyword names both an argument and a generation parameter.
         """
+        self._verify_options(stream=stream or None, backend=backend)
         params, arguments = self._sorted(kwargs)
         if (record := tracing()) is not None:
             return record.call(self, args, arguments, params, backend=backend, stream=stream)
@@ -129,6 +132,7 @@ class SglFunction(Foresight):
         flight. With ``stream=True`` the state comes at once: read it by ``text_async_iter`` or
         ``value_async_iter``.
         """
+        self._verify_options(stream=stream or None, backend=backend)
         params, arguments = self._sorted(kwargs)
         if (record := tracing()) is not None:
             return record.call(self, args, arguments, params, backend=backend, stream=stream)
@@ -137,6 +141,15 @@ class SglFunction(Foresight):
         state = self.new_state(chosen, params, stream=stream, loop=loop, trace=to)
         await self.astart(state, args, arguments, stream=stream)
         return state
+
+    def _verify_options(self, **options: Any) -> None:
+        """Raise TypeError where an option that was given may be meant for an argument."""
+        for name, value in options.items():
+            if name in self.arg_names and value is not None:
+                raise TypeError(
+                    f"{name!r} is an argument of {self.func.__name__} and an option of run; give "
+                    f"the argument by position, by bind({name}=...), or rename it"
+                )
 
     def _resolved(self, backend: Any) -> Backend:
         """The backend to run on where ``backend`` was given."""
@@ -332,6 +345,8 @@ class SglFunction(Foresight):
         params, unknown = self._sorted(kwargs)
         if unknown:
             raise TypeError(f"a batch has no option {next(iter(unknown))!r}")
+        if not isinstance(items, Iterable):
+            raise TypeError(f"the items of a batch are {items!r:.60}; give a list of dicts")
         arguments = [item_of(self, item) for item in items]
         return Batch(self, arguments, self._resolved(backend), params, **options)
 

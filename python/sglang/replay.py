@@ -99,7 +99,7 @@ class Replay:
                 child.interpreter.spec_tokens = executor.interpreter.spec_tokens
             self._executors.update(zip(node.children, children))
         elif isinstance(node, Join):
-            executor.submit(self._join(node), location)
+            executor.submit(self._join(node, executor), location)
         elif not isinstance(node, (Call, GetForkItem)):
             executor.submit(self._node(node), location)
         if step.number in self._plan.kept:
@@ -126,16 +126,16 @@ class Replay:
     def _filled(self, node: Node) -> Node:
         return node_of(rebuild(node, self._value))
 
-    def _join(self, node: Join) -> Node:
+    def _join(self, node: Join, into: StreamExecutor) -> Node:
         branches = tuple((self._after(end), None) for end in node.ends)
-        return Later(branches, partial(self._joined, node), node.made)
+        return Later(branches, partial(self._joined, node, into), node.made)
 
-    def _joined(self, node: Join) -> Node:
+    def _joined(self, node: Join, into: StreamExecutor) -> Node:
         """What a Join appends once its branches are done. Raises the first one's failure."""
         branches = [self._after(end) for end in node.ends]
         streams = [self._executors[self._plan.homes[end]] for end in node.ends]
-        if self._main.track is not None:  # a branch may be a copy, which is in no trace
-            self._main.track.joined([stream.track for stream in streams], node.mode)
+        if into.track is not None:
+            into.track.joined([stream.track for stream in streams], node.mode)
         if node.mode != GATHER:
             for stream, branch in zip(streams, branches):
                 branch.origin = stream.origin

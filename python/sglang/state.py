@@ -272,6 +272,8 @@ class ProgramState:
 
         More than one first has the backend compute and cache the text so far.
         """
+        if not isinstance(size, int):
+            raise TypeError(f"fork size is {size!r:.60}; give a whole number")
         if size < 1:
             raise ValueError(f"fork size is {size}; it must be at least 1")
         if position_ids_offset is not None:

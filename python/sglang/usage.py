@@ -17,6 +17,12 @@ class Usage:
         self.completion_tokens = 0
         self._lock = threading.Lock()
 
+    def __getstate__(self) -> dict[str, int]:
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, int]) -> None:
+        vars(self).update(state, _lock=threading.Lock())
+
     def add(self, meta: Mapping[str, Any]) -> None:
         """Count one reply by its meta_info."""
         with self._lock:

@@ -7,6 +7,7 @@ the program's own thread), so a bounded number of threads cannot deadlock, howev
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import threading
 from collections import deque
@@ -15,6 +16,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from sglang.settings import global_config
 
@@ -22,6 +24,8 @@ T = TypeVar("T")
 _END = object()
 
 IDLE_SECONDS = 0.25
+
+_ALL: WeakSet[Workers] = WeakSet()
 
 
 class Workers:
@@ -31,6 +35,11 @@ class Workers:
         """``limit``: most threads; None: ``global_config.max_threads``."""
         self._idle_seconds = idle
         self._limit = limit
+        self._begin()
+        _ALL.add(self)
+
+    def _begin(self) -> None:
+        """Without threads and jobs: at first, and in a forked process, which has not got them."""
         self._changed = threading.Condition()
         self._jobs: deque[Callable[[], None]] = deque()
         self._idle = 0
@@ -85,6 +94,10 @@ class Workers:
                 return
             try:
                 result = context.run(function, *args)
+            except StopIteration as error:  # which no future of an event loop can hold
+                raised = RuntimeError("the program raised StopIteration")
+                raised.__cause__ = error
+                future.set_exception(raised)
             except BaseException as error:
                 future.set_exception(error)
             else:
@@ -95,6 +108,15 @@ class Workers:
 
 
 WORKERS = Workers()
+
+
+def _forked() -> None:
+    for workers in _ALL:
+        workers._begin()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 async def in_worker(function: Callable[..., T], *args: Any) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -48,9 +49,17 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; the exit code."""
+    try:
+        return _main(list(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:
+        return 130
+
+
+def _main(argv: list[str]) -> int:
     from srt.server.arguments import Parser
 
-    argv = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may have ASCII alone
+        sys.stdout.reconfigure(errors="backslashreplace")
     parser = Parser(prog="sglang", description="Run and serve LM programs.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, help, more) in COMMANDS.items():

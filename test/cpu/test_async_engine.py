@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import sglang as sgl
+from helpers.threads import running_threads
 
 pytest.importorskip("torch")
 
@@ -32,7 +32,7 @@ def plain(s, topic):
         forks += lambda i: f" {i}:" + sgl.gen("point", max_tokens=2)
         forks.join()
         s += sgl.select("mark", ["good", "bad"])
-    return threading.active_count()
+    return running_threads()
 
 
 @sgl.function
@@ -44,14 +44,14 @@ async def program(s, topic):
         forks += lambda i: f" {i}:" + sgl.gen("point", max_tokens=2)
         await forks.ajoin()
         s += sgl.select("mark", ["good", "bad"])
-    return threading.active_count()
+    return running_threads()
 
 
 def test_the_same_texts_without_threads(backend: Any) -> None:
     expected = plain.run("foxes", backend=backend, temperature=0)
 
     async def main() -> None:
-        before = threading.active_count()
+        before = running_threads()
         for function, more in [(program, 0), (plain, 1)]:
             state = await function.arun("foxes", backend=backend, temperature=0)
             assert state.text() == expected.text()
@@ -69,12 +69,12 @@ def test_a_batch_agrees_with_single_runs(backend: Any) -> None:
     @sgl.function
     async def short(s, topic):
         s += "Tell me about " + topic + ":" + sgl.gen("x", max_tokens=4)
-        return threading.active_count()
+        return running_threads()
 
     topics = [f"animal {number}" for number in range(60)]
 
     async def main() -> tuple[list[Any], int]:
-        before = threading.active_count()
+        before = running_threads()
         batch = short.arun_batch([(t,) for t in topics], backend=backend, temperature=0)
         return [(state["x"], state.ret_value) async for state in batch], before
 

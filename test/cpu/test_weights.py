@@ -337,3 +337,10 @@ def test_what_is_fetched_from_the_hub(tmp_path: Path, monkeypatch: pytest.Monkey
         locate("a/b/other.gguf")
     with pytest.raises(ValueError, match="outside the model directory"):
         locate("a/b/../../x.gguf")
+
+
+def test_progress_without_a_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a process has it that was started with that closed."""
+    monkeypatch.setattr("sys.stderr", None)
+    with weights._progress(1, "reading", show=True) as bar:
+        bar.update(1)

@@ -233,3 +233,29 @@ def test_programs_of_many_loops_do_not_meet() -> None:
         thread.join()
     assert results == [20] * 8
     gc.collect()
+
+
+def test_what_an_event_loop_cannot_hold_is_still_raised() -> None:
+    """A future takes no StopIteration, and whoever waits for it would wait for ever."""
+    backend = sgl.Mock()
+
+    @sgl.function
+    def first(s, items):
+        s += next(iter(items))
+
+    async def run() -> list[sgl.ProgramState]:
+        with pytest.raises(RuntimeError, match="StopIteration") as raised:
+            await first.arun([], backend=backend)
+        assert isinstance(raised.value.__cause__, StopIteration)
+        state = await first.arun([], backend=backend, stream=True)
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            async for _ in state.text_async_iter():
+                pass
+        return [
+            s
+            async for s in first.arun_batch(
+                [{"items": []}] * 2, backend=backend, return_errors=True
+            )
+        ]
+
+    assert len(asyncio.run(asyncio.wait_for(run(), 20))) == 2

@@ -184,7 +184,7 @@ def test_everything_independent_is_in_flight_at_once() -> None:
 
     def answer(prompt, params):
         if "alone" not in prompt.text:
-            together.wait(timeout=30)
+            together.wait(timeout=60)
         return "x"
 
     @sgl.function

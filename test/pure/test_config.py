@@ -183,3 +183,10 @@ def test_flags_of_other_servers_lead_to_flags_of_this_one() -> None:
     add_arguments(parser)
     assert {flag for flag in ELSEWHERE.values() if flag} <= {*parser._option_string_actions}
     assert not {*ELSEWHERE} & {*parser._option_string_actions}
+
+
+def test_an_empty_model_path_is_not_the_embedded_model() -> None:
+    """``--model-path "$MODEL"``, where that is not set."""
+    with pytest.raises(ValueError, match="--model-path is ''; leave it out for the embedded"):
+        parse("--model-path", "")
+    assert parse().model.model_path == ""

@@ -13,16 +13,15 @@ import httpx
 import pytest
 from helpers.http_server import GOLDEN, Client, Served, serve_text
 from srt.config import Config
-from srt.server.edge.protocol import LINGER, PIPELINE, WRITE_BUFFER, Protocol
+from srt.server.edge.protocol import PIPELINE, WRITE_BUFFER, Protocol
 from srt.server.wire import body
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 HEAD_BYTES, BODY_BYTES = 16 << 10, 1 << 20
 LIMITS: dict[str, Any] = {
-    "max_header_bytes": HEAD_BYTES, "max_body_bytes": BODY_BYTES, "header_timeout": 0.5,
-    "body_timeout": 0.5, "keep_alive_timeout": 1, "stream_write_timeout": 0.5,
-    "max_connections": 24,
+    "max_header_bytes": HEAD_BYTES, "max_body_bytes": BODY_BYTES, "max_connections": 24,
 }  # fmt: skip
+TIMES = ("header_timeout", "body_timeout", "stream_write_timeout")
 HOST = b"Host: localhost\r\n"
 GET = b"GET /health HTTP/1.1\r\n" + HOST
 POST = b"POST /generate HTTP/1.1\r\n" + HOST + b"Content-Type: application/json\r\n"
@@ -32,20 +31,48 @@ LONG = {"max_new_tokens": 900, "ignore_eos": True}
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     directory = tmp_path_factory.mktemp("tokenizer")
-    with serve_text(directory, Config.of(**LIMITS), running=8, queued=16) as server:
+    config = Config.of(**LIMITS, **dict.fromkeys(TIMES, 60), keep_alive_timeout=60)
+    with serve_text(directory, config, running=8, queued=16) as server:
         yield server
+
+
+SOON = 0.5
+
+
+@pytest.fixture
+def soon(http: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections made from now on have little time; a busy machine would miss it elsewhere."""
+    limits = Config.of(**LIMITS, **dict.fromkeys(TIMES, SOON)).edge
+    original = Protocol.connection_made
+
+    def connection_made(self: Protocol, transport: Any) -> None:
+        self.limits = limits  # type: ignore[misc]
+        self.timeout_keep_alive = SOON  # type: ignore[assignment]
+        original(self, transport)
+
+    monkeypatch.setattr(Protocol, "connection_made", connection_made)
+
+
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes on being sent behind an answer is read for a moment only."""
+    monkeypatch.setattr("srt.server.edge.protocol.LINGER", SOON)
 
 
 @pytest.fixture
 def http(served: Served) -> Iterator[Client]:
     """A client; after the test all is as before."""
-    with Client(base_url=served.url, timeout=30) as client:
+    with Client(base_url=served.url, timeout=60) as client:
         before = client.golden()
         yield client
         served.worker.seconds = 0.0
         client.idle()
         assert client.golden() == before
     served.client.close()
+
+
+# What must be done within SOON: a server that is wrong is so every time, a busy machine is not.
+TRIES = 5
 
 
 class Raw:
@@ -56,7 +83,7 @@ class Raw:
         self.socket = socket.socket()
         if size is not None:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
-        self.socket.settimeout(10)
+        self.socket.settimeout(60)
         self.socket.connect((host, int(port)))
 
     def __enter__(self) -> Raw:
@@ -73,7 +100,7 @@ class Raw:
             return False
         return True
 
-    def rest(self, seconds: float = 10.0) -> bytes:
+    def rest(self, seconds: float = 60.0) -> bytes:
         """Everything until the other side closes."""
         self.socket.settimeout(seconds)
         found = b""
@@ -91,7 +118,7 @@ class Raw:
         except BlockingIOError:
             return False
         finally:
-            self.socket.settimeout(10)
+            self.socket.settimeout(60)
 
 
 def status(answer: bytes) -> int:
@@ -107,7 +134,7 @@ def error_of(answer: bytes) -> dict[str, Any]:
     return error  # type: ignore[no-any-return]
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -128,14 +155,23 @@ ENDLESS: dict[str, tuple[bytes, bytes]] = {
 
 
 @pytest.mark.parametrize("name", ENDLESS)
-def test_a_head_without_end_is_a_431(served: Served, http: Client, name: str) -> None:
+def test_a_head_without_end_is_a_431(
+    served: Served, http: Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, more = ENDLESS[name]
+    taken, original = [], Protocol.data_received
+
+    def data_received(self: Protocol, data: bytes) -> None:
+        taken.append(len(data))
+        original(self, data)
+
+    monkeypatch.setattr(Protocol, "data_received", data_received)
     with Raw(served) as raw:
         raw.send(first)
-        sent = 0
+        sent = len(first)
         while raw.send(more) and not raw.answered() and sent < 10 << 20:
             sent += len(more)
-            time.sleep(0.002)
+            wait_for(lambda: raw.answered() or sum(taken) >= sent)  # noqa: B023
         assert sent < 2 * HEAD_BYTES + (32 << 10)
         answer = raw.rest()
         if name != "trailers":  # the answer to the request itself may come first
@@ -148,10 +184,8 @@ def test_a_head_without_end_is_a_431(served: Served, http: Client, name: str) ->
 def test_ten_megabytes_at_once_are_a_431(served: Served, http: Client) -> None:
     with Raw(served) as raw:
         raw.send(GET + b"X: ")
-        start = time.monotonic()
         assert raw.send(b"x" * (10 << 20))  # not reset, which could cost it the answer
         assert status(raw.rest()) == 431
-        assert time.monotonic() - start < LINGER + 3
 
 
 def test_a_head_below_the_limit_is_read(served: Served, http: Client) -> None:
@@ -166,10 +200,11 @@ def test_a_head_below_the_limit_is_read(served: Served, http: Client) -> None:
         assert answer.count(b"HTTP/1.1 200 OK") == 2
 
 
+@pytest.mark.usefixtures("soon")
 def test_a_slow_head_is_a_408_and_disturbs_nobody(served: Served, http: Client) -> None:
+    start = time.monotonic()
     slow = [Raw(served) for _ in range(10)]
     try:
-        start = time.monotonic()
         for raw in slow:
             raw.send(b"G")
         data = iter(GET[1:] * 10)
@@ -178,9 +213,8 @@ def test_a_slow_head_is_a_408_and_disturbs_nobody(served: Served, http: Client) 
             for raw in slow:
                 raw.send(piece)
             assert http.post("/generate", json=GOLDEN).status_code == 200
-            assert time.monotonic() - start < 5
             time.sleep(0.02)
-        assert time.monotonic() - start >= 0.4
+        assert time.monotonic() - start >= 0.9 * SOON
         for raw in slow:
             answer = raw.rest()
             assert status(answer) == 408
@@ -190,67 +224,73 @@ def test_a_slow_head_is_a_408_and_disturbs_nobody(served: Served, http: Client) 
             raw.socket.close()
 
 
-def test_a_connection_that_says_nothing_is_closed(served: Served, http: Client) -> None:
+@pytest.mark.usefixtures("soon")
+def test_a_connection_that_says_nothing_is_closed(served: Served) -> None:
+    start = time.monotonic()
     with Raw(served) as silent, Raw(served) as blank:
-        start = time.monotonic()
         blank.send(b"\r\n")
         assert silent.rest() == blank.rest() == b""
-        assert 0.3 < time.monotonic() - start < 3
+        assert time.monotonic() - start >= 0.9 * SOON
 
 
+@pytest.mark.usefixtures("soon")
 def test_a_connection_that_waits_for_its_next_request_is_closed(
-    served: Served, http: Client
+    served: Served,
 ) -> None:
     with Raw(served) as raw:
-        raw.send(GET + b"\r\n")
         start = time.monotonic()
+        raw.send(GET + b"\r\n")
         assert raw.rest().count(b"HTTP/1.1") == 1
-        assert 0.5 < time.monotonic() - start < 3
+        assert time.monotonic() - start >= 0.9 * SOON
 
 
 # -- bodies ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("drip", [b"", b" ", b"1\r\n \r\n"])
-def test_a_body_that_stands_still_is_a_408(
-    served: Served, http: Client, chunked: bool, drip: bytes
-) -> None:
+def test_a_body_that_stands_still_is_a_408(served: Served, chunked: bool, drip: bytes) -> None:
     kind = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: 100000"
     with Raw(served) as raw:
         start = time.monotonic()
         raw.send(POST + kind + b"\r\n\r\n" + (b"1\r\n{\r\n" if chunked else b"{"))
-        while not raw.answered() and time.monotonic() - start < 5:
+        while not raw.answered():
             if drip and chunked == (len(drip) > 1):
                 raw.send(drip)
             time.sleep(0.03)
-        assert 0.4 < time.monotonic() - start < 3
+        assert time.monotonic() - start >= 0.9 * SOON
         answer = raw.rest()
         assert status(answer) == 408
         assert "--body-timeout" in error_of(answer)["message"]
     wait_for(lambda: served.service.open_requests == 0)
 
 
-def test_endless_chunk_extensions_are_no_progress(served: Served, http: Client) -> None:
+@pytest.mark.usefixtures("soon")
+def test_endless_chunk_extensions_are_no_progress(served: Served) -> None:
     with Raw(served) as raw:
         raw.send(POST + b"Transfer-Encoding: chunked\r\n\r\n1;")
-        start = time.monotonic()
         while raw.send(b"x" * 1000) and not raw.answered():
-            assert time.monotonic() - start < 5
             time.sleep(0.01)
         assert status(raw.rest()) in (400, 408)
 
 
-def test_a_slow_body_that_moves_is_read(served: Served, http: Client) -> None:
+@pytest.mark.usefixtures("soon")
+def test_a_slow_body_that_moves_is_read(served: Served) -> None:
     data = json.dumps({**GOLDEN, "x": "y" * 16_000}).encode()
-    with Raw(served) as raw:
-        raw.send(POST + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(data))
-        for at in range(0, len(data), 2000):
-            raw.send(data[at : at + 2000])
-            time.sleep(0.08)
-        assert status(raw.rest()) == 200
+
+    def sent() -> bool:
+        with Raw(served) as raw:
+            raw.send(POST + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(data))
+            for at in range(0, len(data), 2000):
+                raw.send(data[at : at + 2000])
+                time.sleep(SOON / 6)
+            return status(raw.rest()) == 200
+
+    assert any(sent() for _ in range(TRIES))
 
 
+@pytest.mark.usefixtures("brief")
 def test_bodies_that_arrive_at_once_take_bounded_memory(
     served: Served, http: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,7 +303,7 @@ def test_bodies_that_arrive_at_once_take_bounded_memory(
             raw.send(part)
         wait_for(lambda: body._arriving.size == 1_800_000)
         third.send(part)
-        answer = third.rest(LINGER + 3)
+        answer = third.rest()
         assert status(answer) == 503
         assert error_of(answer)["code"] == "overloaded"
         assert http.post("/generate", json=GOLDEN).status_code == 200
@@ -272,6 +312,7 @@ def test_bodies_that_arrive_at_once_take_bounded_memory(
     assert http.post("/generate", json=large).status_code == 200
 
 
+@pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_body_past_the_limit_is_refused_before_it_is_there(
     served: Served, http: Client, chunked: bool
@@ -281,12 +322,13 @@ def test_a_body_past_the_limit_is_refused_before_it_is_there(
     piece = b"%x\r\n" % 8192 + b" " * 8192 + b"\r\n" if chunked else b" " * 8192
     with Raw(served) as raw:
         raw.send(POST + kind + b"\r\n\r\n")
-        sent, start = 0, time.monotonic()
+        sent = 0
         while not raw.answered() and sent < size and raw.send(piece):
             sent += len(piece)
         assert sent < 16 * BODY_BYTES  # most of it in the sockets' buffers
+        deadline = time.monotonic() + 60
         while raw.send(piece):  # whoever goes on is cut off
-            assert time.monotonic() - start < LINGER + 5
+            assert time.monotonic() < deadline
         assert status(raw.rest()) == 413
 
 
@@ -401,7 +443,7 @@ def test_a_client_that_leaves_is_seen_whatever_it_sent_behind(
         if behind == GET + b"\r\n":  # one more, when nobody is about to read
             raw.send(behind)
             time.sleep(0.05)
-    wait_for(lambda: http.stats()["running"] == 0, 2.0)
+    wait_for(lambda: http.stats()["running"] == 0)
     assert http.stats()["aborted"] == before + 1
 
 
@@ -413,8 +455,8 @@ def test_too_much_behind_a_request_ends_both(served: Served, http: Client, behin
     served.worker.seconds = 0.01
     with Raw(served) as raw:
         raw.send(started(served, http, False) + behind)
-        assert raw.rest(5) == b""
-    wait_for(lambda: http.stats()["running"] == 0, 2.0)
+        assert raw.rest() == b""
+    wait_for(lambda: http.stats()["running"] == 0)
 
 
 def test_noise_behind_a_request_never_enters_its_stream(served: Served, http: Client) -> None:
@@ -423,22 +465,17 @@ def test_noise_behind_a_request_never_enters_its_stream(served: Served, http: Cl
         raw.send(started(served, http, True))
         wait_for(raw.answered)
         raw.send(b"\x00 noise \r\n\r\n")
-        answer = raw.rest(5)
+        answer = raw.rest()
         assert answer.count(b"HTTP/1.1") == 1
         assert b"malformed" not in answer
-    wait_for(lambda: http.stats()["running"] == 0, 2.0)
+    wait_for(lambda: http.stats()["running"] == 0)
 
 
 def test_connections_beyond_the_limit_are_told_so(served: Served, http: Client) -> None:
     most = LIMITS["max_connections"]
-    held = []
+    held = [Raw(served) for _ in range(most + 1)]
     try:
-        answer = b""
-        while not answer and len(held) <= most:
-            held.append(Raw(served))
-            time.sleep(0.01)
-            if held[-1].answered():
-                answer = held[-1].rest()
+        answer = held[-1].rest()
         assert status(answer) == 503
         assert error_of(answer)["code"] == "too_many_connections"
         assert b"retry-after: " in answer.lower()
@@ -451,7 +488,7 @@ def test_connections_beyond_the_limit_are_told_so(served: Served, http: Client) 
 
 def _reachable(served: Served) -> bool:
     try:
-        return httpx.get(f"{served.url}/health").status_code == 200
+        return httpx.get(f"{served.url}/health", timeout=60).status_code == 200
     except httpx.TransportError:
         return False
 
@@ -473,6 +510,7 @@ def connections(monkeypatch: pytest.MonkeyPatch) -> list[Protocol]:
     return made
 
 
+@pytest.mark.usefixtures("soon")
 def test_a_client_that_stops_reading_its_stream_is_let_go(
     served: Served, http: Client, connections: list[Protocol]
 ) -> None:
@@ -480,7 +518,7 @@ def test_a_client_that_stops_reading_its_stream_is_let_go(
     served.worker.seconds = 0.002
     before = http.stats()
     text = {"text": "b", "sampling_params": {**LONG, "seed": 5}, "stream": True}
-    alone = httpx.post(f"{served.url}/generate", json=text, timeout=30).text
+    alone = httpx.post(f"{served.url}/generate", json=text, timeout=60).text
     data = json.dumps({"text": ["a"] * 4, "sampling_params": {**LONG, "n": 2}, "stream": True,
                        "return_logprob": True, "top_logprobs_num": 20}).encode()  # fmt: skip
     with Raw(served, size=4096) as raw:
@@ -489,7 +527,8 @@ def test_a_client_that_stops_reading_its_stream_is_let_go(
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             asked = pool.submit(httpx.post, f"{served.url}/generate", json=text, timeout=30)
             largest = 0
-            while not asked.done():
+            stopped = connections[1]  # behind ``alone``'s
+            while not (asked.done() and stopped._lost):
                 for one in connections:
                     largest = max(largest, one.transport.get_write_buffer_size())
                 time.sleep(0.002)
@@ -503,6 +542,23 @@ def test_a_client_that_stops_reading_its_stream_is_let_go(
     assert strip(beside)[-1] == strip(alone)[-1]  # tokens of several passes may be one event
 
 
+@pytest.mark.parametrize("keep", [b"", b"Connection: keep-alive\r\n"])
+def test_http_1_0_gets_no_chunks(served: Served, http: Client, keep: bytes) -> None:
+    """It has none: the end of the connection is that of the answer."""
+    body = {"text": "a", "sampling_params": {"max_new_tokens": 3, "temperature": 0}}
+    whole = http.post("/generate", json=body).json()
+    for stream in (True, False):
+        data = json.dumps({**body, "stream": stream}).encode()
+        length = b"Content-Length: %d\r\n\r\n" % len(data)
+        with Raw(served) as raw:
+            raw.send(POST.replace(b"HTTP/1.1", b"HTTP/1.0") + keep + length + data)
+            head, _, answer = raw.rest().partition(b"\r\n\r\n")
+        assert status(head) == 200
+        assert b"transfer-encoding" not in head.lower()
+        last = strip(answer.decode())[-1] if stream else json.loads(answer)["text"]
+        assert last == ((whole["text"], whole["output_ids"]) if stream else whole["text"])
+
+
 def strip(stream: str) -> list[Any]:
     events = [
         json.loads(line[6:]) for line in stream.split("\n\n") if line[6:] not in ("", "[DONE]")
@@ -510,35 +566,43 @@ def strip(stream: str) -> list[Any]:
     return [(event["text"], event["output_ids"]) for event in events]
 
 
-def test_a_client_that_reads_slowly_gets_everything(served: Served, http: Client) -> None:
-    data = json.dumps(
-        {"text": "a", "sampling_params": {**LONG, "seed": 1}, "stream": True}
-    ).encode()
-    with Raw(served, size=4096) as raw:
-        raw.send(POST + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
-        raw.socket.settimeout(10)
-        found = b""
-        while data := raw.socket.recv(100_000):
-            found += data
-            time.sleep(0.002)
-        assert found.rstrip().endswith(b"0")
-        assert b"[DONE]" in found
-
-
-def test_a_large_answer_that_is_taken_slowly_arrives(served: Served, http: Client) -> None:
-    data = json.dumps({"prompt": "x1 " * 200_000}).encode()
-    head = b"POST /tokenize HTTP/1.1\r\n" + HOST + b"Content-Type: application/json\r\n"
+def taken_slowly(served: Served, head: bytes, data: bytes, size: int, pause: float) -> bytes:
+    """An answer read in pieces, with pauses for three times as long as one may last."""
     with Raw(served, size=4096) as raw:
         raw.send(head + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
         found, start = bytearray(), 0.0
-        while piece := raw.socket.recv(40_000):
-            start = start or time.monotonic()
-            found += piece
-            if time.monotonic() - start < 3 * LIMITS["stream_write_timeout"]:
-                time.sleep(0.02)
-        assert json.loads(found.partition(b"\r\n\r\n")[2])["count"] >= 400_000
+        try:
+            while piece := raw.socket.recv(size):
+                start = start or time.monotonic()
+                found += piece
+                if time.monotonic() - start < 3 * SOON:
+                    time.sleep(pause)
+        except ConnectionResetError:
+            pass
+        return bytes(found)
 
 
+@pytest.mark.usefixtures("soon")
+def test_a_client_that_reads_slowly_gets_everything(served: Served) -> None:
+    data = json.dumps(
+        {"text": "a", "sampling_params": {**LONG, "seed": 1}, "stream": True}
+    ).encode()
+    answers = (taken_slowly(served, POST, data, 100_000, 0.002) for _ in range(TRIES))
+    assert any(b"[DONE]" in one and one.rstrip().endswith(b"0") for one in answers)
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_large_answer_that_is_taken_slowly_arrives(served: Served) -> None:
+    data = json.dumps({"prompt": "x1 " * 200_000}).encode()
+    head = b"POST /tokenize HTTP/1.1\r\n" + HOST + b"Content-Type: application/json\r\n"
+    for left in reversed(range(TRIES)):
+        answer = taken_slowly(served, head, data, 40_000, 0.02)
+        if answer.endswith(b"}") or not left:
+            break
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["count"] >= 400_000
+
+
+@pytest.mark.usefixtures("soon")
 def test_a_client_that_never_takes_its_last_bytes_is_let_go(
     served: Served, http: Client, connections: list[Protocol], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -571,5 +635,5 @@ def test_uvicorn_still_has_what_is_used_of_it() -> None:
              *RequestResponseCycle.__init__.__code__.co_names}  # fmt: skip
     for name in ("pipeline", "cycle", "flow", "loop", "server_state", "connections", "transport",
                  "headers", "disconnected", "message_event", "response_started", "body",
-                 "response_complete"):  # fmt: skip
+                 "response_complete", "chunked_encoding", "expected_content_length"):  # fmt: skip
         assert name in known, name

@@ -154,6 +154,8 @@ VALUES: list[tuple[str, dict[str, Any], str]] = [
     ("/generate", sampling(n=10**9), "n"),
     ("/generate", sampling(n=0), "n"),
     ("/generate", sampling(logit_bias={"1000000": 1}), "logit_bias"),
+    ("/generate", sampling(logit_bias={"5.5": 1}), "logit_bias"),
+    ("/generate", sampling(logit_bias={" 5": 1}), "logit_bias"),
     ("/generate", sampling(logit_bias={str(i): 1 for i in range(10**4)}), "logit_bias"),
     ("/generate", sampling(stop_token_ids=[10**6]), "stop_token_ids"),
     ("/generate", sampling(stop_token_ids=[-1]), "stop_token_ids"),
@@ -281,7 +283,7 @@ def test_a_request_may_not_bring_a_template(http: httpx.Client) -> None:
 LONG = {"max_new_tokens": 900, "ignore_eos": True}
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -305,7 +307,7 @@ def test_a_client_that_leaves_while_decoding_is_aborted(
     connection = served.open({**body, "stream": stream})
     wait_for(lambda: served.client.stats()["generated_tokens"] > before["generated_tokens"] + 5)
     connection.close()
-    after = served.client.idle(2.0)
+    after = served.client.idle()
     assert after["finished"] - before["finished"] == int("n" in body["sampling_params"])  # the fill
     assert after["aborted"] > before["aborted"]
     assert after["generated_tokens"] - before["generated_tokens"] < 900
@@ -335,11 +337,14 @@ def test_a_client_that_leaves_the_queue_or_the_prefill(
 
 
 def test_a_flood_gets_429_and_who_is_in_finishes(served: Served, http: httpx.Client) -> None:
-    served.worker.seconds = 0.003
+    served.worker.seconds = 0.3  # until one is refused
     body = {"text": "a", "sampling_params": {**LONG, "max_new_tokens": 30, "temperature": 0}}
 
     def ask(_: int) -> httpx.Response:
-        return httpx.post(f"{served.url}/generate", json=body, timeout=30)
+        reply = httpx.post(f"{served.url}/generate", json=body, timeout=60)
+        if reply.status_code == 429:
+            served.worker.seconds = 0.003
+        return reply
 
     with concurrent.futures.ThreadPoolExecutor(30) as pool:
         replies = list(pool.map(ask, range(30)))
@@ -358,7 +363,7 @@ def test_who_is_let_in_waits_for_no_more_than_the_queue(
     served: Served, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counted in the server, not timed: how many of a flood's requests end while one waits."""
-    served.worker.seconds = 0.002
+    served.worker.seconds = 0.3  # until one is refused
     limit, body = 4 + 8, {"text": "a", "sampling_params": {**LONG, "max_new_tokens": 8}}
     finish, ended, waits = served.service.finish, 0, []
 
@@ -372,10 +377,17 @@ def test_who_is_let_in_waits_for_no_more_than_the_queue(
 
     monkeypatch.setattr(served.service, "finish", counted)
     with (
-        httpx.Client(base_url=served.url, timeout=30) as flood,
+        httpx.Client(base_url=served.url, timeout=60) as flood,
         concurrent.futures.ThreadPoolExecutor(30) as pool,
     ):
-        codes = list(pool.map(lambda _: flood.post("/generate", json=body).status_code, range(300)))
+
+        def ask(_: int) -> int:
+            code = flood.post("/generate", json=body).status_code
+            if code == 429:
+                served.worker.seconds = 0.002
+            return code
+
+        codes = list(pool.map(ask, range(300)))
     assert set(codes) == {200, 429}
     assert len(waits) == codes.count(200) >= limit
     assert sorted(waits)[int(len(waits) * 0.99)] <= limit + 4  # the queue, and what runs behind it
@@ -395,7 +407,7 @@ def test_abort_by_rid_and_all(served: Served, http: httpx.Client) -> None:
 
     def ask(rid: str, stream: bool = False) -> dict[str, Any]:
         body = {"text": rid, "rid": rid, "sampling_params": LONG, "stream": stream}
-        reply = httpx.post(f"{served.url}/generate", json=body, timeout=30)
+        reply = httpx.post(f"{served.url}/generate", json=body, timeout=60)
         assert reply.status_code == 200
         return json.loads(reply.text.split("data: ")[-2]) if stream else reply.json()
 
@@ -436,7 +448,7 @@ def test_the_key_guards_every_route(tmp_path_factory: pytest.TempPathFactory, ke
             {"Authorization": b"Bearer \xff\xfe" + key.encode()},
             {"Authorization": b"Bearer " + b"k" * 60_000},
         ]
-        with httpx.Client(base_url=server.url, timeout=30) as http:
+        with httpx.Client(base_url=server.url, timeout=60) as http:
             for path in [*sorted(paths), "/nowhere", "/v1/../health", "//health"]:
                 for method in ("GET", "POST", "OPTIONS"):
                     assert http.request(method, path).status_code == 401

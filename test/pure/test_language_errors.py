@@ -6,6 +6,7 @@ import inspect
 import re
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 import sglang as sgl
@@ -30,7 +31,7 @@ def worker_threads() -> list[str]:
 def _no_thread_is_left():
     before = len(worker_threads())
     yield
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while len(worker_threads()) > before and time.monotonic() < deadline:
         time.sleep(0.02)
     assert len(worker_threads()) <= before
@@ -258,3 +259,34 @@ def test_a_backend_names_what_it_lacks() -> None:
 
     with pytest.raises(sgl.ProgramError, match="has no select; use gen"):
         program.run(backend=Backend())
+
+
+def with_argument(name: str) -> object:
+    names: dict[str, Callable[..., None]] = {}
+    exec(f"def program(s, {name}): s += str({name})", names)
+    return sgl.function(names["program"])
+
+
+@pytest.mark.parametrize("name", ["stream", "backend"])
+def test_an_argument_named_as_an_option_is_told_apart(name: str) -> None:
+    program = with_argument(name)
+    with pytest.raises(TypeError, match=f"'{name}' is an argument of program and an option of run"):
+        program.run(**{"backend": sgl.Mock(), name: "x"})
+    sgl.set_default_backend(sgl.Mock())
+    assert program.run("x").text() == program.bind(**{name: "x"}).run().text() == "x"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        (lambda s: s.fork("a"), "fork size is 'a'; give a whole number"),
+        (lambda s: s.fork(2.0), "fork size is 2.0; give a whole number"),
+        (lambda s: sgl.RuntimeEndpoint(31999), "the runtime is 31999; give its URL"),
+        (lambda s: sgl.function(lambda s: None).run_batch(None), "batch are None; give a list of"),
+        (lambda s: sgl.image(""), "the image is ''; give a path"),
+        (lambda s: sgl.function(lambda self, s: None), "a method is no program: write a function"),
+    ],
+)
+def test_what_is_of_the_wrong_kind_is_named(wrong: Callable[..., None], complaint: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=complaint):
+        sgl.function(lambda s: wrong(s)).run(backend=sgl.Mock())

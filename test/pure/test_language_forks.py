@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 
 import pytest
 import sglang as sgl
+from helpers.counted import reaches
 from sglang.settings import global_config
 from sglang.workers import WORKERS, Workers
 
@@ -74,7 +74,7 @@ def test_forking_does_not_wait_for_what_was_appended() -> None:
     release = threading.Event()
 
     def script(prompt, params):
-        assert release.wait(10)
+        assert release.wait(60)
         return "B"
 
     @sgl.function
@@ -147,7 +147,7 @@ def test_hundreds_of_branches_wait_together() -> None:
     everybody = threading.Barrier(size)
 
     def script(prompt, params):
-        everybody.wait(30)
+        everybody.wait(60)
         return "x"
 
     @sgl.function
@@ -180,7 +180,7 @@ def test_more_branches_than_threads(monkeypatch: pytest.MonkeyPatch) -> None:
             group.join()
         forks.join()
 
-    time.sleep(0.6)  # threads of earlier programs end
+    assert reaches(lambda: not WORKERS.count)  # threads of earlier programs end
     state = program.run(backend=sgl.Mock(script))
     assert state["x"] == [f"{i:03}" for i in range(300)]
     assert most <= 4
@@ -249,13 +249,10 @@ def test_idle_workers_end_and_are_reused() -> None:
     done = threading.Semaphore(0)
     for _ in range(20):
         workers.submit(done.release)
-        assert done.acquire(timeout=5)
-        time.sleep(0.005)
-    assert workers.count <= 2
-    deadline = time.monotonic() + 5
-    while workers.count and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert workers.count == 0
+        assert done.acquire(timeout=60)
+        assert reaches(lambda: workers._idle == workers.count)
+        assert workers.count <= 1
+    assert reaches(lambda: workers.count == 0)
 
 
 def test_when_no_thread_can_be_had_the_caller_does_the_work(monkeypatch) -> None:

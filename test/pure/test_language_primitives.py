@@ -260,13 +260,13 @@ def test_appending_does_not_wait_and_reading_does() -> None:
 
     def script(prompt: Prompt, params: GenParams) -> str:
         asked.set()
-        assert answer.wait(10)
+        assert answer.wait(60)
         return "done"
 
     @sgl.function
     def program(s):
         s += "Go: " + sgl.gen("x")
-        assert asked.wait(10)  # it runs although nobody reads
+        assert asked.wait(60)  # it runs although nobody reads
         s += " and on"
         answer.set()
         return s["x"]

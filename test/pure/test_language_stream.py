@@ -33,7 +33,7 @@ def test_a_piece_comes_before_the_rest_is_there() -> None:
     class Slow(sgl.Mock):
         def stream(self, prompt, params):
             yield Completion("first", {})
-            assert seen.wait(10)
+            assert seen.wait(60)
             yield Completion("first second", {})
 
     state = poem.run(backend=Slow(), stream=True)
@@ -55,7 +55,7 @@ def test_reading_from_outside_waits_for_a_variable_that_does_not_exist_yet() -> 
 
     @sgl.function
     def program(s):
-        assert begin.wait(10)
+        assert begin.wait(60)
         s += sgl.gen("x")
 
     state = program.run(backend=sgl.Mock(["y"]), stream=True)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.errors import SglangError
 from sglang.plan.cache import Cache, Need, units
-from sglang.timeline.trace import checked_prices
+from sglang.prices import checked_prices
 from srt.core.messages import Distribution, Fill, Generate, Goal, Score
 
 
@@ -342,11 +342,20 @@ def test_errors_name_the_way_out() -> None:
     ("options", "said"),
     [
         ({"lengths": [("a", 1)]}, r"lengths is \[\('a', 1\)\]; give a dict"),
+        ({"lengths": 0}, "lengths is 0; give a dict"),
+        ({"lengths": ""}, "lengths is ''; give a dict"),
+        ({"lengths": []}, r"lengths is \[\]; give a dict"),
+        ({"lengths": False}, "lengths is False; give a dict"),
+        ({"lengths": {"a": None}}, "the length of a is None"),
         ({"lengths": {"a": -1}}, "the length of a is -1"),
         ({"lengths": {"a": "x"}}, "the length of a is 'x'"),
         ({"media_tokens": -1}, "media_tokens is -1"),
+        ({"media_tokens": ""}, "media_tokens is ''"),
         ({"prices": {"input": float("inf"), "output": 1}}, "the price of input is inf"),
         ({"answers": "x"}, "give a dict of texts"),
+        ({"answers": ""}, "answers is ''; give a dict of texts"),
+        ({"answers": 0}, "answers is 0; give a dict of texts"),
+        ({"answers": []}, "answers for 0 items and 1 items"),
         ({"answers": 5}, "answers is 5; give a dict of texts"),
         ({"answers": {"a": 5}}, "the answer for 'a' is 5"),
     ],
@@ -358,6 +367,37 @@ def test_what_is_no_option_is_refused(options: dict[str, Any], said: str) -> Non
 
     with pytest.raises((ValueError, TypeError), match=said):
         asks.plan([()], backend=sgl.Mock(), **options)
+
+
+@pytest.mark.parametrize("batch", [None, 0, "", "x"])
+def test_what_is_no_batch_is_refused(batch: Any) -> None:
+    with pytest.raises(TypeError, match=f"batch is {batch!r}; give a list of items"):
+        quiz.plan(batch, backend=sgl.Mock())
+
+
+@sgl.function
+def judged(s: Any, essay: str, grade: bool = True) -> None:
+    s += essay + " Good?" + sgl.select("good", [" yes", " no"])
+    if grade and s["good"] == " yes":
+        s += " Since" + sgl.gen("why", max_tokens=4) + " Grade:" + sgl.gen("grade", max_tokens=2)
+
+
+def test_what_is_not_known_is_said() -> None:
+    """By name, as long as something follows from it and it has not been told."""
+
+    def told(**more: Any) -> str:
+        return judged.plan({"essay": "a b c"}, backend=sgl.Mock(), **more).warning
+
+    assert "nobody knows yet (why), each" in told()
+    assert "a select takes its first option (good)" in told()
+    assert "nobody" not in told(lengths={"why": 2})
+    assert "select" not in told(answers={"good": " yes"})
+    assert told(answers={"good": " yes", "why": " it is"}) == ""
+    assert told(answers={"good": " no"}) == ""
+    assert told(answers={"why": " it is"}, lengths={"grade": 0}).startswith("a select")
+    last = judged.plan({"essay": "a", "grade": False}, backend=sgl.Mock())
+    assert last.warning == "", "nothing follows from the select"
+    assert told() in str(judged.plan({"essay": "a b c"}, backend=sgl.Mock()))
 
 
 @pytest.mark.parametrize("prices", [[("input", 1), ("output", 1)], "input", 0.5, 0, ""])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -146,3 +147,23 @@ def test_standard_input(
     monkeypatch.setattr("sys.stdin", io.StringIO('{"type":"null"}'))
     assert main(["schema", "-"]) == 0
     assert "sample: null" in capsys.readouterr().out
+
+
+def test_a_terminal_that_has_ascii_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, out = tmp_path / "file", io.BytesIO()
+    file.write_text('{"enum": ["né"], "title": "né"}', encoding="utf-8")
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(out, encoding="ascii"))
+    assert main(["schema", str(file)]) == 0
+    sys.stdout.flush()
+    assert b"n\\xe9" in out.getvalue()
+
+
+@pytest.mark.parametrize("command", ["schema", "serve", "doctor"])
+def test_an_interrupt_while_a_command_is_imported_shows_no_traceback(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(name: str) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("srt.cli.import_module", interrupted)
+    assert main([command]) == 130

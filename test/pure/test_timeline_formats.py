@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 import sglang as sgl
 from helpers.http_server import serve_text
+from hypothesis import given
+from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from sglang.timeline.chrome import _times
 from sglang.timeline.formats import FORMATS, written
 from sglang.timeline.page import embedded
 from sglang.timeline.trace import Trace
@@ -86,6 +89,10 @@ def test_embedded_json_ends_no_script(text: str) -> None:
     assert json.loads(written) == {"a": text}
 
 
+def nanoseconds(microseconds: float) -> int:
+    return round(microseconds * 1000)
+
+
 def test_chrome_events_nest_on_every_thread(trace: Trace, tmp_path: Path) -> None:
     trace.save(tmp_path / "t.json", "chrome")
     found = json.loads((tmp_path / "t.json").read_text())
@@ -103,16 +110,39 @@ def test_chrome_events_nest_on_every_thread(trace: Trace, tmp_path: Path) -> Non
         else:
             assert event["ph"] == "M"
     assert list(flows.values()) == [["s", "f"]] * 4  # two forks, two joins
-    for events in threads.values():
-        open_ends: list[float] = []
-        for event in sorted(events, key=lambda one: (one["ts"], -one["dur"])):
-            while open_ends and open_ends[-1] <= event["ts"] + 1e-6:
+    for (
+        events
+    ) in threads.values():  # as they are read: in whole nanoseconds, a stable sort by begin
+        open_ends: list[int] = []
+        for event in sorted(events, key=lambda one: nanoseconds(one["ts"])):
+            begin = nanoseconds(event["ts"])
+            end = begin + nanoseconds(event["dur"])
+            while open_ends and open_ends[-1] <= begin:
                 open_ends.pop()
-            end = event["ts"] + event["dur"]
-            assert not open_ends or end <= open_ends[-1] + 1e-3
+            assert not open_ends or end <= open_ends[-1]
             open_ends.append(end)
+    for event in found["traceEvents"]:  # a flow begins and ends in a span, else it is not shown
+        if event["ph"] in "sf":
+            assert any(
+                one["ts"] <= event["ts"] < one["ts"] + one["dur"]
+                for one in threads[event["pid"], event["tid"]]
+            )
     names = [event["name"] for event in found["traceEvents"]]
     assert {"gen plan", "gen tip", "select best", "process_name"} <= set(names)
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=4, max_size=4).map(sorted))
+def test_what_ends_together_does_so_in_chrome_too(marks: list[float]) -> None:
+    first, second, third, last = marks
+
+    def span(begin: float, end: float) -> tuple[int, int]:
+        found = _times(begin, end)
+        return nanoseconds(found["ts"]), nanoseconds(found["ts"]) + nanoseconds(found["dur"])
+
+    whole, inside, after = span(first, last), span(second, last), span(second, third)
+    assert whole[0] <= inside[0] == after[0]
+    assert after[1] <= inside[1] == whole[1]
+    assert span(third, last)[0] == after[1]
 
 
 def test_otlp_json_is_what_a_collector_reads(trace: Trace, tmp_path: Path) -> None:
@@ -137,6 +167,20 @@ def test_otlp_json_is_what_a_collector_reads(trace: Trace, tmp_path: Path) -> No
         assert int(span["startTimeUnixNano"]) <= int(span["endTimeUnixNano"])
     (root,) = [span for span in spans if "parentSpanId" not in span]
     assert root["name"] == "program program"
+    assert all(span["status"] == {} for span in spans), "that all is well is not for us to say"
+
+
+def test_attributes_have_one_type_however_they_were_given() -> None:
+    kinds = set()
+    for temperature in (0, 1, 0.5):
+        trace = Trace()
+        program.run("x", backend=sgl.Mock(), trace=trace, temperature=temperature, top_p=1)
+        text = written(trace, "otlp-json")
+        kinds |= set(re.findall(r'"gen_ai.request.(\w+)","value":{"(\w+)"', text))
+    assert kinds == {
+        ("temperature", "doubleValue"), ("top_p", "doubleValue"), ("seed", "intValue"),
+        ("max_tokens", "intValue"),
+    }  # fmt: skip
 
 
 def test_the_servers_spans_are_children_of_the_requests(tmp_path: Path) -> None:
@@ -247,6 +291,17 @@ def test_a_script_that_fails_is_shown_and_its_trace_written(tmp_path: Path) -> N
     assert "ValueError: as asked" in done.stderr
     assert "runpy" not in done.stderr
     assert (tmp_path / "out.html").exists()
+
+
+def test_a_script_that_is_interrupted_leaves_no_empty_page(tmp_path: Path) -> None:
+    (tmp_path / "early.py").write_text("raise KeyboardInterrupt")
+    done = command("-o", "early.html", "early.py", cwd=tmp_path)
+    assert done.returncode == 130
+    assert "interrupted before a program ran" in done.stderr
+    assert not (tmp_path / "early.html").exists()
+    (tmp_path / "late.py").write_text(SCRIPT.replace("ValueError", "KeyboardInterrupt"))
+    assert command("-o", "late.html", "late.py", "fail", cwd=tmp_path).returncode == 130
+    assert (tmp_path / "late.html").exists()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ what it recorded can be read and rendered."""
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,12 @@ INFINITE, HUGE = float("inf"), 10**400
 @sgl.function
 def ask(s: Any) -> None:
     s += "a" + sgl.gen("x", max_tokens=2)
+
+
+@sgl.function
+def long(s: Any, text: str) -> None:
+    s += "This is what all of them begin with, and it is long enough to be computed ahead. " * 2
+    s += text + sgl.gen("x", max_tokens=2)
 
 
 def rendered(trace: Trace) -> dict[str, Any]:
@@ -47,7 +54,7 @@ def test_a_fork_may_go_on_after_a_compiled_join(mode: str) -> None:
 
     trace = goes_on.compile().run(backend=sgl.Mock(), trace=True).trace()
     rendered(trace)
-    main, first, second = trace.lanes[:3]  # after them a copy whose end somebody waited for
+    main, first, second = trace.lanes
     (join,) = trace.joins
     assert (join.lane, join.lanes) == (main.number, [first.number, second.number])
 
@@ -69,7 +76,106 @@ def test_a_called_program_may_have_nothing_but_forks() -> None:
     assert labels == ["main", "called", "fork 0.0", "fork 0.1"]
 
 
+def test_a_compiled_join_is_in_the_stream_that_joins_and_copies_are_in_none() -> None:
+    @sgl.function
+    def nested(s: Any, a: str) -> Any:
+        forks = s.fork(2)
+        for fork in forks:
+            fork += a + sgl.gen("x", max_tokens=2)
+            below = fork.fork(2)
+            below += "b" + sgl.gen("y", max_tokens=2)
+            below.join()
+        forks.join()
+        s += sgl.gen("x", max_tokens=2)
+        s += sgl.gen("x", max_tokens=2)
+        return s["x"]  # of a copy: what follows is no part of it
+
+    streams = ["fork 0", "fork 0.0", "fork 0.1", "fork 1", "fork 1.0", "fork 1.1", "main"]
+    for program in (nested, nested.compile()):
+        trace = program.run(a="q", backend=sgl.Mock(delay=0.002), trace=True).trace()
+        view = rendered(trace)
+        labels = {lane["number"]: lane["label"] for lane in view["lanes"]}
+        assert sorted(labels.values()) == streams
+        assert sorted(labels[join["lane"]] for join in view["joins"]) == [
+            "fork 0",
+            "fork 1",
+            "main",
+        ]
+        for join in view["joins"]:
+            assert all(lane["parent"] == join["lane"] for lane in view["lanes"]
+                       if lane["number"] in join["lanes"])  # fmt: skip
+        assert any(span["kind"] == "wait" for span in view["spans"])
+
+
+# -- copies ---------------------------------------------------------------------------------------
+
+
+def test_copies_that_do_nothing_are_no_streams_and_the_others_are_told_apart() -> None:
+    @sgl.function
+    def copies(s: Any) -> Any:
+        s += "q" + sgl.gen("a", max_tokens=2)
+        with s.copy() as kept:
+            kept += sgl.gen("b", max_tokens=2)
+        with s.copy() as returned:
+            pass
+        with s.copy() as later:
+            pass
+        assert returned["a"] == s["a"]
+        later += "z" + sgl.gen("c", max_tokens=2)
+        kept += sgl.gen("d", max_tokens=2)
+        return returned
+
+    state = copies.run(backend=sgl.Mock(delay=0.002), trace=True)
+    assert state.ret_value["a"] == state["a"]
+    view = rendered(state.trace())
+    labels = {lane["number"]: lane["label"] for lane in view["lanes"]}
+    assert list(labels.values()) == ["main", "fork 0", "fork 0 (2)"]
+    calls = [(labels[s["lane"]], s["name"]) for s in view["spans"] if s["kind"] == "gen"]
+    assert sorted(calls) == [
+        ("fork 0", "b"), ("fork 0", "d"), ("fork 0 (2)", "c"), ("main", "a"),
+    ]  # fmt: skip
+
+
 # -- what goes wrong ------------------------------------------------------------------------------
+
+
+def test_calls_that_still_go_on_when_the_run_ends_have_been_sent(tmp_path: Path) -> None:
+    both, over = threading.Barrier(3), threading.Event()
+
+    def script(prompt: Any, params: Any) -> str:
+        both.wait(10)
+        over.wait(10)
+        return "late"
+
+    @sgl.function
+    def leaves(s: Any) -> None:
+        forks = s.fork(2)
+        forks += sgl.gen("slow", max_tokens=2)
+        both.wait(10)
+        raise LookupError("enough")
+
+    path = tmp_path / "out.json"
+    with pytest.raises(LookupError):
+        leaves.run(backend=sgl.Mock(script), trace=path)
+    over.set()
+    view = rendered(Trace.load(path))
+    assert (view["totals"]["requests"], view["totals"]["cancelled"]) == (2, 2)
+    for request in (span for span in view["spans"] if span["kind"] == "request"):
+        ((name, begin, end),) = request["phases"]
+        assert (name, begin, end) == ("model", request["begin"], request["end"])
+        assert request["status"] == "cancelled"
+
+
+def test_what_a_batch_computes_first_is_no_program_code() -> None:
+    trace = Trace()
+    backend = sgl.Mock(delay=0.005)
+    long.run_batch([("a",), ("b",)], backend=backend, trace=trace)
+    view = rendered(trace)
+    (first,) = (group for group in view["groups"] if group["name"] != "long")
+    lanes = {lane["number"]: lane["group"] for lane in view["lanes"]}
+    assert {s["kind"] for s in view["spans"] if lanes[s["lane"]] == first["number"]} == {
+        "commit", "request",
+    }  # fmt: skip
 
 
 def test_a_programs_error_counts_more_than_a_trace_that_cannot_be_written(
@@ -85,6 +191,22 @@ def test_a_programs_error_counts_more_than_a_trace_that_cannot_be_written(
         pytest.raises(LookupError, match="as asked"),
     ):
         fails.run(backend=sgl.Mock(), trace=tmp_path / "out.html")
+
+
+def test_a_trace_that_cannot_be_written_takes_no_results_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Trace, "save", full)
+    to, backend = tmp_path / "out.html", sgl.Mock(lambda prompt, params: "x")
+    with pytest.warns(RuntimeWarning, match="was not written: OSError.*No space left"):
+        assert ask.run(backend=backend, trace=to).usage.calls == 1
+    with pytest.warns(RuntimeWarning, match="No space left"):
+        assert len(ask.run_batch([{}] * 2, backend=backend, trace=to)) == 2
+    with pytest.warns(RuntimeWarning, match="No space left"), sgl.tracing(to):
+        ask.run(backend=backend)
 
 
 @pytest.mark.parametrize(

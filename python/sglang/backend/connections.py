@@ -8,6 +8,7 @@ or ends (6 ms with 64 of them in use; see docs/perf-log.md).
 from __future__ import annotations
 
 import json
+import os
 import select
 import socket
 import ssl
@@ -171,6 +172,7 @@ class Connections:
     def __init__(self, origin: Origin) -> None:
         self._origin = origin
         self._idle: deque[tuple[socket.socket, float]] = deque()  # and since when
+        self._process = os.getpid()
         self._closed = False
 
     @contextmanager
@@ -195,6 +197,11 @@ class Connections:
 
     def _take(self) -> socket.socket:
         """The one that was used last, unless the server has closed it or may be about to."""
+        if self._process != os.getpid():  # forked: those that are kept are the parent's
+            inherited, self._idle = self._idle, deque()
+            self._process = os.getpid()
+            for connection, _ in inherited:
+                connection.close()  # here alone: the parent goes on with it
         while self._idle:
             try:
                 connection, since = self._idle.pop()

@@ -66,6 +66,8 @@ class RuntimeEndpoint(NativeBackend):
         verify: bool | str | None = None,
         chat_template_name: str | None = None,
     ) -> None:
+        if not isinstance(base_url, str):
+            raise TypeError(f"the runtime is {base_url!r:.60}; give its URL: http://HOST:PORT")
         if "://" not in base_url:
             raise ValueError(f"{base_url!r} is no URL; give http://{base_url}")
         self.base_url = base_url.rstrip("/")

@@ -66,7 +66,7 @@ class Engine(NativeBackend):
             from srt.server.service import Service
             from srt.tokenizer import Tokenizer
         except ImportError as error:
-            raise Unsupported(f"Engine needs: pip install 'sglang[srt]' ({error})") from error
+            raise _lacking(error) from error
         config = Config.of(**settings_of(server_args, settings))
         named = template_named(chat_template_name) if chat_template_name is not None else None
         model = config.model
@@ -79,6 +79,8 @@ class Engine(NativeBackend):
             self._engine = LocalEngine(
                 config, self.tokenizer.token_bytes, vocabulary=self.tokenizer.vocabulary
             )
+        except ImportError as error:
+            raise _lacking(error) from error
         except (ValueError, OSError, MemoryError, RuntimeError) as error:
             raise BackendError(f"the model cannot be loaded: {error}") from error
         self.load_seconds: float = self._engine.load_seconds
@@ -328,6 +330,10 @@ def _translated() -> Iterator[None]:
         raise BackendError(f"the engine is gone: {reason}", 503) from error
     except (TimeoutError, asyncio.TimeoutError) as error:
         raise BackendError("the engine does not answer", 503) from error
+
+
+def _lacking(error: ImportError) -> Unsupported:
+    return Unsupported(f"Engine needs: pip install 'sglang[srt]' ({error})")
 
 
 def _body(

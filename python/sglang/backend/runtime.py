@@ -45,6 +45,7 @@ class Runtime:
         settings = settings_of(server_args, settings)
         port = port or settings.pop("port", None)
         self.port = port or _free_port()
+        self._process = os.getpid()
         host = settings.get("host", "127.0.0.1")
         reach = "127.0.0.1" if host in ("0.0.0.0", "::") else host
         certificate = settings.get("ssl_certfile")
@@ -157,7 +158,9 @@ class Runtime:
         return Tokenizer.load(info.get("tokenizer_path") or info["model_path"])
 
     def shutdown(self) -> None:
-        """Stop the server and remove its log; calling it again does nothing."""
+        """Stop the server and remove its log; calling it again, or in a fork, does nothing."""
+        if self._process != os.getpid():  # the server is the parent's
+            return
         atexit.unregister(self.shutdown)
         if hasattr(self, "endpoint"):
             self.endpoint.shutdown()

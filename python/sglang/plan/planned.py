@@ -14,6 +14,7 @@ from sglang.explain import rehearsed
 from sglang.params import GenParams
 from sglang.plan.cache import Cache
 from sglang.plan.comparison import Comparison
+from sglang.plan.doubts import doubts
 from sglang.plan.needs import Bill, Biller, Native, Service
 from sglang.plan.prices import Prices
 from sglang.plan.reader import Reader
@@ -112,20 +113,17 @@ def plan(
     items: Sequence[Mapping[str, Any]],
     defaults: GenParams,
     *,
-    answers: Answers | Sequence[Answers],
-    lengths: Mapping[str, int],
+    answers: Answers | Sequence[Answers] | None,
+    lengths: Mapping[str, int] | None,
     prices: Mapping[str, float] | None,
     media_tokens: int | None,
 ) -> Plan:
     """See ``SglFunction.plan``."""
     costs = Prices.of(prices)
-    if not isinstance(lengths, Mapping):
-        raise ValueError(f"lengths is {lengths!r:.60}; give a dict of tokens by name")
-    for name, length in [*lengths.items(), ("media_tokens", media_tokens or 0)]:
-        if isinstance(length, bool) or not isinstance(length, int) or length < 0:
-            raise ValueError(f"the length of {name} is {length!r}; give tokens, at least 0")
+    lengths = _checked({} if lengths is None else lengths, media_tokens)
+    given = _for_each(len(items), {} if answers is None else answers)
     unknowns = Unknowns()
-    asked = _asked(program, backend, items, defaults, answers, lengths, unknowns)
+    asked = _asked(program, backend, items, defaults, given, lengths, unknowns)
     tokens = tokens_of(backend)
     reader = Reader(tokens, unknowns, backend.chat_template, media_tokens)
     biller: Biller = Native(backend, reader) if backend.native else Service(reader)
@@ -143,9 +141,28 @@ def plan(
     kv_tokens, capacity = len(cache), facts.get("capacity")
     made = Plan(
         len(items), tuple(calls), tree_of(cache, reader, tokens), tokens.said, kv_tokens,
-        capacity, None, _warning(bills, kv_tokens, facts, serves),
+        capacity, None, doubts(asked, bills, given, lengths, unknowns, kv_tokens, facts, serves),
     )  # fmt: skip
     return replace(made, cost=costs.cost(made))
+
+
+def _checked(lengths: Mapping[str, int], media_tokens: int | None) -> Mapping[str, int]:
+    """The lengths. Raises ValueError for what is none."""
+    if not isinstance(lengths, Mapping):
+        raise ValueError(f"lengths is {lengths!r:.60}; give a dict of tokens by name")
+    of_media = [] if media_tokens is None else [("media_tokens", media_tokens)]
+    for name, length in [*lengths.items(), *of_media]:
+        if isinstance(length, bool) or not isinstance(length, int) or length < 0:
+            raise ValueError(f"the length of {name} is {length!r}; give tokens, at least 0")
+    return lengths
+
+
+def _for_each(items: int, answers: Any) -> list[Answers]:
+    """The answers of each item. Raises ValueError where they are for others."""
+    given = list(answers) if isinstance(answers, (list, tuple)) else [answers] * items
+    if len(given) != items:
+        raise ValueError(f"there are answers for {len(given)} items and {items} items")
+    return given
 
 
 def _asked(
@@ -153,7 +170,7 @@ def _asked(
     backend: Backend,
     items: Sequence[Mapping[str, Any]],
     defaults: GenParams,
-    answers: Answers | Sequence[Answers],
+    given: Sequence[Answers],
     lengths: Mapping[str, int],
     unknowns: Unknowns,
 ) -> list[Asked]:
@@ -164,9 +181,6 @@ def _asked(
         prefix = batch._ahead(text)
         body = backend.request(Commit(prefix))
         found += [ahead(prefix, body)] if body else []
-    given = list(answers) if isinstance(answers, Sequence) else [answers] * len(items)
-    if len(given) != len(items):
-        raise ValueError(f"there are answers for {len(given)} items and {len(items)} items")
     used: set[str] = set()
     for number, (item, own) in enumerate(zip(items, given)):
         script = PlanScript(number, own, lengths, unknowns, found)
@@ -194,20 +208,3 @@ def _planned(asked: Asked, bill: Bill, found: list[int]) -> Planned:
     return Planned(
         asked.item, title, location, prompt, max(prompt - computed, 0), computed, bill.drawn, told
     )
-
-
-def _warning(bills: Sequence[Bill], needed: int, facts: Mapping[str, Any], serves: bool) -> str:
-    """What the figures take for granted and may not be so."""
-    if not serves:
-        return "an API service keeps its cache as it likes: cached tokens are a hope"
-    capacity, context = facts.get("capacity"), facts.get("context_length")
-    if capacity is not None and needed > capacity:
-        return (
-            f"all prompts and texts together have up to {needed:,} tokens of KV and the backend "
-            f"has room for {capacity:,} (max_total_tokens): what is evicted before it is met again "
-            "is computed again, so there may be fewer hits"
-        )
-    longest = max((len(n.prompt) for bill in bills for n in bill.needs), default=0)
-    if context is not None and longest > context:
-        return f"a prompt has {longest:,} tokens and the backend takes {context:,}: it is refused"
-    return ""

@@ -8,12 +8,11 @@ from typing import Any, TypeGuard
 from sglang.backend.base import Completion
 from sglang.choices import Decision
 
-# meta_info, to the name in a trace.
-COUNTS = {
-    "completion_tokens": "completion_tokens", "forced_tokens": "forced_tokens",
-    "drafted_tokens": "drafted_tokens", "accepted_tokens": "accepted_tokens",
-    "forward_passes": "forward_passes",
-}  # fmt: skip
+# Of a prompt, and of each completion; the names in meta_info and in a trace.
+READ = ("prompt_tokens", "cached_tokens")
+WRITTEN = ("completion_tokens", "forced_tokens", "drafted_tokens", "accepted_tokens",
+           "forward_passes")  # fmt: skip
+COUNTS = (*READ, *WRITTEN, "retractions")
 MOST = 10**12  # no request has as many tokens, or takes as many seconds
 
 
@@ -25,12 +24,12 @@ def facts_of(
     metas = list(metas_of(answer))
     found: dict[str, Any] = {}
     together = sum if several else max
-    for name in ("prompt_tokens", "cached_tokens"):
+    for name in READ:
         if values := _counts(metas, name):
             found[name] = together(values)
-    for name, shown in COUNTS.items():
+    for name in WRITTEN:
         if values := _counts(metas, name):
-            found[shown] = sum(values)
+            found[name] = sum(values)
     if len(metas) > 1:
         found["rows"] = len(metas)
     reasons = sorted({reason for meta in metas if (reason := _reason(meta))})

@@ -31,8 +31,9 @@ class Asked:
         self._track, self._node, self._backend = track, node, backend
         self._begin = track.recording.now()
         self._first: float | None = None
-        self._count = 0
-        self._span: Span | None = None
+        self._records = False  # the backend records each request
+        # From the beginning, so that it is there while it goes on; a commit may need none.
+        self._span = None if isinstance(call, Commit) else self._sent()
         self.answer: Any = None
         self.call = call
         if isinstance(call, Stream):
@@ -44,40 +45,43 @@ class Asked:
             self._first = self._track.recording.now()
         self._show(so_far)
 
+    def _sent(self) -> Span:
+        return self._track.add("request", self._backend, self._node)
+
     @property
     def traceparent(self) -> str:
         """Header that makes the server's spans children of the latest request's; "" where the
         trace is not sent anywhere."""
         trace = self._track.recording.trace
-        if trace.otel is None or self._span is None:
+        if trace.otel is None or self._span is None or not self._records:
             return ""
         return f"00-{trace.trace_id}-{self._span.number:016x}-01"
 
     @contextmanager
     def request(self) -> Iterator[Asked]:
         """While inside, one request is made; its maker sets ``answer``."""
-        self._count += 1
-        self.answer = None
-        span = self._span = self._track.add("request", self._backend, self._node)
+        if self._span is None or self._records:
+            self._span = self._sent()
+        span, self._records, self.answer = self._span, True, None
+        span.begin = self._track.recording.now()
         try:
             yield self
         except BaseException as error:
-            self._track.close(span, error)
+            self._close(span, error)
             raise
-        self._track.close(span)
-        self._told(span)
+        self._close(span, None)
 
     def end(self, error: BaseException | None) -> None:
         """The call has ended."""
-        idle = isinstance(self.call, Commit) and error is None and not self.answer
-        if self._count or idle:
+        idle = self._span is None and error is None and not self.answer
+        if self._records or idle:
             return
-        span = self._track.add("request", self._backend, self._node)
+        span = self._span or self._sent()
         span.begin = self._begin
-        self._track.close(span, error)
-        self._told(span)
+        self._close(span, error)
 
-    def _told(self, span: Span) -> None:
+    def _close(self, span: Span, error: BaseException | None) -> None:
+        self._track.close(span, error)
         several = isinstance(self.call, Choose)
         assert span.end is not None
         span.data.update(facts_of(self.answer, several, span.begin, span.end, self._first))

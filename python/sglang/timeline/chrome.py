@@ -1,7 +1,8 @@
 """Chrome: a trace in the Trace Event Format, which Perfetto and chrome://tracing read.
 
-A run is a process, a lane a thread of it, so that spans nest; the program itself and its waits are
-a thread before them. Forks and joins are flows.
+A run is a process, a lane a thread of it, so that spans nest; the program itself is a thread before
+them. Forks and joins are flows, which need a span around each of their ends: that of the lane, from
+its begin to the run's end.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from sglang.timeline.view import COUNTS, view_of
+from sglang.timeline.answers import COUNTS
+from sglang.timeline.view import view_of
 
 if TYPE_CHECKING:
     from sglang.timeline.trace import Trace
@@ -44,10 +46,16 @@ def _names(view: Object) -> Iterator[Object]:
             "ph": "X", "cat": "run", "name": title, "pid": pid, "tid": PROGRAM,
             **_times(group["begin"], group["end"]), "args": {"status": group["status"]},
         }  # fmt: skip
+    ends = {group["number"]: group["end"] for group in view["groups"]}
     for lane in view["lanes"]:
         pid, tid = lane["group"], lane["number"]
         yield _named("thread_name", pid, tid, {"name": lane["label"]})
         yield _named("thread_sort_index", pid, tid, {"sort_index": tid})
+        if lane["begin"] is not None:
+            yield {
+                "ph": "X", "cat": "lane", "name": lane["label"], "pid": pid, "tid": tid,
+                **_times(lane["begin"], ends[pid]), "args": {"status": lane["status"]},
+            }  # fmt: skip
 
 
 def _named(name: str, pid: int, tid: int, args: Object) -> Object:
@@ -55,7 +63,13 @@ def _named(name: str, pid: int, tid: int, args: Object) -> Object:
 
 
 def _times(begin: float, end: float) -> Object:
-    return {"ts": begin * 1e6, "dur": max(end - begin, 0.0) * 1e6}
+    """Whole nanoseconds: else one that ends with what it is inside of may seem to end later."""
+    first, last = _nanoseconds(begin), _nanoseconds(end)
+    return {"ts": first / 1e3, "dur": max(last - first, 0) / 1e3}
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
 
 
 def _span(span: Object, homes: dict[int, int]) -> Iterator[Object]:
@@ -99,7 +113,7 @@ def _flow(
     for phase, (lane, at) in (("s", here), ("f", there)):
         yield {
             "ph": phase, "id": number, "cat": "flow", "name": name, "pid": homes[lane],
-            "tid": lane, "ts": at * 1e6, **({"bp": "e"} if phase == "f" else {}),
+            "tid": lane, "ts": _nanoseconds(at) / 1e3, **({"bp": "e"} if phase == "f" else {}),
         }  # fmt: skip
 
 

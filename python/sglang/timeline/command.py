@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from sglang.errors import SglangError
+from sglang.prices import checked_prices
 from sglang.timeline.formats import FORMATS
-from sglang.timeline.trace import Trace, checked_prices
-from sglang.timeline.tracing import tracing
+from sglang.timeline.trace import Trace
+from sglang.timeline.tracing import tracing, writable
 
 ENDINGS = {"html": ".html", "json": ".json", "chrome": ".chrome.json", "otlp-json": ".otlp.json"}
+
+INTERRUPTED = 130  # as a shell tells it
 
 
 def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +34,8 @@ def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
         help="send it there as OpenTelemetry spans too; needs the extra otel",
     )  # fmt: skip
     parser.add_argument("file", help="a trace that was saved as .json, or a Python script")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
+    rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
+    rest.required = False  # some versions name it where the file is missing
 
 
 def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
@@ -44,15 +48,16 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     elif len(rest) > 1 and rest[-2] in ("-o", "--output") and arguments.output is None:
         arguments.output, rest = rest[-1], rest[:-2]
     output = Path(arguments.output or _beside(arguments))
-    whole = output.absolute()  # a script may go to another folder
     format = arguments.format or ("json" if output.suffix.lower() == ".json" else "html")
     try:
         prices = _prices(arguments.price)
         trace = Trace() if is_script else Trace.load(arguments.file)
         trace.prices = prices or trace.prices
-        if not whole.parent.is_dir():
-            raise FileNotFoundError(f"{str(output)!r} cannot be written: there is no such folder")
+        whole = writable(output)
         code = _recorded(arguments, rest, trace) if is_script else 0
+        if code == INTERRUPTED and not trace.groups:
+            print("sglang trace: interrupted before a program ran", file=sys.stderr)
+            return code
         trace.save(whole, format)
         if arguments.otlp_traces_endpoint and not is_script:
             trace.export_otel(arguments.otlp_traces_endpoint)
@@ -113,7 +118,7 @@ def _recorded(arguments: argparse.Namespace, rest: list[str], trace: Trace) -> i
             while first is not None and first.tb_frame.f_code.co_filename != str(script):
                 first = first.tb_next
             traceback.print_exception(type(error), error, first or error.__traceback__)
-            code = 1
+            code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     if code is not None and not isinstance(code, int):  # as Python does
         print(code, file=sys.stderr)
         return 1

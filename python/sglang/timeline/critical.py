@@ -6,6 +6,8 @@ from bisect import bisect_right
 from collections import defaultdict
 from typing import Any
 
+from sglang.timeline.verify import NODES
+
 SLACK = 1e-4  # seconds by which clocks of two threads may seem to disagree
 Object = dict[str, Any]
 
@@ -96,6 +98,6 @@ def _runs(view: Object) -> list[_Run]:
     for span in view["spans"]:
         if span["kind"] == "wait":
             homes[span["lane"]].links[span["lane"]].append(span["end"])
-        elif span["kind"] in ("gen", "select", "commit"):
+        elif span["kind"] in NODES:
             homes[span["lane"]].nodes[span["lane"]].append(span)
     return list(runs.values())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from sglang.errors import Unsupported
-from sglang.timeline.otlp import CLIENT, OK, OtelSpan, otel_spans
+from sglang.timeline.otlp import CLIENT, OtelSpan, otel_spans
 
 if TYPE_CHECKING:
     from sglang.timeline.trace import Trace
@@ -73,7 +73,7 @@ def _send(tracer: Any, span: OtelSpan, trace_id: int) -> None:
     made = tracer.start_span(
         span.name, context, kind, attributes=span.attributes, start_time=span.begin
     )
-    if span.status != OK:
+    if span.failed:
         made.set_status(StatusCode.ERROR, span.message)
     made.end(span.end)
 

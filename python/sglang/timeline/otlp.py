@@ -10,24 +10,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sglang.timeline.view import NODES, view_of
+from sglang.timeline.verify import NODES
+from sglang.timeline.view import view_of
 from sglang.version import __version__
 
 if TYPE_CHECKING:
     from sglang.timeline.trace import Trace
 
 INTERNAL, CLIENT = 1, 3  # kinds of spans
-OK, ERROR = 1, 2  # codes of a status
+ERROR = 2  # code of a status; that all is well is for an operator to say
 Object = dict[str, Any]
 USAGE = {
     "prompt_tokens": "gen_ai.usage.input_tokens",
     "completion_tokens": "gen_ai.usage.output_tokens",
     "cached_tokens": "gen_ai.usage.cache_read.input_tokens",
 }
+# With their types: an attribute whose type changes is refused by some who keep them.
 SAMPLING = {
-    "max_new_tokens": "gen_ai.request.max_tokens", "temperature": "gen_ai.request.temperature",
-    "top_p": "gen_ai.request.top_p", "seed": "gen_ai.request.seed",
-    "n": "gen_ai.request.choice.count",
+    "max_new_tokens": ("gen_ai.request.max_tokens", int), "seed": ("gen_ai.request.seed", int),
+    "temperature": ("gen_ai.request.temperature", float), "top_p": ("gen_ai.request.top_p", float),
+    "n": ("gen_ai.request.choice.count", int),
 }  # fmt: skip
 SECONDS = {
     "queue": "gen_ai.server.time_in_queue", "prefill": "gen_ai.server.time_in_prefill",
@@ -37,7 +39,7 @@ SECONDS = {
 
 @dataclass
 class OtelSpan:
-    """Times are nanoseconds of the wall clock."""
+    """Times are nanoseconds of the wall clock; ``message`` is of one that has ``failed``."""
 
     number: int
     parent: int | None
@@ -45,7 +47,7 @@ class OtelSpan:
     kind: int
     begin: int
     end: int
-    status: int
+    failed: bool
     message: str
     attributes: Object = field(default_factory=dict)
 
@@ -57,14 +59,13 @@ def otel_spans(trace: Trace) -> Iterator[OtelSpan]:
 
     def made(part: Object, parent: int | None, name: str, kind: int, about: Object) -> OtelSpan:
         begin, end = (round((trace.started + part[at]) * 1e9) for at in ("begin", "end"))
-        status = OK if part["status"] == "ok" else ERROR
-        if status == ERROR:
+        failed = part["status"] != "ok"
+        if failed:
             about["error.type"] = part["error"].partition(":")[0] or part["status"]
-        message = part["error"] if status == ERROR else ""
         about = {key: _sendable(value) for key, value in about.items()}
         return OtelSpan(
-            part["number"], parent, _sendable(name), kind, begin, end, status,
-            _sendable(message), about,
+            part["number"], parent, _sendable(name), kind, begin, end, failed,
+            _sendable(part["error"]), about,
         )  # fmt: skip
 
     for group in view["groups"]:
@@ -102,7 +103,7 @@ def _request(span: Object, node: Object) -> Object:
         "gen_ai.operation.name": "text_completion",
         "gen_ai.provider.name": "sglang" if "scheduled" in data else span["name"],
     }
-    about |= {name: sampling[ours] for ours, name in SAMPLING.items() if ours in sampling}
+    about |= {name: of(sampling[ours]) for ours, (name, of) in SAMPLING.items() if ours in sampling}
     about |= {name: data[ours] for ours, name in USAGE.items() if ours in data}
     if data.get("finish"):
         about["gen_ai.response.finish_reasons"] = data["finish"].split(", ")
@@ -126,7 +127,7 @@ def otlp_json(trace: Trace) -> Object:
             "startTimeUnixNano": str(span.begin),
             "endTimeUnixNano": str(span.end),
             "attributes": _attributes(span.attributes),
-            "status": {"code": span.status, **({"message": span.message} if span.message else {})},
+            "status": {"code": ERROR, "message": span.message} if span.failed else {},
         }
         for span in otel_spans(trace)
     ]

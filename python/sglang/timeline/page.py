@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections import Counter
 from functools import cache
 from html import escape
 from importlib.resources import files
@@ -42,7 +43,8 @@ def embedded(value: Any) -> str:
 
 
 def _title(groups: list[dict[str, Any]]) -> str:
-    names = list(dict.fromkeys(group["name"] for group in groups))
+    """The programs, those that ran most often first."""
+    names = [name for name, _ in Counter(group["name"] for group in groups).most_common()]
     several = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + several if names else "nothing ran"
 

@@ -62,7 +62,7 @@ class Recording:
         group.arguments = ", ".join(shown)[:PROMPT_CHARS]
         group.begin = self.track.lane.begin = self.track.lane.asked = self.trace.now()
         self.trace.groups.append(group)
-        self.track.show()
+        self.trace.lanes.append(self.track.lane)
         try:
             yield
         except BaseException as error:
@@ -76,7 +76,7 @@ class Recording:
         group.status, group.error = status_of(error), told(error)
         group.end = self.trace.now()
         if self.path is not None:
-            write(self.trace, self.path, error)
+            write(self.trace, self.path)
 
     def now(self) -> float:
         """Seconds of the trace; of a run that has ended, its end."""
@@ -88,42 +88,31 @@ class Track:
 
     def __init__(self, recording: Recording, lane: Lane) -> None:
         self.recording, self.lane = recording, lane
-        self._shown = False
 
     def _number(self) -> int:
         return next(self.recording.trace.numbers)
 
-    def show(self) -> None:
-        """Put the lane into the trace, where it is not yet."""
-        if not self._shown:
-            self._shown = True
-            self.recording.trace.lanes.append(self.lane)
-
-    def fork(self, index: int, location: Location, shown: bool = True) -> Track:
-        """The lane of a fork. One that is not ``shown`` is a copy for the language's own use: it
-        gets into the trace if it asks for something."""
-        lane = self.lane
+    def fork(self, index: int, location: Location) -> Track:
+        """The lane of a fork."""
         source, code = place(location)
-        now = self.recording.now()
-        made = Lane(
-            self._number(), lane.group, lane.number, index, asked=now, source=source, code=code
-        )
-        track = Track(self.recording, made)
-        if shown:
-            track.show()
-        return track
+        return self._below(index=index, source=source, code=code)
 
     def called(self) -> Track:
         """The lane of a program that this one has called, on a state of its own."""
+        return self._below(begin=self.recording.now())
+
+    def _below(self, **about: Any) -> Track:
+        """A lane that belongs to this one."""
         now = self.recording.now()
-        lane = Lane(self._number(), self.lane.group, self.lane.number, asked=now, begin=now)
-        track = Track(self.recording, lane)
-        track.show()  # it may ask for nothing itself, and have forks that do
-        return track
+        lane = Lane(self._number(), self.lane.group, self.lane.number, asked=now, **about)
+        self.recording.trace.lanes.append(lane)
+        return Track(self.recording, lane)
 
     def start(self) -> None:
-        """The parent has got to the fork."""
-        self.lane.begin = self.recording.now()
+        """The parent has got to the fork. Copies for the language's own use have the lane of what
+        they copy, which has started."""
+        if self.lane.begin is None:
+            self.lane.begin = self.recording.now()
 
     def fail(self, failure: Failure) -> None:
         """The executor has ended with an error."""
@@ -142,7 +131,6 @@ class Track:
 
     def add(self, kind: str, name: str, parent: Span | None = None) -> Span:
         """A span that begins now."""
-        self.show()
         span = Span(self._number(), self.lane.number, kind, name, self.recording.now())
         span.parent = None if parent is None else parent.number
         self.recording.trace.spans.append(span)
@@ -272,11 +260,9 @@ class _Short(reprlib.Repr):
 _repr = _Short()
 
 
-def write(trace: Trace, path: str, error: BaseException | None) -> None:
-    """Save it. After ``error``, which counts more, what goes wrong is a warning."""
+def write(trace: Trace, path: str) -> None:
+    """Save it. What goes wrong is a warning: what was recorded counts more."""
     try:
         trace.save(path)
     except Exception as problem:
-        if error is None:
-            raise
         warnings.warn(f"the trace was not written: {told(problem)}", RuntimeWarning, stacklevel=2)

@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sglang.prices import checked_prices
 from sglang.timeline.verify import part, verify
 
 FORMAT, VERSION = "sglang-trace", 1
-PRICES = ("input", "cached", "output")
 
 
 @dataclass
@@ -218,21 +218,6 @@ class Trace:
 
     def __repr__(self) -> str:
         return f"Trace(runs={len(self.groups)}, lanes={len(self.lanes)}, spans={len(self.spans)})"
-
-
-def checked_prices(prices: Mapping[str, float] | None) -> dict[str, float]:
-    """Raises ValueError for what is no mapping, a price of something else, or below zero."""
-    if prices is not None and not isinstance(prices, Mapping):
-        raise ValueError(f"prices is {prices!r:.60}; give a dict of dollars by name")
-    found = dict(prices or {})
-    for name, value in found.items():
-        if name not in PRICES:
-            raise ValueError(f"prices has {name!r}; it may have {', '.join(PRICES)}")
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e12:
-            raise ValueError(
-                f"the price of {name} is {value!r}; give dollars per million tokens, at least 0"
-            )
-    return found
 
 
 def format_of(path: str | os.PathLike[str]) -> str:

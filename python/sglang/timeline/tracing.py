@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sglang.backend.base import Backend, Call
 from sglang.errors import Location
+from sglang.prices import checked_prices
 from sglang.run import current_run
 from sglang.stream import Stream
 from sglang.timeline.asked import Asked
 from sglang.timeline.recording import Recording, write
-from sglang.timeline.trace import Trace, checked_prices, format_of
+from sglang.timeline.trace import Trace, format_of
 
 if TYPE_CHECKING:
     from sglang.program import SglFunction
@@ -44,7 +45,7 @@ def tracing(
     ``prices``: dollars per million tokens, by "input", "cached" and "output". ``otel``: the URL of
     a collector, or a span processor, that it is sent to; a runtime's own spans then belong to it.
 
-    Raises ValueError and OSError where it could not be written.
+    Raises ValueError and OSError, before anything runs, where it could not be written.
     """
     trace, path = opened(True if to is None else to)
     if trace is None:
@@ -72,7 +73,7 @@ def _leave(trace: Trace, outer: Trace | None) -> None:
 
 def opened(to: Any, program: SglFunction | None = None) -> Opened:
     """What ``trace=`` of a run asks for. Raises TypeError, ValueError for a file's name, and
-    OSError where there is no such folder."""
+    OSError where it cannot be written."""
     if to is None:
         return NO_TRACE
     if program is not None and "trace" in program.arg_names:
@@ -89,11 +90,23 @@ def opened(to: Any, program: SglFunction | None = None) -> Opened:
     if not isinstance(to, (str, os.PathLike)):
         raise TypeError(f"trace is {to!r:.60}; give a file's name, True or a Trace")
     format_of(to)
-    path = Path(to).absolute()  # the program may go to another folder
-    folder = path.parent
+    return Trace(), str(writable(to))
+
+
+def writable(to: str | os.PathLike[str]) -> Path:
+    """``to``, which a program may go to another folder before. Raises OSError where it could not be
+    written: that is to be known before anything runs."""
+    path = Path(to).absolute()
+    folder, problem = path.parent, ""
     if not folder.is_dir():
-        raise FileNotFoundError(f"{os.fspath(to)!r} cannot be written: there is no folder {folder}")
-    return Trace(), str(path)
+        problem = f"there is no folder {folder}"
+    elif path.is_dir():
+        problem = "it is a folder; give a file's name"
+    elif not os.access(path if path.exists() else folder, os.W_OK):
+        problem = f"this user may not write to {path if path.exists() else folder}"
+    if problem:
+        raise OSError(f"{os.fspath(to)!r} cannot be written: {problem}")
+    return path
 
 
 def ambient() -> Trace | None:
@@ -121,7 +134,7 @@ def recording_of(name: str, to: Opened, inline: bool) -> Recording | None:
 @contextmanager
 def recorded_alone(name: str, trace: Trace, backend: Backend, call: Call) -> Iterator[Asked]:
     """While inside, a call is made that belongs to no program; see ``Visit.asking``."""
-    recording = Recording(trace, name)
+    recording = Recording(trace, name, inline=True)
     with (
         recording.of((), None),
         recording.track.visit((), Location("", 0), Stream()) as visit,
@@ -131,9 +144,9 @@ def recorded_alone(name: str, trace: Trace, backend: Backend, call: Call) -> Ite
 
 
 def finish(trace: Trace, path: str | None, error: BaseException | None) -> None:
-    """Write and send it. After ``error``, which counts more, what goes wrong is a warning."""
+    """Write and send it. After ``error``, which counts more, what cannot be sent is a warning."""
     if path is not None:
-        write(trace, path, error)
+        write(trace, path)
     if trace.otel is None:
         return
     try:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Part = TypeVar("Part")
 LARGEST = 2**64  # of numbers: seeds have 64 bits
-NODES = ("gen", "select", "commit")
+NODES = ("gen", "select", "commit")  # kinds of spans that have needed the model
 KINDS = (*NODES, "request", "wait")
 # Fields by how they are annotated.
 TYPES: dict[str, tuple[type, ...]] = {
@@ -25,7 +25,7 @@ TYPES: dict[str, tuple[type, ...]] = {
 # What ``data`` of a span may have and others read.
 DATA = {
     **dict.fromkeys(("received", "scheduled", "first", "done"), "float"),
-    **dict.fromkeys((*COUNTS.values(), "prompt_tokens", "cached_tokens", "retractions"), "int"),
+    **dict.fromkeys(COUNTS, "int"),
     "rows": "int", "finish": "str", "prompt": "str", "prompt_chars": "int",
     "params": "dict[str, Any]", "sampling": "dict[str, Any]",
 }  # fmt: skip

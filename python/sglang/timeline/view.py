@@ -3,23 +3,23 @@ what they cost, the time that the program itself took, the critical path, sums."
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from sglang.timeline.answers import COUNTS
 from sglang.timeline.critical import critical_path
 from sglang.timeline.trace import Trace
+from sglang.timeline.verify import NODES
 
-NODES = ("gen", "select", "commit")
 CODE_SECONDS = 0.001  # shorter stretches of the program's own code are not worth a span
-COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens", "forced_tokens",
-          "drafted_tokens", "accepted_tokens", "forward_passes", "retractions")  # fmt: skip
 Interval = tuple[float, float]
 Object = dict[str, Any]
 
 
 def view_of(trace: Trace) -> Object:
-    """Plain data: ``groups``, ``lanes``, ``joins`` and ``spans`` as ``Trace.to_dict`` has them, and
+    """Plain data: ``groups``, ``lanes``, ``joins`` and ``spans`` as ``Trace.to_dict`` has them, but
+    for forks in which nothing has happened, and
 
     - requests have ``phases``, (name, begin, end) in order, and with prices ``cost``;
     - nodes have the sums of their requests, and ``critical`` where they are on the critical path;
@@ -27,6 +27,7 @@ def view_of(trace: Trace) -> Object:
     - ``totals``.
     """
     view = trace.to_dict()
+    _drop_silent(view)
     _label(view["lanes"])
     nodes = {span["number"]: span for span in view["spans"] if span["kind"] in NODES}
     for span in view["spans"]:
@@ -83,9 +84,27 @@ def _add(node: Object, request: Object) -> None:
     node.setdefault("requests", []).append(request["number"])
 
 
+def _drop_silent(view: Object) -> None:
+    """Forks in which nothing has happened, such as copies that were kept for later. Who has waited
+    for one has waited for the lane that it was forked from."""
+    busy = {span["lane"] for span in view["spans"] if span["kind"] != "wait"}
+    busy |= {number for join in view["joins"] for number in (join["lane"], *join["lanes"])}
+    silent: dict[int, int] = {}
+    for lane in sorted(view["lanes"], key=lambda lane: -lane["number"]):  # before its parent
+        if lane["parent"] is None or lane["number"] in busy or lane["status"] != "ok":
+            busy.add(lane["parent"])
+        else:
+            silent[lane["number"]] = lane["parent"]
+    view["lanes"] = [lane for lane in view["lanes"] if lane["number"] not in silent]
+    for span in view["spans"]:
+        while span["lane"] in silent:
+            span["lane"] = silent[span["lane"]]
+
+
 def _label(lanes: Sequence[Object]) -> None:
-    """``main``, ``fork 0``, ``fork 0.2``"""
+    """``main``, ``fork 0``, ``fork 0.2``; of the second fork of a lane ``fork 0 (2)``."""
     known: dict[int, Object] = {}
+    seen: Counter[tuple[int, str]] = Counter()
     for lane in sorted(lanes, key=lambda lane: lane["number"]):
         parent = known.get(lane["parent"])
         if parent is None:
@@ -95,6 +114,10 @@ def _label(lanes: Sequence[Object]) -> None:
         else:
             lane["path"] = (*parent["path"], lane["index"])
             lane["label"] = "fork " + ".".join(map(str, lane["path"]))
+        place = lane["group"], lane["label"]
+        seen[place] += 1
+        if seen[place] > 1:
+            lane["label"] += f" ({seen[place]})"
         lane["depth"] = len(lane["path"])
         known[lane["number"]] = lane
     for lane in lanes:

@@ -194,12 +194,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                 shown = "" if f.default in ("", None, ()) else f" (default: {f.default})"
                 metavar = None if meta["choices"] else f.name.split("_")[-1].upper()
                 several: dict[str, Any] = {"nargs": "*"} if isinstance(f.default, tuple) else {}
-                group.add_argument(option, help=meta["help"] + shown, default=f.default,
+                default = argparse.SUPPRESS if f.name == "model_path" else f.default
+                group.add_argument(option, help=meta["help"] + shown, default=default,
                                    type=meta["type"] or str, choices=meta["choices"],
                                    metavar=metavar, **several)  # fmt: skip
 
 
 def from_arguments(namespace: argparse.Namespace) -> Config:
     """The Config of a parsed command line. Raises ValueError as ``Config.of`` does."""
+    if vars(namespace).get("model_path") == "":  # a variable that is not set
+        raise ValueError("--model-path is ''; leave it out for the embedded sglang-tiny")
     names = {f.name for _, cls in _sections() for f in dataclasses.fields(cls)}
     return Config.of(**{k: v for k, v in vars(namespace).items() if k in names})

@@ -161,7 +161,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--planner", default=PLANNER)
     parser.add_argument("--seconds", type=float, default=2.0)
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business,
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # and so is a terminal that closes
     frames = Frames(*pipes())
     planner = load(options.planner)
     limit(MEMORY)

@@ -112,5 +112,6 @@ def randomise(
 def _progress(total: int, title: str, show: bool, unit: str = "B") -> Any:
     return tqdm(
         total=total, desc=title, unit=unit, unit_scale=unit == "B", file=sys.stderr,
-        disable=None if show else True, leave=False,  # None: shown on terminals only
+        disable=None if show and sys.stderr else True,  # None: shown on terminals only
+        leave=False,
     )  # fmt: skip

@@ -266,6 +266,15 @@ def verify_length(length: int, info: EngineInfo, how: str = "") -> None:
         raise _too_long(f"{how}{length}", info, "shorten it")
 
 
+def _token(key: object) -> int:
+    """Of ``logit_bias``, whose keys are texts in JSON. Raises RequestError."""
+    if re.fullmatch("[0-9]{1,18}", str(key)):
+        return int(str(key))
+    raise RequestError(
+        f'logit_bias has the key {key!r:.60}; give token ids, such as "5".', "logit_bias"
+    )
+
+
 def sampling_from(settings: Mapping[str, Any]) -> SamplingParams:
     """SamplingParams of a user's dict: native names, a few aliases, None for a default.
 
@@ -290,10 +299,10 @@ def sampling_from(settings: Mapping[str, Any]) -> SamplingParams:
             near = difflib.get_close_matches(name, [*known, *CONSTRAINT_NAMES], n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise RequestError(f"Unknown sampling parameter {name!r}.{hint}", name)
+    bias = values.get("logit_bias")
+    if isinstance(bias, Mapping):
+        values["logit_bias"] = {_token(token): value for token, value in bias.items()}
     try:
-        bias = values.get("logit_bias")
-        if isinstance(bias, Mapping):
-            values["logit_bias"] = {int(token): value for token, value in bias.items()}
         params = msgspec.convert(values, SamplingParams)
     except (msgspec.ValidationError, ValueError, TypeError, OverflowError) as error:
         raise RequestError(f"sampling_params: {error}.", _path(str(error))) from error

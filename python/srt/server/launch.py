@@ -3,7 +3,7 @@
 bound      the port is ours; a port in use ends the launch before a model is read
 loading    the engine process reads the model
 serving    the first line of standard output is out
-draining   after SIGTERM or SIGINT: new requests get 503, open ones may finish
+draining   after SIGTERM, SIGINT or SIGHUP: new requests get 503, open ones may finish
 (ended)    by the end of the drain, by a second signal, or because the engine was lost for good
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import errno
 import gc
 import logging
 import os
@@ -94,8 +95,10 @@ def _bind(config: Config) -> socket.socket:
         return bind(host, port)
     except OSError as error:
         reason = error.strerror or error
+        elsewhere = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+        flag = "--host" if elsewhere else "--port"
         raise OSError(
-            f"cannot listen on {host} port {port}: {reason}; choose another with --port"
+            f"cannot listen on {host} port {port}: {reason}; choose another with {flag}"
         ) from error
 
 
@@ -141,12 +144,15 @@ class _Signals:
     @contextlib.asynccontextmanager
     async def installed(self) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+            numbers.append(signal.SIGHUP)
+        for number in numbers:
             loop.add_signal_handler(number, self._on, number)
         try:
             yield
         finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in numbers:
                 loop.remove_signal_handler(number)
 
     def _on(self, number: int) -> None:

@@ -151,7 +151,9 @@ class Service:
         """Raise RequestError where ``count`` more requests are too many, now or ever."""
         if count > MAX_CHOICES:
             raise RequestError(
-                f"{count} completions are asked for in one request; at most {MAX_CHOICES}.", "n"
+                f"{count} completions are asked for in one request, by n or as choices to score; "
+                f"at most {MAX_CHOICES}.",
+                "n",
             )
         pending = self.completion.pending + self.turns.waiting
         limit = self.info.max_running_requests + self.info.max_queued_requests

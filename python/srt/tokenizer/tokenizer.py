@@ -10,6 +10,7 @@ from typing import Any
 
 import tokenizers
 
+from srt.core import heap
 from srt.core.vocabulary import Vocabulary
 from srt.files.location import EMBEDDED, TOKENIZER_FILES, locate
 from srt.tokenizer import source as sources
@@ -26,6 +27,7 @@ log = logging.getLogger("sglang.tokenizer")
 __all__ = ["EMBEDDED", "LONG", "Tokenizer", "TokenizerError"]
 
 LONG = 1 << 12  # characters from which on ``encode`` lets other threads run meanwhile
+HUGE = 1 << 15  # and leaves tens of megabytes of garbage in the heap
 MAX_NAME, MAX_NAMES = 1 << 8, 1 << 18  # characters of a control token, and of all
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
@@ -126,6 +128,8 @@ class Tokenizer:
             raise ValueError("the text is not valid Unicode: it holds a lone surrogate") from error
         except BaseException as error:
             raise failed(error, self._file) from None
+        if len(text) >= HUGE:
+            heap.trim()
         if add_special_tokens:
             before, after = self.before, self._after
             if before and found[: len(before)] != before:
@@ -178,9 +182,12 @@ class Tokenizer:
         """Ids of a rendered conversation in whose texts ``shield`` has put marks. Raises
         ValueError on lone surrogates."""
         try:
-            return array("i", self.shield.encode(text))
+            found = array("i", self.shield.encode(text))
         except (UnicodeEncodeError, TypeError) as error:
             raise ValueError("the text is not valid Unicode: it holds a lone surrogate") from error
+        if len(text) >= HUGE:
+            heap.trim()
+        return found
 
     @property
     def template(self) -> ChatTemplate | None:

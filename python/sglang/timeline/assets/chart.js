@@ -1,6 +1,7 @@
 // Chart: draws the rows that can be seen, on one canvas.
 
 const BAR = 15, STRIP = 4, GAP = 5; // pixels of a bar, of the strip of tokens below it, above it
+const MARGIN = 0.02; // of the whole, before its begin and after its end
 
 class Chart {
   constructor(model, canvas, scroll) {
@@ -48,14 +49,14 @@ class Chart {
 
   show(from, to) {
     const { begin, end } = this.model, whole = Math.max(end - begin, 1e-6);
-    const size = Math.min(Math.max(to - from, 2e-6), whole * 1.04);
-    const least = begin - whole * 0.02, most = end + whole * 0.02;
+    const least = begin - whole * MARGIN, most = end + whole * MARGIN;
+    const size = Math.min(Math.max(to - from, 2e-6), most - least);
     this.from = Math.min(Math.max(from, least), most - size);
     this.to = this.from + size;
     this.draw();
   }
 
-  fit() { this.show(this.model.begin, this.model.end); }
+  fit() { this.show(-Infinity, Infinity); }
 
   zoom(factor, x = this.gutter + this.room / 2) {
     const at = this.time(x);
@@ -129,7 +130,7 @@ class Chart {
     pen.beginPath();
     pen.rect(this.gutter, offset + AXIS, width - this.gutter, tall);
     pen.clip();
-    this.arrows(seen, offset);
+    this.links(seen);
     for (const row of seen) if (row.lane) this.lane(row); else this.group(row);
     pen.restore();
     for (const row of seen) this.label(row);
@@ -254,7 +255,7 @@ class Chart {
     if (span.status === "error") return "error";
     if (span.status === "cancelled") return "cancelled";
     let best = ["reused", -1];
-    for (const [name, begin, end] of phasesOf(span)) if (end - begin > best[1]) best = [PHASES[name] || "model", end - begin];
+    for (const [name, begin, end] of phasesOf(span)) if (end - begin > best[1]) best = [PHASES[name], end - begin];
     return best[0];
   }
 
@@ -282,7 +283,7 @@ class Chart {
       pen.fillRect(a, y, wide, BAR);
       for (const [name, begin, end] of phasesOf(span)) {
         const left = this.x(begin);
-        pen.fillStyle = this.paint(PHASES[name] || "model");
+        pen.fillStyle = this.paint(PHASES[name]);
         pen.fillRect(left, y, Math.max(this.x(end) - left, 0.6), BAR);
       }
       pen.restore();
@@ -360,48 +361,50 @@ class Chart {
     pen.stroke();
   }
 
-  // Forks, from a lane to those made of it, and joins, back again.
-  arrows(seen, offset) {
-    const shown = new Set(seen), groups = new Set(seen.map(row => row.group));
-    const { laneOf, joins } = this.model;
+  // Forks go down where a lane is left and right into those made of it; joins go right along the lanes
+  // from what they did last, and back.
+  links(seen) {
+    const { laneOf, joins } = this.model, shown = new Set(seen);
+    const groups = new Set(seen.map(row => row.group).filter(group => group.open));
+    const middle = row => row.top + GAP + BAR / 2;
     this.pen.lineWidth = 1;
+    this.pen.globalAlpha = 0.65;
     for (const group of groups) {
-      if (!group.open) continue;
       for (const lane of group.lanes) {
         const parent = laneOf.get(lane.parent);
-        if (!parent || !parent.row || lane.begin === null) continue;
-        const crosses = lane.row.top > offset && parent.row.top < offset + this.tall;
-        if (shown.has(lane.row) || crosses) this.arrow(lane.begin, parent.row, lane.begin, lane.row, "soft");
+        if (!parent || lane.begin === null || !shown.has(lane.row)) continue;
+        this.line([[lane.begin, middle(parent.row)], [lane.begin, middle(lane.row)]], "soft");
+        this.head(this.x(lane.begin) + 6, middle(lane.row));
       }
     }
     for (const join of joins) {
-      const into = laneOf.get(join.lane);
-      if (!into.row || !groups.has(into.home)) continue;
-      for (const each of join.lanes) {
-        const lane = laneOf.get(each), last = lane.spans[lane.spans.length - 1];
-        if (lane.row && shown.has(lane.row)) {
-          this.arrow(last ? Math.min(last.end, join.at) : join.at, lane.row, join.at, into.row, "decode");
-        }
-      }
+      const into = laneOf.get(join.lane), lanes = join.lanes.map(number => laneOf.get(number));
+      if (!groups.has(into.home)) continue;
+      const rows = [into, ...lanes].map(lane => middle(lane.row));
+      this.line([[join.at, Math.min(...rows)], [join.at, Math.max(...rows)]], "decode");
+      this.head(this.x(join.at) + 1, middle(into.row));
+      lanes.forEach((lane, i) => {
+        if (shown.has(lane.row)) this.line([[join.left[i], middle(lane.row)], [join.at, middle(lane.row)]], "decode");
+      });
     }
+    this.pen.globalAlpha = 1;
   }
 
-  arrow(begin, from, end, to, colour) {
-    const { pen } = this, a = this.x(begin), b = this.x(end), middle = GAP + BAR / 2;
-    if (Math.max(a, b) < this.gutter || Math.min(a, b) > this.width) return;
-    const y = from.top + middle, z = to.top + middle;
+  // Through points, each a time and a height.
+  line(points, colour) {
+    const { pen } = this, sharp = at => Math.round(at) + 0.5;
     pen.strokeStyle = pen.fillStyle = this.paint(colour);
-    pen.globalAlpha = 0.65;
     pen.beginPath();
-    pen.moveTo(a, y);
-    pen.bezierCurveTo(a + 7, y, b - 9, z, b - 1, z);
+    for (const [time, y] of points) pen.lineTo(sharp(this.x(time)), sharp(y));
     pen.stroke();
+  }
+
+  // An arrow's, to the right.
+  head(x, y) {
+    const { pen } = this;
     pen.beginPath();
-    pen.moveTo(b + 1, z);
-    pen.lineTo(b - 5, z - 3);
-    pen.lineTo(b - 5, z + 3);
+    for (const [dx, dy] of [[0, 0], [-6, -3], [-6, 3]]) pen.lineTo(x + dx, y + dy);
     pen.fill();
-    pen.globalAlpha = 1;
   }
 }
 

@@ -6,10 +6,10 @@
   sums(view);
   legend(view, model);
   by("about").textContent = [
-    new Date(view.started * 1000).toLocaleString(), `${number(model.lanes.length)} streams`,
-    `${number(model.spans.length)} nodes`,
+    new Date(view.started * 1000).toLocaleString(), counted(model.lanes.length, "stream"),
+    counted(model.spans.length, "node"),
   ].join(" · ");
-  scroll.setAttribute("aria-label", `Timeline of ${model.spans.length} spans in ${model.lanes.length} streams; the table has the same.`);
+  scroll.setAttribute("aria-label", `Timeline of ${counted(model.spans.length, "span")} in ${counted(model.lanes.length, "stream")}; the table has the same.`);
   const chart = new Chart(model, canvas, scroll);
 
   function select(span) {
@@ -21,21 +21,21 @@
 
   // -- pointer
 
-  let drag = null;
+  let drag = null, moved = false, clicked = 0; // where the pointer is held; whether it has left there; when it chose
   const place = event => {
     const box = canvas.getBoundingClientRect();
     return [event.clientX - box.left, event.clientY - box.top];
   };
   canvas.addEventListener("pointerdown", event => {
-    const [x, y] = place(event);
-    drag = { x, y, moved: false };
+    [drag] = place(event);
+    moved = false;
     canvas.setPointerCapture(event.pointerId);
   });
   canvas.addEventListener("pointermove", event => {
     const [x, y] = place(event);
-    if (drag) {
-      if (Math.abs(x - drag.x) > 3) drag.moved = true;
-      if (drag.moved) { chart.pan(drag.x - x); drag.x = x; hide(); }
+    if (drag !== null) {
+      if (Math.abs(x - drag) > 3) moved = true;
+      if (moved) { chart.pan(drag - x); drag = x; hide(); }
       return;
     }
     const { row, span } = chart.at(x, y);
@@ -49,11 +49,11 @@
       element("p", {}, row.lane.source ? `forked at ${row.lane.source}` : called(row.group)),
       ...(row.lane.error ? [element("p", { class: "error" }, row.lane.error)] : [])], event);
   });
-  canvas.addEventListener("pointerup", event => {
-    const was = drag, [x, y] = place(event);
-    drag = null;
-    if (!was || was.moved) return;
-    const { row, span } = chart.at(x, y);
+  for (const end of ["pointerup", "pointercancel"]) canvas.addEventListener(end, () => { drag = null; });
+  canvas.addEventListener("click", event => {
+    if (moved || event.detail > 1) return; // the first of a double click has moved what is under it
+    clicked = event.timeStamp;
+    const { row, span } = chart.at(...place(event));
     if (row && !row.lane) {
       row.group.open = !row.group.open;
       chart.arrange();
@@ -61,9 +61,9 @@
     } else select(row ? span || null : null);
   });
   canvas.addEventListener("pointerleave", () => hover(null));
-  canvas.addEventListener("dblclick", event => {
-    const { row, span } = chart.at(...place(event));
-    if (span && row.lane) { const more = (span.end - span.begin) * 0.1; chart.show(span.begin - more, span.end + more); }
+  document.addEventListener("dblclick", event => { // its second click may be on the panel
+    const span = chart.selected;
+    if (span && event.timeStamp - clicked < 1000) { const more = (span.end - span.begin) * 0.1; chart.show(span.begin - more, span.end + more); }
   });
   canvas.addEventListener("wheel", event => {
     const sideways = Math.abs(event.deltaX) > Math.abs(event.deltaY);
@@ -88,10 +88,11 @@
 
   // -- keys and buttons
 
-  const step = by => {
+  const step = count => {
     if (!model.spans.length) return;
-    const at = chart.selected ? model.spans.indexOf(chart.selected) + by : by > 0 ? 0 : model.spans.length - 1;
+    const at = chart.selected ? model.spans.indexOf(chart.selected) + count : count > 0 ? 0 : model.spans.length - 1;
     select(model.spans[Math.min(Math.max(at, 0), model.spans.length - 1)]);
+    by("chart").scrollIntoView({ block: "nearest" });
   };
   const keys = {
     ArrowLeft: () => chart.pan(-chart.room / 8), ArrowRight: () => chart.pan(chart.room / 8),
@@ -112,7 +113,7 @@
     by(`show-${name}`).addEventListener("click", () => {
       for (const each of ["chart", "table"]) {
         by(each).hidden = each !== name;
-        by(`show-${each}`).setAttribute("aria-selected", `${each === name}`);
+        by(`show-${each}`).setAttribute("aria-pressed", `${each === name}`);
       }
       if (name === "table" && !by("table").childElementCount) by("table").append(table(model, select));
       if (name === "chart") chart.resize();

@@ -31,13 +31,13 @@ function facts(span) {
     ["error", span.error],
     ["at", seconds(span.begin)],
     ["took", seconds(span.end - span.begin)],
-    ["prompt", prompt === undefined ? "" : `${number(prompt)} tokens` +
+    ["prompt", prompt === undefined ? "" : counted(prompt, "token") +
       (cached === undefined ? "" : `, ${number(cached)} cached (${percent(prompt ? cached / prompt : 0)})`)],
-    ["written", data.completion_tokens === undefined ? "" : `${number(data.completion_tokens)} tokens` +
+    ["written", data.completion_tokens === undefined ? "" : counted(data.completion_tokens, "token") +
       (data.forced_tokens ? `, ${number(data.forced_tokens)} of them forced` : "")],
-    ["guessed", data.drafted_tokens ? `${number(data.drafted_tokens)} tokens, ${number(data.accepted_tokens || 0)} accepted` : ""],
+    ["guessed", data.drafted_tokens ? `${counted(data.drafted_tokens, "token")}, ${number(data.accepted_tokens || 0)} accepted` : ""],
     ["passes", data.forward_passes ? number(data.forward_passes) : ""],
-    ["retracted", data.retractions ? `${data.retractions} times` : ""],
+    ["retracted", data.retractions ? counted(data.retractions, "time") : ""],
     ["cost", span.cost === undefined ? "" : dollars(span.cost)],
     ["critical path", span.critical ? "yes" : ""],
   ];
@@ -53,10 +53,10 @@ function describe(span, model, close) {
   ];
   const phases = phasesOf(span);
   if (phases.length) {
-    parts.push(element("h3", {}, "Where the time went"), bar(phases.map(([name, begin, end]) => [PHASES[name] || "model", end - begin])));
+    parts.push(element("h3", {}, "Where the time went"), bar(phases.map(([name, begin, end]) => [PHASES[name], end - begin])));
     const sums = new Map();
-    for (const [name, begin, end] of phases) sums.set(name, (sums.get(name) || 0) + end - begin);
-    parts.push(pairs([...sums].map(([name, size]) => [mark(PHASES[name] || "model", name), seconds(size)])));
+    for (const [name, begin, end] of phases) sums.set(PHASES[name], [worded(name), (sums.get(PHASES[name])?.[1] || 0) + end - begin]);
+    parts.push(pairs([...sums].map(([colour, [name, size]]) => [mark(colour, name), seconds(size)])));
   }
   const tokens = tokensOf(span.data);
   if (tokens.length) {
@@ -77,23 +77,20 @@ function describe(span, model, close) {
   if (params.length) parts.push(element("h3", {}, "Parameters"), pairs(params));
   if (span.asked.length > 1) {
     parts.push(element("h3", {}, `${span.asked.length} requests`), pairs(span.asked.map((one, i) =>
-      [`${i + 1}`, `${seconds(one.end - one.begin)}${one.data.rows ? `, ${one.data.rows} texts` : ""}`])));
+      [`${i + 1}`, `${seconds(one.end - one.begin)}${one.data.rows ? `, ${counted(one.data.rows, "text")}` : ""}`])));
   }
   if (span.source) parts.push(element("h3", {}, span.source), element("pre", {}, span.code || " "));
   panel.replaceChildren(...parts);
   panel.hidden = false;
 }
 
-const mark = (colour, words) => {
-  const made = element("span", { class: "phase" }, element("i", { style: painted(colour) }), words);
-  return made;
-};
+const mark = (colour, words) => element("span", { class: "phase" }, element("i", { style: painted(colour) }), words);
 
 // What the pointer is over.
 function hint(span) {
   const words = facts(span).filter(([name, value]) => value && !["at", "error", "critical path"].includes(name));
   const made = [element("b", {}, titled(span)), element("p", {}, words.map(([name, value]) => `${name} ${value}`).join(" · "))];
-  const phases = phasesOf(span).map(([name, begin, end]) => `${name} ${seconds(end - begin)}`);
+  const phases = phasesOf(span).map(([name, begin, end]) => `${worded(name)} ${seconds(end - begin)}`);
   if (phases.length > 1 && phases.length < 8) made.push(element("p", {}, phases.join(" → ")));
   const text = (span.data.outputs || []).map(output => output.text).join(" | ");
   if (span.error) made.push(element("p", { class: "error" }, span.error));
@@ -109,7 +106,7 @@ function sums(view) {
     element("dt", {}, name),
     element("dd", bad ? { class: "bad" } : {}, value, ...(note ? [element("small", {}, note)] : []),
       ...(parts ? [meter(parts)] : []))));
-  card("Wall", seconds(wall), `${number(totals.runs)} run${totals.runs === 1 ? "" : "s"}`);
+  card("Wall", seconds(wall), counted(totals.runs, "run"));
   card("Model time", seconds(totals.model_seconds), wall ? `${(totals.model_seconds / wall).toFixed(1)} calls at a time` : "");
   const outermost = view.groups.filter(group => group.parent === null).length;
   if (outermost > 1) {
@@ -143,12 +140,11 @@ const meter = parts => {
 function legend(view, model) {
   const phases = new Map(), tokens = new Set();
   for (const span of model.spans) {
-    for (const [name] of phasesOf(span)) phases.set(PHASES[name] || "model", name === "reply" ? "send" : name);
+    for (const [name] of phasesOf(span)) phases.set(PHASES[name], worded(name));
     for (const [name] of tokensOf(span.data)) tokens.add(name);
-    if (!span.asked.length) phases.set("reused", "reused");
+    if (!span.asked.length) phases.set("reused", worded("reused"));
   }
-  const words = { send: "on the way", queue: "queued", first: "to the first token", model: "model", reused: "no call needed" };
-  const items = [...phases].map(([colour, name]) => element("li", {}, element("i", { style: painted(colour) }), words[colour] || name));
+  const items = [...phases].map(([colour, name]) => element("li", {}, element("i", { style: painted(colour) }), name));
   if (model.groups.some(group => group.code.length)) items.push(element("li", {}, element("i", { style: painted("code") }), "program code"));
   for (const name of Object.keys(TOKENS)) {
     if (tokens.has(name)) items.push(element("li", { class: "strip" }, element("i", { style: painted(name) }), TOKENS[name]));
@@ -187,9 +183,11 @@ function table(model, choose) {
   const shown = COLUMNS.filter(([, of]) => model.spans.some(span => of(span) !== ""));
   const head = element("tr", {}, ...shown.map(([name, , right]) =>
     element("th", { scope: "col", ...(right ? { class: "number" } : {}) }, name)));
+  const cell = (span, [name, of, right]) => name === "what"
+    ? element("th", { scope: "row" }, element("button", {}, of(span)))
+    : element("td", { class: right ? "number" : name === "status" ? span.status : "long" }, `${of(span)}`);
   const body = element("tbody", {}, ...model.spans.map(span => element("tr", { click: () => choose(span) },
-    ...shown.map(([name, of, right]) => element(name === "what" ? "th" : "td",
-      { class: right ? "number" : name === "status" ? span.status : "long", ...(name === "what" ? { scope: "row" } : {}) }, `${of(span)}`)))));
-  return element("table", {}, element("caption", {}, `${number(model.spans.length)} nodes that needed the model, by the time they began`),
+    ...shown.map(column => cell(span, column)))));
+  return element("table", {}, element("caption", {}, `${counted(model.spans.length, "node")} that needed the model, by the time they began`),
     element("thead", {}, head), body);
 }

@@ -6,7 +6,7 @@ const ROW = 30, GROUP = 26, AXIS = 26, MANY = 80; // pixels; lanes, above which 
 const read = () => JSON.parse(document.getElementById("data").textContent);
 
 function arrange(view) {
-  const groups = view.groups.map(group => ({ ...group, lanes: [], code: [], waits: [], open: true }));
+  const groups = view.groups.map(group => ({ ...group, lanes: [], code: [], open: true }));
   const groupOf = new Map(groups.map(group => [group.number, group]));
   const lanes = view.lanes.map(lane => ({ ...lane, spans: [], home: groupOf.get(lane.group) }));
   const laneOf = new Map(lanes.map(lane => [lane.number, lane]));
@@ -15,8 +15,7 @@ function arrange(view) {
   for (const span of view.spans) {
     const lane = laneOf.get(span.lane);
     if (span.kind === "code") lane.home.code.push(span);
-    else if (span.kind === "wait") lane.home.waits.push(span);
-    else if (span.kind !== "request") {
+    else if (span.kind !== "request" && span.kind !== "wait") {
       lane.spans.push({ ...span, home: lane, asked: (span.requests || []).map(n => requests.get(n)) });
     }
   }
@@ -25,14 +24,18 @@ function arrange(view) {
     group.depth = around ? Math.min((around.depth || 0) + 1, 6) : 0;
   }
   for (const lane of lanes) lane.spans.sort((a, b) => a.begin - b.begin);
+  const marks = new Map(lanes.map(lane => [lane.number, [lane.begin ?? lane.asked, ...lane.spans.map(span => span.end)]]));
+  for (const join of view.joins) marks.get(join.lane).push(join.at);
+  for (const join of view.joins) join.left = join.lanes.map(number => lastBefore(join.at, marks.get(number)));
   for (const lane of inOrder(lanes)) lane.home.lanes.push(lane);
   if (lanes.length > MANY && groups.length > 1) for (const group of groups) group.open = false;
   const spans = lanes.flatMap(lane => lane.spans).sort((a, b) => a.begin - b.begin);
-  const begin = Math.min(0, ...groups.slice(0, 1).map(group => group.begin));
   const end = groups.reduce((most, group) => Math.max(most, group.end), 1e-6);
-  const start = groups.reduce((least, group) => Math.min(least, group.begin), end);
-  return { groups, lanes, laneOf, spans, joins: view.joins, begin: Math.max(begin, start), end };
+  const begin = groups.reduce((least, group) => Math.min(least, group.begin), end);
+  return { groups, lanes, laneOf, spans, joins: view.joins, begin, end };
 }
+
+const lastBefore = (time, times) => Math.max(...times.filter(at => at <= time));
 
 // Each lane behind the one that it was forked from, in the order of its forks.
 function inOrder(lanes) {
@@ -77,9 +80,10 @@ function seconds(value) {
   return size === 0 ? "0" : `${(value * 1e6).toFixed(0)} µs`;
 }
 
+const counted = (count, word) => `${number(count)} ${word}${count === 1 ? "" : "s"}`;
 const number = value => Math.round(value).toLocaleString("en-US");
 const dollars = value => value >= 0.1 || value === 0 ? `$${value.toFixed(2)}` : `$${value.toPrecision(2)}`;
-const percent = value => `${(100 * value).toFixed(value < 0.0995 || value > 0.9905 && value < 1 ? 1 : 0)} %`;
+const percent = value => `${(100 * value).toFixed(value > 0 && value < 0.0995 || value > 0.9905 && value < 1 ? 1 : 0)} %`;
 const titled = span => `${span.kind}${span.name ? " " + span.name : ""}`;
 const called = group => `${group.name}${group.arguments ? `(${group.arguments})` : ""}`;
 
@@ -101,6 +105,10 @@ const PHASES = {
   send: "send", queue: "queue", prefill: "prefill", decode: "decode", reply: "send",
   model: "model", "first token": "first",
 };
+const WORDS = {
+  send: "on the way", reply: "on the way", queue: "queued", "first token": "to the first token", reused: "no call needed",
+};
+const worded = name => WORDS[name] || name; // prefill, decode, model
 const TOKENS = {
   cached: "cached prompt tokens", new: "computed prompt tokens", drawn: "drawn tokens",
   accepted: "guessed and accepted", forced: "forced by the constraint",

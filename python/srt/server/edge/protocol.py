@@ -23,10 +23,15 @@ import termios
 import uuid
 from functools import partial
 from typing import Any
+from weakref import ReferenceType, ref
 
 import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from srt.config import EdgeConfig
 from srt.server.wire.errors import ServerError, error_response
@@ -87,6 +92,7 @@ class Protocol(HttpToolsProtocol):
                 timer.cancel()
         self._drop()
         super().connection_lost(exc)
+        self.cycle = None  # type: ignore[assignment]  # they hold each other
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
@@ -201,7 +207,11 @@ class Protocol(HttpToolsProtocol):
         self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
         self._cycles.append(self.cycle)
         scope: dict[str, Any] = self.scope  # type: ignore[assignment]
-        scope["extensions"] = {CHUNK: partial(self._write_chunk, self.cycle)}
+        if scope["http_version"] == "1.0":
+            self.cycle.chunked_encoding = False
+            self.cycle.__class__ = _Unchunked
+        # Weak, since the cycle holds its scope: without circles all is freed with the answer.
+        scope["extensions"] = {CHUNK: partial(_write_chunk, ref(self.cycle))}
         # uvicorn reads no more then, and would not see the client go.
         self.flow.resume_reading()
         if len(self.pipeline) > PIPELINE:
@@ -251,15 +261,6 @@ class Protocol(HttpToolsProtocol):
     def _close_unread(self, cycle: Any) -> None:
         if self.part == BODY and self.cycle is cycle:
             self._close()
-
-    # -- writing ----------------------------------------------------------------------------------
-
-    def _write_chunk(self, cycle: Any, data: bytes) -> bool:
-        """As the extension says. Where the client is slow, or gone, ``send`` knows what to do."""
-        if self.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding or not data:
-            return False
-        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-        return True
 
     # -- time -------------------------------------------------------------------------------------
 
@@ -331,6 +332,26 @@ class Protocol(HttpToolsProtocol):
         with contextlib.suppress(OSError):
             fcntl.ioctl(self.transport.get_extra_info("socket"), termios.TIOCOUTQ, waiting)
         return self.transport.get_write_buffer_size() + int.from_bytes(waiting, sys.byteorder)
+
+
+class _Unchunked(RequestResponseCycle):
+    """For HTTP/1.0, which has no chunks: an answer without a length ends with its connection."""
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.body":
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
+
+
+def _write_chunk(weak: ReferenceType[Any], data: bytes) -> bool:
+    """As the extension says. Where the client is slow, or gone, ``send`` knows what to do."""
+    cycle = weak()
+    if cycle is None or cycle.disconnected or not cycle.chunked_encoding:
+        return False
+    if cycle.flow.write_paused or not data:
+        return False
+    cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+    return True
 
 
 def protocol(edge: EdgeConfig) -> type[Protocol]:

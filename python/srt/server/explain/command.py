@@ -60,7 +60,10 @@ def _fetch(arguments: argparse.Namespace) -> Any:
         raise OSError(_message(error)) from error
     except (urllib.error.URLError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
-        raise OSError(f"cannot reach {arguments.url}: {reason}; give --url") from error
+        raise OSError(
+            f"no server answers at {arguments.url}: {reason}; start one with: sglang serve, or "
+            "give another --url"
+        ) from error
 
 
 def _message(error: urllib.error.HTTPError) -> str:
