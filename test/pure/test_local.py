@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
+import sglang as sgl
 from helpers.desk import generate
 from helpers.fake_worker import TOKEN_BYTES, FakeWorker, fake_info
 from helpers.simulation import expected
@@ -29,10 +30,11 @@ class Gated(FakeWorker):
         super().__init__(1)
         self.gate = threading.Event()
         self.gate.set()
-        self.bomb = False
+        self.entered, self.bomb = threading.Event(), False
 
     def run(self, batch: Batch) -> StepResult:
-        self.gate.wait(20)
+        self.entered.set()
+        self.gate.wait(60)
         if self.bomb:
             return StepResult(batch.id, [None])  # type: ignore[list-item]
         return super().run(batch)
@@ -98,11 +100,11 @@ def test_closing_ends_what_is_pending() -> None:
         worker.gate.clear()
         waiting = [asyncio.ensure_future(text(client, PROMPT, generate(9))) for _ in range(3)]
         control = asyncio.ensure_future(client.control("ping"))
-        await asyncio.sleep(0.05)
-        closing = asyncio.get_running_loop().run_in_executor(None, engine.close)
+        assert await asyncio.to_thread(worker.entered.wait, 60)
+        engine._channel.verbs.put(None)  # as ``close`` begins, and surely before the pass ends
         worker.gate.set()
+        await asyncio.to_thread(engine.close)
         results = await asyncio.gather(*waiting, control, return_exceptions=True)
-        await closing
         assert all(isinstance(r, EngineLost) for r in results[:3])
         with pytest.raises(EngineLost, match="was shut down"):
             client.send(Close(1))
@@ -191,3 +193,16 @@ def test_verbs_that_cannot_be_sent_hold_up_nobody_else() -> None:
         assert sent == [Close(2)]
 
     asyncio.run(main())
+
+
+def test_a_package_that_is_missing_is_named_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch is imported when the model is loaded, after all else."""
+
+    def lacking(*_: Any, **__: Any) -> None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    monkeypatch.setattr("srt.engine.local.LocalEngine", lacking)
+    with pytest.raises(sgl.Unsupported, match=r"'sglang\[srt\]' \(No module named 'torch'\)"):
+        sgl.Engine()

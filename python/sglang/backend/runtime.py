@@ -183,6 +183,8 @@ def _body(prompt: Any, sampling_params: Any, fields: dict[str, Any]) -> dict[str
 def _flags(settings: dict[str, Any]) -> list[str]:
     flags: list[str] = []
     for name, value in settings.items():
+        if (name, value) == ("model_path", ""):
+            continue  # the embedded model, as in an Engine; the command line takes no empty path
         flag = "--" + name.replace("_", "-")
         if isinstance(value, bool):
             flags.append(flag if value else "--no-" + flag[2:])
