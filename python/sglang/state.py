@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
@@ -268,12 +269,11 @@ class ProgramState:
     # Forks
 
     def fork(self, size: int = 1, position_ids_offset: Sequence[int] | None = None) -> ForkGroup:
-        """``size`` states that go on from here, in parallel. Does not wait.
-
-        More than one first has the backend compute and cache the text so far.
-        """
-        if not isinstance(size, int):
-            raise TypeError(f"fork size is {size!r:.60}; give a whole number")
+        """``size`` states that go on from here, in parallel. Does not wait."""
+        try:
+            size = operator.index(size)
+        except TypeError:
+            raise TypeError(f"fork size is {size!r:.60}; give a whole number") from None
         if size < 1:
             raise ValueError(f"fork size is {size}; it must be at least 1")
         if position_ids_offset is not None:

@@ -17,6 +17,7 @@ import pytest
 import sglang as sgl
 from helpers.counted import reaches
 from helpers.threads import running_threads
+from sglang.backend.runtime import _flags
 from sglang.utils import terminate_process
 
 BRANCHES = 5
@@ -305,3 +306,9 @@ def test_stubborn_processes_are_killed() -> None:
     process.stdout.readline()
     terminate_process(process, timeout=0.1)
     assert process.poll() == -9
+
+
+def test_a_runtime_without_a_path_serves_the_embedded_model() -> None:
+    """The command line takes no empty one."""
+    assert _flags({"model_path": "", "tp_size": 1}) == ["--tp-size", "1"]
+    assert _flags({"model_path": "a"}) == ["--model-path", "a"]
