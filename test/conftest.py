@@ -1,19 +1,24 @@
-"""Makes ``helpers`` importable from every test folder, property tests free of the clock, and long
-files come first."""
+"""Makes ``helpers`` importable from every test folder, property tests free of clock and chance, and
+long files come first."""
 
 from __future__ import annotations
 
+import random
 import sys
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-# A busy machine is no failure: pytest-timeout alone limits time.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
+# A busy machine is no failure: pytest-timeout alone limits time. Examples are the same every time;
+# ``--hypothesis-profile random`` draws others.
+UNTIMED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("fixed", derandomize=True, **UNTIMED)
+settings.register_profile("random", **UNTIMED)
+settings.load_profile("fixed")
 
 # What takes long in one file. With several workers it comes first: at the end it would leave the
 # others idle (``make test``; pytest-xdist's own order is by the number of tests).
@@ -22,6 +27,15 @@ LONG = (
     "test_openapi.py", "test_matrix.py", "test_triton_interpreted.py", "test_soak.py",
     "test_gpu_bodies.py", "test_benchmark_peers.py",
 )  # fmt: skip
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """What is drawn without a seed does not depend on the tests that ran before in this process."""
+    random.seed(0)
+    for name, seed in (("numpy", "random.seed"), ("torch", "manual_seed")):
+        if name in sys.modules:
+            attrgetter(seed)(sys.modules[name])(0)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

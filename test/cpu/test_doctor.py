@@ -290,11 +290,14 @@ def test_an_unknown_flag_is_told_what_it_was_to_be(words: tuple[str, ...], hint:
 
 @NEEDS_MODEL
 def test_it_is_fast() -> None:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    """Most of it goes to importing torch, whatever that takes here."""
+    at = [resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime]
+    subprocess.run([sys.executable, "-c", "import torch"], check=True)
+    at.append(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime)
     done = command("srt.cli", "doctor", "--port", "0")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    at.append(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime)
     assert done.returncode == 0, done.stdout
-    assert after.ru_utime - before.ru_utime < 4.0  # of the CPU; most of it goes to importing torch
+    assert at[2] - at[1] < 3 * (at[1] - at[0]), at
 
 
 def test_clients_said_to_work_are_those_of_the_tests() -> None:

@@ -62,7 +62,7 @@ def files(root: Path) -> None:
         gguf_file(directory / "m.gguf", facts)
 
 
-def run(root: Path, seed: int, count: int, seconds: float = 120) -> dict[str, Any]:
+def run(root: Path, seed: int, count: int, seconds: float = 280) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, str(CHILD), str(root), str(seed), str(count)],
         capture_output=True, text=True, timeout=seconds,

@@ -45,7 +45,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -59,7 +59,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
 def secure(toy: list[str], certificate: Path) -> Iterator[Server]:
     flags = ["--ssl-certfile", str(certificate / "cert.pem"),
              "--ssl-keyfile", str(certificate / "locked.pem"), "--ssl-keyfile-password", "secret",
-             "--header-timeout", "1", "--max-header-bytes", "8192"]  # fmt: skip
+             "--header-timeout", "2", "--max-header-bytes", "8192"]  # fmt: skip
     with launched([*toy, *flags]) as server:
         yield server
 
@@ -67,25 +67,25 @@ def secure(toy: list[str], certificate: Path) -> Iterator[Server]:
 def test_tls(secure: Server, certificate: Path) -> None:
     assert secure.url.startswith("https://127.0.0.1:")
     trusted = ssl.create_default_context(cafile=str(certificate / "cert.pem"))
-    with Client(base_url=secure.url, timeout=30, verify=trusted) as http:
+    with Client(base_url=secure.url, timeout=60, verify=trusted) as http:
         before = http.golden()
         body = {"text": "a", "sampling_params": {"max_new_tokens": 20}, "stream": True}
         assert http.post("/generate", json=body).text.endswith("data: [DONE]\n\n")
         info = http.get("/server_info").text
         assert "secret" not in info
         with pytest.raises(httpx.TransportError):
-            httpx.get(secure.url)  # does not know who signed it
+            httpx.get(secure.url, timeout=60)  # does not know who signed it
         with pytest.raises(httpx.TransportError):
-            httpx.get(secure.url.replace("https", "http"))
+            httpx.get(secure.url.replace("https", "http"), timeout=60)
         host, port = secure.url.removeprefix("https://").split(":")
         with trusted.wrap_socket(socket.create_connection((host, int(port))),
                                  server_hostname="localhost") as raw:  # fmt: skip
-            raw.settimeout(10)
+            raw.settimeout(60)
             raw.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 9000)
             assert b"431" in raw.recv(1000)
         with trusted.wrap_socket(socket.create_connection((host, int(port))),
                                  server_hostname="localhost") as raw:  # fmt: skip
-            raw.settimeout(10)
+            raw.settimeout(60)
             raw.sendall(b"GET /health HTTP/1.1\r\n")
             assert b"408" in raw.recv(1000)
         http.idle()
@@ -107,9 +107,9 @@ def test_clients_with_a_certificate_only(toy: list[str], certificate: Path) -> N
     with launched([*toy, *flags]) as server:
         trusted = ssl.create_default_context(cafile=str(cert))
         with pytest.raises(httpx.TransportError):
-            httpx.get(f"{server.url}/health", verify=trusted)
+            httpx.get(f"{server.url}/health", verify=trusted, timeout=60)
         trusted.load_cert_chain(cert, key)
-        assert httpx.get(f"{server.url}/health", verify=trusted).status_code == 200
+        assert httpx.get(f"{server.url}/health", verify=trusted, timeout=60).status_code == 200
 
 
 # -- what is refused at the start -----------------------------------------------------------------
@@ -142,7 +142,7 @@ def test_wrong_settings_end_the_launch_at_once(
 
 def ask(server: Server, key: str, path: str = "/v1/models") -> int:
     headers = {"x-api-key": key}
-    return httpx.get(server.url + path, headers=headers).status_code
+    return httpx.get(server.url + path, headers=headers, timeout=60).status_code
 
 
 def test_keys_are_read_again_on_sighup(toy: list[str], tmp_path: Path) -> None:
@@ -160,7 +160,8 @@ def test_keys_are_read_again_on_sighup(toy: list[str], tmp_path: Path) -> None:
         time.sleep(0.3)
         assert ask(server, "two") == 200
         body = {"text": "a", "sampling_params": {"max_new_tokens": 1}}
-        codes = [httpx.post(f"{server.url}/generate", json=body, headers={"x-api-key": "two"})
+        codes = [httpx.post(f"{server.url}/generate", json=body, timeout=60,
+                            headers={"x-api-key": "two"})
                  for _ in range(2)]  # fmt: skip
         assert [reply.status_code for reply in codes] == [200, 429]
         assert "requests_per_minute" in is_error(codes[1], 429)["message"]

@@ -47,7 +47,7 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
     def open(url: str, view: str = "chat", **options: Any) -> Any:
         context = browser.new_context(**{"viewport": WIDE, "locale": "en-GB", **options})
         page = context.new_page()
-        page.set_default_timeout(15_000)
+        page.set_default_timeout(60_000)
         page.on("request", lambda request: asked.append(request.url))
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("console", lambda said: note(said) if said.type in ("error", "warning") else None)
@@ -96,7 +96,7 @@ def delta(finish: str | None = None, **fields: Any) -> dict[str, Any]:
     return {"delta": fields, "finish_reason": finish}
 
 
-def until(check: Callable[[], bool], seconds: float = 15.0) -> None:
+def until(check: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not check():
         assert time.monotonic() < deadline
@@ -366,7 +366,7 @@ def busy(server: Server, count: int) -> Iterator[None]:
         thread.start()
     yield
     for i in range(count):
-        httpx.post(f"{server.url}/abort_request", json={"rid": f"busy-{i}"})
+        httpx.post(f"{server.url}/abort_request", json={"rid": f"busy-{i}"}, timeout=60)
     for thread in threads:
         thread.join()
 

@@ -98,7 +98,7 @@ class Counted(Backend):
         return BackendError("aborted")
 
 
-def reaches(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+def reaches(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
     """Whether it becomes true."""
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:

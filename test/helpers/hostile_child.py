@@ -29,7 +29,7 @@ from srt.models.renamed import named
 from srt.tokenizer import Tokenizer
 
 ROOM = 1 << 30  # bytes of addresses that loading may take above the start's
-SECONDS = 5  # a file
+SECONDS = 5  # of the processor, a file
 TEXT = "The quick <|im_end|> brown é fox\n日本 12"
 TALK = [{"role": "user", "content": TEXT}]
 SMALL = 1 << 22  # parameters of a model that is really made
@@ -65,8 +65,8 @@ def load_tokenizer(path: Path) -> None:
 
 def attempt(load: Any, path: Path) -> str:
     """ "loaded", "refused", or what went wrong."""
-    begin = time.monotonic()
-    signal.alarm(SECONDS)
+    begin = time.process_time()
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         load(path)
         return "loaded"
@@ -78,9 +78,9 @@ def attempt(load: Any, path: Path) -> str:
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             raise
-        return f"{type(error).__name__} after {time.monotonic() - begin:.1f} s: {error!s:.300}"
+        return f"{type(error).__name__} after {time.process_time() - begin:.1f} s: {error!s:.300}"
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def late(number: int, frame: FrameType | None) -> None:
@@ -89,7 +89,7 @@ def late(number: int, frame: FrameType | None) -> None:
 
 def main() -> None:
     root, seed, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    signal.signal(signal.SIGALRM, late)
+    signal.signal(signal.SIGPROF, late)
     outcomes: Counter[str] = Counter()
     faults = {}
     models = sorted(path for path in root.iterdir() if path.is_dir())

@@ -40,7 +40,7 @@ class Client(httpx.Client):
     def stats(self) -> dict[str, Any]:
         return self.get("/get_server_info").json()["stats"]
 
-    def idle(self, seconds: float = 10.0) -> dict[str, Any]:
+    def idle(self, seconds: float = 60.0) -> dict[str, Any]:
         """Statistics once nothing is running; asserts that the books balance."""
         deadline = time.monotonic() + seconds
         stats = self.stats()
@@ -73,12 +73,13 @@ class Served:
     worker: TextWorker
     tokenizer: Tokenizer
     client: Client
+    thread: threading.Thread
 
     def open(self, body: dict[str, Any], path: str = "/generate") -> socket.socket:
         """A socket on which one request has been sent and nothing read."""
         host, port = self.url.removeprefix("http://").split(":")
         data = json.dumps(body).encode()
-        connection = socket.create_connection((host, int(port)), timeout=10)
+        connection = socket.create_connection((host, int(port)), timeout=60)
         connection.sendall(
             f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(data)}\r\n\r\n".encode()
@@ -129,9 +130,9 @@ def serve_text(
     key = config.server.api_key
     headers = {"Authorization": b"Bearer " + key.encode()} if key else {}
     try:
-        with Client(base_url=url, timeout=30, headers=headers) as client:
-            yield Served(url, app, service, worker, tokenizer, client)
+        with Client(base_url=url, timeout=60, headers=headers) as client:
+            yield Served(url, app, service, worker, tokenizer, client, thread)
     finally:
         server.should_exit = True
-        thread.join(timeout=10)
+        thread.join(timeout=60)
         engine.close()

@@ -76,7 +76,7 @@ class Server:
         (child,) = psutil.Process(self.process.pid).children()
         return child
 
-    def wait_end(self, seconds: float = 15.0) -> int:
+    def wait_end(self, seconds: float = 60.0) -> int:
         return self.process.wait(seconds)
 
 
@@ -101,7 +101,7 @@ def launched(arguments: list[str], ready: bool = True) -> Iterator[Server]:
         gone(children)
 
 
-def gone(processes: list[psutil.Process], seconds: float = 30.0) -> None:
+def gone(processes: list[psutil.Process], seconds: float = 60.0) -> None:
     """Assert that they end by themselves."""
     deadline = time.monotonic() + seconds
     while [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]:

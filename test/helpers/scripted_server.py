@@ -23,6 +23,7 @@ class Paced(Scripted):
 
     Attributes:
         seconds: between two pieces.
+        held: while it is set nothing is written.
         real: the tokens are those of the text and the end token, with log-probabilities.
         cuts: where the text is cut, in place of pieces of one length.
         fault: raised after so many pieces.
@@ -32,6 +33,7 @@ class Paced(Scripted):
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__(tokenizer)
         self.seconds, self.real, self.closed = 0.0, False, 0
+        self.held = threading.Event()
         self.fault: tuple[int, Exception] | None = None
         self.cuts: Sequence[int] | None = None
 
@@ -50,6 +52,8 @@ class Paced(Scripted):
                         raise self.fault[1]
                     count += 1
                     await asyncio.sleep(self.seconds)
+                    while self.held.is_set():
+                        await asyncio.sleep(0.005)
                     yield output
         finally:
             self.closed += 1
@@ -107,4 +111,4 @@ def serve_scripted(completion: Scripted, config: Config | None = None) -> Iterat
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         made[0].should_exit = True
-        thread.join(timeout=10)
+        thread.join(timeout=60)

@@ -84,7 +84,7 @@ class AdapterDesk(Desk):
 
     def settled(self, number: int) -> bool:
         """Whether a verb was obeyed, when it is answered."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             found = [reply for reply in self.replies if reply.id == number]
             if found:

@@ -226,8 +226,12 @@ def test_a_broken_reply(do: Way, body: bytes | None) -> None:
 def test_a_late_reply(do: Way, stream: bool) -> None:
     with FakeAnthropic(Late(30, "a b c d")) as service:
         model = backend(service, timeout=0.2)
-        with pytest.raises(errors.TimedOut, match=r"within 0\.2 s; raise timeout="):
-            streamed(do, model, gen()) if stream else do(model, gen())
+        for _ in range(5):
+            with pytest.raises(errors.TimedOut) as caught:
+                streamed(do, model, gen()) if stream else do(model, gen())
+            if "no connection to" not in str(caught.value):  # a busy machine may be as late
+                break
+        assert "within 0.2 s; raise timeout=" in str(caught.value)
 
 
 def test_samples_are_calls_of_their_own(do: Way) -> None:

@@ -105,7 +105,7 @@ class Scripted:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._thread.join(timeout=10)
+        self._thread.join(timeout=60)
         self._listener.close()
         assert not self._thread.is_alive()
 
@@ -152,7 +152,7 @@ def test_connections_are_kept_and_replaced(kind: str) -> None:
         assert [client.ask({"é": 1})[1] for _ in range(3)] == [b"hello"] * 3
         assert client.ask() == (200, b"hello")
         for _ in range(2):  # the second, too, though its reply promised to keep it
-            assert server.closed.acquire(timeout=10)
+            assert server.closed.acquire(timeout=60)
         assert client.ask() == (500, b"hello")
         client.close()
     head, _, content = server.requests[0].partition(b"\r\n\r\n")
@@ -237,7 +237,7 @@ def test_a_task_that_is_cancelled_sends_no_more() -> None:
         with connection, suppress(ConnectionError):
             received.append(len(connection.recv(1)))
             begun.set()
-            assert cancelled.wait(10)
+            assert cancelled.wait(60)
             while piece := connection.recv(1 << 20):
                 received.append(len(piece))
 
@@ -283,12 +283,12 @@ def test_no_abort_comes_after_its_call() -> None:
     def call() -> None:
         with run.active(), aborted_by(abort):
             inside.set()
-            leave.wait(10)
+            leave.wait(60)
 
     caller = threading.Thread(target=call)
     caller.start()
-    assert inside.wait(10)
+    assert inside.wait(60)
     run.cancel()
-    caller.join(10)
+    caller.join(60)
     assert not caller.is_alive()
     assert left == [False]

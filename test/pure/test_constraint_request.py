@@ -11,7 +11,7 @@ import pytest
 from helpers.http_server import is_error
 from helpers.scripted import Scripted, posted
 from helpers.toy_tokenizer import byte_level
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from srt.core.constraint import KINDS, MAX_BYTES, MAX_CHOICES, Constraint
 from srt.core.sampling import SamplingParams
@@ -133,6 +133,7 @@ JSON = st.recursive(
 )  # fmt: skip
 
 
+@settings(max_examples=40)
 @given(st.dictionaries(st.text("xyz"), JSON))
 def test_a_schema_and_its_text_are_the_same_constraint(schema: dict[str, Any]) -> None:
     constraint = read(json_schema=schema)

@@ -106,7 +106,7 @@ def test_looking_neither_waits_nor_raises(look) -> None:
     gate = threading.Event()
 
     def script(prompt, params):
-        assert gate.wait(20)
+        assert gate.wait(60)
         raise ValueError("lost")
 
     @sgl.function
@@ -145,14 +145,14 @@ def test_a_streamed_gen_is_marked_while_it_grows() -> None:
             for piece in super().stream(prompt, params):
                 yield piece
                 halfway.set()
-                assert gate.wait(20)
+                assert gate.wait(60)
 
     @sgl.function
     def program(s):
         s += "Once" + sgl.gen("x")
 
     state = program.run(backend=Slow([" upon a time"]), stream=True)
-    assert halfway.wait(20)
+    assert halfway.wait(60)
     early = shown(state)
     gate.set()
     assert early.startswith("Once[gen x:  upon]\n")

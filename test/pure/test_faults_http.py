@@ -143,13 +143,13 @@ class Scenario:
 
     def _leave(self, body: dict[str, Any]) -> None:
         with self.served.open(body) as connection:
-            connection.settimeout(10)
+            connection.settimeout(60)
             connection.recv(64)
 
 
 def none_open(served: Served) -> None:
     """The last answer was read before its request was counted as closed."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while served.service.open_requests:
         assert time.monotonic() < deadline, served.service.open_requests
         time.sleep(0.001)

@@ -60,7 +60,7 @@ def test_every_route_is_ordinary_or_for_admins(keyed: Served) -> None:
 
 
 def test_without_a_key_every_route_says_401_and_no_more(keyed: Served) -> None:
-    with httpx.Client(base_url=keyed.url, timeout=30) as http:
+    with httpx.Client(base_url=keyed.url, timeout=60) as http:
         found = set()
         for path in [*paths_of(keyed), "/nowhere", "/v1/", "/page/../metrics", "//health"]:
             for method in ("GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH", "PROPFIND"):
@@ -99,7 +99,7 @@ WRONG: list[list[tuple[str, bytes]]] = [
 @pytest.mark.parametrize("headers", WRONG)
 def test_a_wrong_key_is_a_401(keyed: Served, headers: list[tuple[str, bytes]]) -> None:
     for path in ("/health", "/v1/models", "/get_server_info", "/nowhere"):
-        reply = httpx.get(keyed.url + path, headers=headers)  # type: ignore[arg-type]
+        reply = httpx.get(keyed.url + path, headers=headers, timeout=60)  # type: ignore[arg-type]
         assert is_error(reply, 401)["code"] == "invalid_api_key"
 
 
@@ -107,7 +107,7 @@ def test_a_wrong_key_is_a_401(keyed: Served, headers: list[tuple[str, bytes]]) -
 def test_both_headers_are_read(keyed: Served, key: str) -> None:
     for headers in ({"Authorization": f"bearer  {key}"}, {"x-api-key": key},
                     {"x-api-key": key, "Authorization": f"Bearer {key}"}):  # fmt: skip
-        assert httpx.get(f"{keyed.url}/v1/models", headers=headers).status_code == 200
+        assert httpx.get(f"{keyed.url}/v1/models", headers=headers, timeout=60).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_both_headers_are_read(keyed: Served, key: str) -> None:
      ("topmost", True)],
 )  # fmt: skip
 def test_what_concerns_others_needs_the_admins_key(keyed: Served, key: str, admin: bool) -> None:
-    with httpx.Client(base_url=keyed.url, headers=bearer(key)) as http:  # type: ignore[arg-type]
+    with httpx.Client(base_url=keyed.url, headers=bearer(key), timeout=60) as http:  # type: ignore[arg-type]
         for path in sorted(ADMIN - {"/live/events", "/live"}):
             if admin:
                 assert http.get(path).status_code == 200
@@ -134,7 +134,7 @@ def test_the_books_balance_after_all_that(keyed: Served) -> None:
 
 
 def may(server: Served, path: str, key: str = "") -> int:
-    return httpx.get(server.url + path, headers=bearer(key) if key else {}).status_code  # type: ignore[arg-type]
+    return httpx.get(server.url + path, headers=bearer(key) if key else {}, timeout=60).status_code  # type: ignore[arg-type]
 
 
 def test_one_key_is_the_admins_unless_there_is_one_for_him(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_with_an_admins_key_alone_the_rest_is_open(tmp_path: Path) -> None:
             assert may(server, path) == may(server, path, "any") == 401
         assert may(server, "/metrics", "a") == 200
         abort = {"abort_all": True}
-        assert is_error(httpx.post(f"{server.url}/abort_request", json=abort), 403)
+        assert is_error(httpx.post(f"{server.url}/abort_request", json=abort, timeout=60), 403)
         server.client.headers["Authorization"] = "Bearer a"
         assert server.client.post("/abort_request", json=abort).status_code == 200
 
@@ -204,7 +204,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def asked(server: Served, headers: dict[str, str], path: str = "/health") -> httpx.Response:
-    return httpx.get(server.url + path, headers=headers)
+    return httpx.get(server.url + path, headers=headers, timeout=60)
 
 
 def test_a_name_that_was_made_to_point_here_is_refused(local: Served) -> None:
@@ -226,14 +226,14 @@ def test_a_page_of_another_origin_is_refused(local: Served) -> None:
                    "http://127.0.0.1", "http://127.0.0.1:1", "file://", ""):  # fmt: skip
         for kind in ("application/json", "text/plain"):
             reply = httpx.post(
-                generate, json=GOLDEN, headers={"Origin": origin, "Content-Type": kind}
+                generate, json=GOLDEN, headers={"Origin": origin, "Content-Type": kind}, timeout=60
             )
             if origin:
                 assert "--cors-allow-origins" in is_error(reply, 403)["message"]
             assert "access-control-allow-origin" not in reply.headers
         assert asked(local, {"Origin": origin}).status_code == (403 if origin else 200)
     own = {"Origin": local.url}
-    assert httpx.post(generate, json=GOLDEN, headers=own).status_code == 200
+    assert httpx.post(generate, json=GOLDEN, headers=own, timeout=60).status_code == 200
     preflight = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
     is_error(httpx.options(generate, headers=preflight), 403)
     local.client.idle()
@@ -295,17 +295,21 @@ def test_cors(tmp_path: Path) -> None:
             assert reply.headers["access-control-allow-origin"] == origin
             assert "x-stainless-os" in reply.headers["access-control-allow-headers"]
             assert "POST" in reply.headers["access-control-allow-methods"]
-            reply = httpx.post(generate, json=GOLDEN, headers={"Origin": origin, **bearer("k")})  # type: ignore[dict-item]
+            reply = httpx.post(
+                generate, json=GOLDEN, headers={"Origin": origin, **bearer("k")}, timeout=60
+            )  # type: ignore[dict-item]
             assert reply.status_code == 200
             assert reply.headers["access-control-allow-origin"] == origin
             assert "x-request-id" in reply.headers["access-control-expose-headers"]
             assert "access-control-allow-credentials" not in reply.headers
-            refused = httpx.post(generate, json=GOLDEN, headers={"Origin": origin})
+            refused = httpx.post(generate, json=GOLDEN, headers={"Origin": origin}, timeout=60)
             assert is_error(refused, 401)
             assert refused.headers["access-control-allow-origin"] == origin
         is_error(httpx.options(generate, headers={"Origin": "http://x:1"}), 401)
         is_error(httpx.options(generate, headers={**asks, "Origin": "http://x:2"}), 403)
-        is_error(httpx.post(generate, json=GOLDEN, headers={"Origin": "http://x:2"}), 403)
+        is_error(
+            httpx.post(generate, json=GOLDEN, headers={"Origin": "http://x:2"}, timeout=60), 403
+        )
     with serve_text(tmp_path / "2", Config.of(cors_allow_origins="*")) as server:
         reply = asked(server, {"Origin": "http://anywhere", "Cookie": "a=b"})
         assert reply.headers["access-control-allow-origin"] in ("*", "http://anywhere")
@@ -324,15 +328,20 @@ def test_every_answer_carries_the_requests_id(keyed: Served, local: Served) -> N
         assert len(set(made)) == 2
     assert asked(keyed, {"X-Request-Id": "mine-2"}).headers["X-Request-Id"] == "mine-2"
     body = {**GOLDEN, "stream": True}
-    reply = httpx.post(f"{local.url}/generate", json=body, headers={"X-Request-Id": "mine-3"})
+    reply = httpx.post(
+        f"{local.url}/generate", json=body, headers={"X-Request-Id": "mine-3"}, timeout=60
+    )
     assert reply.headers["X-Request-Id"] == "mine-3"
 
 
 @pytest.mark.parametrize("given", ["", "two words", "x" * 129, "é", "tab\tbed"])
 def test_an_odd_id_is_replaced(local: Served, given: str) -> None:
     headers = {"X-Request-Id": given.encode()}
-    found = httpx.get(f"{local.url}/health", headers=headers).headers["X-Request-Id"]  # type: ignore[arg-type]
+    found = httpx.get(f"{local.url}/health", headers=headers, timeout=60).headers["X-Request-Id"]  # type: ignore[arg-type]
     assert found != given
     assert len(found) == 32
     twice = [("X-Request-Id", "a"), ("X-Request-Id", "b")]
-    assert len(httpx.get(f"{local.url}/health", headers=twice).headers["X-Request-Id"]) == 32
+    assert (
+        len(httpx.get(f"{local.url}/health", headers=twice, timeout=60).headers["X-Request-Id"])
+        == 32
+    )

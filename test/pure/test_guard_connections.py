@@ -517,7 +517,8 @@ def test_a_client_that_stops_reading_its_stream_is_let_go(
     """Its data waits in a bounded buffer, then it is aborted; the others notice nothing."""
     served.worker.seconds = 0.002
     before = http.stats()
-    text = {"text": "b", "sampling_params": {**LONG, "seed": 5}, "stream": True}
+    sampling = {**LONG, "max_new_tokens": 400, "seed": 5}
+    text = {"text": "b", "sampling_params": sampling, "stream": True}
     alone = httpx.post(f"{served.url}/generate", json=text, timeout=60).text
     data = json.dumps({"text": ["a"] * 4, "sampling_params": {**LONG, "n": 2}, "stream": True,
                        "return_logprob": True, "top_logprobs_num": 20}).encode()  # fmt: skip

@@ -108,7 +108,7 @@ def test_a_pipe_that_nobody_reads_stops_nothing(
         logger.info("the last")
         flush(logger)
         pipe.close()
-        thread.join(10)
+        thread.join(60)
     assert lines[-1] == "the last\n"
     dropped = [int(line.split()[0]) for line in lines if "were dropped" in line]
     assert sum(dropped) + len(lines) - len(dropped) - 1 == 20_000

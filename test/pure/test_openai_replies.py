@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
 import time
 import warnings
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import sglang as sgl
+from helpers.counted import reaches
 from helpers.fake_openai import Broken, FakeOpenAI, Late, Refuse, by_prompt
 from helpers.threads import running_threads
 from hypothesis import given
@@ -210,8 +212,12 @@ def test_every_failure_is_an_error_of_its_kind(
     timeout = 0.05 if isinstance(reply, Late) else 60
     options = {"api": api, "timeout": timeout, "max_concurrency": 1}
     with FakeOpenAI(reply) as service, model(service, **options) as backend:
-        with pytest.raises(kind, match=message) as caught:
-            asked(backend, way)
+        for _ in range(5):
+            with pytest.raises(kind) as caught:
+                asked(backend, way)
+            if "no connection to" not in str(caught.value):  # a busy machine may be as late
+                break
+        assert re.search(message, str(caught.value))
         assert type(caught.value) is kind
         assert caught.value.status == status
         assert caught.value.prompt_tail == "Tell me"
@@ -392,7 +398,7 @@ def test_nothing_is_left_open() -> None:
         gc.collect()
         while service.connections:  # the server sees them go
             time.sleep(0.001)
-    assert running_threads() <= threads
+    assert reaches(lambda: running_threads() <= threads)
 
 
 @sgl.function

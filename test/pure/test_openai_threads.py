@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
+import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -15,6 +16,7 @@ from unittest.mock import Mock
 import pytest
 import sglang as sgl
 from helpers.fake_openai import FakeOpenAI, Late
+from helpers.threads import running_threads
 from sglang import errors
 from sglang.backend.api import ApiBackend
 from sglang.backend.base import Choose, Complete, Prompt, Stream
@@ -69,6 +71,12 @@ def test_a_program_that_raises_aborts_its_calls(
     assert len(service.bodies) == 2
 
 
+def place() -> tuple[int, int]:
+    """Where the main thread is."""
+    frame = sys._current_frames()[threading.main_thread().ident or 0]
+    return id(frame), frame.f_lasti
+
+
 @pytest.fixture
 def interruptible() -> Iterator[None]:
     """A shell starts what it runs in the background with interrupts ignored."""
@@ -82,7 +90,9 @@ def interruptible() -> Iterator[None]:
 def test_an_interrupted_call_is_aborted(service: FakeOpenAI, backend: OpenAI, call: Any) -> None:
     def interrupt() -> None:
         until(lambda: service.under_way)
-        time.sleep(0.2)  # an interrupt on the way into a wait is only seen after it
+        at = None  # an interrupt on the way into a wait is only seen after it
+        while at != (at := place()):
+            time.sleep(0.2)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     with ThreadPoolExecutor(1) as pool:
@@ -121,7 +131,7 @@ def test_a_call_that_cannot_begin() -> None:
 def test_shutdown_ends_calls_and_leaves_nothing(
     service: FakeOpenAI, backend: OpenAI, call: Any
 ) -> None:
-    before = set(threading.enumerate())
+    before = running_threads()
     with ThreadPoolExecutor(3) as pool:
         waiting = [pool.submit(call.do, backend) for _ in range(3)]
         until(lambda: service.under_way == 2)
@@ -129,7 +139,7 @@ def test_shutdown_ends_calls_and_leaves_nothing(
         for done in waiting:
             with pytest.raises(errors.BackendError, match="OpenAI backend has been shut down"):
                 done.result()
-    until(lambda: set(threading.enumerate()) <= before)
+    until(lambda: running_threads() <= before)
     until(lambda: service.connections == 0)
 
 
@@ -138,8 +148,8 @@ def test_a_backend_that_is_garbage_leaves_nothing(service: FakeOpenAI) -> None:
     before = set(threading.enumerate())
     backend = OpenAI("m", base_url=service.url)
     assert backend.complete(PROMPT, DEFAULTS)[0].text == "fine"
-    begun = set(threading.enumerate()) - before
-    assert "sglang-api" in {thread.name for thread in begun}
+    begun = {one for one in threading.enumerate() if one.name == "sglang-api"} - before
+    assert begun
     del backend
     gc.collect()
     until(lambda: service.connections == 0)

@@ -296,14 +296,14 @@ def test_what_waits_when_it_is_closed_is_not_computed(monkeypatch: pytest.Monkey
     class Gated(FakeWorker):
         def run(self, batch: Batch) -> StepResult:
             entered.set()
-            assert go_on.wait(10)
+            assert go_on.wait(60)
             computed.append(batch.id)
             return super().run(batch)
 
     executor = Threaded(Gated(1))
     executor.submit(Batch(1, []))
     executor.submit(Batch(2, []))
-    assert entered.wait(10)
+    assert entered.wait(60)
     join = executor._thread.join
     monkeypatch.setattr(executor._thread, "join", lambda: (go_on.set(), join(10)))
     executor.close()

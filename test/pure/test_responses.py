@@ -64,7 +64,7 @@ def client(url: str, model: Paced) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture
 def http(url: str, model: Paced) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=url, timeout=20) as client:
+    with httpx.Client(base_url=url, timeout=60) as client:
         yield client
 
 
@@ -101,7 +101,7 @@ def kinds(found: list[Any]) -> list[str]:
 
 def wait(client: openai.OpenAI, id: str) -> Response:
     """The response, once it has ended."""
-    for _ in range(500):
+    for _ in range(6000):
         found = client.responses.retrieve(id)
         if found.status not in ("queued", "in_progress"):
             return found
@@ -207,7 +207,7 @@ def test_effort_reaches_the_template(tmp_path: Path) -> None:
     config["chat_template"] = "{{ reasoning_effort }}|{{ enable_thinking }}"
     file.write_text(json.dumps(config), encoding="utf-8")
     model = Paced(Tokenizer(tmp_path))
-    with serve_scripted(model) as url, httpx.Client(base_url=url) as http:
+    with serve_scripted(model) as url, httpx.Client(base_url=url, timeout=60) as http:
         for more in (
             {"reasoning": {"effort": "none", "summary": "auto"}},
             {"reasoning": {"effort": "low"}},
@@ -393,7 +393,7 @@ def thinking(tmp_path: Path) -> Iterator[tuple[httpx.Client, Paced]]:
     model = Paced(Tokenizer(tmp_path))
     model.text, model.real, model.piece = "<think>\nHm, wörd.\n</think>\n\nYes.", True, 1
     config = Config.of(reasoning_parser="qwen3")
-    with serve_scripted(model, config) as url, httpx.Client(base_url=url, timeout=20) as http:
+    with serve_scripted(model, config) as url, httpx.Client(base_url=url, timeout=60) as http:
         yield http, model
 
 
@@ -498,11 +498,12 @@ def test_counting(client: openai.OpenAI) -> None:
 
 
 def test_in_the_background(client: openai.OpenAI, model: Paced) -> None:
-    model.seconds = 0.02
+    model.held.set()
     answer = client.responses.create(input="Hi", background=True)
     assert (answer.status, answer.background, answer.output) == ("queued", True, [])
     with pytest.raises(openai.BadRequestError, match="still being written"):
         client.responses.create(input="x", previous_response_id=answer.id)
+    model.held.clear()
     ended = wait(client, answer.id)
     assert (ended.status, ended.output_text) == ("completed", "Hello wörld.")
     assert client.responses.cancel(answer.id).status == "completed"
@@ -512,7 +513,8 @@ def test_in_the_background(client: openai.OpenAI, model: Paced) -> None:
 def test_cancelling(client: openai.OpenAI, model: Paced) -> None:
     model.text, model.seconds = "x" * 5000, 0.01
     answer = client.responses.create(input="Hi", background=True)
-    time.sleep(0.05)
+    while not model.asks:
+        time.sleep(0.005)
     ended = client.responses.cancel(answer.id)
     assert ended.status == "cancelled"
     assert model.closed == 1

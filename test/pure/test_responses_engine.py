@@ -54,7 +54,7 @@ def read_until(connection: socket.socket, mark: bytes) -> bytes:
     return data
 
 
-def ended(http: httpx.Client, id: str, seconds: float = 10.0) -> Any:
+def ended(http: httpx.Client, id: str, seconds: float = 60.0) -> Any:
     deadline = time.monotonic() + seconds
     while (found := http.get(f"{PATH}/{id}").json())["status"] in ("queued", "in_progress"):
         assert time.monotonic() < deadline, found
@@ -71,7 +71,7 @@ def test_a_client_that_leaves_is_aborted(served: Served, http: httpx.Client, str
     if stream:
         read_until(connection, b"response.created")
     connection.close()
-    stats = served.client.idle(2.0)
+    stats = served.client.idle()
     assert stats["aborted"] == aborted + 1
     assert len(served.service.responses) == 0
 
@@ -92,12 +92,13 @@ def test_the_background_outlives_its_client(served: Served, http: httpx.Client) 
 
 
 def test_what_is_cancelled_leaves_the_engine(served: Served, http: httpx.Client) -> None:
-    aborted = served.client.stats()["aborted"]
+    before = served.client.stats()
     ids = [begin(http) for _ in range(3)]
-    time.sleep(0.05)
+    while served.client.stats()["received"] < before["received"] + 3:
+        time.sleep(0.005)
     for id in ids:
         assert http.post(f"{PATH}/{id}/cancel").json()["status"] == "cancelled"
-    assert served.client.idle(2.0)["aborted"] == aborted + 3
+    assert served.client.idle()["aborted"] == before["aborted"] + 3
     assert served.service.responses.live() == 0
     assert http.get(f"{PATH}/{ids[0]}").json()["usage"] is None
 
@@ -107,9 +108,9 @@ def test_what_is_aborted_or_drained(served: Served, http: httpx.Client) -> None:
     while served.client.stats()["running"] < 2:
         time.sleep(0.005)
     assert http.post("/abort_request", json={"rid": first}).json()["aborted"] == 1
-    assert ended(http, first, 2.0)["status"] == "cancelled"
+    assert ended(http, first)["status"] == "cancelled"
     served.service.completion.abort()  # as the end of a drain does
-    found = ended(http, second, 2.0)
+    found = ended(http, second)
     assert (found["status"], found["output"][0]["status"]) == ("cancelled", "incomplete")
 
 
@@ -144,7 +145,9 @@ def test_another_tenant_finds_nothing(tmp_path: Path) -> None:
     model.text, model.seconds = "Hello", 0.01
     with serve_scripted(model, Config.of(api_keys_file=str(file))) as url:
         mine, other = (
-            httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key['key']}"})
+            httpx.Client(
+                base_url=url, headers={"Authorization": f"Bearer {key['key']}"}, timeout=60
+            )
             for key in keys
         )
         with mine, other:

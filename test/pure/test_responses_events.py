@@ -129,7 +129,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Paced:
 
 @pytest.fixture(scope="module")
 def http(model: Paced) -> Iterator[httpx.Client]:
-    with serve_scripted(model) as url, httpx.Client(base_url=url, timeout=20) as client:
+    with serve_scripted(model) as url, httpx.Client(base_url=url, timeout=60) as client:
         yield client
 
 

@@ -1,4 +1,4 @@
-"""20,000 random histories of the engine over a fake worker.
+"""10,000 random histories of the engine over a fake worker.
 
 SIMULATION_HISTORIES=1000000 asks for more, SIMULATION_FIRST=n begins at seed n (to replay one).
 """
@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 from helpers.simulation import simulate
 
-HISTORIES = int(os.environ.get("SIMULATION_HISTORIES", "20000"))
+HISTORIES = int(os.environ.get("SIMULATION_HISTORIES", "10000"))
 FIRST = int(os.environ.get("SIMULATION_FIRST", "0"))
 CHUNK = 500
 

@@ -199,5 +199,5 @@ def test_no_frame_is_missed_however_sends_and_receipts_meet(tmp_path: Path) -> N
     try:
         asyncio.run(asyncio.wait_for(main(), 60))
     finally:
-        thread.join(10)
+        thread.join(60)
         peer.close(linger=0)

@@ -143,10 +143,14 @@ class Run:
             for which in range(len(GOLDENS)):
                 await self.golden.one(customer, which)
         assert None not in self.golden.expected
-        for errand in ERRANDS:
-            for _ in range(6):
-                customer.change()
-                await errand(customer)
+
+        async def everything(number: int) -> None:
+            other = self._customer(f"first {number}")
+            for errand in ERRANDS:
+                other.change()
+                await errand(other)
+
+        await asyncio.gather(*map(everything, range(6)))
         self.bench.sent += self.books.counted
         self._counted = self.books.counted
         await asyncio.to_thread(self.bench.settle)
@@ -276,7 +280,7 @@ class Run:
     def _sample(self) -> None:
         engine = self._server.engine().memory_info().rss
         self.memory.append((self.bench.process.memory_info().rss, engine))
-        text = httpx.get(f"{self._server.url}/metrics", headers={"x-api-key": TOP}).text
+        text = httpx.get(f"{self._server.url}/metrics", headers={"x-api-key": TOP}, timeout=60).text
         self.bench.sent += 1
         found = re.findall(r"^sglang:(\w+)_total\S* (\S+)$", text, re.MULTILINE)
         self.metrics = {name: float(count) for name, count in found if name in TOLD}

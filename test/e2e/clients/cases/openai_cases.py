@@ -114,7 +114,7 @@ def test_leaving_a_stream_early(client: openai.OpenAI, url: str, key: str) -> No
     stream.close()
     deadline = time.monotonic() + 5
     headers = {"Authorization": f"Bearer {key}"}
-    while httpx.get(f"{url}/server_info", headers=headers).json()["stats"]["running"]:
+    while httpx.get(f"{url}/server_info", headers=headers, timeout=60).json()["stats"]["running"]:
         assert time.monotonic() < deadline, "the engine still draws for nobody"
         time.sleep(0.02)
 
