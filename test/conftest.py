@@ -4,7 +4,9 @@ long files come first."""
 from __future__ import annotations
 
 import random
+import signal
 import sys
+from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
 
@@ -41,3 +43,12 @@ def pytest_runtest_setup() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {name: place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.path.name, len(LONG)))
+
+
+@pytest.fixture
+def hung_up() -> Iterator[None]:
+    """What is started ends by SIGHUP, also where the tests run under nohup, which has it ignored by
+    all that follow."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)

@@ -133,6 +133,7 @@ def test_a_group_ends_with_a_process_that_is_killed(paused: str, tmp_path: Path)
     assert asked.exists(), "it was killed before it was asked to end"
 
 
+@pytest.mark.usefixtures("hung_up")
 @pytest.mark.parametrize(
     ("state", "number"),
     [("slow", signal.SIGINT), ("slow", signal.SIGKILL), ("hosted", signal.SIGTERM),

@@ -222,6 +222,7 @@ def drains(http: Client) -> None:
     assert is_error(reply, 503)["code"] == "draining"
 
 
+@pytest.mark.usefixtures("hung_up")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_sigterm_drains(toy: list[str], number: signal.Signals) -> None:
     with launched(toy) as server, client_of(server) as http:
