@@ -160,7 +160,7 @@ def _hits(figures: Figures) -> list[str]:
     if mean is None:
         return [what, "not measured", "-", "-"]
     told = f"{100 * mean:.1f} %"
-    if less is not None:  # where nobody can reach an optimum that forgets nothing
+    if less is not None:  # told, and not held to an optimum that forgets nothing
         told += f"; {100 * less:.1f} % with half the memory"
     return [what, told, "-", _verdict(mean >= published.OF_OPTIMAL)]
 
