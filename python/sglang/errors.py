@@ -181,6 +181,12 @@ class UnsupportedHere(ProgramError, Unsupported):
     """Unsupported, raised where the result is read."""
 
 
+def lacking(what: str, extra: str, error: ImportError) -> Unsupported:
+    """The error of ``what``, which needs an optional dependency that is not installed."""
+    fix = f"pip install -e '.[{extra}]' in the project's folder"
+    return Unsupported(f"{what} needs: {fix} ({error})")
+
+
 def located(error: BaseException, message: str, location: Location) -> ProgramError:
     """The ProgramError to raise for ``error``; of its kind too, where programs expect that."""
     if isinstance(error, InvalidOutput):

@@ -14,7 +14,10 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except ImportError as error:
-        sys.exit(f"the server needs more than the language: pip install 'sglang[srt]' ({error})")
+        sys.exit(
+            "the server needs more than the language: "
+            f"pip install -e '.[srt]' in the project's folder ({error})"
+        )
 
 
 if __name__ == "__main__":

@@ -68,7 +68,10 @@ def _main(argv: list[str]) -> int:
             try:
                 command = import_module(module)
             except ModuleNotFoundError as error:
-                sys.exit(f"sglang {name} needs more: pip install 'sglang[srt]' ({error})")
+                sys.exit(
+                    f"sglang {name} needs more: "
+                    f"pip install -e '.[srt]' in the project's folder ({error})"
+                )
             own = Parser(prog=f"sglang {name}", description=more)
             command.add_parser_arguments(own)
             code: int = command.run(own.parse_args(argv[1:]), own)

@@ -68,12 +68,12 @@ def test_a_gpu_gets_the_fastest_that_runs(machine: dict[str, object]) -> None:
     [
         ("triton", {"triton"}, GPU, r"sgl-kernel is not installed; pip install ./sgl-kernel"),
         ("triton", {"triton", "sgl_kernel"}, CPU, r"the device is cpu; use native, or --device"),
-        ("triton", {"sgl_kernel"}, GPU, r"triton is not installed; pip install 'sglang\[gpu\]'"),
+        ("triton", {"sgl_kernel"}, GPU, r"triton is not installed; pip install -e '.\[gpu\]'"),
         (
             "flashinfer",
             set(),
             GPU,
-            r"flashinfer is not installed; pip install 'sglang\[flashinfer\]'",
+            r"flashinfer is not installed; pip install -e '.\[flashinfer\]'",
         ),
         ("flashinfer", {"flashinfer"}, CPU, r"the device is cpu; use native"),
     ],

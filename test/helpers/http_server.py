@@ -15,7 +15,6 @@ from typing import Any
 
 import httpx
 import uvicorn
-from fastapi import FastAPI
 from helpers.text_worker import TextWorker, text_engine
 from helpers.toy_tokenizer import byte_level
 from srt.config import Config
@@ -24,6 +23,7 @@ from srt.server.app import make_app
 from srt.server.edge.protocol import protocol
 from srt.server.service import Service
 from srt.tokenizer import Tokenizer
+from starlette.applications import Starlette
 
 GOLDEN = {"text": "the lazy dog", "sampling_params": {"max_new_tokens": 24, "temperature": 0}}
 
@@ -68,7 +68,7 @@ def is_error(reply: httpx.Response, status: int) -> dict[str, Any]:
 @dataclass
 class Served:
     url: str
-    app: FastAPI
+    app: Starlette
     service: Service
     worker: TextWorker
     tokenizer: Tokenizer

@@ -285,5 +285,5 @@ def test_no_key_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: s
 
 def test_the_package_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "anthropic", None)
-    with pytest.raises(Unsupported, match=r"pip install 'sglang\[anthropic\]'"):
+    with pytest.raises(Unsupported, match=r"pip install -e '.\[anthropic\]'"):
         Anthropic(NEW)

@@ -47,6 +47,14 @@ def test_links_lead_somewhere() -> None:
     assert [str(target) for page, target in links if not (page.parent / target).exists()] == []
 
 
+def test_nothing_installs_this_project_by_name() -> None:
+    """The public index has another project of this name: installs are from the project's folder."""
+    texts = [*PAGES, ROOT / "CHANGELOG.md", *(ROOT / "python").rglob("*.py")]
+    by_name = re.compile(r"pip install (?:-\S+ )*['\"]?sglang\b")
+    assert by_name.search("pip install 'sglang[srt]'")
+    assert [str(p) for p in texts if by_name.search(p.read_text(encoding="utf-8"))] == []
+
+
 def test_named_files_exist() -> None:
     paths = named(r"`((?:python|srt|test|docs|tools|examples|benchmark)/[\w/.-]*\w)[`:]")
     assert len(paths) > 40

@@ -39,7 +39,7 @@ RULES = {
     "srt.engine.executor": "srt.core srt.config srt.worker",
     "srt.program": "srt.core srt.media srt.tokenizer srt.engine.client srt.engine.info msgspec",
     "srt.server": "srt.core srt.config srt.tokenizer srt.program msgspec"
-    " fastapi starlette pydantic pydantic_core uvicorn httptools prometheus_client psutil",
+    " starlette pydantic pydantic_core uvicorn httptools prometheus_client psutil",
     "srt.server.seeing": "srt.config srt.files srt.media srt.tokenizer srt.program srt.engine.info",
     "srt.server.openapi.shapes": "srt.engine.info srt.server msgspec",
     "srt.server.schema_command": "srt.core srt.grammar srt.tokenizer msgspec numpy jsonschema",
@@ -48,15 +48,15 @@ RULES = {
     " srt.worker uvicorn",
     "srt.server.supervisor": "srt.core srt.config srt.tokenizer srt.program srt.engine msgspec",
     "srt.server.doctor": "srt.core srt.config srt.tokenizer srt.program srt.layers srt.models"
-    " srt.files srt.attention srt.worker sgl_kernel msgspec psutil httpx torch huggingface_hub",
+    " srt.files srt.attention srt.worker sgl_kernel msgspec psutil torch huggingface_hub",
     "srt.server.telemetry.tracing": "srt.core srt.program opentelemetry",
     "srt.cli": "srt.server",
-    "sglang": "httpx h11 openai anthropic litellm tqdm pydantic pydantic_core typing_extensions"
+    "sglang": "h11 openai anthropic litellm tqdm pydantic pydantic_core typing_extensions"
     " jsonschema referencing tiktoken",
     "sglang.integrations.dspy": "sglang dspy",
     "sglang.timeline.otel": "sglang opentelemetry",
     "sglang.backend.engine": "sglang srt",
-    "sglang.backend.runtime": "sglang httpx srt",
+    "sglang.backend.runtime": "sglang srt",
     "sglang.backend.server_args": "sglang srt",
     "sglang.launch_server": "sglang srt",
 }
@@ -156,7 +156,7 @@ def test_what_the_rules_allow_passes(module: str, source: str) -> None:
     assert violations({module: source}) == []
 
 
-HEAVY = ("torch", "numpy", "transformers", "tokenizers", "fastapi", "zmq", "srt", "openai",
+HEAVY = ("torch", "numpy", "transformers", "tokenizers", "starlette", "zmq", "srt", "openai",
          "anthropic", "pydantic", "jsonschema", "httpx", "h11")  # fmt: skip
 
 

@@ -152,5 +152,5 @@ def test_without_pyav_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         return known(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ImportError, match=r"pip install 'sglang\[video\]'"):
+    with pytest.raises(ImportError, match=r"pip install -e '.\[video\]'"):
         read(CLIP, 4, 64, MOST)

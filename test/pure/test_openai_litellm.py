@@ -107,5 +107,5 @@ def test_errors(package: Package) -> None:
 
 def test_the_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "litellm", None)
-    with pytest.raises(errors.Unsupported, match=r"LiteLLM needs: pip install 'sglang\[litellm\]'"):
+    with pytest.raises(errors.Unsupported, match=r"LiteLLM needs: pip install -e '.\[litellm\]'"):
         LiteLLM("m")

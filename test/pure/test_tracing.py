@@ -211,7 +211,7 @@ def test_an_endpoint_that_is_no_url_is_refused(url: str) -> None:
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(TracingError, match=r"pip install 'sglang\[otel\]'"):
+    with pytest.raises(TracingError, match=r"pip install -e '.\[otel\]'"):
         connect("http://localhost:4318")
 
 

@@ -30,7 +30,7 @@ from sglang.backend.api import (
 from sglang.backend.base import Call, Choose, Commit, Completion, Prompt, Stream
 from sglang.chat import ChatTemplate, template_named
 from sglang.choices import ChoicesMethod, Decision, token_length_normalized
-from sglang.errors import AuthenticationFailed, BackendError, Unsupported, refusal
+from sglang.errors import AuthenticationFailed, BackendError, lacking, refusal
 from sglang.params import DEFAULTS, GenParams, strings
 
 # Names of the models that have a temperature.
@@ -92,7 +92,7 @@ class Anthropic(ApiBackend):
         try:
             import anthropic
         except ImportError as error:
-            raise Unsupported("Anthropic needs: pip install 'sglang[anthropic]'") from error
+            raise lacking("Anthropic", "anthropic", error) from error
         self.model_name = model_name
         self.address = base_url or ""
         if isinstance(chat_template, str):

@@ -27,7 +27,7 @@ from sglang.backend.loop_thread import begin, drawn, finish, waited
 from sglang.backend.native import NativeBackend
 from sglang.backend.server_args import ServerArgs, settings_of
 from sglang.chat import template_for, template_named
-from sglang.errors import BackendError, Unsupported
+from sglang.errors import BackendError, lacking
 from sglang.media import sent
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Engine(NativeBackend):
             from srt.server.service import Service
             from srt.tokenizer import Tokenizer
         except ImportError as error:
-            raise _lacking(error) from error
+            raise lacking("Engine", "srt", error) from error
         config = Config.of(**settings_of(server_args, settings))
         named = template_named(chat_template_name) if chat_template_name is not None else None
         model = config.model
@@ -80,7 +80,7 @@ class Engine(NativeBackend):
                 config, self.tokenizer.token_bytes, vocabulary=self.tokenizer.vocabulary
             )
         except ImportError as error:
-            raise _lacking(error) from error
+            raise lacking("Engine", "srt", error) from error
         except (ValueError, OSError, MemoryError, RuntimeError) as error:
             raise BackendError(f"the model cannot be loaded: {error}") from error
         self.load_seconds: float = self._engine.load_seconds
@@ -330,10 +330,6 @@ def _translated() -> Iterator[None]:
         raise BackendError(f"the engine is gone: {reason}", 503) from error
     except (TimeoutError, asyncio.TimeoutError) as error:
         raise BackendError("the engine does not answer", 503) from error
-
-
-def _lacking(error: ImportError) -> Unsupported:
-    return Unsupported(f"Engine needs: pip install 'sglang[srt]' ({error})")
 
 
 def _body(

@@ -9,7 +9,7 @@ from sglang.backend.api import MAX_CONCURRENCY, MAX_RETRIES, TIMEOUT_SECONDS
 from sglang.backend.openai import ExchangeBackend
 from sglang.backend.openai_exchange import Exchange, Service, is_reasoning
 from sglang.chat import ChatTemplate, template_named
-from sglang.errors import Unsupported
+from sglang.errors import lacking
 
 
 class LiteLLM(ExchangeBackend):
@@ -47,7 +47,7 @@ class LiteLLM(ExchangeBackend):
         try:
             import litellm
         except ImportError as error:
-            raise Unsupported("LiteLLM needs: pip install 'sglang[litellm]'") from error
+            raise lacking("LiteLLM", "litellm", error) from error
         self._litellm = litellm
         if isinstance(chat_template, str):
             chat_template = template_named(chat_template)

@@ -27,7 +27,7 @@ from sglang.backend.openai_select import Steps, by_echo, by_schema, no_echo
 from sglang.chat import ChatTemplate, template_named
 from sglang.choices import ChoicesMethod, Decision
 from sglang.constraint import Constraint, JsonSchema
-from sglang.errors import AuthenticationFailed, BadRequest, Unsupported
+from sglang.errors import AuthenticationFailed, BadRequest, lacking
 from sglang.params import GenParams
 
 APIS: dict[str, type[Exchange]] = {
@@ -179,7 +179,7 @@ class OpenAI(ExchangeBackend):
         try:
             import openai
         except ImportError as error:
-            raise Unsupported("OpenAI needs: pip install 'sglang[openai]'") from error
+            raise lacking("OpenAI", "openai", error) from error
         if is_azure:
             self._client_class: Any = openai.AsyncAzureOpenAI
             self.key_variable = "AZURE_OPENAI_API_KEY"

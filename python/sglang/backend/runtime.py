@@ -15,7 +15,7 @@ from typing import Any
 
 from sglang.backend.endpoint import RuntimeEndpoint
 from sglang.backend.server_args import ServerArgs, settings_of
-from sglang.errors import BackendError, Unsupported
+from sglang.errors import BackendError, lacking
 from sglang.utils import terminate_process
 
 LOG_TAIL_LINES = 20
@@ -73,23 +73,26 @@ class Runtime:
 
     def _wait(self, timeout: float, api_key: str | None, certificate: str | None) -> None:
         """``certificate``: the server's own, which it is known by; None without TLS."""
-        import httpx
+        from http.client import HTTPException
+        from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        verify = ssl.create_default_context(cafile=certificate) if certificate else True
+        request = Request(self.url + "/health", headers=headers)
+        tls = HTTPSHandler(context=ssl.create_default_context(cafile=certificate))
+        opener = build_opener(ProxyHandler({}), tls)
         deadline = time.monotonic() + timeout
-        with httpx.Client(trust_env=False, timeout=5.0, headers=headers, verify=verify) as http:
-            while time.monotonic() < deadline:
-                if self.process.poll() is not None:
-                    code = self.process.returncode
-                    raise BackendError(f"the server ended with status {code}:\n{self.log_tail()}")
-                try:
-                    if http.get(self.url + "/health").status_code == 200:
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                code = self.process.returncode
+                raise BackendError(f"the server ended with status {code}:\n{self.log_tail()}")
+            try:
+                with opener.open(request, timeout=5.0) as reply:
+                    if reply.status == 200:
                         return
-                except httpx.TransportError as error:
-                    if "CERTIFICATE_VERIFY" in str(error):
-                        raise BackendError(f"{self.url} cannot be trusted: {error}") from error
-                time.sleep(0.05)
+            except (OSError, HTTPException) as error:  # an HTTPError is an OSError
+                if "CERTIFICATE_VERIFY" in str(error):
+                    raise BackendError(f"{self.url} cannot be trusted: {error}") from error
+            time.sleep(0.05)
         raise BackendError(f"the server was not ready in {timeout:.0f} s:\n{self.log_tail()}")
 
     def log_tail(self) -> str:
@@ -153,7 +156,7 @@ class Runtime:
         try:
             from srt.tokenizer import Tokenizer
         except ImportError as error:
-            raise Unsupported("get_tokenizer needs: pip install 'sglang[srt]'") from error
+            raise lacking("get_tokenizer", "srt", error) from error
         info = self.endpoint.model_info
         return Tokenizer.load(info.get("tokenizer_path") or info["model_path"])
 

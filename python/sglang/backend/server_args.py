@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang.errors import Unsupported
+from sglang.errors import lacking
 
 
 class ServerArgs:
@@ -21,7 +21,7 @@ class ServerArgs:
         try:
             from srt.config import Config
         except ImportError as error:
-            raise Unsupported(f"ServerArgs needs: pip install 'sglang[srt]' ({error})") from error
+            raise lacking("ServerArgs", "srt", error) from error
         self.given = settings
         self.__dict__.update(Config.of(**settings).settings())
 

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from sglang.errors import Unsupported
+from sglang.errors import lacking
 from sglang.timeline.otlp import CLIENT, OtelSpan, otel_spans
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def export(trace: Trace, to: Any) -> None:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
     except ImportError as error:
-        raise Unsupported(f"OpenTelemetry needs: pip install 'sglang[otel]' ({error})") from error
+        raise lacking("OpenTelemetry", "otel", error) from error
 
     class Ids(RandomIdGenerator):
         """The numbers that the servers have been told already."""

@@ -120,7 +120,10 @@ def _lacks(name: str, device: torch.device, shape: Shape | None, dtype: torch.dt
     if device.type != "cuda":
         return f"the device is {device.type}; use native, or --device cuda."
     if not found("flashinfer"):
-        return "the package flashinfer is not installed; pip install 'sglang[flashinfer]'."
+        return (
+            "the package flashinfer is not installed; "
+            "pip install -e '.[flashinfer]' in the project's folder."
+        )
     if not _compiler():
         return "flashinfer compiles its kernels and finds no nvcc; set CUDA_HOME, or use triton."
     capability = torch.cuda.get_device_capability(device)
@@ -146,7 +149,9 @@ def _uneven(kv: KVShape) -> str:
 
 def _triton_lacks(device: torch.device, shape: Shape | None) -> str:
     if not found("triton"):
-        return "the package triton is not installed; pip install 'sglang[gpu]'."
+        return (
+            "the package triton is not installed; pip install -e '.[gpu]' in the project's folder."
+        )
     if not found("sgl_kernel"):
         return "the package sgl-kernel is not installed; pip install ./sgl-kernel."
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"

@@ -73,7 +73,8 @@ def _av() -> Any:
         import av
     except ImportError as error:
         raise ImportError(
-            "videos are read by PyAV, which is not installed; run: pip install 'sglang[video]'"
+            "videos are read by PyAV, which is not installed; "
+            "run pip install -e '.[video]' in the project's folder"
         ) from error
     return av
 

@@ -4,46 +4,45 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
-from typing import Any
+from functools import cache
 
-from fastapi import FastAPI
+import msgspec
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Route
 
+from srt.core.version import __version__
 from srt.program.completion import EngineLost
 from srt.program.request import RequestError
 from srt.server.edge.guard import Guard, ordinary
 from srt.server.openapi.document import document
-from srt.server.routes import ROUTES, Handler
+from srt.server.routes import JSON, ROUTES, Handler
 from srt.server.service import Service
 from srt.server.telemetry.journal import Journal
 from srt.server.wire.errors import ServerError, error_response
 
 
-def make_app(service: Service) -> FastAPI:
+def make_app(service: Service) -> Starlette:
     """An application over one service; ``app.state.service`` is that service."""
-    app = FastAPI(
-        title="sglang",
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
-        openapi_url="/openapi.json",
-    )
-    app.state.service = service
     paths: defaultdict[str, dict[str, Handler]] = defaultdict(dict)
     for route in ROUTES:
         paths[route.path][route.method] = route.handler
-    for path, handlers in paths.items():
-        app.add_api_route(path, _endpoint(service, handlers), methods=list(handlers),
-                          response_class=Response)  # fmt: skip
+    paths["/openapi.json"]["GET"] = _described(service)
+    served = [Route(path, _endpoint(service, handlers), methods=list(handlers))
+              for path, handlers in paths.items()]  # fmt: skip
+    for endpoint in served:
+        if endpoint.methods:
+            endpoint.methods.discard("HEAD")  # Starlette adds it wherever GET is served
+    app = Starlette(routes=served)
+    app.router.redirect_slashes = False
+    app.state.service = service
     for error in (RequestError, ServerError, EngineLost, HTTPException, ClientDisconnect):
         app.add_exception_handler(error, _on_error)
     app.add_exception_handler(Exception, _on_error)
     app.add_middleware(Guard, service=service)
-    templates = [str(getattr(route, "path", "")) for route in app.routes]
-    app.add_middleware(Journal, service=service, paths=templates)
-    _describe(app, service)
+    app.add_middleware(Journal, service=service, paths=list(paths))
     return app
 
 
@@ -67,16 +66,18 @@ async def _on_error(request: Request, error: Exception) -> Response:
     return error_response(error, request.scope)
 
 
-def _describe(app: FastAPI, service: Service) -> None:
-    """Let /openapi.json be made from the routes, on the first request for it."""
+def _described(service: Service) -> Handler:
+    """The handler of /openapi.json. The document is made from the routes at the first request."""
 
     def secured(path: str) -> bool:
         tenants = service.tenants
         return tenants.required or (tenants.guarded and not ordinary(path))
 
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            app.openapi_schema = document(ROUTES, app.title, app.version, secured)
-        return app.openapi_schema
+    @cache
+    def content() -> bytes:
+        return msgspec.json.encode(document(ROUTES, "sglang", __version__, secured))
 
-    app.openapi = openapi  # type: ignore[method-assign]
+    async def describe(service: Service, request: Request) -> Response:
+        return Response(content(), media_type=JSON)
+
+    return describe

@@ -11,7 +11,6 @@ import json
 import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 
 from srt.config import Config, add_arguments, from_arguments
 from srt.core.logs import escaped
@@ -89,17 +88,16 @@ def remote(url: str, config: Config) -> list[Finding]:
         server = Remote(url, config.server.api_key)
     except Exception as error:  # whatever makes of it no URL
         return [Finding("url", FAIL, f"{url!r}: {error}", "give one such as http://host:30000")]
-    with closing(server):
-        return examine(
-            [
-                ("health", server.reach),
-                ("keys", server.keys),
-                ("models", server.models),
-                ("completion", server.completion),
-                ("streaming", server.streaming),
-                ("metrics", server.metrics),
-            ]
-        )
+    return examine(
+        [
+            ("health", server.reach),
+            ("keys", server.keys),
+            ("models", server.models),
+            ("completion", server.completion),
+            ("streaming", server.streaming),
+            ("metrics", server.metrics),
+        ]
+    )
 
 
 def _table(findings: Sequence[Finding]) -> Iterator[str]:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import torch
 
 NEEDED = (
-    "torch", "numpy", "safetensors", "tokenizers", "huggingface_hub", "jinja2", "msgspec", "zmq",
-    "psutil", "re2", "llguidance", "interegular", "outlines_core", "fastapi", "uvicorn",
+    "torch", "numpy", "tokenizers", "huggingface_hub", "jinja2", "msgspec", "zmq",
+    "psutil", "re2", "llguidance", "interegular", "outlines_core", "starlette", "uvicorn",
     "httptools", "prometheus_client", "tqdm",
 )  # fmt: skip
 # Clients, by the name of the package, and the major versions that are known to work.
@@ -55,7 +55,7 @@ def python() -> Iterator[Finding]:
 def packages() -> Iterator[Finding]:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        fix = "pip install 'sglang[srt]'"
+        fix = "pip install -e '.[srt]' in the project's folder"
         yield Finding("packages", FAIL, f"missing: {', '.join(missing)}", fix)
     else:
         yield Finding("packages", OK, f"all {len(NEEDED)} of the server's are installed")

@@ -155,7 +155,8 @@ def connect(endpoint: str) -> Tracing:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         raise TracingError(
-            f"--otlp-traces-endpoint needs more: pip install 'sglang[otel]' ({error})"
+            "--otlp-traces-endpoint needs more: "
+            f"pip install -e '.[otel]' in the project's folder ({error})"
         ) from error
     if parts.path in ("", "/"):
         endpoint = parts._replace(path=PATH).geturl()
