@@ -1,5 +1,6 @@
 # Every target sets up .venv by itself; a second call re-uses it.
 #   make PYTHON=python3.12 demo      another interpreter
+#   make TORCH_INDEX=URL demo        the index of CPU builds that PyTorch's installation page names
 #   make test ARGS="-k radix -x"     arguments for pytest
 
 SHELL := /bin/bash
@@ -7,7 +8,9 @@ PYTHON ?= python3
 JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
+RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
+TORCH_INDEX ?=
 # Other people's clients, each in an environment of its own.
 CASES := test/e2e/clients
 CLIENTS := $(patsubst $(CASES)/requirements/%.txt,.clients/%/.installed,$(wildcard $(CASES)/requirements/*.txt))
@@ -23,7 +26,7 @@ help:  ## list the targets
 
 setup: $(STAMP)  ## create or update .venv
 
-demo: $(STAMP)  ## run a program with fork, select and gen on the embedded model
+demo: $(RUNTIME)  ## run a program with fork, select and gen on the embedded model
 	@$(BIN)/python examples/demo.py
 
 # One tensor thread a process: the test processes share the cores among them. They start hundreds of
@@ -77,23 +80,37 @@ clean:  ## remove .venv, caches and build outputs
 	@find sgl-kernel -name '*.so' -delete
 	@find python test tools examples benchmark -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The kernels' C++ is compiled here; where it changes, again. A test set-up insists on it where there
-# is a compiler: what falls back to torch in silence would be tested as torch.
+# The kernels' C++ is compiled here; where it changes, again. A set-up insists on it where there is a
+# compiler: what falls back to torch in silence would be tested as torch.
 KERNELS := $(wildcard sgl-kernel/csrc/* sgl-kernel/setup.py sgl-kernel/pyproject.toml)
-$(STAMP): $(KERNELS)
+$(RUNTIME): $(KERNELS)
 
-# A machine without an NVIDIA GPU gets the torch release the tests were run with; with one, pip is
-# free to choose the build that fits its driver.
-$(STAMP): pyproject.toml constraints-cpu.txt
+# What `make demo` runs: the runtime and its kernels. A machine without an NVIDIA GPU gets the torch
+# release that the tests were run with, in a CPU build where pip can reach one: on Linux that is the
+# release with the label +cpu. With a GPU, pip chooses the build that fits the driver.
+TORCH := $(shell sed -n 's/^torch==//p' constraints-cpu.txt)
+$(RUNTIME): pyproject.toml constraints-cpu.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo "Python 3.10 or newer is needed; '$(PYTHON)' is not. Try: make PYTHON=python3.12" >&2; exit 1; }
-	@echo "Setting up $(VENV): torch and the test tools, a few minutes the first time ..."
+	@echo "Setting up $(VENV): torch and the runtime, about 300 MB to fetch and 1.1 GB on disk, 1-5 minutes ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@if nvidia-smi -L >/dev/null 2>&1; then pins=; else pins="--constraint constraints-cpu.txt"; fi; \
-	  $(BIN)/python $(PIP) $$pins --editable '.[dev]'
+	@if nvidia-smi -L >/dev/null 2>&1; then pins=; else pins="--constraint constraints-cpu.txt"; \
+	  if [ "$$(uname -s)" = Linux ] && ! $(BIN)/python -c 'import torch' 2>/dev/null && \
+	    ! $(BIN)/python $(PIP) $(TORCH_INDEX:%=--extra-index-url %) torch==$(TORCH)+cpu 2>/dev/null; then \
+	    echo "pip reaches no CPU build of torch $(TORCH); taking its default, on x86 some 5 GB with CUDA."; \
+	    echo "To avoid that: interrupt, and run make TORCH_INDEX=URL with PyTorch's index of CPU builds."; fi; fi; \
+	  $(BIN)/python $(PIP) $$pins --editable '.[srt]'
 	@if command -v c++ >/dev/null || command -v g++ >/dev/null; then require=1; else \
 	    echo "No C++ compiler: sgl-kernel will compute with torch."; require=0; fi; \
 	  SGL_KERNEL_REQUIRE=$$require $(BIN)/python $(PIP) --editable ./sgl-kernel
+	@echo "$(VENV) is ready: $$(du -sm $(VENV) | cut -f1) MB."
+	@touch $@
+
+# What the tests, linters and benchmarks need besides.
+$(STAMP): $(RUNTIME)
+	@echo "Adding the tools of the tests to $(VENV): about 500 MB to fetch, a few minutes ..."
+	@if nvidia-smi -L >/dev/null 2>&1; then pins=; else pins="--constraint constraints-cpu.txt"; fi; \
+	  $(BIN)/python $(PIP) $$pins --editable '.[dev]'
 	@touch $@
 
 # The page at / is tested in a real browser. On a machine that is ours to change (root, Debian's
