@@ -22,7 +22,7 @@ from srt.core.messages import Advance, Close, Done, Event, Generate, Open, Token
 from srt.core.sampling import SamplingParams
 from srt.engine import process as module
 from srt.engine.client import EngineLost
-from srt.engine.process import EngineProcess, spawn, start
+from srt.engine.process import EngineProcess, Started, spawn
 
 VOCAB = [bytes([i % 256]) for i in range(160)]
 
@@ -66,7 +66,7 @@ async def generate(process: EngineProcess, count: int = 8) -> list[int]:
 def test_generates_and_leaves_nothing_behind(config: Config) -> None:
     async def test() -> None:
         async with engine(config) as process:
-            directory = process._directory
+            directory = process._started.directory
             assert stat.S_IMODE(directory.stat().st_mode) == 0o700
             first = await generate(process)
             assert len(first) == 8
@@ -121,7 +121,7 @@ def test_a_dead_engine_fails_what_is_pending(config: Config, how: signal.Signals
 
 def test_an_engine_that_is_stopped_while_it_loads_is_lost(config: Config) -> None:
     async def test() -> None:
-        process = start(config, VOCAB)
+        process = EngineProcess(Started(config), VOCAB)
         try:
             os.kill(process.pid, signal.SIGSTOP)
             with pytest.raises(EngineLost, match="stopped from outside while starting"):
@@ -188,7 +188,7 @@ def test_the_engine_dies_with_its_parent(config: Config, tmp_path: Path) -> None
         f"    config = Config.of(model_path={config.model.model_path!r}, load_format='dummy',"
         " dtype='float32', max_total_tokens=512)\n"
         "    process = await spawn(config, [b'x'] * 160)\n"
-        "    print(process.pid, process._directory, flush=True)\n"
+        "    print(process.pid, process._started.directory, flush=True)\n"
         "    await asyncio.sleep(100)\n"
         "asyncio.run(main())\n"
     )

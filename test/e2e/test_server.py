@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import json
+import select
 import shutil
 import signal
 import socket
@@ -287,6 +289,30 @@ def test_a_server_that_is_killed_takes_its_engine_along(toy: list[str]) -> None:
         server.process.kill()
         server.wait_end()
         gone([engine])
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.1, 0.3, 0.6, 1.0, 1.4, 1.8])
+def test_a_server_killed_while_loading_leaves_no_engine(
+    toy: list[str], seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each stage of the start is met by the processor time that the engine has had by then: before
+    its first line, in its imports, while it makes the model, and when it first sends."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with launched(toy, ready=False) as server:
+        deadline = time.monotonic() + 60
+        while not psutil.Process(server.process.pid).children():
+            assert time.monotonic() < deadline
+        engine = server.engine()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            while (
+                sum(engine.cpu_times()[:2]) < seconds
+                and not select.select([server.process.stdout], [], [], 0.01)[0]
+            ):
+                assert time.monotonic() < deadline
+        server.process.kill()
+        server.wait_end()
+        gone([engine])
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("sglang-")] == []
 
 
 def test_a_cache_without_room_for_a_prompt_and_a_token_ends_the_launch(toy: list[str]) -> None:

@@ -25,6 +25,8 @@ from srt.engine.engine import Engine
 from srt.engine.executor import Threaded
 from srt.engine.info import EngineInfo
 from srt.engine.loop import serve
+from srt.engine.parent import follow
+from srt.engine.process import read_vocab
 from srt.engine.socket import SocketChannel
 
 PASS_SECONDS = 0.002
@@ -43,8 +45,10 @@ def main(directory: str, parent: int) -> None:
     signal.signal(signal.SIGUSR1, hang)
     root = Path(directory)
     config = msgspec.msgpack.decode((root / "config").read_bytes(), type=Config)
-    vocab = msgspec.msgpack.decode((root / "vocab").read_bytes(), type=list[bytes])
-    channel = SocketChannel(f"ipc://{root}/wire", parent)
+    follow(parent, root)
+    channel = SocketChannel(f"ipc://{root}/wire")
+    vocab = read_vocab(root)
+    channel.connected()
     time.sleep(float(setting("SECONDS", "0")))  # it "loads"
     if fault := setting("FAULT"):
         channel.emit([Reply(0, False, fault)])

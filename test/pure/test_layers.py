@@ -44,8 +44,9 @@ RULES = {
     "srt.server.openapi.shapes": "srt.engine.info srt.server msgspec",
     "srt.server.schema_command": "srt.core srt.grammar srt.tokenizer msgspec numpy jsonschema",
     "srt.server.models_command": "srt.models.verified",
-    "srt.server.launch": "srt.core srt.config srt.tokenizer srt.program srt.server srt.engine"
-    " srt.worker uvicorn",
+    "srt.server.launch": "srt.core srt.config srt.tokenizer srt.program srt.server srt.engine",
+    "srt.server.serving": "srt.core srt.config srt.tokenizer srt.program srt.server srt.engine"
+    " uvicorn",
     "srt.server.supervisor": "srt.core srt.config srt.tokenizer srt.program srt.engine msgspec",
     "srt.server.doctor": "srt.core srt.config srt.tokenizer srt.program srt.layers srt.models"
     " srt.files srt.attention srt.worker sgl_kernel msgspec psutil torch huggingface_hub",

@@ -1,11 +1,13 @@
 """The engine as a process of its own: the child's main, and the parent's handle on it.
 
 The two meet in a directory that only this user may enter: ``config`` and ``vocab`` (MessagePack)
-for the child to read, ``wire`` (a ZMQ ipc socket) to talk. The first frame the child sends is a
-Reply numbered 0: EngineInfo, or why there is none.
+for the child to read, ``wire`` (a ZMQ ipc socket) to talk. The child starts with ``config`` alone
+and loads the model; ``vocab`` comes while it does. The first frame the child sends is a Reply
+numbered 0: EngineInfo, or the reason why there is none.
 
 A child that dies or is stopped is lost: its parent notices within ``WATCH_SECONDS``, or two times
-that, and every pending request ends with EngineLost. A parent that dies takes its child along.
+that, and every pending request ends with EngineLost. A child ends when its parent does, at whatever
+stage (``engine/parent``).
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -33,21 +36,62 @@ from srt.core.messages import Reply, decode_events, encode
 from srt.core.vocabulary import Vocabulary
 from srt.engine.client import Client, EngineLost
 from srt.engine.info import EngineInfo
+from srt.engine.parent import follow
 
 log = logging.getLogger("srt.engine")
 WATCH_SECONDS = 0.25
+POLL_SECONDS = 0.002
+
+
+class Started:
+    """An engine process that loads its model. Needs no event loop; killed at the end of a block.
+
+    Raises OSError where no process can be started.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="sglang-"))  # mode 0700
+        try:
+            self.child = _child(config, self.directory)
+        except BaseException:
+            shutil.rmtree(self.directory, ignore_errors=True)
+            raise
+
+    def provide(self, token_bytes: Sequence[bytes]) -> None:
+        """Let the child have its vocabulary, whole or not at all. Raises OSError."""
+        part = self.directory / "vocab.part"
+        part.write_bytes(msgspec.msgpack.encode(list(token_bytes)))
+        part.rename(self.directory / "vocab")
+
+    def kill(self) -> None:
+        """At once. Leaves nothing behind."""
+        if self.child.poll() is None:
+            self.child.kill()
+        self.child.wait()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def __enter__(self) -> Started:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
 
 class EngineProcess:
-    """The parent's handle. Made by ``spawn``, or by ``start`` and made ready by ``ready``."""
+    """The parent's handle on a started engine, made ready by ``ready``. Raises OSError."""
 
-    def __init__(self, child: subprocess.Popen[bytes], directory: Path) -> None:
+    def __init__(self, started: Started, token_bytes: Sequence[bytes]) -> None:
         from srt.engine.wire import Wire
 
-        self._child, self._directory = child, directory
-        self.pid = child.pid
+        self._started, self._child = started, started.child
+        self.pid = started.child.pid
         self._first: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._wire = Wire(f"ipc://{directory}/wire", self._take)
+        try:
+            self._wire = Wire(f"ipc://{started.directory}/wire", self._take)
+            started.provide(token_bytes)
+        except BaseException:
+            started.kill()
+            raise
         self._watching: asyncio.Task[None] | None = None
         self._lost = asyncio.Event()
         self.client: Client
@@ -83,11 +127,8 @@ class EngineProcess:
 
     def kill(self) -> None:
         """At once. Leaves nothing behind."""
-        if self._child.poll() is None:
-            self._child.kill()
-        self._child.wait()
         self._wire.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._started.kill()
 
     async def ready(self) -> None:
         """Until it has loaded the model; ``client`` and ``info`` are there then.
@@ -162,7 +203,7 @@ async def spawn(config: Config, token_bytes: Sequence[bytes]) -> EngineProcess:
 
     Raises EngineLost, with the reason, where it cannot start. Cancelling kills the child.
     """
-    process = start(config, token_bytes)
+    process = EngineProcess(Started(config), token_bytes)
     try:
         await process.ready()
     except BaseException:
@@ -171,25 +212,12 @@ async def spawn(config: Config, token_bytes: Sequence[bytes]) -> EngineProcess:
     return process
 
 
-def start(config: Config, token_bytes: Sequence[bytes]) -> EngineProcess:
-    """Start the engine process and wait for nothing. Raises OSError."""
-    directory = Path(tempfile.mkdtemp(prefix="sglang-"))  # mode 0700
-    try:
-        return EngineProcess(_child(config, token_bytes, directory), directory)
-    except BaseException:
-        shutil.rmtree(directory, ignore_errors=True)
-        raise
-
-
-def _child(
-    config: Config, token_bytes: Sequence[bytes], directory: Path
-) -> subprocess.Popen[bytes]:
-    """The child, with what it needs in ``directory``. Raises OSError."""
+def _child(config: Config, directory: Path) -> subprocess.Popen[bytes]:
+    """The child, with its configuration in ``directory``. Raises OSError."""
     # The engine serves no HTTP: the keys stay out of the file system.
     server = dataclasses.replace(config.server, api_key="")
     config = dataclasses.replace(config, server=server, edge=EdgeConfig())
     (directory / "config").write_bytes(msgspec.msgpack.encode(dataclasses.asdict(config)))
-    (directory / "vocab").write_bytes(msgspec.msgpack.encode(list(token_bytes)))
     root = str(Path(__file__).resolve().parents[2])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.Popen(
@@ -207,11 +235,20 @@ def _vocabulary(config: Config, size: int, eos: Sequence[int]) -> Vocabulary:
     return tokenizer.vocabulary(size, eos)
 
 
+def read_vocab(directory: Path) -> list[bytes]:
+    """The bytes of every token id, once the parent has written them."""
+    while not (directory / "vocab").exists():
+        time.sleep(POLL_SECONDS)
+    return msgspec.msgpack.decode((directory / "vocab").read_bytes(), type=list[bytes])
+
+
 def main(directory: str, parent: int) -> int:
     """The child. Exits with 0 when told to, with 1 where it cannot start."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    root = Path(directory)
+    follow(parent, root)
     from srt.engine.compiling import make_compiler
     from srt.engine.engine import Engine
     from srt.engine.executor import local_executor
@@ -219,20 +256,20 @@ def main(directory: str, parent: int) -> int:
     from srt.engine.socket import SocketChannel
     from srt.engine.speculation import make_drafts
 
-    root = Path(directory)
     config = msgspec.msgpack.decode((root / "config").read_bytes(), type=Config)
-    vocab = msgspec.msgpack.decode((root / "vocab").read_bytes(), type=list[bytes])
     logs.configure(config.server.log_level, config.operations.log_format)
-    channel = SocketChannel(f"ipc://{root}/wire", parent)
+    channel = SocketChannel(f"ipc://{root}/wire")
     try:
         executor, info = local_executor(config)
         drafts, info = make_drafts(config, info)
         grammars = make_compiler(config, info, partial(_vocabulary, config))
     except (ValueError, ArithmeticError, OSError, MemoryError, RuntimeError) as error:
         log.debug("the engine could not start", exc_info=True)
+        channel.connected()
         channel.emit([Reply(0, False, f"{error}")])
         channel.close()
         return 1
+    vocab = read_vocab(root)
     share = not config.memory.disable_radix_cache
     seed = config.model.random_seed
     engine = Engine(
@@ -240,6 +277,7 @@ def main(directory: str, parent: int) -> int:
         grammars=grammars, jumps=config.grammar.jumps, drafts=drafts,
     )  # fmt: skip
     channel.stats = engine.stats
+    channel.connected()
     channel.emit([Reply(0, data=msgspec.to_builtins(info))])
     if grammars is not None:
         grammars.warm()

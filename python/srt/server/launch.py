@@ -1,5 +1,8 @@
 """Launch: bind the port, start the engine process, serve, drain, leave nothing behind.
 
+The engine process is started before this one imports the server (``srt.server.serving``): its own
+imports and its model take longer than everything here.
+
 bound      the port is ours; a port in use ends the launch before a model is read
 loading    the engine process reads the model
 serving    the first line of standard output is out
@@ -11,42 +14,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import errno
-import gc
 import logging
-import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-
-import uvicorn
+from collections.abc import Sequence
 
 from srt.config import Config, add_arguments, from_arguments
 from srt.core import logs
-from srt.core.version import __version__
-from srt.engine.client import EngineLost
-from srt.program.media import MediaError
-from srt.server.app import make_app
+from srt.engine.process import Started
 from srt.server.arguments import Parser, keys_from_environment
-from srt.server.edge import tls
-from srt.server.edge.accept import allow_connections, bind, calm
-from srt.server.edge.protocol import protocol
-from srt.server.edge.tenants import Tenants
-from srt.server.service import Service
-from srt.server.supervisor import Supervisor
-from srt.server.telemetry.tracing import TracingError, connect
-from srt.tokenizer import Tokenizer, TokenizerError
-from srt.tokenizer.chat import ChatTemplateError
-
-log = logging.getLogger("sglang.server")
-
-DRAIN_SECONDS = 30.0  # open requests may take so long after the first signal
-CLOSE_SECONDS = 1  # and connections so long to take their last bytes
-BACKLOG = 2048
-PARENT_SECONDS = 0.25  # between two looks at who the parent is
-GARBAGE = 20_000  # objects between two collections: a request alone makes thousands
+from srt.server.edge.accept import bind
 
 
 def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,23 +48,56 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     keys_from_environment(arguments)
     try:
         config = from_arguments(arguments)
-        Tenants(config)
-        tls.options(config.edge)
     except (OSError, ValueError) as error:
         parser.error(str(error))
     logs.configure(config.server.log_level, config.operations.log_format)
     if config.server.log_level != "debug":
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    _signals_before_the_loop(config)
     try:
-        with _bind(config) as listener:
-            return asyncio.run(_serve(config, listener))
-    except (
-        OSError, TokenizerError, ChatTemplateError, TracingError, MediaError, EngineLost,
-    ) as error:  # fmt: skip
+        with _bind(config) as listener, Started(config) as engine:
+            return _serve(config, listener, engine, parser)
+    except OSError as error:
         print(f"sglang: {error}", file=sys.stderr)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
         return 130
+
+
+def _signals_before_the_loop(config: Config) -> None:
+    """End in order, engine included, until the event loop has handlers of its own."""
+
+    def end(number: int, _: object) -> None:
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        reads_keys = bool(config.edge.api_keys_file)  # SIGHUP is no end there
+        signal.signal(signal.SIGHUP, (lambda *_: None) if reads_keys else end)
+
+
+def _serve(
+    config: Config, listener: socket.socket, engine: Started, parser: argparse.ArgumentParser
+) -> int:
+    from srt.engine.client import EngineLost
+    from srt.program.media import MediaError
+    from srt.server import serving
+    from srt.server.edge import tls
+    from srt.server.edge.tenants import Tenants
+    from srt.server.telemetry.tracing import TracingError
+    from srt.tokenizer import TokenizerError
+    from srt.tokenizer.chat import ChatTemplateError
+
+    try:
+        Tenants(config)
+        tls.options(config.edge)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    try:
+        return asyncio.run(serving.serve(config, listener, engine))
+    except (TokenizerError, ChatTemplateError, TracingError, MediaError, EngineLost) as error:
+        print(f"sglang: {error}", file=sys.stderr)
+        return 1
 
 
 def _bind(config: Config) -> socket.socket:
@@ -100,189 +112,3 @@ def _bind(config: Config) -> socket.socket:
         raise OSError(
             f"cannot listen on {host} port {port}: {reason}; choose another with {flag}"
         ) from error
-
-
-async def _serve(config: Config, listener: socket.socket) -> int:
-    allow_connections()
-    calm(asyncio.get_running_loop())
-    signals = _Signals()
-    async with signals.installed(), _parented(config.operations.exit_with_parent, signals):
-        if config.edge.api_keys_file:  # read when the model is there
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _nothing)
-        tokenizer = Tokenizer.load(
-            config.model.tokenizer_path or config.model.model_path,
-            config.model.revision,
-            config.server.chat_template,
-        )
-        supervisor = Supervisor(config, tokenizer)
-        signals.kill = supervisor.kill
-        endpoint = config.operations.otlp_traces_endpoint
-        tracing = connect(endpoint) if endpoint else None
-        try:
-            service = Service(config, await supervisor.start())
-            service.tracing, supervisor.restarted = tracing, service.restarted
-            return await _Server(service, supervisor, listener, signals).run()
-        finally:
-            await supervisor.stop()
-            if tracing is not None:
-                tracing.close()
-
-
-def _nothing() -> None:
-    pass
-
-
-class _Signals:
-    """The first signal asks (or, while loading, cancels); the second ends the process at once."""
-
-    def __init__(self) -> None:
-        self.asked = asyncio.Event()
-        self.serving = False
-        self.kill: Callable[[], None] = _nothing
-        self._task = asyncio.current_task()
-
-    @contextlib.asynccontextmanager
-    async def installed(self) -> AsyncIterator[None]:
-        loop = asyncio.get_running_loop()
-        numbers = [signal.SIGTERM, signal.SIGINT]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
-            numbers.append(signal.SIGHUP)
-        for number in numbers:
-            loop.add_signal_handler(number, self._on, number)
-        try:
-            yield
-        finally:
-            for number in numbers:
-                loop.remove_signal_handler(number)
-
-    def _on(self, number: int) -> None:
-        if self.asked.is_set():
-            self.kill()
-            os._exit(128 + number)
-        self.ask()
-
-    def ask(self) -> None:
-        """As the first signal does."""
-        self.asked.set()
-        if not self.serving and self._task is not None:
-            self._task.cancel()
-
-
-@contextlib.asynccontextmanager
-async def _parented(pid: int, signals: _Signals) -> AsyncIterator[None]:
-    """Asks for the end when process ``pid`` is no longer the parent; never where it is 0."""
-
-    async def watch() -> None:
-        while pid and os.getppid() == pid:
-            await asyncio.sleep(PARENT_SECONDS)
-        if pid:
-            log.warning("process %d is gone, which this server was started for", pid)
-            signals.ask()
-
-    task = asyncio.create_task(watch())
-    try:
-        yield
-    finally:
-        task.cancel()
-
-
-class _Server(uvicorn.Server):
-    """uvicorn, with this module's signals, first line and end."""
-
-    def __init__(
-        self, service: Service, supervisor: Supervisor, listener: socket.socket, signals: _Signals
-    ) -> None:
-        options = uvicorn.Config(
-            make_app(service),
-            loop="asyncio",
-            http=protocol(service.config.edge),
-            timeout_keep_alive=service.config.edge.keep_alive_timeout,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            backlog=BACKLOG,
-            timeout_graceful_shutdown=CLOSE_SECONDS,
-            server_header=False,
-            **tls.options(service.config.edge),
-        )
-        super().__init__(options)
-        self._service, self._supervisor, self._listener = service, supervisor, listener
-        self._signals, self._code = signals, 0
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """The signals are this module's own."""
-        yield
-
-    async def run(self) -> int:  # type: ignore[override]
-        """Serve to the end; the exit code."""
-        self._signals.serving = True
-        if self._service.config.edge.api_keys_file:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
-        ends = [asyncio.ensure_future(end) for end in (self._on_signal(), self._on_loss())]
-        try:
-            await self.serve([self._listener])
-        except SystemExit as error:  # uvicorn could not listen
-            raise OSError("cannot listen: the port was taken meanwhile") from error
-        finally:
-            for end in ends:
-                end.cancel()
-            await asyncio.gather(*ends, return_exceptions=True)
-        return self._code
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        gc.collect()
-        gc.freeze()  # what is here by now stays, and no collection has to look at it again
-        gc.set_threshold(GARBAGE)
-        info, name = self._service.info, self._service.model_name
-        log.info("%s", _facts(self._service))
-        print(f"sglang serving {name} at {self._url()} - {info.capacity} KV tokens", flush=True)
-
-    def _url(self) -> str:
-        host, port = self._listener.getsockname()[:2]
-        scheme = "https" if self._service.config.edge.ssl_certfile else "http"
-        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-
-    def _reload(self) -> None:
-        try:
-            self._service.tenants.reload()
-            log.info("the API keys were read again")
-        except (OSError, ValueError) as error:
-            log.error("the API keys stay as they were: %s", error)
-
-    async def _on_signal(self) -> None:
-        await self._signals.asked.wait()
-        service = self._service
-        service.draining = True
-        log.info("draining %d requests; a second signal exits at once", service.open_requests)
-        deadline = asyncio.get_running_loop().time() + DRAIN_SECONDS
-        while service.open_requests and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(0.02)
-        service.abort()
-        self.should_exit = True
-
-    async def _on_loss(self) -> None:
-        try:
-            lost = await self._supervisor.run()
-            log.error("%s; the server exits", lost)
-        except Exception:
-            log.exception("the engine is not watched any more; the server exits")
-        self._code = 1
-        self._service.draining = True
-        self.should_exit = True
-
-
-def _facts(service: Service) -> str:
-    """What was chosen, by flags or by itself, in one line."""
-    info, tokenizer, tenants = service.info, service.tokenizer, service.tenants
-    form = type(service.tool_format).__name__.lower()
-    thoughts = "read apart" if service.thought_marks is not None else "not told apart"
-    keys = "required" if tenants.required else "for the admin alone" if tenants.guarded else "none"
-    return (
-        f"sglang {__version__}: {info.model_path} ({info.architecture}, {info.parameters} "
-        f"parameters), {info.dtype} on {info.device}, context {info.context_length}, chat template "
-        f"{'none' if tokenizer.chat_template is None else 'present'}, tool calls {form}, thoughts "
-        f"{thoughts}, keys {keys}, TLS {'on' if service.config.edge.ssl_certfile else 'off'}"
-    )

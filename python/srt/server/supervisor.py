@@ -20,7 +20,7 @@ import msgspec
 from srt.config import Config
 from srt.engine.client import Client, EngineLost
 from srt.engine.info import EngineInfo
-from srt.engine.process import EngineProcess, start
+from srt.engine.process import EngineProcess, Started
 from srt.program.completion import Completion
 from srt.program.request import RequestError
 from srt.server.admin import probe
@@ -53,9 +53,12 @@ class Supervisor:
         self.restarts = 0
         self.restarted: Callable[[], None] = _nothing
 
-    async def start(self) -> Completion:
-        """The first engine, loaded. Raises EngineLost, OSError where it cannot be."""
-        info = await self._load(self._config)
+    async def start(self, started: Started | None = None) -> Completion:
+        """The first engine, loaded: ``started``, or another one.
+
+        Raises EngineLost or OSError where it cannot be.
+        """
+        info = await self._load(self._config, started)
         self.completion = Completion(self._engine.client, self._tokenizer)
         # The next one must be like it, however much memory is free by then.
         memory = replace(self._config.memory, max_total_tokens=info.capacity)
@@ -91,8 +94,9 @@ class Supervisor:
 
     # -- one engine ------------------------------------------------------------------------------
 
-    async def _load(self, config: Config) -> EngineInfo:
-        self._engine = engine = start(config, self._tokenizer.token_bytes)
+    async def _load(self, config: Config, started: Started | None = None) -> EngineInfo:
+        started = started or Started(config)
+        self._engine = engine = EngineProcess(started, self._tokenizer.token_bytes)
         try:
             await engine.ready()
             if not config.server.skip_server_warmup:
