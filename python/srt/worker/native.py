@@ -33,7 +33,7 @@ FORMATS = {"int8": ("w8a8", "w8a8"), "int8wo": ("w8", "w8"), "int4": ("w4", "w8"
 PLAIN = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
-def unfit(dtype: torch.dtype, device: torch.device) -> str:
+def unfit(device: torch.device) -> str:
     """Why native kernels cannot run a model, "" where they can."""
     if device.type != "cpu":
         return f"they are for CPUs, not for {device}"
@@ -42,8 +42,6 @@ def unfit(dtype: torch.dtype, device: torch.device) -> str:
             f"sgl-kernel was built without its native part ({native.WHY}); install a C++ compiler "
             "and run: pip install --force-reinstall --no-deps ./sgl-kernel"
         )
-    if dtype not in PLAIN:
-        return f"they know float32 and bfloat16, not {dtype}"
     return ""
 
 

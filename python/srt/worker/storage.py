@@ -3,6 +3,7 @@ is."""
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
 
@@ -13,6 +14,8 @@ from srt.config.sections import PUBLISHED
 from srt.layers.weight import Slots
 from srt.models.checkpoint import Checkpoint
 from srt.models.config import ModelSpec
+
+log = logging.getLogger("srt.worker")
 
 # Bytes of a parameter in memory, by --quantization; its scales included.
 BYTES = {"int8": 1.01, "int8wo": 1.01, "int4": 0.57}
@@ -57,7 +60,7 @@ def storage_of(
     on_load = quantised_on_load(settings.quantization, checkpoint)
     published = checkpoint is not None and any(map(checkpoint.bits, checkpoint.shapes))
     dtype = dtype_of(settings.dtype, spec, parameters, device, published)
-    why = no_native(settings, dtype, device)
+    why = no_native(settings, device)
     if why and on_load != "none":
         raise ValueError(f"--quantization {on_load} needs native kernels: {why}. Leave it out.")
     if why and asked == "int8":
@@ -95,19 +98,31 @@ def quantised_on_load(asked: str, checkpoint: Checkpoint | None) -> str:
 def dtype_of(
     name: str, spec: ModelSpec, parameters: int, device: torch.device, published: bool = False
 ) -> torch.dtype:
-    """ "auto" is the checkpoint's dtype, except on a CPU: float32 for small models and in place of
-    float16, which CPUs emulate; bfloat16 for larger ones whose weights are ``published`` in 4 or 8
-    bits, which they keep in it."""
-    if name == "auto":
-        if device.type == "cpu" and published and parameters >= SMALL:
-            return torch.bfloat16
-        name = spec.dtype if spec.dtype in DTYPES else "float32"
-        if device.type == "cpu" and (parameters < SMALL or name == "float16"):
-            name = "float32"
-    return DTYPES[name]
+    """Return the dtype of weights that are floats.
+
+    A CPU does not compute in float16: it would emulate it, and the native kernels do not know it.
+    Such a model is computed in float32, which holds the same numbers, or, where its weights are
+    ``published`` in 4 or 8 bits and it is not small, in bfloat16, in which they stay so. "auto" is
+    the checkpoint's dtype, except on a CPU: float32 for small models, bfloat16 for published ones.
+    """
+    if device.type != "cpu":
+        return DTYPES[name] if name != "auto" else DTYPES.get(spec.dtype, torch.float32)
+    small, half = parameters < SMALL, name == "float16"
+    if name != "auto" and not half:
+        return DTYPES[name]
+    if published and not small:
+        dtype = torch.bfloat16
+    elif half or small or spec.dtype == "float16":
+        dtype = torch.float32
+    else:
+        dtype = DTYPES.get(spec.dtype, torch.float32)
+    if half:
+        shown = str(dtype).removeprefix("torch.")
+        log.warning("--dtype float16 is emulated by CPUs; the model is computed in %s", shown)
+    return dtype
 
 
-def no_native(settings: ModelConfig, dtype: torch.dtype, device: torch.device) -> str:
+def no_native(settings: ModelConfig, device: torch.device) -> str:
     """Why a model does not run on native CPU kernels, "" where it does."""
     if settings.cpu_kernels == "torch":
         return "--cpu-kernels torch"
@@ -116,7 +131,7 @@ def no_native(settings: ModelConfig, dtype: torch.dtype, device: torch.device) -
     except ImportError:
         why = "the package sgl-kernel is not installed (pip install ./sgl-kernel)"
     else:
-        why = unfit(dtype, device)
+        why = unfit(device)
     if why and settings.cpu_kernels == "native":
         raise ValueError(f"--cpu-kernels native cannot be: {why}.")
     return why

@@ -234,6 +234,19 @@ def test_published_weights_of_larger_models_are_kept(plain: Path) -> None:
     assert dtype_of(parameters=1 << 20, device=cpu, published=True, **half) == torch.float32
 
 
+def test_float16_on_a_cpu_is_computed_in_float32(
+    plain: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its native kernels keep their promise, which torch's float16 did not; the log says so."""
+    config = Config.of(model_path=str(plain), device="cpu", dtype="float16")
+    with caplog.at_level("WARNING"):
+        storage = plan_of(config).storage
+    assert (storage.dtype, storage.kv_dtype) == (torch.float32, torch.float32)
+    assert storage.torch_because == ""
+    assert "computed in float32" in caplog.text
+    assert dtype_of("float16", plan_of(config).spec, 1, torch.device("cuda")) == torch.float16
+
+
 def fp8(x: Tensor) -> Tensor:
     return x.clamp(-448, 448).to(torch.float8_e4m3fn).to(x.dtype)
 
