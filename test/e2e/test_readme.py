@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.launched import Server, best_model
+from helpers.launched import Server, best_model, launched
 
 pytest.importorskip("torch")
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,6 +37,39 @@ def test_the_program_prints_what_is_printed_below_it(tmp_path: Path) -> None:
     assert int(re.findall(r"cached_tokens=(\d+)", counted)[0]) > 0
     calls = r"calls=\d+"  # these are the language's
     assert re.findall(calls, counted) == re.findall(calls, usage)
+
+
+def curls(page: str) -> Iterator[str]:
+    """The curl commands of a page, each to its last quotation mark."""
+    lines = iter(page.splitlines())
+    for line in lines:
+        if (command := line.strip().removeprefix("$ ")).startswith("curl "):
+            while command.endswith("\\") or command.count("'") % 2:
+                command = command.removesuffix("\\") + "\n" + next(lines)
+            yield command
+
+
+def test_the_curl_lines_of_all_pages_are_answered(tmp_path: Path) -> None:
+    """A body with "..." or with an adapter of the reader's is checked for its form alone."""
+    if shutil.which("curl") is None:
+        pytest.skip("no curl on this machine")
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    commands = [c for page in pages for c in curls(page.read_text(encoding="utf-8"))]
+    assert len(commands) >= 7
+    asked = 0
+    with launched(["--log-level", "warning", *best_model(tmp_path)]) as server:
+        for line in commands:
+            command = shlex.split(line.replace("localhost:30000", server.url))
+            body = command[command.index("-d") + 1]
+            assert command[command.index("-H") + 1] == "Content-Type: application/json", line
+            if "..." in body or "lora_path" in body:
+                continue
+            command.append("--fail-with-body")
+            done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+            assert done.returncode == 0, (line, done.stdout)
+            assert json.loads(done.stdout)
+            asked += 1
+    assert asked >= 4
 
 
 def test_the_programs_of_the_http_page_run(tmp_path: Path) -> None:
