@@ -348,6 +348,12 @@ def test_a_lost_engine_ends_what_is_pending(tokenizer: Tokenizer) -> None:
     asyncio.run(main())
 
 
+def test_two_names_of_one_parameter_must_agree() -> None:
+    assert sampling_from({"max_tokens": 5, "max_new_tokens": 5}).max_new_tokens == 5
+    with pytest.raises(RequestError, match="^seed and sampling_seed are names of one thing"):
+        sampling_from({"seed": 0, "sampling_seed": 2**63})
+
+
 def test_sampling_from_a_dict() -> None:
     params = sampling_from({"stop": "x", "sampling_seed": 3, "max_tokens": 5, "top_p": None,
                             "logit_bias": {"7": 1}, "stop_token_ids": [1]})  # fmt: skip

@@ -282,8 +282,12 @@ def sampling_from(settings: Mapping[str, Any]) -> SamplingParams:
     """
     values: dict[str, Any] = {}
     for name, value in settings.items():
-        if name not in WITHOUT_EFFECT and value is not None:
-            values[RENAMED.get(name, name)] = value
+        if name in WITHOUT_EFFECT or value is None:
+            continue
+        field = RENAMED.get(name, name)
+        if values.setdefault(field, value) != value:
+            names = " and ".join(given for given in settings if RENAMED.get(given, given) == field)
+            raise RequestError(f"{names} are names of one thing and differ; give one.", name)
     for name in ("stop", "stop_regex"):
         if isinstance(values.get(name), str):
             values[name] = (values[name],)

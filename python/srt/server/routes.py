@@ -81,7 +81,7 @@ ROUTES = (
     _get("/explain/{id:path}", explain.explain_request, explain.Explained),
     _get("/flush_cache", admin.flush_cache, shapes.Flushed),
     _post("/flush_cache", admin.flush_cache, None, shapes.Flushed),
-    _post("/abort_request", admin.abort_request, admin.AbortBody, shapes.Aborted, optional=True),
+    _post("/abort_request", admin.abort_request, admin.AbortBody, shapes.Aborted),
     _get("/", page.index, None, media=_PAGE[:1]),
     _get("/page/{name}", page.asset, None, media=_PAGE),
     _post("/load_lora_adapter", adapters.load, adapters.LoadBody, shapes.Adapters),

@@ -12,6 +12,7 @@ import msgspec
 
 from srt.server.openapi.examples import EXAMPLES
 from srt.server.openapi.limits import Schema, fields_of, sampling_schema
+from srt.server.openapi.rules import asked, ruled
 from srt.server.openapi.shapes import AnthropicErrorReply, ErrorReply, Event
 from srt.server.page.files import CHALLENGE
 from srt.server.routes import EVENTS, JSON, Route
@@ -68,6 +69,7 @@ def document(
     for body in bodies:
         component = components[body.__name__]
         component["properties"] = fields_of(body.__name__, component["properties"])
+        components[body.__name__] = ruled(body.__name__, component)
     one = {"$ref": _REF.format(name="SamplingParams")}
     several = {"anyOf": [one, {"type": "array", "items": one}, {"type": "null"}]}
     components["GenerateBody"]["properties"]["sampling_params"] = several
@@ -99,7 +101,7 @@ def _operation(route: Route, path: str, schemas: Schemas, secured: bool) -> Sche
     }
     if route.body is not None:
         examples = {str(i): {"value": body} for i, body in enumerate(EXAMPLES[route.path], 1)}
-        content = {JSON: {"schema": schemas[route.body], "examples": examples}}
+        content = {JSON: {"schema": asked(path, schemas[route.body]), "examples": examples}}
         found["requestBody"] = {"required": not route.optional, "content": content}
     if secured:
         found["security"] = [{name: []} for name in _KEYS if name != "basic" or route.page]

@@ -37,6 +37,7 @@ LIMITS: dict[str, Schema] = {
     "min_tokens": _AT_LEAST_0,
     "n": {"minimum": 1, "maximum": most.MAX_N},
     "stop": _texts(most.MAX_STOPS),
+    "stop_sequences": _texts(most.MAX_STOPS),
     "stop_regex": _texts(most.MAX_PATTERNS),
     "stop_token_ids": {"maxItems": most.MAX_STOPS},
     "temperature": {"minimum": 0, "maximum": most.MAX_TEMPERATURE},
@@ -48,6 +49,7 @@ LIMITS: dict[str, Schema] = {
     "repetition_penalty": {"minimum": most.MIN_REPETITION, "maximum": 2},
     "logit_bias": {
         "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        "propertyNames": {"pattern": "^[0-9]{1,18}$"},
         "maxProperties": most.MAX_LOGIT_BIAS,
     },
     "seed": {"minimum": -most.SEED_LIMIT, "maximum": most.SEED_LIMIT - 1},
@@ -59,30 +61,38 @@ LIMITS: dict[str, Schema] = {
 
 
 _NULL: Schema = {"type": "null"}
-_STRING: Schema = {"type": "string"}
+STRING: Schema = {"type": "string"}
 _OBJECT: Schema = {"type": "object"}
-_IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+ANY_IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+IDS: Schema = {**ANY_IDS, "minItems": 1}
 
 
-def _or_null(*kinds: Schema) -> Schema:
+def or_null(*kinds: Schema) -> Schema:
     return {"anyOf": [*kinds, _NULL], "default": None}
 
 
-def _list(kind: Schema) -> Schema:
+def list_of(kind: Schema) -> Schema:
     return {"type": "array", "items": kind, "minItems": 1}
 
 
-_PROMPTS: Schema = {"anyOf": [_STRING, _IDS, _list(_STRING), _list(_IDS)]}
+SOME: Schema = {"type": "string", "minLength": 1}
+_DOCUMENT: Schema = {"type": "object", "properties": {"text": SOME}, "required": ["text"]}
+_PARTS: Schema = {
+    "type": "array",
+    "items": {"anyOf": [STRING, {"type": "array", "items": STRING}]},
+}
+_PART: Schema = {"anyOf": [SOME, {"type": "array", "items": STRING, "contains": SOME}]}
+_PROMPTS: Schema = {"anyOf": [SOME, IDS, list_of(SOME), list_of(IDS)]}
 _MESSAGE: Schema = {
     "type": "object",
     "properties": {
         "role": {"enum": list(ROLES)},
-        "content": {"anyOf": [_STRING, {"type": "array", "items": _OBJECT}, _NULL]},
+        "content": {"anyOf": [STRING, {"type": "array", "items": _OBJECT}, _NULL]},
     },
     "required": ["role"],
 }
-_PATTERN, _JSON_SCHEMA = _or_null(_STRING), _or_null(_OBJECT, {"type": "boolean"}, _STRING)
-_CHOICES = _or_null(_list(_STRING))
+_PATTERN, _JSON_SCHEMA = or_null(STRING), or_null(_OBJECT, {"type": "boolean"}, STRING)
+_CHOICES = or_null(list_of(STRING))
 
 CONSTRAINTS: dict[str, Schema] = {
     "regex": _PATTERN,
@@ -91,7 +101,7 @@ CONSTRAINTS: dict[str, Schema] = {
     "guided_json": _JSON_SCHEMA,
     "ebnf": _PATTERN,
     "guided_grammar": _PATTERN,
-    "structural_tag": _or_null(_OBJECT, _STRING),
+    "structural_tag": or_null(_OBJECT, STRING),
     "choices": _CHOICES,
     "guided_choice": _CHOICES,
     "choices_scoring": {"enum": [*SCORINGS, None], "default": None},
@@ -99,14 +109,29 @@ CONSTRAINTS: dict[str, Schema] = {
     "guided_whitespace_pattern": _PATTERN,
 }
 _SHAPES: dict[str, Schema] = {
-    "GenerateBody.input_ids": _or_null(_IDS, _list(_IDS)),
-    "EncodeBody.input_ids": _or_null(_IDS, _list(_STRING), _list(_IDS)),
+    "RerankBody.documents": list_of({"anyOf": [SOME, _DOCUMENT]}),
+    "RerankBody.query": SOME,
+    "ChatBody.max_tokens": or_null({"type": "integer", "minimum": 1}),
+    "MessagesBody.messages": list_of({"$ref": "#/components/schemas/Message"}),
+    "DetokenizeBody.tokens": {"anyOf": [ANY_IDS, list_of(ANY_IDS)]},
+    "TemplateBody.messages": list_of(_MESSAGE),
+    "TokenizeBody.messages": list_of(_MESSAGE),
+    "dimensions": or_null({"type": "integer", "minimum": 1}),
+    "top_n": or_null({"type": "integer", "minimum": 1}),
+    "best_of": or_null({"type": "integer", "minimum": 1, "maximum": most.MAX_N}),
+    "CompletionBody.logprobs": or_null(
+        {"type": "integer", "minimum": 0, "maximum": most.MAX_TOP_LOGPROBS}
+    ),
+    "GenerateBody.text": or_null(SOME, list_of(SOME)),
+    "GenerateBody.parts": or_null({**_PARTS, "contains": _PART}),
+    "EncodeBody.text": or_null(SOME, list_of(SOME)),
+    "GenerateBody.input_ids": or_null(IDS, list_of(IDS)),
+    "EncodeBody.input_ids": or_null(IDS, list_of(SOME), list_of(IDS)),
     "CompletionBody.prompt": _PROMPTS,
     "EmbeddingBody.input": _PROMPTS,
     "ClassifyBody.input": _PROMPTS,
-    "ScoreBody.items": _PROMPTS,
-    "ResponsesBody.input": {"anyOf": [_STRING, _list(_OBJECT)]},
-    "ChatBody.messages": _list(_MESSAGE),
+    "ResponsesBody.input": {"anyOf": [STRING, list_of(_OBJECT)]},
+    "ChatBody.messages": list_of(_MESSAGE),
     **CONSTRAINTS,
 }
 """Of fields whose types say less: one body's, or every body's."""
@@ -117,11 +142,13 @@ def fields_of(body: str, given: dict[str, Schema]) -> dict[str, Schema]:
 
     A field that still has no type is one that is refused, or is without effect: it is not told.
     """
-    shaped = {
-        name: _SHAPES.get(f"{body}.{name}", _SHAPES.get(name, schema))
-        for name, schema in given.items()
-    }
-    return {name: bounded(name, schema) for name, schema in shaped.items() if set(schema) - _BARE}
+    found = {}
+    for name, schema in given.items():
+        own = _SHAPES.get(f"{body}.{name}")
+        shaped = own or bounded(name, _SHAPES.get(name, schema))
+        if set(shaped) - _BARE:
+            found[name] = shaped
+    return found
 
 
 _BARE = {"default", "description"}
@@ -130,7 +157,7 @@ _OF_TYPE = {
     "number": ("minimum", "maximum", "exclusiveMinimum"),
     "string": ("minLength", "maxLength", "enum"),
     "array": ("items", "maxItems"),
-    "object": ("additionalProperties", "maxProperties"),
+    "object": ("additionalProperties", "propertyNames", "maxProperties"),
 }
 
 

@@ -13,7 +13,7 @@ from srt.server.responses.tools import chat_tools, choice_of, tools_of
 
 LOGPROBS = "message.output_text.logprobs"
 # What may be asked for besides: parts of items that no answer of this server has.
-_INCLUDES = (
+INCLUDES = (
     LOGPROBS, "reasoning.encrypted_content", "file_search_call.results", "web_search_call.results",
     "web_search_call.action.sources", "message.input_image.image_url",
     "computer_call_output.output.image_url", "code_interpreter_call.outputs",
@@ -108,8 +108,8 @@ def check(body: ResponsesBody) -> None:
     if body.background and not body.kept:
         raise RequestError("background needs store; remove store: false.", "store")
     for entry in body.include or []:
-        if entry not in _INCLUDES:
-            raise RequestError(f"include has {entry!r:.80}; use {', '.join(_INCLUDES)}.", "include")
+        if entry not in INCLUDES:
+            raise RequestError(f"include has {entry!r:.80}; use {', '.join(INCLUDES)}.", "include")
     if not isinstance(body.effort, str | None):
         raise RequestError("reasoning.effort must be text.", "reasoning")
     _check_names(body)

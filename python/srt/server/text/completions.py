@@ -59,8 +59,8 @@ class CompletionBody(SharedBody, kw_only=True):
     allowed_token_ids: list[int] | None = None
 
 
-_REFUSED = ("suffix", "prompt_embeds", "use_beam_search", "bad_words", "allowed_token_ids")
-_INSTEAD = {
+REFUSED = ("suffix", "prompt_embeds", "use_beam_search", "bad_words", "allowed_token_ids")
+INSTEAD = {
     "prompt_logprobs": "use echo: true with logprobs",
     "truncate_prompt_tokens": "shorten the prompt yourself, or send token ids",
 }
@@ -103,9 +103,9 @@ async def _asks(service: Service, body: CompletionBody, rid: str) -> tuple[list[
 
 def _verify(body: CompletionBody) -> None:
     """Raise RequestError for what is not available, or not together."""
-    for name in _REFUSED:
+    for name in REFUSED:
         refuse(name, getattr(body, name))
-    for name, advice in _INSTEAD.items():
+    for name, advice in INSTEAD.items():
         if getattr(body, name) is not None:
             raise RequestError(f"{name} is not available; {advice}.", name, "unsupported")
     if body.logprobs is not None and not 0 <= body.logprobs <= MAX_TOP_LOGPROBS:

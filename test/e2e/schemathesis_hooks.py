@@ -1,0 +1,54 @@
+"""Refusals of requests that fit the OpenAPI document, for reasons that no schema can say.
+
+Schemathesis loads this file. Every other refusal of a request that fits is a finding.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import schemathesis
+
+# Fields in a language of their own, of which the types are told and the syntax is not.
+LANGUAGES = {
+    "regex", "json_schema", "ebnf", "structural_tag", "choices", "whitespace_pattern",
+    "guided_regex", "guided_json", "guided_grammar", "guided_choice", "guided_whitespace_pattern",
+    "structured_outputs", "response_format", "stop_regex", "chat_template_kwargs",
+    "tools", "functions", "text",
+}  # fmt: skip
+# Items of a conversation: which may follow which, and refer to which.
+CONVERSATIONS = {"messages", "input", "previous_response_id"}
+# Facts of the served model: its adapters, labels, vectors, draft model, vocabulary.
+MODEL = {"model", "lora_name", "lora_path", "speculation", "dimensions"}
+BETWEEN_FIELDS = re.compile(
+    r"""ids\ are\ 0\ to|holds\ the\ token|maximum\ context\ length
+    |entries\ for\ \d+\ prompts|give\ one,\ or\ as\ many
+    |Only\ a\ response\ created
+    |\ needs\ |\ is\ given\ without\ |exclude\ one\ another|names\ of\ one\ thing
+    |must\ be\ between\ n,|^tool_choice|has\ no\ token\ that\ begins""",
+    re.VERBOSE,
+)
+NO_INTEGER = re.compile("got `float`|list of token ids|mixes texts, token ids")
+BEYOND = LANGUAGES | CONVERSATIONS | MODEL
+FIRST_WORD = re.compile(r"\w*")
+
+
+def fractional(value: Any) -> bool:
+    """Whether a whole number with a decimal point is in it."""
+    if isinstance(value, dict | list):
+        return any(map(fractional, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, float) and value.is_integer()
+
+
+@schemathesis.hook
+def filter_failure(context: Any, failure: Any, case: Any, response: Any) -> bool:
+    """Whether a failure is one."""
+    if type(failure).__name__ != "RejectedPositiveData":
+        return True
+    error = response.json()["error"]
+    if fractional(case.body) and NO_INTEGER.search(error["message"]):
+        return False  # to JSON Schema 1.0 is an integer, to the server it is none
+    if error.get("param", FIRST_WORD.match(error["message"])[0]) in BEYOND:
+        return False  # errors of /v1/messages have no param, and begin with it
+    return BETWEEN_FIELDS.search(error["message"]) is None
