@@ -350,7 +350,7 @@ def test_a_lost_engine_ends_what_is_pending(tokenizer: Tokenizer) -> None:
 
 def test_two_names_of_one_parameter_must_agree() -> None:
     assert sampling_from({"max_tokens": 5, "max_new_tokens": 5}).max_new_tokens == 5
-    with pytest.raises(RequestError, match="^seed and sampling_seed are names of one thing"):
+    with pytest.raises(RequestError, match=r"^seed and sampling_seed are names of one thing"):
         sampling_from({"seed": 0, "sampling_seed": 2**63})
 
 
