@@ -86,6 +86,29 @@ def test_generates_and_leaves_nothing_behind(config: Config) -> None:
 FRAMES = (b"\x00", b"\xff" * 40, b"\x91\x82\xa4type\xa4nope\xa1x\x01", os.urandom(1 << 20))
 
 
+def test_a_temporary_directory_too_long_for_a_socket(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+
+    async def test() -> None:
+        async with engine(config) as process:
+            directory = process._directory
+            assert directory.parent != deep
+            assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+            assert len(await generate(process)) == 8
+        assert not directory.exists()
+
+    run(test)
+    assert not list(deep.iterdir())
+    monkeypatch.setattr(module, "SHORT_DIRECTORIES", (str(deep), str(tmp_path / "none")))
+    with pytest.raises(OSError, match="at most 107 bytes.*set TMPDIR to a shorter directory"):
+        start(config, VOCAB)
+    assert not list(deep.iterdir())
+
+
 def test_malformed_frames_are_dropped_and_counted(config: Config) -> None:
     async def test() -> None:
         async with engine(config) as process:

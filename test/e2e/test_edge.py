@@ -129,6 +129,7 @@ def test_wrong_settings_end_the_launch_at_once(
         (["--api-keys-file", str(keys)], "either key or sha256"),
         (["--api-keys-file", str(tmp_path / "none.json")], "none.json"),
         (["--header-timeout", "0"], "--header-timeout is 0"),
+        (["--api-key", ""], "--api-key is ''; give a key, or leave it out"),
     ]
     for flags, message in wrong:
         with pytest.raises(SystemExit) as ended:
@@ -168,6 +169,24 @@ def test_keys_are_read_again_on_sighup(toy: list[str], tmp_path: Path) -> None:
         server.process.terminate()
         assert server.wait_end() == 0
         assert "the API keys stay as they were" in server.errors()
+
+
+def test_an_empty_key_of_the_environment_ends_the_launch(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SGLANG_API_KEY", "")
+    with pytest.raises(SystemExit) as ended:
+        launch.main([])
+    assert ended.value.code == 2
+    assert "SGLANG_API_KEY is set and is ''" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("flags", "warned"), [([], True), (["--api-key", "k"], False)])
+def test_a_server_open_to_everybody_says_so(toy: list[str], flags: list[str], warned: bool) -> None:
+    with launched([*toy, "--host", "0.0.0.0", *flags]) as server:
+        server.process.terminate()
+        assert server.wait_end() == 0
+        assert ("0.0.0.0 without an API key" in server.errors()) is warned
 
 
 def test_keys_of_the_environment_are_on_no_command_line(

@@ -22,7 +22,7 @@ from srt.config import (
     add_arguments,
     from_arguments,
 )
-from srt.server.arguments import ELSEWHERE, Parser
+from srt.server.arguments import ELSEWHERE, Parser, keys_from_environment
 
 SECTIONS = (
     ModelConfig, MemoryConfig, ScheduleConfig, GrammarConfig, SpeculationConfig, LoraConfig,
@@ -190,3 +190,28 @@ def test_an_empty_model_path_is_not_the_embedded_model() -> None:
     with pytest.raises(ValueError, match="--model-path is ''; leave it out for the embedded"):
         parse("--model-path", "")
     assert parse().model.model_path == ""
+
+
+@pytest.mark.parametrize("value", ["", "  ", "\n", ","])
+@pytest.mark.parametrize(
+    "flag",
+    ["host", "api-key", "admin-api-key", "api-keys-file", "allowed-hosts", "allowed-media-domains",
+     "ssl-certfile", "ssl-ca-certs"],
+)  # fmt: skip
+def test_a_flag_that_guards_is_never_empty(flag: str, value: str) -> None:
+    """``--api-key "$KEY"``, where that is not set, would be a server open to everybody."""
+    with pytest.raises(ValueError, match=f"--{flag} is .*; give "):
+        parse(f"--{flag}", value)
+    assert parse().settings()[flag.replace("-", "_")] in ("", "127.0.0.1")
+
+
+def test_keys_of_the_environment_are_never_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in ("", " ", "\n"):
+        monkeypatch.setenv("SGLANG_API_KEY", value)
+        with pytest.raises(ValueError, match="SGLANG_API_KEY is set and is .*unset it"):
+            keys_from_environment(argparse.Namespace(), "api_key")
+    given = argparse.Namespace(api_key="k")
+    keys_from_environment(given, "api_key")  # what is given is not looked for
+    monkeypatch.setenv("SGLANG_API_KEY", "quiet")
+    keys_from_environment(found := argparse.Namespace(), "api_key", "admin_api_key")
+    assert (given.api_key, vars(found)) == ("k", {"api_key": "quiet"})

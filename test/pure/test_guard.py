@@ -13,7 +13,7 @@ import pytest
 from helpers.http_server import GOLDEN, Served, is_error, serve_text
 from srt.config import Config
 from srt.server.edge.guard import ORDINARY, ORDINARY_BELOW, RESERVED
-from srt.server.edge.hosts import Hosts
+from srt.server.edge.hosts import Hosts, exposed
 from srt.server.edge.tenants import Tenants
 
 ADMIN = {
@@ -281,6 +281,29 @@ def test_which_hosts_are_known(bound: str, allowed: str, host: str, good: bool) 
     else:
         with pytest.raises(Exception, match="allowed-hosts"):
             hosts.verify(scope)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "a.example"])
+def test_a_server_that_others_reach_without_a_key_is_exposed(host: str) -> None:
+    assert exposed(host, Config())
+    assert exposed(host, Config.of(admin_api_key="k"))  # which /generate does not need
+    for guard in ({"api_key": "k"}, {"api_keys_file": "f"}, {"ssl_ca_certs": "f"}):
+        assert not exposed(host, Config.of(**guard))
+    assert not any(exposed(own, Config()) for own in ("127.0.0.1", "127.1.2.3", "::1", "localhost"))
+
+
+def test_keys_that_open_nothing_or_to_nobody_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    for text, why in (("", "the file is empty"), ("\n", "the file is empty"), ("[]", "no key")):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=why):
+            Tenants(Config.of(api_keys_file=str(file)))
+    file.write_text('[{"name": "a", "key": ""}]')
+    with pytest.raises(ValueError, match="either key or sha256"):
+        Tenants(Config.of(api_keys_file=str(file)))
+    for key in (" ", "a ", "a\n", "a\x00"):
+        with pytest.raises(ValueError, match="--api-key .*no client can send it"):
+            Tenants(Config.of(api_key=key))
 
 
 def test_cors(tmp_path: Path) -> None:

@@ -43,6 +43,18 @@ __all__ = [
     "from_arguments",
 ]
 _SECRET = ("api_key", "admin_api_key", "ssl_keyfile_password")
+_NEVER_EMPTY = {
+    "model_path": "leave it out for the embedded sglang-tiny",
+    "host": "give an address; 0.0.0.0 is every address of this machine",
+    "api_key": "give a key, or leave it out for a server that is open to everybody",
+    "admin_api_key": "give a key, or leave it out",
+    "api_keys_file": "give a path, or leave it out for a server without such keys",
+    "allowed_hosts": "give names, or leave it out",
+    "allowed_media_domains": "give hosts, or leave it out",
+    "ssl_certfile": "give a path, or leave it out for a server without TLS",
+    "ssl_ca_certs": "give a path, or leave it out for clients without a certificate",
+}
+"""Flags whose empty value, as of a variable that is not set, would open a door, and what to do."""
 _POSITIVE = (
     "max_connections", "max_header_bytes", "header_timeout", "body_timeout", "keep_alive_timeout",
     "stream_write_timeout",
@@ -194,7 +206,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                 shown = "" if f.default in ("", None, ()) else f" (default: {f.default})"
                 metavar = None if meta["choices"] else f.name.split("_")[-1].upper()
                 several: dict[str, Any] = {"nargs": "*"} if isinstance(f.default, tuple) else {}
-                default = argparse.SUPPRESS if f.name == "model_path" else f.default
+                default = argparse.SUPPRESS if f.name in _NEVER_EMPTY else f.default
                 group.add_argument(option, help=meta["help"] + shown, default=default,
                                    type=meta["type"] or str, choices=meta["choices"],
                                    metavar=metavar, **several)  # fmt: skip
@@ -202,7 +214,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def from_arguments(namespace: argparse.Namespace) -> Config:
     """The Config of a parsed command line. Raises ValueError as ``Config.of`` does."""
-    if vars(namespace).get("model_path") == "":  # a variable that is not set
-        raise ValueError("--model-path is ''; leave it out for the embedded sglang-tiny")
+    for name, advice in _NEVER_EMPTY.items():
+        value = vars(namespace).get(name)
+        if value is not None and not value.strip(" \t\r\n,"):
+            raise ValueError(f"{_flag(name)} is {value!r}; {advice}")
     names = {f.name for _, cls in _sections() for f in dataclasses.fields(cls)}
     return Config.of(**{k: v for k, v in vars(namespace).items() if k in names})

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import gc
 import logging
 import os
@@ -41,6 +42,9 @@ from srt.engine.parent import follow
 log = logging.getLogger("srt.engine")
 WATCH_SECONDS = 0.25
 POLL_SECONDS = 0.002
+SOCKET = "wire"
+SOCKET_BYTES = 103 if sys.platform == "darwin" else 107  # of the path of a Unix socket
+SHORT_DIRECTORIES = ("/tmp", "/var/tmp", "/dev/shm")  # tried where TMPDIR is too long
 
 
 class Started:
@@ -50,7 +54,7 @@ class Started:
     """
 
     def __init__(self, config: Config) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="sglang-"))  # mode 0700
+        self.directory = socket_directory()
         try:
             self.child = _child(config, self.directory)
         except BaseException:
@@ -87,7 +91,7 @@ class EngineProcess:
         self.pid = started.child.pid
         self._first: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         try:
-            self._wire = Wire(f"ipc://{started.directory}/wire", self._take)
+            self._wire = Wire(f"ipc://{started.directory / SOCKET}", self._take)
             started.provide(token_bytes)
         except BaseException:
             started.kill()
@@ -212,6 +216,27 @@ async def spawn(config: Config, token_bytes: Sequence[bytes]) -> EngineProcess:
     return process
 
 
+def socket_directory() -> Path:
+    """Make a directory of mode 0700 whose socket has a path that a socket's address can hold: under
+    TMPDIR, or where that is too long under a shorter one. Raises OSError."""
+    for parent in (None, *SHORT_DIRECTORIES):
+        try:
+            found = Path(tempfile.mkdtemp(prefix="sglang-", dir=parent))
+        except OSError:
+            if parent is None:
+                raise
+            continue
+        if len(os.fsencode(found / SOCKET)) <= SOCKET_BYTES:
+            return found
+        found.rmdir()
+    raise OSError(
+        errno.ENAMETOOLONG,
+        f"the engine's socket needs a path of at most {SOCKET_BYTES} bytes, {tempfile.gettempdir()} "
+        f"(TMPDIR) is too long for one, and nothing can be made in {', '.join(SHORT_DIRECTORIES)}; "
+        "set TMPDIR to a shorter directory",
+    )
+
+
 def _child(config: Config, directory: Path) -> subprocess.Popen[bytes]:
     """The child, with its configuration in ``directory``. Raises OSError."""
     # The engine serves no HTTP: the keys stay out of the file system.
@@ -258,7 +283,7 @@ def main(directory: str, parent: int) -> int:
 
     config = msgspec.msgpack.decode((root / "config").read_bytes(), type=Config)
     logs.configure(config.server.log_level, config.operations.log_format)
-    channel = SocketChannel(f"ipc://{root}/wire")
+    channel = SocketChannel(f"ipc://{root / SOCKET}")
     try:
         executor, info = local_executor(config)
         drafts, info = make_drafts(config, info)

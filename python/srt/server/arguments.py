@@ -29,11 +29,17 @@ ELSEWHERE = {
 }  # fmt: skip
 
 
-def keys_from_environment(arguments: argparse.Namespace) -> None:
-    """Keys that were not given may be there: a command line can be read by everybody."""
-    for name in ("api_key", "admin_api_key"):
-        if getattr(arguments, name, None) == "":
-            setattr(arguments, name, os.environ.get(f"SGLANG_{name.upper()}", ""))
+def keys_from_environment(arguments: argparse.Namespace, *names: str) -> None:
+    """Take the keys of these names that were not given from the environment: a command line can be
+    read by everybody. Raise ValueError where a variable is set and empty."""
+    for name in names:
+        variable = f"SGLANG_{name.upper()}"
+        value = os.environ.get(variable)
+        if getattr(arguments, name, None) is not None or value is None:
+            continue
+        if not value.strip():
+            raise ValueError(f"{variable} is set and is {value!r}; give a key, or unset it")
+        setattr(arguments, name, value)
 
 
 class Parser(argparse.ArgumentParser):

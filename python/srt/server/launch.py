@@ -45,8 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Serve as a parsed command line says."""
-    keys_from_environment(arguments)
     try:
+        keys_from_environment(arguments, "api_key", "admin_api_key")
         config = from_arguments(arguments)
     except (OSError, ValueError) as error:
         parser.error(str(error))

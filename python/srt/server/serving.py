@@ -19,6 +19,7 @@ from srt.engine.process import Started
 from srt.server.app import make_app
 from srt.server.edge import tls
 from srt.server.edge.accept import allow_connections, calm
+from srt.server.edge.hosts import exposed
 from srt.server.edge.protocol import protocol
 from srt.server.service import Service
 from srt.server.supervisor import Supervisor
@@ -175,6 +176,11 @@ class _Server(uvicorn.Server):
         gc.set_threshold(GARBAGE)
         info, name = self._service.info, self._service.model_name
         log.info("%s", _facts(self._service))
+        if exposed(address := self._listener.getsockname()[0], self._service.config):
+            log.warning(
+                "the server listens on %s without an API key: everybody who reaches this machine "
+                "can use it; set SGLANG_API_KEY, or --host 127.0.0.1", address,
+            )  # fmt: skip
         print(f"sglang serving {name} at {self._url()} - {info.capacity} KV tokens", flush=True)
 
     def _url(self) -> str:

@@ -29,8 +29,8 @@ def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Print what was found; 1 where something fails."""
-    keys_from_environment(arguments)
     try:
+        keys_from_environment(arguments, "api_key", "admin_api_key")
         config = from_arguments(arguments)
     except ValueError as error:
         parser.error(str(error))

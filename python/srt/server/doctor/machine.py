@@ -120,6 +120,8 @@ def _features() -> set[str]:
 
 def port(config: Config) -> Iterator[Finding]:
     """Whether it is free, and who has it."""
+    from srt.server.edge.hosts import exposed
+
     host, number = config.server.host, config.server.port
     where = f"{host} port {number}"
     try:
@@ -132,8 +134,7 @@ def port(config: Config) -> Iterator[Finding]:
         yield Finding("port", FAIL, f"{where}: {error.strerror or error}{who}", fix)
         return
     yield Finding("port", OK, f"{where} is free")
-    keys = config.server.api_key or config.edge.api_keys_file
-    if host not in ("127.0.0.1", "localhost", "::1") and not keys:
+    if exposed(host, config):
         fix = "set SGLANG_API_KEY, or --host 127.0.0.1"
         yield Finding("access", WARN, f"{host} is reachable by others, without a key", fix)
 

@@ -7,6 +7,7 @@ import socket
 
 from starlette.types import Scope
 
+from srt.config import Config
 from srt.server.wire.errors import ServerError
 
 
@@ -86,6 +87,12 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def exposed(host: str, config: Config) -> bool:
+    """Whether other machines reach ``host``, an address or a name, and need no key to use it."""
+    keyed = config.server.api_key or config.edge.api_keys_file or config.edge.ssl_ca_certs
+    return not keyed and not is_loopback(host)
 
 
 def _name(host: str) -> str:

@@ -68,7 +68,7 @@ class Key(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             raise ValueError(f"name {self.name!r:.80} must be 1 to {MAX_NAME} printable characters")
         if bool(self.key) == bool(self.sha256):
             raise ValueError(f"{self.name!r} needs either key or sha256")
-        if self.key != self.key.strip() or not self.key.isprintable():
+        if not _is_sendable(self.key):
             raise ValueError(f"the key of {self.name!r} begins or ends with a space, or hides one")
         if self.sha256 and not _is_digest(self.sha256):
             raise ValueError(f"sha256 of {self.name!r} must be 64 hexadecimal digits")
@@ -176,6 +176,12 @@ class Tenants:
             self._own.append(Key(name="", key=server.api_key, admin=admin, shared_cache=True))
         if edge.admin_api_key:
             self._own.append(Key(name=ADMIN, key=edge.admin_api_key, admin=True, shared_cache=True))
+        for flag, key in (("--api-key", server.api_key), ("--admin-api-key", edge.admin_api_key)):
+            if not _is_sendable(key):
+                raise ValueError(
+                    f"{flag} begins or ends with a space, or holds a character that cannot be "
+                    "printed; no client can send it"
+                )
         self.required = bool(server.api_key or self._path)
         self.guarded = self.required or bool(edge.admin_api_key)
         self._known: list[tuple[bytes, Tenant]] = []
@@ -188,6 +194,10 @@ class Tenants:
         Raises ValueError and OSError, and nothing has changed.
         """
         keys = [*self._own, *read(self._path)] if self._path else self._own
+        if self.guarded and not keys:
+            raise ValueError(
+                f"--api-keys-file {self._path} holds no key, so nobody could ask anything; add one"
+            )
         digests = [one for key in keys for one in key.digests()]
         if len(set(digests)) < len(digests):
             raise ValueError("two of the API keys are the same; give everyone his own")
@@ -243,7 +253,10 @@ def credential(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
 def read(path: str) -> list[Key]:
     """The keys in a file. Raises ValueError and OSError."""
     try:
-        keys = msgspec.json.decode(Path(path).read_bytes(), type=list[Key])
+        data = Path(path).read_bytes()
+        if not data.strip():
+            raise ValueError('the file is empty; give a list such as [{"name": "a", "key": "..."}]')
+        keys = msgspec.json.decode(data, type=list[Key])
         for key in keys:
             key.verify()
     except (msgspec.MsgspecError, ValueError) as error:
@@ -259,6 +272,11 @@ def read(path: str) -> list[Key]:
 
 def digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
+
+
+def _is_sendable(key: str) -> bool:
+    """Whether a header can carry the key as it is."""
+    return key == key.strip() and key.isprintable()
 
 
 def _is_digest(text: str) -> bool:

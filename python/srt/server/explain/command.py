@@ -19,9 +19,7 @@ SECONDS = 10.0
 def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("id", help="X-Request-Id, rid or the id of the answer")
     parser.add_argument("--url", default="http://127.0.0.1:30000", help="the server's address")
-    parser.add_argument(
-        "--api-key", default="", help="its key (default: the environment's SGLANG_API_KEY)"
-    )
+    parser.add_argument("--api-key", help="its key (default: the environment's SGLANG_API_KEY)")
     parser.add_argument("--json", action="store_true", help="print what the server answered")
 
 
@@ -45,7 +43,7 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 def _fetch(arguments: argparse.Namespace) -> Any:
     """Raises OSError and ValueError, with what to tell."""
-    keys_from_environment(arguments)
+    keys_from_environment(arguments, "api_key")
     name, key = urllib.parse.quote(arguments.id, safe=""), arguments.api_key
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     url = f"{arguments.url.rstrip('/')}/explain/{name}"
