@@ -517,6 +517,13 @@ PRIVATE = [
     "::", "fe80::1", "fc00::1", "ff02::1", "::ffff:127.0.0.1", "::ffff:8.8.8.8",
     "64:ff9b::7f00:1", "2002:7f00:1::", "2001:0:4136:e378:8000:63bf:3fff:fdd2", "fd00:ec2::254",
     "::7f00:1",
+    # What one release of Python or another calls global, and metadata of clouds among it.
+    "192.0.0.9", "192.0.0.10", "192.0.0.192", "192.88.99.1", "168.63.129.16", "100.100.100.200",
+    "192.31.196.1", "192.52.193.1", "192.175.48.1", "192.0.2.1", "198.51.100.1", "203.0.113.1",
+    "172.31.255.255", "198.19.255.255", "100.127.255.255",
+    "fec0::1", "3fff::1", "3fff:fff:ffff::1", "5f00::1", "100::1", "100:0:0:1::1", "64:ff9b:1::1",
+    "64:ff9b::a00:1", "2001:1::1", "2001:2::1", "2001:20::1", "2001:30::1", "2001:db8::1",
+    "2002:a00:1::1", "2620:4f:8000::1", "4000::1", "fe00::1", "::a00:1", "::ffff:0:a00:1",
 ]  # fmt: skip
 
 
@@ -534,7 +541,13 @@ def test_26_addresses_that_are_not_public(address: str, monkeypatch: pytest.Monk
 def test_26_public_addresses() -> None:
     import ipaddress
 
-    for address in ("8.8.8.8", "1.1.1.1", "2606:4700:4700::1111"):
+    for address in (
+        "8.8.8.8", "1.1.1.1", "9.255.255.255", "11.0.0.1", "100.63.255.255", "100.128.0.1",
+        "126.255.255.255", "168.63.129.17", "172.15.255.255", "172.32.0.1", "192.0.1.1",
+        "192.88.98.255", "192.167.0.1", "192.169.0.1", "198.17.255.255", "198.20.0.1",
+        "223.255.255.255", "2606:4700:4700::1111", "2001:200::1", "2001:4860:4860::8888",
+        "2003::1", "2a00:1450::1", "3ffe:ffff::1",
+    ):  # fmt: skip
         assert public(ipaddress.ip_address(address))
 
 
@@ -715,6 +728,31 @@ def test_26_hosts_are_the_only_ones_with_either_flag(
     assert site.looked == []
     asyncio.run(made.viewer.read([Source("image", "http://a.example/", "image_data")]))
     assert site.looked == ["a.example"]
+
+
+def test_26_a_redirect_stays_among_the_hosts_that_are_listed(
+    looks: Callable[..., Looks], site: Site
+) -> None:
+    """A listed host that redirects anywhere would make every public host one of the list."""
+    viewer = looks(allowed_media_domains="a.example,c.example").viewer
+
+    async def read(url: str) -> Any:
+        return await viewer.read([Source("image", url, "image_data")])
+
+    site.replies = {
+        "/out": moved("http://b.example/x"), "/near": moved("//b.example/x"),
+        "/sub": moved("http://sub.a.example/x"), "/bare": moved("http://93.184.216.34/x"),
+        "/twice": moved("http://c.example/out"),
+        "/in": moved("http://c.example/x"), "/x": OK + b"\r\n" + A,
+    }  # fmt: skip
+    for path in ("out", "near", "sub", "bare", "twice"):
+        site.looked.clear()
+        with pytest.raises(RequestError, match="not among the hosts in --allowed-media-domains"):
+            asyncio.run(read(f"http://a.example/{path}"))
+        assert set(site.looked) <= {"a.example", "c.example"}, path
+    site.looked.clear()
+    asyncio.run(read("http://a.example/in"))
+    assert site.looked == ["a.example", "c.example"]
 
 
 # -- the language ---------------------------------------------------------------------------------

@@ -27,8 +27,38 @@ REDIRECTS = 3
 CHUNK = 1 << 16
 LATE = "it took too long (--media-fetch-timeout)"
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?\.?\Z")
-# Addresses that lead on to IPv4 ones, by translation.
-_TRANSLATED = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48")))
+_NOT_PUBLIC_V4 = tuple(map(ipaddress.IPv4Network, (
+    "0.0.0.0/8",          # this network
+    "10.0.0.0/8",         # private
+    "100.64.0.0/10",      # shared by a provider's customers; metadata of Alibaba's cloud
+    "127.0.0.0/8",        # this machine
+    "168.63.129.16/32",   # the machine's own host, in Azure
+    "169.254.0.0/16",     # this link; metadata of most clouds
+    "172.16.0.0/12",      # private
+    "192.0.0.0/24",       # protocol assignments; metadata of Oracle's cloud
+    "192.0.2.0/24",       # documentation
+    "192.31.196.0/24",    # AS112
+    "192.52.193.0/24",    # relays of multicast
+    "192.88.99.0/24",     # relays to 6to4, gone since 2015
+    "192.168.0.0/16",     # private
+    "192.175.48.0/24",    # AS112
+    "198.18.0.0/15",      # benchmarks
+    "198.51.100.0/24",    # documentation
+    "203.0.113.0/24",     # documentation
+    "224.0.0.0/4",        # multicast
+    "240.0.0.0/4",        # reserved, and broadcast
+)))  # fmt: skip
+_GLOBAL_V6 = ipaddress.IPv6Network("2000::/3")
+_NOT_PUBLIC_V6 = tuple(map(ipaddress.IPv6Network, (
+    "2001::/23",          # protocol assignments: Teredo, benchmarks, ORCHID
+    "2001:db8::/32",      # documentation
+    "2002::/16",          # 6to4, which embeds any IPv4 address
+    "2620:4f:8000::/48",  # AS112
+    "3fff::/20",          # documentation
+)))  # fmt: skip
+"""IANA's special-purpose addresses, and those of clouds' own services. A table of this module:
+what ``ipaddress.is_global`` says of them differs between releases of Python. IPv6 is public in
+2000::/3 alone, which leaves out what embeds IPv4 addresses (::ffff:0:0/96, 64:ff9b::/96)."""
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
@@ -82,15 +112,10 @@ def verified(url: str, hosts: Collection[str]) -> SplitResult:
 
 
 def public(address: Address) -> bool:
-    """Whether it is one of the whole internet's, at the end of all translations."""
-    if isinstance(address, ipaddress.IPv6Address):
-        inner = address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
-        if inner is not None or any(address in network for network in _TRANSLATED):
-            return False
-    return address.is_global and not (
-        address.is_multicast or address.is_reserved or address.is_private or address.is_link_local
-        or address.is_loopback or address.is_unspecified
-    )  # fmt: skip
+    """Whether an address is one of the whole internet's, and embeds no other."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return not any(address in network for network in _NOT_PUBLIC_V4)
+    return address in _GLOBAL_V6 and not any(address in network for network in _NOT_PUBLIC_V6)
 
 
 def resolved(host: str, port: int) -> str:
