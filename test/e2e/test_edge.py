@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import ssl
+import struct
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -90,6 +91,34 @@ def test_tls(secure: Server, certificate: Path) -> None:
             assert b"408" in raw.recv(1000)
         http.idle()
         assert http.golden() == before
+
+
+def test_clients_that_reset_under_tls_leave_the_log_empty(
+    toy: list[str], certificate: Path
+) -> None:
+    cert, key = str(certificate / "cert.pem"), str(certificate / "key.pem")
+    context = ssl.create_default_context(cafile=cert)
+    body = json.dumps({
+        "text": "a", "stream": True,
+        "sampling_params": {"n": 16, "max_new_tokens": 100, "ignore_eos": True},
+    })  # fmt: skip
+    with launched([*toy, "--ssl-certfile", cert, "--ssl-keyfile", key]) as server:
+        host, port = server.url.removeprefix("https://").split(":")
+        for number in range(30):
+            plain = socket.create_connection((host, int(port)), timeout=60)
+            secured = context.wrap_socket(plain, server_hostname="127.0.0.1")
+            secured.sendall(
+                f"POST /generate HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+                f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
+            )
+            while number and secured.recv(1 << 10):  # not to the end
+                number -= 1
+            secured.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            secured.close()
+        server.process.terminate()
+        assert server.wait_end() == 0
+        said = server.errors().splitlines()
+        assert [line for line in said if "socket.send" in line or "SSL" in line] == []
 
 
 def test_a_runtime_with_tls(toy: list[str], certificate: Path) -> None:

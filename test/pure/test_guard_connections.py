@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
+import logging
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -469,6 +471,24 @@ def test_noise_behind_a_request_never_enters_its_stream(served: Served, http: Cl
         assert answer.count(b"HTTP/1.1") == 1
         assert b"malformed" not in answer
     wait_for(lambda: http.stats()["running"] == 0)
+
+
+def test_clients_that_reset_in_the_middle_of_streams_leave_the_log_empty(
+    served: Served, http: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """asyncio takes what is written to a connection that is lost, and logs each write from the
+    fifth on until the loop's next turn."""
+    body = {"text": "a", "sampling_params": {**LONG, "n": 8}, "stream": True}
+    with caplog.at_level(0):
+        for _ in range(10):
+            connections = [served.open(body) for _ in range(4)]
+            for number, connection in enumerate(connections):
+                connection.recv(1000 * number + 1)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                connection.close()
+        http.idle()
+    loud = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert loud == []
 
 
 def test_connections_beyond_the_limit_are_told_so(served: Served, http: Client) -> None:

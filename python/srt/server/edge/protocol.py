@@ -71,6 +71,7 @@ class Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._carrier = _carrier(transport)
         transport.set_write_buffer_limits(WRITE_BUFFER)
         # The kernel's own buffer would grow to megabytes behind a client that does not read.
         connection = transport.get_extra_info("socket")
@@ -93,6 +94,7 @@ class Protocol(HttpToolsProtocol):
         self._drop()
         super().connection_lost(exc)
         self.cycle = None  # type: ignore[assignment]  # they hold each other
+        del self._carrier
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
@@ -207,6 +209,8 @@ class Protocol(HttpToolsProtocol):
         self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
         self._cycles.append(self.cycle)
         scope: dict[str, Any] = self.scope  # type: ignore[assignment]
+        self.cycle.__class__ = _Cycle  # uvicorn asks nobody for the class
+        self.cycle.carrier = self._carrier  # type: ignore[attr-defined]
         if scope["http_version"] == "1.0":
             self.cycle.chunked_encoding = False
             self.cycle.__class__ = _Unchunked
@@ -334,7 +338,33 @@ class Protocol(HttpToolsProtocol):
         return self.transport.get_write_buffer_size() + int.from_bytes(waiting, sys.byteorder)
 
 
-class _Unchunked(RequestResponseCycle):
+def _carrier(transport: asyncio.Transport) -> asyncio.BaseTransport:
+    """The transport of the socket: below TLS another one, which asyncio's TLS transport does not
+    ask whether it is closing (before Python 3.12)."""
+    below = getattr(transport, "_ssl_protocol", None)
+    return getattr(below, "_transport", None) or transport
+
+
+class _Cycle(RequestResponseCycle):
+    """A request and its answer, of which nothing is written to a connection that is lost."""
+
+    carrier: asyncio.BaseTransport
+
+    def is_lost(self) -> bool:
+        """Whether nothing that is written gets to the client. A write that fails closes the
+        transport; asyncio calls ``connection_lost`` in the loop's next turn only, and until then
+        it logs what is written."""
+        if not self.disconnected and (self.transport.is_closing() or self.carrier.is_closing()):
+            self.disconnected = True
+            self.message_event.set()
+        return self.disconnected
+
+    async def send(self, message: Any) -> None:
+        if not self.is_lost():
+            await super().send(message)
+
+
+class _Unchunked(_Cycle):
     """For HTTP/1.0, which has no chunks: an answer without a length ends with its connection."""
 
     async def send(self, message: Any) -> None:
@@ -346,7 +376,7 @@ class _Unchunked(RequestResponseCycle):
 def _write_chunk(weak: ReferenceType[Any], data: bytes) -> bool:
     """As the extension says. Where the client is slow, or gone, ``send`` knows what to do."""
     cycle = weak()
-    if cycle is None or cycle.disconnected or not cycle.chunked_encoding:
+    if cycle is None or not cycle.chunked_encoding or cycle.is_lost():
         return False
     if cycle.flow.write_paused or not data:
         return False
