@@ -14,6 +14,7 @@ import pytest
 from helpers.http_server import Served, is_error, serve_text
 from srt.config import Config
 from srt.core.sampling import SamplingParams
+from srt.program.request import RequestError
 from srt.server.admin import AbortBody
 from srt.server.chat.routes import ChatBody
 from srt.server.text.classify import ClassifyBody
@@ -252,6 +253,61 @@ def test_odd_values_never_break_the_server(http: httpx.Client, path: str) -> Non
         if reply.status_code != 200:
             assert reply.status_code in (400, 403, 429), (body, reply.text)
             is_error(reply, reply.status_code)
+
+
+LONG_TEXT = "\x00é" * 100_000
+LONG_VALUES: list[Any] = [LONG_TEXT, {LONG_TEXT: 1}, [LONG_TEXT], [{"type": LONG_TEXT}]]
+
+
+@pytest.mark.parametrize("path", BASES)
+def test_errors_repeat_little_of_what_was_sent(http: httpx.Client, path: str) -> None:
+    """Values and names of 100,000 characters that become more by escapes."""
+    kind, base = BASES[path]
+    bodies: list[dict[str, Any]] = [
+        {**base, name: value}
+        for name in kind.__struct_fields__  # type: ignore[attr-defined]
+        for value in LONG_VALUES
+    ]
+    bodies += [{**base, "messages": [{"role": LONG_TEXT, "content": "a"}]}]
+    if path == "/generate":
+        names = [*SamplingParams.__struct_fields__, "regex", "ebnf", "json_schema", LONG_TEXT]
+        bodies += [{**base, "sampling_params": {n: v}} for n in names for v in LONG_VALUES]
+    refused = 0
+    for body in bodies:
+        reply = http.post(path, json=body)
+        if reply.status_code != 200:
+            is_error(reply, reply.status_code)
+            assert len(reply.content) < 20_000, body.keys()
+            refused += 1
+    assert refused > 2
+
+
+def test_headers_and_broken_bodies_are_repeated_in_part(http: httpx.Client) -> None:
+    long = "x" * 60_000
+    replies = [
+        http.post("/generate", content=b"{}", headers={"Content-Type": f"text/{long}"}),
+        http.post("/generate", content=b"{}", headers={
+            "Content-Type": f"application/json; charset={long}"}),
+        http.post("/generate", content=json.dumps({"a": 1})[:-1] + f', "{long}": 1, "{long}": 2}}',
+                  headers={"Content-Type": "application/json"}),
+        http.get(f"/v1/models/{long}"),
+    ]  # fmt: skip
+    for reply in replies:
+        is_error(reply, reply.status_code)
+        assert 400 <= reply.status_code < 500
+        assert len(reply.content) < 4000
+    model = {"model": long, "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+    error = is_error(http.post("/v1/chat/completions", json={**model, "stream": True}), 400)
+    assert error["message"] == "model has 60000 characters; at most 1024."
+
+
+def test_the_end_of_a_long_message_stays() -> None:
+    error = RequestError("begin " + "x" * 10_000 + " do this instead.", "y" * 1000)
+    assert error.message.startswith("begin x")
+    assert error.message.endswith("x do this instead.")
+    assert len(error.message) < 2100
+    assert len(error.param or "") < 110
+    assert str(error) == error.message
 
 
 def test_a_long_prompt_names_both_numbers(http: httpx.Client) -> None:

@@ -19,6 +19,7 @@ from sglang.timeline.asked import ASKED
 HEALING_TOKENS = 8
 
 SPANS = {"return_spans": True}
+STREAMED = {"stream": True, "incremental_streaming_output": False}  # whatever the server's default
 
 T = TypeVar("T")
 # Requests, each answered before the next; what is returned is the result of them all.
@@ -85,7 +86,7 @@ class NativeBackend(Backend):
         return _completions(await self._aasked(_body(prompt, params)))
 
     def stream(self, prompt: Prompt, params: GenParams) -> Iterator[Completion]:
-        body = {**_body(prompt, params), "stream": True}
+        body = {**_body(prompt, params), **STREAMED}
         if (asked := ASKED.get()) is None:
             yield from map(_completion, self.call_stream(body))
             return
@@ -94,7 +95,7 @@ class NativeBackend(Backend):
                 yield _completion(asked.answer)
 
     async def astream(self, prompt: Prompt, params: GenParams) -> AsyncIterator[Completion]:
-        body = {**_body(prompt, params), "stream": True}
+        body = {**_body(prompt, params), **STREAMED}
         if (asked := ASKED.get()) is None:
             async for item in self.acall_stream(body):
                 yield _completion(item)

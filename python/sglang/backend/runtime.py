@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from sglang.backend.endpoint import RuntimeEndpoint
+from sglang.backend.native import STREAMED
 from sglang.backend.server_args import ServerArgs, settings_of
 from sglang.errors import BackendError, lacking
 from sglang.utils import terminate_process
@@ -120,7 +121,7 @@ class Runtime:
     ) -> AsyncIterator[Any]:
         """Pieces of the text as they come."""
         shown = 0
-        body = _body(prompt, sampling_params, {**fields, "stream": True})
+        body = _body(prompt, sampling_params, {**fields, **STREAMED})
         async for event in self.endpoint.acall_stream(body):
             text = event["text"]
             if len(text) > shown:

@@ -204,6 +204,9 @@ class ServerConfig:
         "last", "how /v1/embeddings makes one vector of all tokens' states", choices=POOLINGS
     )
     stream_interval: int = flag(1, "tokens between two stream chunks", type=int)
+    incremental_streaming_output: bool = flag(
+        False, "streams of /generate send what is new, not all so far, where a request does not say"
+    )
     log_level: str = flag("info", "least severe messages logged", choices=LOG_LEVELS)
     log_requests: bool = flag(False, "log one line a request")
     skip_server_warmup: bool = flag(False, "report ready without a first forward pass")

@@ -27,17 +27,26 @@ MAX_DRAWN_ENTRIES = 1 << 22  # and of those of the tokens that it may draw
 PRIORITY_LIMIT = 1 << 31
 UNREAD = 32  # tokens between two looks at an output that nobody reads as it grows
 MAX_NAME = 1024  # characters of rid and cache_salt
+MAX_MESSAGE, MAX_PARAM = 2000, 100  # characters of an error's message, and of its field's name
 
 CONSTRAINTS = KINDS  # those that are enforced; clients are told
 RENAMED = {"sampling_seed": "seed", "max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
 WITHOUT_EFFECT = ("spaces_between_special_tokens", "custom_params", "stream_interval")
 
 
+def brief(text: str, most: int = MAX_MESSAGE) -> str:
+    """Cut the middle of a text of more than ``most`` characters. Messages of errors repeat what a
+    client sent, however long that is; what to do stands at their end."""
+    if len(text) <= most:
+        return text
+    return f"{text[: most * 3 // 4]} ... {text[len(text) - most // 4 :]}"
+
+
 class RequestError(ValueError):
     """A request that cannot be served.
 
     Attributes:
-        message: names the value, the limit and the fix.
+        message: names the value, the limit and the fix; long ones are cut in the middle.
         param: the field at fault, where one is.
         code: one of the stable codes in ``CODES``.
     """
@@ -49,8 +58,9 @@ class RequestError(ValueError):
 
     def __init__(self, message: str, param: str | None = None, code: str = "invalid_value") -> None:
         assert code in self.CODES
-        super().__init__(message)
-        self.message, self.param, self.code = message, param, code
+        self.message, self.param = brief(message), param and brief(param, MAX_PARAM)
+        self.code = code
+        super().__init__(self.message)
 
 
 class Logprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -300,7 +310,7 @@ def sampling_from(settings: Mapping[str, Any]) -> SamplingParams:
     known = [name for name in SamplingParams.__struct_fields__ if name != "constraint"]
     for name in values:
         if name not in known:
-            near = difflib.get_close_matches(name, [*known, *CONSTRAINT_NAMES], n=1)
+            near = difflib.get_close_matches(name[:MAX_PARAM], [*known, *CONSTRAINT_NAMES], n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise RequestError(f"Unknown sampling parameter {name!r}.{hint}", name)
     bias = values.get("logit_bias")

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("sglang.server")
 
 MAX_NAME = 256  # characters
+MAX_MODEL = 1024  # characters of what a request names; answers repeat it in each event
 _ANY = ("", "default")  # what clients send who know one model
 
 
@@ -64,8 +65,11 @@ class Adapters:
 
     def of(self, model: str | None = None, lora_path: str | None = None) -> str:
         """The adapter that a request asks for, "" for none: by ``lora_path``, by its own name as
-        the model, or as ``model:adapter``. Raises RequestError (404) for a name nobody has, and
-        ServerError (503) for one that is being restored."""
+        the model, or as ``model:adapter``. Raises RequestError for a name nobody has (404) or that
+        is too long to be repeated in each event, and ServerError (503) for one that is being
+        restored."""
+        if model is not None and len(model) > MAX_MODEL:
+            raise RequestError(f"model has {len(model)} characters; at most {MAX_MODEL}.", "model")
         name = self._named(model or "", lora_path)
         if name in self._restoring:
             raise ServerError(
@@ -84,7 +88,7 @@ class Adapters:
             raise self._unknown(lora_path, "lora_path")
         if named not in ("", lora_path):
             raise RequestError(
-                f"model names the adapter {named!r} and lora_path {lora_path!r}; give one.",
+                f"model names the adapter {named!r:.200} and lora_path {lora_path!r:.200}; give one.",
                 "lora_path",
             )
         return lora_path

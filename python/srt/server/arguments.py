@@ -24,6 +24,7 @@ ELSEWHERE = {
     "--speculative-model": "--speculative-draft-model-path",
     "--speculative-draft-model": "--speculative-draft-model-path",
     "--tp": "", "--tp-size": "", "--tensor-parallel-size": "", "--dp-size": "", "--pp-size": "",
+    "--stream-output": "--incremental-streaming-output",
     "--lora-modules": "--lora-paths", "--max-loras": "--max-loras-per-batch",
     "--max-cpu-loras": "--max-loaded-loras",
 }  # fmt: skip

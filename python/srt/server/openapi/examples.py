@@ -36,7 +36,8 @@ EXAMPLES: dict[str, Bodies] = {
     "/generate": [
         {"text": _QUESTION, "sampling_params": {"temperature": 0, "max_new_tokens": 8},
          "return_spans": True},
-        {"text": _TEXTS, "sampling_params": {"max_new_tokens": 4}, "stream": True},
+        {"text": _TEXTS, "sampling_params": {"max_new_tokens": 4}, "stream": True,
+         "incremental_streaming_output": True},
         {"text": _QUESTION, "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2,
          "token_ids_logprob": [7], "return_text_in_logprobs": True,
          "sampling_params": {"max_new_tokens": 2}},

@@ -1,4 +1,7 @@
-"""POST /generate: the native route. Streamed text is cumulative."""
+"""POST /generate: the native route. A stream is cumulative, or a sequence of deltas.
+
+A cumulative event holds all of the completion so far, so sending one with each token would cost
+the square of its length. The longer the events, the further apart they are: ``TOKEN_BYTES``."""
 
 from __future__ import annotations
 
@@ -23,6 +26,10 @@ from srt.server.wire.body import read_body
 from srt.server.wire.errors import json_response
 from srt.server.wire.stream import respond, unless_gone
 
+TOKEN_BYTES = 16 << 10  # of cumulative events, for each token that is generated
+ENTRY_BYTES = 32  # of one log-probability with its token id in JSON, about
+ID_BYTES = 8  # of a token id
+
 Triple = tuple[float | None, int, str | None]
 Triples = list[Triple]
 
@@ -43,6 +50,7 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     return_text_in_logprobs: bool | None = None
     return_spans: bool | None = None
     stream: bool | None = None
+    incremental_streaming_output: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None
     image_data: Any = None
@@ -92,30 +100,77 @@ async def answer(service: Service, body: GenerateBody) -> dict[str, Any] | list[
 
 
 async def events(service: Service, body: GenerateBody) -> AsyncGenerator[dict[str, Any], None]:
-    """What the route streams, as plain data; the prompt's log-probabilities come with the first
-    and the last item of a completion only. Raises as ``answer`` does."""
+    """What the route streams, as plain data. The prompt's log-probabilities come with the first
+    item of a completion, and with the last one of a cumulative stream. Raises as ``answer`` does.
+    """
+    incremental = _incremental(service, body)
     asked = await _asks(service, body)
     interval = service.config.server.stream_interval
-    sent: dict[int, int] = {}
-    writers: dict[int, _Logprobs] = {}
+    streamed: dict[int, _Streamed] = {}
     offsets = [0]
     for ask in asked.asks:
         offsets.append(offsets[-1] + ask.sampling.n)
     async with aclosing(service.run(asked.asks)) as items:
         async for index, output in items:
-            place = offsets[index] + output.index
-            if output.finish is None and output.completion_tokens - sent.get(place, 0) < interval:
+            place, ask = offsets[index] + output.index, asked.asks[index]
+            if place not in streamed:
+                writer = None
+                if ask.logprobs is not None:
+                    writer = _Logprobs(service, ask, ask.logprobs, asked.with_text)
+                streamed[place] = _Streamed(ask, incremental, writer)
+            if not streamed[place].is_due(output, interval):
                 continue
-            ask, edge = asked.asks[index], place not in sent or output.finish is not None
-            sent[place] = output.completion_tokens
-            shown = _show(ask, output, asked.received)
-            if ask.logprobs is not None:
-                if place not in writers:
-                    writers[place] = _Logprobs(service, ask, ask.logprobs, asked.with_text)
-                if edge:
-                    shown["meta_info"].update(writers[place].input(output))
-                shown["meta_info"].update(writers[place].output(output))
+            shown = streamed[place].show(output, asked.received)
             yield shown if asked.single else {**shown, "index": place}
+
+
+def _incremental(service: Service, body: GenerateBody) -> bool:
+    """Whether a stream is one of deltas. Raises RequestError."""
+    wanted = body.incremental_streaming_output
+    if wanted is None:
+        wanted = service.config.server.incremental_streaming_output
+    if wanted and service.config.grammar.jumps == "string":
+        raise RequestError(
+            "incremental_streaming_output is true, and this server runs with --jump-forward "
+            "string, which replaces tokens that were sent; set it to false.",
+            "incremental_streaming_output",
+            "unsupported",
+        )
+    return wanted
+
+
+class _Streamed:
+    """What was streamed of one completion."""
+
+    def __init__(self, ask: Ask, incremental: bool, writer: _Logprobs | None) -> None:
+        self._ask, self._incremental, self._writer = ask, incremental, writer
+        self._tokens = self._chars = 0
+        self._begun = False
+        entries = 0 if ask.logprobs is None else 1 + ask.logprobs.top + len(ask.logprobs.probe)
+        self._token_bytes = ID_BYTES + ENTRY_BYTES * entries
+
+    def is_due(self, output: Output, interval: int) -> bool:
+        """Whether it is time for an event, one in ``interval`` tokens where events are short."""
+        if output.finish is not None:
+            return True
+        if not self._incremental:
+            size = len(output.text) + self._token_bytes * output.completion_tokens
+            interval = max(interval, size // TOKEN_BYTES)
+        return output.completion_tokens - self._tokens >= interval
+
+    def show(self, output: Output, received: float | None) -> dict[str, Any]:
+        """The next event: all of the completion, or what is new of it."""
+        shown = _show(self._ask, output, received)
+        first, last = not self._begun, output.finish is not None
+        if self._writer is not None:
+            if first or (last and not self._incremental):
+                shown["meta_info"].update(self._writer.input(output))
+            shown["meta_info"].update(self._writer.output(output, self._incremental))
+        if self._incremental:
+            shown["text"] = output.text[self._chars :]
+            shown["output_ids"] = output.tokens[self._tokens :]
+        self._begun, self._tokens, self._chars = True, len(output.tokens), len(output.text)
+        return shown
 
 
 async def _asks(service: Service, body: GenerateBody) -> Asked:
@@ -251,6 +306,7 @@ class _Logprobs:
     def __init__(self, service: Service, ask: Ask, wanted: Logprobs, with_text: bool) -> None:
         self._decode = service.tokenizer.decode if with_text else None
         self._ask, self._wanted = ask, wanted
+        self._read = 0  # tokens before those in ``_tokens``
         self._tokens: Triples = []
         self._tops: list[Triples] = []
         self._probes: list[Triples] = []
@@ -270,12 +326,15 @@ class _Logprobs:
             found["input_token_ids_logprobs"] = [None, *probes] if prompt.probes else []
         return found
 
-    def output(self, output: Output) -> dict[str, Any]:
-        """Of all tokens generated so far."""
-        fresh = slice(len(self._tokens), None)
-        self._tokens += self._triples(zip(output.tokens[fresh], output.logprobs[fresh]))
-        self._tops += [self._triples(pairs) for pairs in output.tops[fresh]]
-        self._probes += [self._probed(row) for row in output.probes[fresh]]
+    def output(self, output: Output, fresh: bool = False) -> dict[str, Any]:
+        """Of all tokens generated so far, or of those alone that are new since the last call."""
+        if fresh:
+            self._read = self._read + len(self._tokens)
+            self._tokens, self._tops, self._probes = [], [], []
+        new = slice(self._read + len(self._tokens), None)
+        self._tokens += self._triples(zip(output.tokens[new], output.logprobs[new]))
+        self._tops += [self._triples(pairs) for pairs in output.tops[new]]
+        self._probes += [self._probed(row) for row in output.probes[new]]
         found: dict[str, Any] = {"output_token_logprobs": self._tokens[:]}
         if self._wanted.top:
             found["output_top_logprobs"] = self._tops[:]

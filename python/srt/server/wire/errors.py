@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from srt.program.completion import EngineLost
-from srt.program.request import RequestError
+from srt.program.request import RequestError, brief
 from srt.server.wire.caller import current
 
 log = logging.getLogger("sglang.server")
@@ -65,8 +65,8 @@ class ServerError(Exception):
     """An error of the server's own, by its code in ``CODES``; ``retry``: seconds to wait."""
 
     def __init__(self, code: str, message: str, retry: int | None = None) -> None:
-        super().__init__(message)
-        self.code, self.message, self.retry = code, message, retry
+        self.code, self.message, self.retry = code, brief(message), retry
+        super().__init__(self.message)
 
 
 def describe(error: BaseException) -> tuple[str, dict[str, Any]]:
