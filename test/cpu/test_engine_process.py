@@ -104,7 +104,7 @@ def test_a_temporary_directory_too_long_for_a_socket(
     run(test)
     assert not list(deep.iterdir())
     monkeypatch.setattr(module, "SHORT_DIRECTORIES", (str(deep), str(tmp_path / "none")))
-    with pytest.raises(OSError, match="at most 107 bytes.*set TMPDIR to a shorter directory"):
+    with pytest.raises(OSError, match=r"at most 107 bytes.*set TMPDIR to a shorter directory"):
         start(config, VOCAB)
     assert not list(deep.iterdir())
 

@@ -208,7 +208,7 @@ def test_a_flag_that_guards_is_never_empty(flag: str, value: str) -> None:
 def test_keys_of_the_environment_are_never_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     for value in ("", " ", "\n"):
         monkeypatch.setenv("SGLANG_API_KEY", value)
-        with pytest.raises(ValueError, match="SGLANG_API_KEY is set and is .*unset it"):
+        with pytest.raises(ValueError, match=r"SGLANG_API_KEY is set and is .*unset it"):
             keys_from_environment(argparse.Namespace(), "api_key")
     given = argparse.Namespace(api_key="k")
     keys_from_environment(given, "api_key")  # what is given is not looked for

@@ -18,7 +18,7 @@ from srt.core import heap
 from srt.tokenizer.tokenizer import HUGE
 
 LIMIT = 1 << 18
-OF_A_REQUEST = {"Request", "RequestResponseCycle", "Limited"}  # the last: of a connection
+OF_A_REQUEST = {"Request", "Cycle", "Unchunked", "Limited"}  # the last: of a connection
 
 
 @pytest.fixture(scope="module")

@@ -302,7 +302,7 @@ def test_keys_that_open_nothing_or_to_nobody_are_refused(tmp_path: Path) -> None
     with pytest.raises(ValueError, match="either key or sha256"):
         Tenants(Config.of(api_keys_file=str(file)))
     for key in (" ", "a ", "a\n", "a\x00"):
-        with pytest.raises(ValueError, match="--api-key .*no client can send it"):
+        with pytest.raises(ValueError, match=r"--api-key .*no client can send it"):
             Tenants(Config.of(api_key=key))
 
 

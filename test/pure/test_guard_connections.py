@@ -452,11 +452,45 @@ def test_a_client_that_leaves_is_seen_whatever_it_sent_behind(
 BIG = POST + b"Content-Length: 900000\r\n\r\n" + b" " * 900_000
 
 
-@pytest.mark.parametrize("behind", [(GET + b"\r\n") * 50, BIG])
-def test_too_much_behind_a_request_ends_both(served: Served, http: Client, behind: bytes) -> None:
+@pytest.mark.parametrize("count", [20, 2000])
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.usefixtures("brief")
+def test_of_many_requests_at_once_the_first_are_answered(
+    served: Served, http: Client, count: int, apart: bool
+) -> None:
+    served.worker.seconds = 0.005
+    sent = [GET + b"X-Request-Id: %d\r\n\r\n" % number for number in range(count)]
+    with Raw(served) as raw:
+        raw.send(started(served, http, False).replace(b"900", b"100"))
+        for data in sent if apart else [b"".join(sent)]:
+            if not raw.send(data):  # the server has closed
+                break
+        answer = raw.rest()
+    statuses = [int(head[:3]) for head in answer.split(b"HTTP/1.1 ")[1:]]
+    assert statuses == [200] * (PIPELINE + 1) + [429]
+    ids = [line.split()[1] for line in answer.split(b"\r\n") if line.startswith(b"x-request-id")]
+    assert ids[1:-1] == [b"%d" % number for number in range(PIPELINE)]
+    last = answer[answer.rindex(b"HTTP/1.1 429") :]
+    assert b"connection: close" in last
+    assert error_of(last)["code"] == "rate_limit_exceeded"
+
+
+def test_a_client_that_sent_too_many_requests_and_leaves_is_seen(
+    served: Served, http: Client
+) -> None:
+    served.worker.seconds = 0.01
+    before = http.stats()["aborted"]
+    with Raw(served) as raw:
+        raw.send(started(served, http, True) + (GET + b"\r\n") * 20)
+        wait_for(lambda: http.stats()["running"] == 1)
+    wait_for(lambda: http.stats()["running"] == 0)
+    assert http.stats()["aborted"] == before + 1
+
+
+def test_too_much_behind_a_request_ends_both(served: Served, http: Client) -> None:
     served.worker.seconds = 0.01
     with Raw(served) as raw:
-        raw.send(started(served, http, False) + behind)
+        raw.send(started(served, http, False) + BIG)
         assert raw.rest() == b""
     wait_for(lambda: http.stats()["running"] == 0)
 

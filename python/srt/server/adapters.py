@@ -88,7 +88,7 @@ class Adapters:
             raise self._unknown(lora_path, "lora_path")
         if named not in ("", lora_path):
             raise RequestError(
-                f"model names the adapter {named!r:.200} and lora_path {lora_path!r:.200}; give one.",
+                f"model names the adapter {named!r} and lora_path {lora_path!r}; give one.",
                 "lora_path",
             )
         return lora_path

@@ -5,7 +5,7 @@ uvicorn's protocol over httptools reads and answers; this one bounds what that l
 head       bytes (431), and seconds (408) until all headers are there
 body       seconds without progress (408)
 answer     seconds in which the client takes nothing of what it is sent: the request is aborted
-pipeline   requests sent before the answer to the one before them
+pipeline   requests sent before the answer to the one before them: one more is a 429, behind theirs
 others     connections at once (503)
 
 What arrives after an answer that did not wait for its body is read and forgotten for ``LINGER``
@@ -23,17 +23,14 @@ import termios
 import uuid
 from functools import partial
 from typing import Any
-from weakref import ReferenceType, ref
+from weakref import ref
 
 import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from srt.config import EdgeConfig
+from srt.server.edge.cycle import Cycle, Unchunked, carrier_of, write_chunk
 from srt.server.wire.errors import ServerError, error_response
 from srt.server.wire.stream import CHUNK
 
@@ -44,6 +41,11 @@ WRITE_BUFFER = 64 << 10  # bytes that wait for a client before its answer does
 SEND_BUFFER = 256 << 10  # bytes of it in the kernel, which takes twice as many
 PIPELINE = 8  # requests that wait
 SPARE = 128  # connections beyond the limit that are told so
+
+_EXCESS = (
+    f"More than {PIPELINE} requests were sent on this connection before the answer to the one "
+    "before them; those up to here are answered, send the others again."
+)
 
 IDLE, HEAD, BODY = "idle", "head", "body"
 _FRAMING = (b"content-length", b"transfer-encoding")
@@ -66,12 +68,13 @@ class Protocol(HttpToolsProtocol):
         self._writing: asyncio.TimerHandle | None = None
         self._cycles: list[Any] = []  # requests not answered yet
         self._lost = False
+        self._excess = False  # more requests came than may wait
 
     # -- the connection ---------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._carrier = _carrier(transport)
+        self._carrier = carrier_of(transport)
         transport.set_write_buffer_limits(WRITE_BUFFER)
         # The kernel's own buffer would grow to megabytes behind a client that does not read.
         connection = transport.get_extra_info("socket")
@@ -128,6 +131,10 @@ class Protocol(HttpToolsProtocol):
             self._close()
             return
         self._drop()
+        self._end_with(error)
+
+    def _end_with(self, error: ServerError) -> None:
+        """Answer with ``error``, and close when the client has had time to read it."""
         self.transport.write(self._written(error))
         if self.transport.can_write_eof():
             with contextlib.suppress(OSError):  # the client is gone already
@@ -209,18 +216,26 @@ class Protocol(HttpToolsProtocol):
         self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
         self._cycles.append(self.cycle)
         scope: dict[str, Any] = self.scope  # type: ignore[assignment]
-        self.cycle.__class__ = _Cycle  # uvicorn asks nobody for the class
+        self.cycle.__class__ = Cycle  # uvicorn asks nobody for the class
         self.cycle.carrier = self._carrier  # type: ignore[attr-defined]
         if scope["http_version"] == "1.0":
             self.cycle.chunked_encoding = False
-            self.cycle.__class__ = _Unchunked
+            self.cycle.__class__ = Unchunked
         # Weak, since the cycle holds its scope: without circles all is freed with the answer.
-        scope["extensions"] = {CHUNK: partial(_write_chunk, ref(self.cycle))}
+        scope["extensions"] = {CHUNK: partial(write_chunk, ref(self.cycle))}
         # uvicorn reads no more then, and would not see the client go.
         self.flow.resume_reading()
         if len(self.pipeline) > PIPELINE:
-            self._close()
+            self._read_no_more()
             raise ValueError("too many requests at once")
+
+    def _read_no_more(self) -> None:
+        """Forget the last request, and what follows it: those before it are answered, and then it
+        is refused."""
+        self.pipeline.popleft()
+        self._cycles.pop()
+        self.cycle, _ = self.pipeline[0]
+        self.part, self._excess = None, True
 
     def on_body(self, body: bytes) -> None:
         self._received += len(body)
@@ -240,6 +255,8 @@ class Protocol(HttpToolsProtocol):
         super().on_response_complete()
         if self.part == BODY and self.cycle.response_complete:
             self.loop.call_later(LINGER, self._close_unread, self.cycle)
+        if self._excess and self.cycle.response_complete and not self.transport.is_closing():
+            self._end_with(ServerError("rate_limit_exceeded", _EXCESS))
         self._watch_closing()
 
     def send_400_response(self, msg: str) -> None:
@@ -336,52 +353,6 @@ class Protocol(HttpToolsProtocol):
         with contextlib.suppress(OSError):
             fcntl.ioctl(self.transport.get_extra_info("socket"), termios.TIOCOUTQ, waiting)
         return self.transport.get_write_buffer_size() + int.from_bytes(waiting, sys.byteorder)
-
-
-def _carrier(transport: asyncio.Transport) -> asyncio.BaseTransport:
-    """The transport of the socket: below TLS another one, which asyncio's TLS transport does not
-    ask whether it is closing (before Python 3.12)."""
-    below = getattr(transport, "_ssl_protocol", None)
-    return getattr(below, "_transport", None) or transport
-
-
-class _Cycle(RequestResponseCycle):
-    """A request and its answer, of which nothing is written to a connection that is lost."""
-
-    carrier: asyncio.BaseTransport
-
-    def is_lost(self) -> bool:
-        """Whether nothing that is written gets to the client. A write that fails closes the
-        transport; asyncio calls ``connection_lost`` in the loop's next turn only, and until then
-        it logs what is written."""
-        if not self.disconnected and (self.transport.is_closing() or self.carrier.is_closing()):
-            self.disconnected = True
-            self.message_event.set()
-        return self.disconnected
-
-    async def send(self, message: Any) -> None:
-        if not self.is_lost():
-            await super().send(message)
-
-
-class _Unchunked(_Cycle):
-    """For HTTP/1.0, which has no chunks: an answer without a length ends with its connection."""
-
-    async def send(self, message: Any) -> None:
-        if message["type"] == "http.response.body":
-            self.expected_content_length = len(message.get("body", b""))
-        await super().send(message)
-
-
-def _write_chunk(weak: ReferenceType[Any], data: bytes) -> bool:
-    """As the extension says. Where the client is slow, or gone, ``send`` knows what to do."""
-    cycle = weak()
-    if cycle is None or not cycle.chunked_encoding or cycle.is_lost():
-        return False
-    if cycle.flow.write_paused or not data:
-        return False
-    cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-    return True
 
 
 def protocol(edge: EdgeConfig) -> type[Protocol]:
