@@ -95,7 +95,7 @@ def test_a_temporary_directory_too_long_for_a_socket(
 
     async def test() -> None:
         async with engine(config) as process:
-            directory = process._directory
+            directory = process._started.directory
             assert directory.parent != deep
             assert stat.S_IMODE(directory.stat().st_mode) == 0o700
             assert len(await generate(process)) == 8
@@ -104,8 +104,8 @@ def test_a_temporary_directory_too_long_for_a_socket(
     run(test)
     assert not list(deep.iterdir())
     monkeypatch.setattr(module, "SHORT_DIRECTORIES", (str(deep), str(tmp_path / "none")))
-    with pytest.raises(OSError, match=r"at most 107 bytes.*set TMPDIR to a shorter directory"):
-        start(config, VOCAB)
+    with pytest.raises(OSError, match=r"at most 10\d bytes.*set TMPDIR to a shorter directory"):
+        Started(config)
     assert not list(deep.iterdir())
 
 

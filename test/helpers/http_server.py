@@ -103,7 +103,8 @@ def serve_text(
 
     def run() -> None:
         async def main() -> None:
-            completion = Completion(engine.client_on(asyncio.get_running_loop()), tokenizer)
+            client = engine.client_on(asyncio.get_running_loop())
+            completion = Completion(client, tokenizer, config.server.max_tokenized_bytes)
             service = Service(config, completion)
             app = make_app(service)
             server = uvicorn.Server(

@@ -88,7 +88,9 @@ class Engine(NativeBackend):
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="sglang-engine", daemon=True)
         self._thread.start()
-        completion = Completion(self._engine.client_on(self._loop), self.tokenizer)
+        completion = Completion(
+            self._engine.client_on(self._loop), self.tokenizer, config.server.max_tokenized_bytes
+        )
         self._service: Service | None = Service(config, completion)
         self.constraints = frozenset(CONSTRAINTS)
         model_name = self._service.info.model_path or self._service.model_name

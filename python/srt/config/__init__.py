@@ -128,6 +128,8 @@ class Config:
              self.server.stream_interval >= 1, "at least 1"),
             ("max_body_bytes", self.server.max_body_bytes,
              self.server.max_body_bytes >= 1, "at least 1"),
+            ("max_tokenized_bytes", self.server.max_tokenized_bytes,
+             self.server.max_tokenized_bytes >= 1, "at least 1"),
             ("response_store_bytes", self.server.response_store_bytes,
              self.server.response_store_bytes >= 0, "0 or more"),
             ("threads", self.model.threads, self.model.threads >= 0, "0 or more"),

@@ -212,6 +212,10 @@ class ServerConfig:
     skip_server_warmup: bool = flag(False, "report ready without a first forward pass")
     enable_metrics: bool = flag(True, "accepted for compatibility: /metrics is always served")
     max_body_bytes: int = flag(16 << 20, "largest request body", type=int)
+    max_tokenized_bytes: int = flag(
+        4 << 20, "bytes of texts tokenized at once, and so of one; each takes up to 420 of memory",
+        type=int,
+    )  # fmt: skip
     response_store_bytes: int = flag(
         64 << 20, "memory for stored answers of /v1/responses; 0: none is kept", type=int
     )

@@ -231,9 +231,9 @@ def socket_directory() -> Path:
         found.rmdir()
     raise OSError(
         errno.ENAMETOOLONG,
-        f"the engine's socket needs a path of at most {SOCKET_BYTES} bytes, {tempfile.gettempdir()} "
-        f"(TMPDIR) is too long for one, and nothing can be made in {', '.join(SHORT_DIRECTORIES)}; "
-        "set TMPDIR to a shorter directory",
+        f"the engine's socket needs a path of at most {SOCKET_BYTES} bytes; one below TMPDIR "
+        f"({tempfile.gettempdir()}) is longer, and nothing can be made in "
+        f"{', '.join(SHORT_DIRECTORIES)}; set TMPDIR to a shorter directory",
     )
 
 

@@ -37,11 +37,12 @@ from srt.core.messages import (
 from srt.engine.client import Client, EngineLost, Inbox
 from srt.engine.info import EngineInfo
 from srt.program.choose import Choice, nth, pick, score
+from srt.program.encoder import MOST, Encoder, bytes_of
 from srt.program.merge import merge
 from srt.program.output import Assembler, Finish, Output, PromptLogprobs
 from srt.program.reading import Reading, refused
 from srt.program.request import Ask, Logprobs, RequestError, verify_length
-from srt.tokenizer import LONG, Tokenizer
+from srt.tokenizer import Tokenizer
 
 __all__ = ["Completion", "EngineLost"]
 
@@ -49,26 +50,17 @@ __all__ = ["Completion", "EngineLost"]
 class Completion:
     """Completes prompts on one engine. Every method belongs to the client's event loop.
 
-    ``runs``: what is under way, to be found by ``abort``.
+    ``runs``: what is under way, to be found by ``abort``. ``encoder``: all texts become ids there.
     """
 
-    def __init__(self, client: Client, tokenizer: Tokenizer) -> None:
+    def __init__(self, client: Client, tokenizer: Tokenizer, tokenized_bytes: int = MOST) -> None:
         self.client, self.tokenizer = client, tokenizer
+        self.encoder = Encoder(tokenizer, tokenized_bytes)
         self.runs: set[_Run | Reading] = set()
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> Ints:
-        """Ids of a text. Raises RequestError on text that is not valid Unicode.
-
-        Long texts are tokenized beside the event loop; of many short ones in a row none holds the
-        loop up for longer than itself.
-        """
-        try:
-            if len(text) < LONG:
-                await asyncio.sleep(0)
-                return self.tokenizer.encode(text, add_special_tokens)
-            return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens)
-        except ValueError as error:
-            raise RequestError(f"The prompt cannot be tokenized: {error}.", "prompt") from error
+        """As ``Encoder.encode``."""
+        return await self.encoder.encode(text, add_special_tokens)
 
     async def encode_prompt(self, text: str, add_special_tokens: bool = True) -> Ints:
         """The same for a text to be completed; refuses one that is too long, before it is
@@ -175,8 +167,8 @@ class _Run:
 
     def __init__(self, completion: Completion, ask: Ask) -> None:
         self.ask, self.started, self.aborted = ask, time.monotonic(), False
+        self._completion = completion
         self._client, self._tokenizer = completion.client, completion.tokenizer
-        self._encode_inside = completion.encode_inside
         self._open: set[int] = set()
         self._inboxes: set[Inbox] = set()
         ends = () if ask.sampling.ignore_eos else self._client.info.eos
@@ -310,7 +302,7 @@ class _Run:
     async def _choose(self, context: int, shared: Output) -> AsyncGenerator[Output, None]:
         """Every completion is one of the choices, drawn by their scores."""
         ask, sampling = self.ask, self.ask.sampling
-        choices = await asyncio.to_thread(self._choices)
+        choices = await self._choices()
         longest = max(len(choice.tokens) for choice in choices)
         if longest > sampling.max_new_tokens:
             raise RequestError(
@@ -337,11 +329,13 @@ class _Run:
             output.finish = Finish("stop")
             yield output
 
-    def _choices(self) -> list[Choice]:
+    async def _choices(self) -> list[Choice]:
         """Raises RequestError."""
         assert self.ask.sampling.constraint is not None
         texts = self.ask.sampling.constraint.choices()
-        return [Choice(text, ids) for text, ids in zip(texts, self._encode_inside(texts))]
+        size = sum(map(bytes_of, texts))
+        found = await self._completion.encoder.run(size, self._completion.encode_inside, texts)
+        return [Choice(text, ids) for text, ids in zip(texts, found)]
 
     async def _score(self, context: int, choice: Choice) -> AsyncGenerator[Event, None]:
         """Events of the choice behind the prompt, in a context of its own."""

@@ -53,7 +53,7 @@ class RequestError(ValueError):
 
     CODES = (
         "invalid_value", "context_length_exceeded", "unsupported", "forbidden", "not_found",
-        "queue_full", "internal_error", "previous_response_not_found",
+        "queue_full", "overloaded", "internal_error", "previous_response_not_found",
     )  # fmt: skip
 
     def __init__(self, message: str, param: str | None = None, code: str = "invalid_value") -> None:

@@ -59,7 +59,9 @@ class Supervisor:
         Raises EngineLost or OSError where it cannot be.
         """
         info = await self._load(self._config, started)
-        self.completion = Completion(self._engine.client, self._tokenizer)
+        self.completion = Completion(
+            self._engine.client, self._tokenizer, self._config.server.max_tokenized_bytes
+        )
         # The next one must be like it, however much memory is free by then.
         memory = replace(self._config.memory, max_total_tokens=info.capacity)
         self._config = replace(self._config, memory=memory)

@@ -12,6 +12,7 @@ from typing import Any
 from srt.core.depth import deeper
 from srt.core.ints import Ints
 from srt.core.media import Medias
+from srt.program.encoder import bytes_of
 from srt.program.media import Expanded
 from srt.program.request import RequestError, verify_length
 from srt.program.sources import Source
@@ -135,7 +136,9 @@ async def _encoded(service: Service, text: str, fits: bool) -> Ints:
     if fits:
         verify_length(len(text) // (4 * tokenizer.longest), service.info, "at least ")
     try:
-        ids = await asyncio.to_thread(tokenizer.encode_shielded, text)
+        ids = await service.completion.encoder.run(bytes_of(text), tokenizer.encode_shielded, text)
+    except RequestError:
+        raise
     except ValueError as error:
         raise RequestError(f"The prompt cannot be tokenized: {error}.", "messages") from error
     if fits:

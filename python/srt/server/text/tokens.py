@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from array import array
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from srt.core.ints import ints
+from srt.core.ints import Ints, ints
 from srt.program.request import RequestError
 from srt.server.chat.conversation import Prompt, prompt_of, verify_template
 from srt.server.chat.tools import read_tools
@@ -18,6 +20,8 @@ from srt.server.wire.beside import beside
 from srt.server.wire.body import read_body
 from srt.server.wire.errors import json_response
 from srt.tokenizer import Tokenizer
+
+PIECE = 1 << 14  # entries of an array that are objects at once
 
 
 class TemplateBody(msgspec.Struct, kw_only=True):
@@ -68,15 +72,14 @@ async def tokenize(service: Service, request: Request) -> Response:
         texts = given[0] if isinstance(given[0], list) else given
         special = body.add_special_tokens is not False
         rows = [await service.completion.encode(text, special) for text in texts]
-    found = {
-        "tokens": [row.tolist() for row in rows],
+    found: dict[str, Any] = {
+        "tokens": [await beside(len(row), _array, row, array.tolist) for row in rows],
         "count": [len(row) for row in rows],
         "max_model_len": service.info.context_length,
     }
     if body.return_token_strs:
-        found["token_strs"] = [
-            await beside(len(row), token_texts, service.tokenizer, row) for row in rows
-        ]
+        texts_of = partial(token_texts, service.tokenizer)
+        found["token_strs"] = [await beside(len(row), _array, row, texts_of) for row in rows]
     if body.messages is not None or isinstance(given[0], str):
         found |= {name: value[0] for name, value in found.items() if isinstance(value, list)}
     return json_response(found)
@@ -138,6 +141,16 @@ def token_texts(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:
     """The same of each id; one past the vocabulary has none."""
     table = tokenizer.token_bytes
     return [token_text(table[token]) if token < len(table) else "" for token in ids]
+
+
+def _array(row: Ints, entries: Callable[[Ints], list[Any]]) -> msgspec.Raw:
+    """The entries of ids as a JSON array, made in pieces: objects for millions of entries at once
+    take many times the memory of the text."""
+    pieces = [
+        msgspec.json.encode(entries(row[start : start + PIECE]))[1:-1]
+        for start in range(0, len(row), PIECE)
+    ]
+    return msgspec.Raw(b"".join((b"[", b",".join(pieces), b"]")))
 
 
 async def _prompt(service: Service, body: TemplateBody) -> Prompt:
