@@ -22,6 +22,7 @@ from sglang.ir import (
 from sglang.media import medium
 from sglang.params import GEN_NAMES, GenParams, Stop, checked
 from sglang.program import SglFunction
+from sglang.renamed import renamed
 from sglang.resolve import resolve_backend
 from sglang.settings import global_config
 
@@ -164,13 +165,14 @@ def _method(method: ChoicesMethod | str) -> ChoicesMethod:
     return METHODS[method]
 
 
-def image(path: Any) -> Node:
+@renamed(expr="path")
+def image(expr: Any) -> Node:
     """An image: a path, bytes, a PIL image, a ``data:`` URL or an http(s) URL.
 
     Read at once. Raises OSError where there is no such file, TypeError or ValueError where it is no
     image that can be sent.
     """
-    return Image(path if isinstance(path, Node) else medium("image", path))
+    return Image(expr if isinstance(expr, Node) else medium("image", expr))
 
 
 def video(path: Any, num_frames: int = 8) -> Node:
@@ -246,8 +248,9 @@ def set_default_backend(backend: Any) -> None:
     global_config.default_backend = None if backend is None else resolve_backend(backend)
 
 
-def flush_cache(backend: Any = None) -> Any:
-    """Empty the backend's prefix cache."""
+def flush_cache(backend: Any = None, empty_cache: bool = True) -> Any:
+    """Empty the backend's prefix cache. ``empty_cache`` is upstream's and changes nothing: the
+    cache is one block of memory, which stays allocated."""
     return resolve_backend(backend).flush_cache()
 
 

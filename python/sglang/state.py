@@ -18,6 +18,7 @@ from sglang.ir import (
     node_of,
 )
 from sglang.media import Media
+from sglang.renamed import renamed
 from sglang.speculation import Speculation
 from sglang.usage import Usage
 
@@ -153,47 +154,51 @@ class ProgramState:
             for message in self._executor.stream.messages
         ]
 
-    def text_iter(self, var: str | None = None) -> Iterator[str]:
+    @renamed(var_name="var")
+    def text_iter(self, var_name: str | None = None) -> Iterator[str]:
         """Pieces of the text, or of one variable, as they come (with ``run(stream=True)``)."""
         shown = 0
-        for text, _ in self._executor.watch(var):
+        for text, _ in self._executor.watch(var_name):
             if len(text) > shown:
                 yield text[shown:]
                 shown = len(text)
 
+    @renamed(var_name="var")
     async def text_async_iter(
-        self, var: str | None = None, return_meta_data: bool = False
+        self, var_name: str | None = None, return_meta_data: bool = False
     ) -> AsyncIterator[Any]:
         """``text_iter`` for a running event loop, holding no thread.
 
-        With ``return_meta_data`` (which needs ``var``) the items are ``(piece, meta_info)``; the
-        last has the final meta_info, its piece may be empty.
+        With ``return_meta_data``, which needs ``var_name``, the items are ``(piece, meta_info)``.
+        The last has the final meta_info, and its piece may be empty.
         """
-        if return_meta_data and var is None:
-            raise ValueError("return_meta_data needs var, the variable whose meta_info is meant")
+        if return_meta_data and var_name is None:
+            raise ValueError("return_meta_data needs var_name: the variable whose meta_info it is")
         shown = 0
-        async for text, done in self._executor.awatch(var):
+        async for text, done in self._executor.awatch(var_name):
             piece, shown = text[shown:], max(shown, len(text))
             if return_meta_data and (piece or done):
-                yield piece, self._executor.stream.meta.get(var or "", {})
+                yield piece, self._executor.stream.meta.get(var_name or "", {})
             elif piece:
                 yield piece
 
-    def value_iter(self, var: str) -> Iterator[Any]:
+    @renamed(var_name="var")
+    def value_iter(self, var_name: str) -> Iterator[Any]:
         """The typed object of a variable as it grows (with ``run(stream=True)``): what is not
         written yet is None or absent; the last one is complete and validated."""
         last: Any = None
-        for text, done in self._executor.watch(var):
-            found = self._partial(var, text, done)
+        for text, done in self._executor.watch(var_name):
+            found = self._partial(var_name, text, done)
             if found is not None and (done or found != last):
                 yield found
                 last = found
 
-    async def value_async_iter(self, var: str) -> AsyncIterator[Any]:
+    @renamed(var_name="var")
+    async def value_async_iter(self, var_name: str) -> AsyncIterator[Any]:
         """``value_iter`` for a running event loop, holding no thread."""
         last: Any = None
-        async for text, done in self._executor.awatch(var):
-            found = self._partial(var, text, done)
+        async for text, done in self._executor.awatch(var_name):
+            found = self._partial(var_name, text, done)
             if found is not None and (done or found != last):
                 yield found
                 last = found
@@ -276,14 +281,14 @@ class ProgramState:
             raise TypeError(f"fork size is {size!r:.60}; give a whole number") from None
         if size < 1:
             raise ValueError(f"fork size is {size}; it must be at least 1")
-        if position_ids_offset is not None:
-            raise Unsupported("position_ids_offset is not supported; leave it out")
+        _refuse_offset(position_ids_offset)
         children = self._executor.fork(size, caller())
         return ForkGroup([ProgramState(child) for child in children], self)
 
     @contextmanager
-    def copy(self) -> Iterator[ProgramState]:
+    def copy(self, position_ids_offset: Sequence[int] | None = None) -> Iterator[ProgramState]:
         """A state that goes on from here on its own; this one does not see what it appends."""
+        _refuse_offset(position_ids_offset)
         (child,) = self.fork(1)
         yield child
 
@@ -320,6 +325,11 @@ class ProgramState:
 
     def __repr__(self) -> str:
         return f"ProgramState({self._executor.stream.text[-60:]!r})"
+
+
+def _refuse_offset(position_ids_offset: Sequence[int] | None) -> None:
+    if position_ids_offset is not None:
+        raise Unsupported("position_ids_offset is not supported; leave it out")
 
 
 def _shown(content: Any) -> Any:

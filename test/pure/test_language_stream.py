@@ -146,5 +146,5 @@ def test_async_errors_and_misuse() -> None:
 
     with pytest.raises(sgl.ProgramError, match="cut"):
         asyncio.run(read())
-    with pytest.raises(ValueError, match="needs var"):
+    with pytest.raises(ValueError, match="needs var_name"):
         asyncio.run(read(return_meta_data=True))

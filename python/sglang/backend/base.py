@@ -21,6 +21,7 @@ from sglang.choices import ChoicesMethod, Decision
 from sglang.errors import Unsupported
 from sglang.media import Media
 from sglang.params import GenParams, to_wire
+from sglang.renamed import renamed
 from sglang.workers import in_worker, pumped
 
 if TYPE_CHECKING:
@@ -127,10 +128,11 @@ class Backend:
             return {"text": prompt.text, "sampling_params": {"max_new_tokens": 0}}
         return {"text": prompt.text, **to_wire(call.params)}
 
-    def cache_prefix(self, text: str) -> None:
-        """Compute and cache the prefix ``text``."""
-        if text:
-            self.commit(Prompt(text))
+    @renamed(prefix_str="text")
+    def cache_prefix(self, prefix_str: str) -> None:
+        """Compute and cache the prefix ``prefix_str``."""
+        if prefix_str:
+            self.commit(Prompt(prefix_str))
 
     def tokenize(self, texts: Sequence[str], special: bool = True) -> list[Sequence[int]]:
         """Token ids of each text; ``special``: with those that the model has around a prompt."""

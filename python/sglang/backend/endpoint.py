@@ -13,6 +13,7 @@ from sglang.backend.connections_async import AsyncConnections
 from sglang.backend.native import NativeBackend
 from sglang.chat import ChatTemplate, template_for, template_named
 from sglang.errors import BackendError, ConnectionFailed, refusal
+from sglang.renamed import renamed
 
 # Of server-sent events; a line without a name is a comment, or ends an event.
 _FIELDS = ("data", "event", "id", "retry", "")
@@ -179,13 +180,14 @@ class RuntimeEndpoint(NativeBackend):
         """Returns when the requests that have it have ended. Raises BackendError."""
         return self._send("POST", "/unload_lora_adapter", {"lora_name": lora_name})
 
-    def encode(self, text: str | Sequence[str], **fields: Any) -> Any:
+    @renamed(prompt="text")
+    def encode(self, prompt: str | Sequence[str], **fields: Any) -> Any:
         """Answer of ``/encode``: ``{"embedding": [...], "meta_info": {...}}``, a list of them for
         several texts. ``fields`` are further ones of the request.
 
         Raises BackendError where the runtime serves none.
         """
-        body = {"text": text if isinstance(text, str) else list(text), **fields}
+        body = {"text": prompt if isinstance(prompt, str) else list(prompt), **fields}
         return self._send("POST", "/encode", body, _are_vectors)
 
     def shutdown(self) -> None:

@@ -188,6 +188,7 @@ class Engine(NativeBackend):
     def encode(
         self,
         prompt: str | list[str] | None = None,
+        *,
         input_ids: list[int] | list[list[int]] | None = None,
         **fields: Any,
     ) -> Any:
@@ -201,6 +202,7 @@ class Engine(NativeBackend):
     async def async_encode(
         self,
         prompt: str | list[str] | None = None,
+        *,
         input_ids: list[int] | list[list[int]] | None = None,
         **fields: Any,
     ) -> Any:

@@ -17,6 +17,7 @@ from sglang.backend.endpoint import RuntimeEndpoint
 from sglang.backend.native import STREAMED
 from sglang.backend.server_args import ServerArgs, settings_of
 from sglang.errors import BackendError, lacking
+from sglang.renamed import renamed
 from sglang.utils import terminate_process
 
 LOG_TAIL_LINES = 20
@@ -128,9 +129,10 @@ class Runtime:
                 yield text[shown:]
                 shown = len(text)
 
-    def encode(self, text: str | Sequence[str], **fields: Any) -> Any:
-        """Embedding of ``text``, as ``RuntimeEndpoint.encode`` gives it."""
-        return self.endpoint.encode(text, **fields)
+    @renamed(prompt="text")
+    def encode(self, prompt: str | Sequence[str], **fields: Any) -> Any:
+        """Embedding of ``prompt``, as ``RuntimeEndpoint.encode`` gives it."""
+        return self.endpoint.encode(prompt, **fields)
 
     def load_lora_adapter(self, lora_name: str, lora_path: str, pinned: bool = False) -> Any:
         """As ``RuntimeEndpoint.load_lora_adapter``."""
@@ -140,6 +142,7 @@ class Runtime:
         """As ``RuntimeEndpoint.unload_lora_adapter``."""
         return self.endpoint.unload_lora_adapter(lora_name)
 
+    @renamed(prefix="prefix_str")
     def cache_prefix(self, prefix: str) -> None:
         """Have the server compute and cache ``prefix``."""
         self.endpoint.cache_prefix(prefix)

@@ -1,0 +1,31 @@
+"""Earlier names of parameters, which callers may still use."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def renamed(**names: str) -> Callable[[F], F]:
+    """A decorator: the function takes each parameter also by its earlier name, as a keyword.
+
+    ``names``: the earlier name of each parameter, ``var_name="var"``. The signature shows the
+    parameter alone. Raises TypeError where both names are given.
+    """
+
+    def decorated(function: F) -> F:
+        @functools.wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            for name, earlier in names.items():
+                if earlier in kwargs:
+                    if name in kwargs:
+                        raise TypeError(f"{name} and {earlier} are one parameter; give {name}")
+                    kwargs[name] = kwargs.pop(earlier)
+            return function(*args, **kwargs)
+
+        return called  # type: ignore[return-value]
+
+    return decorated
