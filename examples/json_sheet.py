@@ -23,8 +23,7 @@ class Sheet(BaseModel):
 def sheet(s, text):
     keys = ", ".join(Sheet.model_fields)
     s += sgl.user(f"{text}\nExtract the character as JSON with the keys {keys}.")
-    # The embedded model has learnt JSON with a space behind commas and colons.
-    s += sgl.assistant(sgl.gen("sheet", max_tokens=96, schema=Sheet, whitespace_pattern=" ?"))
+    s += sgl.assistant(sgl.gen("sheet", max_tokens=96, schema=Sheet))
 
 
 def main() -> Sheet:

@@ -17,6 +17,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+COMMON = {"log_level": "warning", "constrained_json_whitespace_pattern": ""}
+
+
 class Failed(Exception):
     """A request was not answered as it should."""
 
@@ -56,13 +59,13 @@ class Run:
 
 @contextmanager
 def engines(names: Sequence[str], settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The engines called ``names``; all are stopped at the end."""
+    """The engines called ``names``, which write compact JSON; all are stopped at the end."""
     from sglang import Engine
 
     with ExitStack() as stack:
         found = {}
         for name in names:
-            engine = Engine(log_level="warning", **settings, **SETTINGS[name])
+            engine = Engine(**COMMON, **settings, **SETTINGS[name])
             stack.callback(engine.shutdown)
             found[name] = engine
         yield found

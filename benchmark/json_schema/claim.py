@@ -61,7 +61,7 @@ def _event(draw: random.Random, sentences: int) -> str:
 
 @sgl.function
 def program(s, prompt, shape):
-    s += prompt + sgl.gen("sheet", max_tokens=LENGTH, json_schema=shape)
+    s += prompt + sgl.gen("sheet", max_tokens=LENGTH, json_schema=shape, whitespace_pattern="")
     return s["sheet"]
 
 

@@ -85,9 +85,9 @@ def gen(
     TypedDict, Enum, Literal, union, or a JSON schema as dict or text; ``json_schema`` is the same)
     constrains the text; ``s.value(name)`` is the typed object. A backend that cannot enforce it is
     asked again with what was wrong, at most ``max_retries`` times. ``ebnf`` (a GBNF or Lark
-    grammar) and ``structural_tag`` (free text in which tags hold JSON) need one that can. JSON is
-    compact, or has what ``whitespace_pattern`` matches between two tokens of it. ``speculation``
-    ("ngram", "draft", "off", "auto"): who guesses ahead. ``lora_path``: a runtime's adapter."""
+    grammar) and ``structural_tag`` (free text in which tags hold JSON) need one that can.
+    ``whitespace_pattern``: between two tokens of JSON; "" is compact, None the model's default.
+    ``speculation``: "ngram", "draft", "off" or "auto". ``lora_path``: a runtime's adapter."""
     if choices is not None:
         return select(name, choices, temperature or 0.0, choices_method)
     params = GenParams(

@@ -109,7 +109,9 @@ def test_each_server_is_told_in_its_own_words(
     assert regex["stop"] == ["\n"]
     assert regex["ignore_eos"] is schema["ignore_eos"] is True
     wanted = {
-        "sglang": ({"regex": "[ab]{2}"}, {"json_schema": {"type": "object"}}),
+        "sglang": (
+            {"regex": "[ab]{2}"}, {"json_schema": {"type": "object"}, "whitespace_pattern": ""}
+        ),
         "vllm": (
             {"structured_outputs": {"regex": "[ab]{2}"}},
             {"structured_outputs": {"json": {"type": "object"}}},

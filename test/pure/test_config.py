@@ -134,6 +134,30 @@ def test_a_value_out_of_range_names_flag_value_and_limit(name: str, value: Any, 
 
 
 @pytest.mark.parametrize(
+    ("settings", "model", "pattern"),
+    [
+        ({}, None, "[ ]?"),
+        ({}, "", ""),
+        ({}, "[ ]{0,2}", "[ ]{0,2}"),
+        ({"constrained_json_whitespace_pattern": ""}, "[ ]?", ""),
+        ({"constrained_json_whitespace_pattern": " ?"}, "", " ?"),
+        ({"constrained_json_disable_any_whitespace": True}, "[ ]?", ""),
+    ],
+)
+def test_flags_win_over_the_models_json(
+    settings: dict[str, Any], model: str | None, pattern: str
+) -> None:
+    assert Config.of(**settings).grammar.json_whitespace(model) == pattern
+
+
+def test_a_pattern_and_no_white_space_exclude_one_another() -> None:
+    with pytest.raises(ValueError, match=r"pattern is ' \?' and --constrained-json-disable-any"):
+        Config.of(
+            constrained_json_whitespace_pattern=" ?", constrained_json_disable_any_whitespace=True
+        )
+
+
+@pytest.mark.parametrize(
     ("name", "value", "wanted"),
     [("port", "30000", "int"), ("page_size", True, "int"), ("context_length", None, "int"),
      ("model_path", None, "str"), ("disable_radix_cache", 1, "bool"),

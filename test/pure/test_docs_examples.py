@@ -32,7 +32,7 @@ REPLIES = {
     "In short:": " sleep and walk",
     "Sure?": "yes",
     "a reply:": " thank you",
-    "as JSON: ": '{"name": "Nora", "age": 34, "pets": ["cat"]}',
+    "as JSON: ": '{"name": "Nora Hill", "age": 34, "city": "Lisbon"}',
     "How old": "34",
     "job and city of:": "Name: Nora\nJob: baker\nCity: Lisbon\n",
     "Think: ": "<think>two and two</think>4",

@@ -103,6 +103,8 @@ def test_a_callback_that_raises_harms_nobody(monkeypatch: Any, tmp_path: Path) -
     ("setting", "kind", "own", "seen"),
     [
         ("", "json_schema", None, ""),
+        ("auto", "json_schema", None, "[ ]?"),
+        ("auto", "json_schema", "", ""),
         (" ?", "json_schema", None, " ?"),
         (" ?", "json_schema", "", ""),
         (" ?", "structural_tag", r"\n", r"\n"),

@@ -271,6 +271,7 @@ def test_information(served: Served, http: httpx.Client) -> None:
     assert http.get("/health").status_code == 200
     assert http.get("/health_generate").status_code == 200
     assert http.get("/get_model_info").json()["is_generation"] is True
+    assert http.get("/get_model_info").json()["json_whitespace_pattern"] == "[ ]?"
     assert http.get("/model_info").json() == http.get("/get_model_info").json()
     info = http.get("/server_info").json()
     assert "api_key" not in info

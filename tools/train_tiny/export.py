@@ -114,6 +114,7 @@ def export(run: Path, to: Path, also: list[Path] | None = None) -> None:
         "eos_token_id": end_ids,
         "pad_token_id": end_ids[1],
         "do_sample": False,
+        "json_whitespace_pattern": "[ ]?",  # as ``tasks.extract`` writes JSON
     }
     write_json(to / "generation_config.json", generation)
     write_json(

@@ -48,7 +48,7 @@ _VLLM = Dialect(
 DIALECTS = {
     "sglang": Dialect(
         regex=lambda pattern: {"regex": pattern},
-        schema=lambda schema: {"json_schema": dict(schema)},
+        schema=lambda schema: {"json_schema": dict(schema), "whitespace_pattern": ""},
     ),
     "vllm": _VLLM,
     # An echo's log-probabilities are computed past the prefix cache.

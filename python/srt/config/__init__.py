@@ -17,6 +17,7 @@ from typing import Any
 from srt.config.lora import LoraConfig
 from srt.config.media import MediaConfig
 from srt.config.sections import (
+    JSON_WHITESPACE,
     EdgeConfig,
     GrammarConfig,
     MemoryConfig,
@@ -28,6 +29,7 @@ from srt.config.sections import (
 )
 
 __all__ = [
+    "JSON_WHITESPACE",
     "Config",
     "EdgeConfig",
     "GrammarConfig",
@@ -149,6 +151,7 @@ class Config:
             if not good:
                 raise ValueError(f"{_flag(name)} is {value}; it must be {limit}")
         self.model.verify()
+        self.grammar.verify()
         self.speculation.verify()
         self.media.verify()
         self.lora.verify()

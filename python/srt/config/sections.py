@@ -17,6 +17,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 GRAMMAR_BACKENDS = ("auto", "fsm", "interegular", "llguidance", "outlines")
 JUMP_FORWARD = ("exact", "string", "off")
 SPECULATIVE_ALGORITHMS = ("auto", "none", "draft", "ngram")
+JSON_WHITESPACE = "[ ]?"  # between two tokens of JSON, of a model that does not say
 MAX_DRAFTS = 64  # a pass and request
 POOLINGS = ("last", "mean")
 TOOL_CALL_PARSERS = ("auto", "hermes", "qwen", "llama3", "mistral", "pythonic", "tiny")
@@ -137,8 +138,30 @@ class GrammarConfig:
     )
     disable_jump_forward: bool = flag(False, "the same as --jump-forward off")
     constrained_json_whitespace_pattern: str = flag(
-        "", "regex allowed between two tokens of JSON; default: none, JSON is compact"
+        "auto",
+        "regex allowed between two tokens of JSON; '': none, JSON is compact; auto: the "
+        f"model's json_whitespace_pattern in generation_config.json, else '{JSON_WHITESPACE}'",
     )
+    constrained_json_disable_any_whitespace: bool = flag(
+        False, "JSON is compact: the same as an empty --constrained-json-whitespace-pattern"
+    )
+
+    def json_whitespace(self, model: str | None = None) -> str:
+        """The pattern between two tokens of JSON where a request names none. ``model``: what the
+        model says of itself, None where it says nothing."""
+        if self.constrained_json_disable_any_whitespace:
+            return ""
+        if self.constrained_json_whitespace_pattern != "auto":
+            return self.constrained_json_whitespace_pattern
+        return JSON_WHITESPACE if model is None else model
+
+    def verify(self) -> None:
+        pattern = self.constrained_json_whitespace_pattern
+        if self.constrained_json_disable_any_whitespace and pattern not in ("auto", ""):
+            raise ValueError(
+                f"--constrained-json-whitespace-pattern is {pattern!r} and "
+                "--constrained-json-disable-any-whitespace allows none; give one of them"
+            )
 
     @property
     def jumps(self) -> str:

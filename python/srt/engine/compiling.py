@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Protocol, TypeAlias
 
 from srt.config import Config
@@ -76,10 +77,14 @@ def make_compiler(
 ) -> Compiler | None:
     """The compiler that a configuration asks for; None where there is no vocabulary. Raises
     ValueError for a white space pattern that no JSON may have."""
+    pattern = info.json_whitespace_pattern
     try:
-        whitespace_pattern(config.grammar.constrained_json_whitespace_pattern)
+        whitespace_pattern(pattern)
     except GrammarError as error:
-        raise ValueError(f"--constrained-json-whitespace-pattern: {error}") from None
+        own = config.grammar.constrained_json_whitespace_pattern == "auto"
+        where = "generation_config.json" if own else "--constrained-json-whitespace-pattern"
+        raise ValueError(f"{where}: {error}") from None
     if vocabulary is None:
         return None
-    return Compiler(lambda: vocabulary(info.vocab_size, info.eos), config.grammar)
+    settings = replace(config.grammar, constrained_json_whitespace_pattern=pattern)
+    return Compiler(lambda: vocabulary(info.vocab_size, info.eos), settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from srt.config import JSON_WHITESPACE
 from srt.core.media import Medias
 from srt.core.messages import AdapterInfo
 from srt.core.places import reach
@@ -27,6 +28,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         vision: it sees images and videos.
         sections: positions of its tokens have three parts (``Row.places``).
         lora: adapters may be loaded; adapters: those loaded at the start.
+        json_whitespace_pattern: what may stand between two tokens of JSON, where a request does
+            not say.
         draft_model: guesses tokens ahead of requests that want it; "" where there is none.
     """
 
@@ -55,6 +58,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_loaded_loras: int = 0
     adapters: tuple[AdapterInfo, ...] = ()
     draft_model: str = ""
+    json_whitespace_pattern: str = JSON_WHITESPACE
 
     def verify_media(self, media: Medias, segments: Segments) -> None:
         """Raise ValueError where the model cannot see them."""

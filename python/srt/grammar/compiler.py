@@ -156,7 +156,7 @@ class Compiler:
             if constraint.kind in WITH_WHITESPACE:
                 space = constraint.whitespace
                 if space is None:
-                    space = self.config.constrained_json_whitespace_pattern
+                    space = self.config.json_whitespace()
                 msgspec.structs.replace(constraint, whitespace=space).verify()
                 space.encode()
         except UnicodeEncodeError:

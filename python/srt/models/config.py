@@ -198,6 +198,16 @@ def read_config(directory: Path) -> tuple[Fields, str]:
     return config, names[0]
 
 
+def json_whitespace(directory: Path) -> str | None:
+    """What the model writes between two tokens of JSON, as a pattern: ``json_whitespace_pattern``
+    of ``generation_config.json``; None where it does not say. Raises ValueError."""
+    path, key = directory / "generation_config.json", "json_whitespace_pattern"
+    if not path.is_file():
+        return None
+    found = read_json(path)
+    return found.text(key) if found.has(key) else None
+
+
 def decoder_spec(
     config: Fields,
     architecture: str,

@@ -17,7 +17,7 @@ from srt.files.location import locate
 from srt.layers.weight import Place
 from srt.models import weights
 from srt.models.checkpoint import Checkpoint
-from srt.models.config import ModelSpec, read_config
+from srt.models.config import ModelSpec, json_whitespace, read_config
 from srt.models.model import Model
 from srt.models.open import open_checkpoint
 from srt.models.registry import lookup
@@ -111,6 +111,9 @@ class Worker:
             "labels": spec.labels,
             "vision": features is not None,
             "sections": sections,
+            "json_whitespace_pattern": config.grammar.json_whitespace(
+                json_whitespace(plan.directory)
+            ),
         }
 
     def load_adapter(self, number: int, path: str, pinned: bool = False) -> dict[str, Any]:
