@@ -12,6 +12,7 @@ from sglang.chat import ChatTemplate
 from sglang.constraint import Constraint, feedback
 from sglang.errors import InvalidOutput
 from sglang.params import GenParams
+from sglang.typed import cut_at
 
 
 def valid_completions(
@@ -39,7 +40,7 @@ def valid_completions(
             except InvalidOutput as error:
                 if left <= 0:
                     tell(completion.meta)
-                    raise _given_up(error, reply.text, params) from error
+                    raise _given_up(error, reply, params) from error
                 asked = feedback(prompt, template, reply.text, error, constraint)
             tell(completion.meta)
             left -= 1
@@ -56,10 +57,9 @@ def answer_of(completion: Completion, model_type: str) -> Completion:
     return Completion(answer, {**completion.meta, "reasoning_content": thought})
 
 
-def _given_up(error: InvalidOutput, text: str, params: GenParams) -> InvalidOutput:
-    asked = (params.max_retries or 0) + 1
-    return InvalidOutput(
-        f"the last of {asked} answers, {text!r:.80}, is not valid: {error}; raise max_retries or "
-        "say in the prompt what to write",
-        text,
-    )
+def _given_up(error: InvalidOutput, reply: Completion, params: GenParams) -> InvalidOutput:
+    last = f"the last of {(params.max_retries or 0) + 1} answers, {reply.text!r:.80},"
+    if end := cut_at(reply.meta, params.max_new_tokens):
+        return InvalidOutput(f"{last} {end[0]} and is not valid: {error}; {end[1]}", reply.text)
+    advice = "raise max_retries or say in the prompt what to write"
+    return InvalidOutput(f"{last} is not valid: {error}; {advice}", reply.text)

@@ -140,6 +140,7 @@ class StreamExecutor(Results):
         while (item := self._next(inline)) is not None:
             node, location = item
             try:
+                self.interpreter.location = location
                 step = node.then() if isinstance(node, Later) else node
                 if (steps := self.interpreter.visit(step)) is not None:
                     visit = None if self.track is None else self._watched(step)
@@ -158,6 +159,7 @@ class StreamExecutor(Results):
         while (item := self._next(inline=False)) is not None:
             node, location = item
             try:
+                self.interpreter.location = location
                 step = node.then() if isinstance(node, Later) else node
                 if (steps := self.interpreter.visit(step)) is not None:
                     visit = None if self.track is None else self._watched(step)

@@ -17,7 +17,7 @@ from sglang.backend import base
 from sglang.backend.base import Backend, Call, Choose, Complete, Completion, Prompt
 from sglang.choices import METHODS, ChoicesMethod
 from sglang.constraint import Constraint, constraint_of
-from sglang.errors import SglangError, Unsupported
+from sglang.errors import Location, SglangError, Unsupported
 from sglang.ir import (
     REASONING,
     Chain,
@@ -40,6 +40,7 @@ from sglang.media import medium
 from sglang.params import GenParams, strings
 from sglang.speculation import Pending, Speculation
 from sglang.stream import Segment, Stream
+from sglang.typed import Typed
 from sglang.usage import Usage
 
 Steps: TypeAlias = Generator[Call, Any, None]
@@ -54,6 +55,9 @@ class Interpreter:
         spec_tokens: how far a call of an API model may run on; 0: no speculation.
         streaming: show generated text as it grows.
         changed: called when streamed text has grown.
+
+    Attributes:
+        location: the program's line that appended the node which is visited.
     """
 
     def __init__(
@@ -75,6 +79,7 @@ class Interpreter:
         self.speculation = speculation or Speculation()
         self.spec_tokens = spec_tokens
         self.streaming = streaming
+        self.location: Location | None = None
         self._changed = changed
 
     def visit(self, node: Node) -> Steps | None:
@@ -183,7 +188,8 @@ class Interpreter:
             completions = yield Complete(self._prompt(params), params)
         self._account(completions)
         completions = [answer_of(completion, model_type) for completion in completions]
-        self._write(node.name, completions, start, (params.n or 1) > 1, constraint)
+        typed = constraint and Typed(constraint, params.max_new_tokens, self.location)
+        self._write(node.name, completions, start, (params.n or 1) > 1, typed)
 
     def _prompt(self, params: GenParams) -> Prompt:
         """What is written, to be read by the adapter of ``params``."""
@@ -213,7 +219,7 @@ class Interpreter:
         completions: Sequence[Completion],
         start: int,
         several: bool = False,
-        constraint: Constraint | None = None,
+        typed: Typed | None = None,
     ) -> None:
         """The first text goes on from ``start``; the variable is the text, or a list of several."""
         stream = self.stream
@@ -225,7 +231,7 @@ class Interpreter:
             if thoughts[0] is not None:
                 stream.define(name + REASONING, thoughts if several else thoughts[0])
             meta = metas if several else metas[0]
-            stream.define(name, texts if several else texts[0], meta, constraint)
+            stream.define(name, texts if several else texts[0], meta, typed)
 
     def _reasoned(self, node: SeparateReasoning) -> Steps:
         for part in node.parts:

@@ -18,6 +18,7 @@ from sglang.media import Media, medium
 from sglang.params import GenParams, given
 from sglang.state import ProgramState
 from sglang.stream import Segment, Stream
+from sglang.typed import Typed
 from sglang.usage import Usage
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class ResultsFile:
         record = json.loads(line, object_hook=_decoded)
         stream = Stream(**{name: record[name] for name in STREAM})
         stream.segments = [Segment(*segment) for segment in stream.segments]
-        stream.constraints = {n: _constraint(d) for n, d in record["constraints"].items()}
+        stream.typed = {n: Typed(_constraint(d)) for n, d in record["constraints"].items()}
         state._executor.interpreter.stream = stream
         state.ret_value = record["ret_value"]
         usage = Usage()
@@ -92,7 +93,7 @@ class ResultsFile:
             "key": self._keys[number],
             "ret_value": state.ret_value,
             **{name: getattr(stream, name) for name in STREAM},
-            "constraints": {n: _described(c) for n, c in stream.constraints.items()},
+            "constraints": {n: _described(t.constraint) for n, t in stream.typed.items()},
             "usage": {name: getattr(state.usage, name) for name in COUNTERS},
         }
         line = json.dumps(record, default=_encoded).encode() + b"\n"

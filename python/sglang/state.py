@@ -96,7 +96,7 @@ class ProgramState:
     def value(self, name: str) -> Any:
         """The variable as the type it was generated for (``schema``, ``json_schema``, ``dtype``):
         a model instance, an Enum member, an int, ...; a list of them where n > 1. Any other
-        variable as it is. Raises InvalidOutput where the text is not one.
+        variable as it is. Raises InvalidOutput, with the program's line, where the text is not one.
         """
         return self._typed(name, self._executor.value(name))
 
@@ -105,14 +105,13 @@ class ProgramState:
         return self._typed(name, await self._executor.avalue(name))
 
     def _typed(self, name: str, text: Any) -> Any:
-        constraint = self._executor.stream.constraints.get(name)
-        if constraint is None:
+        stream = self._executor.stream
+        typed, meta = stream.typed.get(name), stream.meta.get(name, {})
+        if typed is None:
             return text
-        return (
-            [constraint.parse(one) for one in text]
-            if isinstance(text, list)
-            else (constraint.parse(text))
-        )
+        if isinstance(text, list):
+            return [typed.value(one, its) for one, its in zip(text, meta)]
+        return typed.value(text, meta)
 
     def get_meta_info(self, name: str) -> Any:
         """meta_info of the variable's generation or selection (a list of them where n > 1)."""
@@ -206,8 +205,8 @@ class ProgramState:
     def _partial(self, name: str, text: str, done: bool) -> Any:
         if done:
             return self._typed(name, self._executor.stream.variables[name])
-        constraint = self._executor.stream.constraints.get(name)
-        return text if constraint is None else constraint.parse_partial(text)
+        typed = self._executor.stream.typed.get(name)
+        return text if typed is None else typed.constraint.parse_partial(text)
 
     # Waiting
 

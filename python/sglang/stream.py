@@ -11,7 +11,7 @@ from sglang.media import Media
 from sglang.speculation import Leftover, Pending
 
 if TYPE_CHECKING:
-    from sglang.constraint import Constraint
+    from sglang.typed import Typed
 
 Content = str | list[Any]
 
@@ -48,7 +48,7 @@ class Stream:
         messages: finished turns, where roles are used; see ``Prompt.messages``.
         role: the open role, its text begins at ``role_start``.
         made: variables that were made since the stream, or its fork, began.
-        constraints: what the text of a variable satisfies, where it is constrained.
+        typed: of a variable that is constrained, how its text becomes its value.
         segments: where the model's words and the media stand.
         media: each medium and where its marker begins and ends.
         parallel: groups of ranges that were joined by ``join("concate_and_append")``.
@@ -66,7 +66,7 @@ class Stream:
     variables: dict[str, Any] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
     made: dict[str, None] = field(default_factory=dict)
-    constraints: dict[str, Constraint] = field(default_factory=dict)
+    typed: dict[str, Typed] = field(default_factory=dict)
     segments: list[Segment] = field(default_factory=list)
     media: list[tuple[int, int, Media]] = field(default_factory=list)
     parallel: list[Ranges] = field(default_factory=list)
@@ -83,7 +83,7 @@ class Stream:
             variables=dict(self.variables),
             meta=dict(self.meta),
             made={},
-            constraints=dict(self.constraints),
+            typed=dict(self.typed),
             segments=list(self.segments),
             media=list(self.media),
             parallel=list(self.parallel),
@@ -92,11 +92,9 @@ class Stream:
             deferred=list(self.deferred),
         )
 
-    def define(
-        self, name: str, value: Any, meta: Any = None, constraint: Constraint | None = None
-    ) -> None:
+    def define(self, name: str, value: Any, meta: Any = None, typed: Typed | None = None) -> None:
         """The variable ``name``, in place of an earlier one of that name."""
-        for kept, new in ((self.meta, meta), (self.constraints, constraint)):
+        for kept, new in ((self.meta, meta), (self.typed, typed)):
             if new is None:
                 kept.pop(name, None)
             else:
