@@ -26,6 +26,9 @@ class Foresight:
     def _sorted(self, kwargs: dict[str, Any]) -> tuple[GenParams, dict[str, Any]]:
         raise NotImplementedError
 
+    def _parameters(self, kwargs: dict[str, Any], what: str) -> GenParams:
+        raise NotImplementedError
+
     def explain(
         self,
         *args: Any,
@@ -79,9 +82,7 @@ class Foresight:
         from sglang.batch import item_of
         from sglang.plan import plan
 
-        params, unknown = self._sorted(kwargs)
-        if unknown:
-            raise TypeError(f"a plan has no option {next(iter(unknown))!r}")
+        params = self._parameters(kwargs, "plan")
         program = cast("SglFunction", self)
         items = [item_of(program, item) for item in _items(batch)]
         return plan(

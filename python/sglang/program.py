@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sglang.backend.base import Backend
 from sglang.executor import StreamExecutor
 from sglang.foresight import Foresight
-from sglang.params import ALIASES, DEFAULTS, NAMES, GenParams, checked, document, split
+from sglang.params import ALIASES, DEFAULTS, GenParams, checked, document, split
 from sglang.resolve import resolve_backend
 from sglang.run import Run
 from sglang.state import ProgramState
@@ -93,14 +93,14 @@ class SglFunction(Foresight):
     ) -> ProgramState:
         """Run to the end and give the state.
 
-        Keyword arguments named as fields of ``GenParams`` are the defaults of every ``gen``, the
-        others are the function's. With ``stream=True`` it runs in a thread and the state comes at
-        once: read it by ``text_iter``. ``trace`` records it: into a file (.html to look at, .json),
-        a ``Trace``, or with True for ``state.trace()``; see ``timeline``.
+        Keyword arguments named as parameters of the function are its arguments. Others named as
+        fields of ``GenParams`` are the defaults of every ``gen``. With ``stream=True`` the program
+        runs in a thread and the state comes at once: read it by ``text_iter``. ``trace`` records
+        it: into a file (.html, .json), a ``Trace``, or with True for ``state.trace()``.
 
         Raises:
             ProgramError: a primitive failed; what the function itself raises comes as it is.
-            TypeError: a keyword names both an argument and a generation parameter.
+            TypeError: a keyword names both an argument and an option of ``run``.
         """
         self._verify_options(stream=stream or None, backend=backend)
         params, arguments = self._sorted(kwargs)
@@ -156,20 +156,30 @@ class SglFunction(Foresight):
         return resolve_backend(backend)
 
     def _sorted(self, kwargs: dict[str, Any]) -> tuple[GenParams, dict[str, Any]]:
-        """Generation parameters, complete, and the function's own arguments."""
-        for name in self.arg_names:
-            if name in kwargs and name in NAMES:
-                raise TypeError(
-                    f"{name!r} is an argument of {self.func.__name__} and a generation parameter; "
-                    f"give the argument by position, by bind({name}=...), or rename it"
-                )
+        """Generation parameters, complete, and the function's own arguments. A name that is both
+        is the function's."""
+        own = {name: value for name, value in kwargs.items() if name in self.arg_names}
+        rest = {name: value for name, value in kwargs.items() if name not in own}
         for alias, name in ALIASES.items():
-            if alias in kwargs and alias not in self.arg_names:
-                if name in kwargs:
+            if alias in rest:
+                if name in rest:
                     raise TypeError(f"{alias} and {name} are the same parameter; give one of them")
-                kwargs[name] = kwargs.pop(alias)
-        params, arguments = split(kwargs)
-        return checked(params).over(DEFAULTS), arguments
+                rest[name] = rest.pop(alias)
+        params, arguments = split(rest)
+        return checked(params).over(DEFAULTS), {**own, **arguments}
+
+    def _parameters(self, kwargs: dict[str, Any], what: str) -> GenParams:
+        """Generation parameters of a batch or plan, whose items hold the arguments. Raises
+        TypeError for anything else."""
+        params, unknown = self._sorted(kwargs)
+        for name in unknown:
+            if name in self.arg_names:
+                raise TypeError(
+                    f"{name!r} is an argument of {self.func.__name__}; give it in each item, or by "
+                    f"bind({name}=...)"
+                )
+            raise TypeError(f"a {what} has no option {name!r}")
+        return params
 
     def new_state(
         self,
@@ -342,9 +352,7 @@ class SglFunction(Foresight):
     ) -> Batch:
         from sglang.batch import Batch, item_of
 
-        params, unknown = self._sorted(kwargs)
-        if unknown:
-            raise TypeError(f"a batch has no option {next(iter(unknown))!r}")
+        params = self._parameters(kwargs, "batch")
         if not isinstance(items, Iterable):
             raise TypeError(f"the items of a batch are {items!r:.60}; give a list of dicts")
         arguments = [item_of(self, item) for item in items]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import inspect
 
@@ -346,8 +347,48 @@ def test_an_argument_named_as_a_generation_parameter() -> None:
     assert program.run(3, backend=sgl.Mock()).text() == "xxx"
     assert program.bind(n=2).run(backend=sgl.Mock()).text() == "xx"
     assert program.run_batch([{"n": 1}], backend=sgl.Mock())[0].text() == "x"
-    with pytest.raises(TypeError, match="'n' is an argument of program and a generation"):
-        program.run(n=3, backend=sgl.Mock())
+    assert program.run(n=3, backend=sgl.Mock()).text() == "xxx"
+    for run in (program.run_batch, program.plan):
+        with pytest.raises(TypeError, match=r"'n' is an argument of program; give it in each item"):
+            run([{"n": 1}], n=2, backend=sgl.Mock())
+
+
+def test_a_parameter_of_the_program_wins() -> None:
+    @sgl.function
+    def vote(s, question, n=5, max_tokens=3, temperature=0.0):
+        s += question + ":" + sgl.gen("votes", n=2, max_tokens=max_tokens)
+        s["all"] = [n, max_tokens, temperature]
+
+    mock = sgl.Mock({"Q:": ["a b c d", "e"]})
+    state = vote.run("Q", n=3, temperature=0.7, top_p=0.5, max_new_tokens=9, backend=mock)
+    assert state["all"] == [3, 3, 0.7]
+    sent = mock.calls[-1].params
+    assert (sent.n, sent.max_new_tokens, sent.temperature, sent.top_p) == (2, 3, 1.0, 0.5)
+    assert vote.run("Q", max_tokens=1, backend=mock)["all"] == [5, 1, 0.0]
+    assert vote.run("Q", max_tokens=1, backend=mock)["votes"] == ["a", "e"]
+    (state,) = vote.run_batch([{"question": "Q", "n": 4}], top_p=0.5, backend=mock)
+    assert state["all"] == [4, 3, 0.0]
+
+
+def test_a_parameter_of_the_program_wins_in_nested_runs() -> None:
+    @sgl.function
+    def inner(s, n=1):
+        s += "n" * n
+
+    @sgl.function
+    def outer(s):
+        s += inner.run(n=2).text() + inner(n=3).text()
+
+    assert outer.run(backend=sgl.Mock()).text() == "nnnnn"
+    assert asyncio.run(inner.arun(n=2, backend=sgl.Mock())).text() == "nn"
+
+
+def test_a_parameter_of_a_compiled_program_wins() -> None:
+    @sgl.function
+    def program(s, n):
+        s += "n is " + n
+
+    assert program.compile().run(n="3", backend=sgl.Mock()).text() == "n is 3"
 
 
 def test_nodes_are_plain_data() -> None:
