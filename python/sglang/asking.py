@@ -26,14 +26,15 @@ def valid_completions(
     """``params.n`` completions that satisfy a constraint which the backend does not enforce.
 
     One that does not is asked for again, with what was wrong, up to ``max_retries`` times; ``tell``
-    is given the meta_info of each that was dropped. Raises InvalidOutput.
+    is given the meta_info of each that was dropped. ``params.dtype`` is kept where the replies
+    continue the prompt (``Constraint.free``). Raises InvalidOutput.
     """
     valid = []
     for completion in (yield Complete(prompt, params)):
         left = params.max_retries or 0
         while True:
             reply = answer_of(completion, model_type)
-            text = constraint.extract(reply.text)
+            text = constraint.extract(reply.text, continues=params.dtype is not None)
             try:
                 constraint.check(text)
                 break

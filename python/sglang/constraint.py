@@ -48,11 +48,12 @@ class Constraint:
         """``params`` with what a backend is sent in place of ``dtype`` and ``schema``."""
         raise NotImplementedError
 
-    def free(self, params: GenParams) -> GenParams:
+    def free(self, params: GenParams, continues: bool = False) -> GenParams:
         """``params`` for a backend that does not enforce the constraint.
 
         The stops of a dtype are left out too: such a model may write a space before the value.
-        Raises Unsupported where only enforcing will do.
+        ``continues``: the reply is the prompt's continuation; its dtype is kept, so that the
+        backend can make a value of it likely. Raises Unsupported where only enforcing will do.
         """
         return replace(
             params, dtype=None, regex=None, json_schema=None, schema=None, whitespace_pattern=None
@@ -76,13 +77,16 @@ class Constraint:
         """What to tell a model that is not held to the constraint."""
         raise NotImplementedError
 
-    def extract(self, text: str) -> str:
+    def extract(self, text: str, continues: bool = False) -> str:
         """The one part of a reply that can be meant, without the words or code fence around it.
 
-        The reply itself if it is valid, or if no part or more than one could be meant.
+        The reply itself if it is valid, or if no part or more than one could be meant. Of a
+        prompt's continuation (``continues``) a value that it begins with is meant.
         """
         if self._accepts(text):
             return text
+        if continues and (leading := self._leading(text)) is not None:
+            return leading
         parts = list(dict.fromkeys(self._parts(text)))
         plausible = [part for part in parts if self._accepts(part)] or parts
         return plausible[0] if len(plausible) == 1 else text
@@ -97,6 +101,10 @@ class Constraint:
     def _parts(self, text: str) -> Iterator[str]:
         """Parts of a reply that look like what was asked for."""
         yield from ()
+
+    def _leading(self, text: str) -> str | None:
+        """The value that the text begins with."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -157,8 +165,18 @@ class Dtype(Constraint):
             return word == "True"
         return int(word) if self.name == "int" else float(word)
 
+    def free(self, params: GenParams, continues: bool = False) -> GenParams:
+        freed = super().free(params)
+        return replace(freed, dtype=self.name) if continues else freed
+
     def instruction(self) -> str:
         return f"Answer with {PLAIN_WORDS[self.name]}, and with nothing else."
+
+    def _leading(self, text: str) -> str | None:
+        """A number is none where it is the beginning of a longer number, a word or a date."""
+        end = "" if self.name == "str" else r"(?!\w|[.,:/+-]\d)"
+        found = re.match(rf"\s*({DTYPES[self.name][0]}){end}", text)
+        return found[1] if found else None
 
     def _parts(self, text: str) -> Iterator[str]:
         """Of numbers what the text begins with; else matches not inside a longer word, number or
@@ -231,7 +249,7 @@ class Grammar(Constraint):
     def resolve(self, params: GenParams) -> GenParams:
         return params
 
-    def free(self, params: GenParams) -> GenParams:
+    def free(self, params: GenParams, continues: bool = False) -> GenParams:
         raise Unsupported(
             f"{self.kind} needs a backend that enforces it: use Engine or RuntimeEndpoint; or give "
             "a regex or json_schema, which other backends check and ask again for"

@@ -151,8 +151,10 @@ class Interpreter:
         params = node.params.over(self.defaults)
         constraint = constraint_of(params)
         if constraint is not None:
-            sent = constraint.kind in self.backend.constraints
-            params = constraint.resolve(params) if sent else constraint.free(params)
+            if constraint.kind in self.backend.constraints:
+                params = constraint.resolve(params)
+            else:
+                params = constraint.free(params, self.backend.continues)
         able = self.spec_tokens and not model_type and constraint is None
         if able and speculation.possible(params):
             if self.backend.speculates == "chat" and self.stream.role == "assistant":

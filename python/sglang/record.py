@@ -39,6 +39,7 @@ class Recorder(Backend):
         self.constraints = inner.constraints
         self.speculates = inner.speculates
         self.messages_only = inner.messages_only
+        self.continues = inner.continues
         self.native = inner.native
         self._lock = threading.Lock()
         self._file = open(path, "w", encoding="utf-8", errors="surrogatepass")  # noqa: SIM115
@@ -161,6 +162,7 @@ class Replay(Backend):
         self.constraints = frozenset(traits["constraints"])
         self.speculates = traits["speculates"]
         self.messages_only = traits["messages_only"]
+        self.continues = traits.get("continues", False)  # older recordings have none
 
     def complete(self, prompt: Prompt, params: GenParams) -> list[Completion]:
         return [Completion(*one) for one in self._answer(Complete(prompt, params))]

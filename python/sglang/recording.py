@@ -75,6 +75,7 @@ def traits_of(backend: Backend) -> dict[str, Any]:
         "constraints": sorted(backend.constraints),
         "speculates": backend.speculates,
         "messages_only": backend.messages_only,
+        "continues": backend.continues,
     }
 
 

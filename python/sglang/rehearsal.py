@@ -136,6 +136,7 @@ class Absent(Backend):
         self.constraints = real.constraints
         self.speculates = real.speculates
         self.messages_only = real.messages_only
+        self.continues = real.continues
 
     def request(self, call: Call) -> dict[str, Any]:
         return self._real.request(call)

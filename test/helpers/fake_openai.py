@@ -130,7 +130,9 @@ class FakeOpenAI(FakeService):
 
     def _whole(self, path: str, body: Body, reply: Any) -> Body:
         """A reply in full."""
-        texts = body["prompt"] if isinstance(body.get("prompt"), list) else [None]
+        prompt = body.get("prompt")
+        several = isinstance(prompt, list) and all(isinstance(text, str) for text in prompt)
+        texts = prompt if several else [None]
         choices = [
             self._choice(body, reply, text, index * (body.get("n") or 1) + again)
             for index, text in enumerate(texts)
@@ -245,6 +247,8 @@ def prompt_of(body: Body) -> str:
     prompt: Any = body.get("messages") or body.get("input") or body.get("prompt") or ""
     if isinstance(prompt, str):
         return prompt
+    if all(isinstance(token, int) for token in prompt):
+        return " ".join(map(str, prompt))
     return "\n".join(
         _content(turn if isinstance(turn, str) else turn["content"]) for turn in prompt
     )

@@ -70,6 +70,8 @@ class Backend:
         speculates: how ``num_api_spec_tokens`` is used: "text" (a completion model: over-generate
             and reuse), "chat" (one reply for all gens of an assistant turn) or "" (ignored).
         messages_only: of a program with roles, the backend is sent the turns alone.
+        continues: text that no constraint holds is the prompt's continuation (a completion model),
+            not an answer; a typed value is then what it begins with.
         native: calls are requests to ``/generate`` of a runtime of ours.
     """
 
@@ -78,6 +80,7 @@ class Backend:
     constraints: frozenset[str] = frozenset()
     speculates: str = ""
     messages_only: bool = False
+    continues: bool = False
     native: bool = False
 
     def enforces(self, constraint: Constraint) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
@@ -23,9 +24,10 @@ from sglang.backend.base import Stream as StreamCall
 from sglang.backend.openai_apis import ChatExchange, ResponsesExchange, TextExchange
 from sglang.backend.openai_exchange import Exchange, Service, brief, is_reasoning
 from sglang.backend.openai_schema import is_strict
-from sglang.backend.openai_select import Steps, by_echo, by_schema, no_echo
+from sglang.backend.openai_select import NoEcho, Steps, by_bias, by_echo, by_schema, no_echo
+from sglang.backend.openai_tokens import Tokenizer, Tokens
 from sglang.chat import ChatTemplate, template_named
-from sglang.choices import ChoicesMethod, Decision
+from sglang.choices import ChoicesMethod, Decision, token_length_normalized
 from sglang.constraint import Constraint, JsonSchema
 from sglang.errors import AuthenticationFailed, BadRequest, lacking
 from sglang.params import GenParams
@@ -39,6 +41,7 @@ TEXT_MODELS = re.compile(r"(ft:)?(gpt-3\.5-turbo-instruct|davinci|babbage|text-)
 RESPONSES_MODELS = re.compile(r"(ft:)?(o\d-pro|gpt-\d.*-(pro|codex)|codex-)")
 OFFICIAL_HOSTS = ("openai.com", ".azure.com")
 REQUEST_ID = "x-request-id"
+INTEGER_TOKENS = 24  # under a bias that lets little but a whole number be written
 
 
 class ExchangeBackend(ApiBackend):
@@ -47,10 +50,14 @@ class ExchangeBackend(ApiBackend):
     Attributes:
         api: the class of exchange.
         service: whom it talks to.
+        tokens: the tokenizer of a completion model.
+        echoes: a completion model's service has not yet refused to score a prompt.
     """
 
     api: type[Exchange] = ChatExchange
     service: Service
+    tokens: Tokens | None = None
+    echoes: bool = True
 
     async def send(
         self, client: Any, path: str, body: dict[str, Any]
@@ -63,6 +70,8 @@ class ExchangeBackend(ApiBackend):
         raise NotImplementedError
 
     async def acomplete(self, prompt: Prompt, params: GenParams) -> list[Completion]:
+        if params.dtype == "int":
+            params = await asyncio.to_thread(self._likely_integer, params)
         exchange = self.api(self.service, prompt, params)
         async with self.calling(prompt) as client:
             reply, exchange.request_id = await self.send(client, exchange.path, exchange.body)
@@ -87,18 +96,28 @@ class ExchangeBackend(ApiBackend):
     async def achoose(
         self, prompt: Prompt, options: Sequence[str], method: ChoicesMethod
     ) -> Decision:
-        steps, reply = self._deciding(prompt, options, method), None
-        with self._echo_refused():
-            async with self.calling(prompt) as client:
-                while True:
-                    try:
-                        path, body = steps.send(reply)
-                    except StopIteration as done:
-                        decision: Decision = done.value
-                        break
-                    reply, _ = await self.send(client, path, body)
+        try:
+            with self._echo_refused():
+                decision = await self._walked(prompt, self._deciding(prompt, options, method))
+        except NoEcho:
+            if not await asyncio.to_thread(self._can_bias, method):
+                raise
+            self.echoes = False
+            decision = await self._walked(prompt, self._deciding(prompt, options, method))
         self.token_usage.add(decision.meta["usage"])
         return decision
+
+    async def _walked(self, prompt: Prompt, steps: Steps) -> Decision:
+        """The decision that ``steps`` come to."""
+        reply = None
+        async with self.calling(prompt) as client:
+            while True:
+                try:
+                    path, body = steps.send(reply)
+                except StopIteration as done:
+                    decision: Decision = done.value
+                    return decision
+                reply, _ = await self.send(client, path, body)
 
     def enforces(self, constraint: Constraint) -> bool:
         """A JSON schema that is not strict is sent too, but is only a hint to the service."""
@@ -114,16 +133,34 @@ class ExchangeBackend(ApiBackend):
             return next(self._deciding(call.prompt, call.options, call.method))[1]
         stream = isinstance(call, StreamCall)
         params = replace(call.params, n=1) if stream else call.params
+        if params.dtype == "int":
+            params = self._likely_integer(params)
         return self.api(self.service, call.prompt, params, stream=stream).body
 
     def _deciding(self, prompt: Prompt, options: Sequence[str], method: ChoicesMethod) -> Steps:
         if self.api is TextExchange:
+            tokenizer = self.tokens.get() if self.tokens and not self.echoes else None
+            if tokenizer is not None and method is token_length_normalized:
+                return by_bias(self.service, tokenizer, prompt, options)
             return by_echo(self.service, prompt, options, method)
         return by_schema(self.api, self.service, prompt, options, method)
 
+    def _can_bias(self, method: ChoicesMethod) -> bool:
+        known = self.tokens is not None and self.tokens.get() is not None
+        return known and method is token_length_normalized
+
+    def _likely_integer(self, params: GenParams) -> GenParams:
+        """``params`` under which little but a whole number is written, where tokens are known."""
+        if self.tokens is None or params.logit_bias is not None:
+            return params
+        if not (bias := self.tokens.integers()):
+            return params
+        limit = min(params.max_new_tokens or INTEGER_TOKENS, INTEGER_TOKENS)
+        return replace(params, logit_bias=bias, max_new_tokens=limit)
+
     @contextmanager
     def _echo_refused(self) -> Iterator[None]:
-        """A completion model whose server refuses to echo cannot select at all."""
+        """Raises NoEcho where the server of a completion model refuses to echo."""
         try:
             yield
         except BadRequest as error:
@@ -149,6 +186,8 @@ class OpenAI(ExchangeBackend):
         max_concurrency: calls at a time, of all threads and event loops.
         continue_final_message: tell the server (vLLM, ours) to go on in the assistant's turn that
             the program has begun. Without it, an answer that repeats the beginning loses it.
+        tokenizer: of a completion model: ``encode`` to ids and ``decode``, for ``logit_bias``; for
+            models of OpenAI's own service it is tiktoken's, where that can be had.
         client_args: further arguments of the package's asynchronous client.
 
     Raises:
@@ -173,6 +212,7 @@ class OpenAI(ExchangeBackend):
         timeout: float = TIMEOUT_SECONDS,
         max_concurrency: int = MAX_CONCURRENCY,
         continue_final_message: bool = False,
+        tokenizer: Tokenizer | None = None,
         **client_args: Any,
     ) -> None:
         super().__init__(max_retries=max_retries, timeout=timeout, max_concurrency=max_concurrency)
@@ -204,10 +244,8 @@ class OpenAI(ExchangeBackend):
         if isinstance(chat_template, str):
             chat_template = template_named(chat_template)
         self.chat_template = chat_template or self.chat_template
-        self.api = _api(model_name, api, is_chat_model, official)
-        self.speculates = "text" if self.api is TextExchange else "chat"
-        self.messages_only = self.api is not TextExchange
-        self.constraints = frozenset(() if self.api is TextExchange else ("json_schema",))
+        self._speak(_api(model_name, api, is_chat_model, official))
+        self.tokens = Tokens(model_name, tokenizer, official)
         self.service = Service(
             self.name,
             model_name,
@@ -219,6 +257,14 @@ class OpenAI(ExchangeBackend):
         )
         self._reply = type("Reply", (openai.BaseModel,), {})
         self._stream = openai.AsyncStream[object]
+
+    def _speak(self, api: type[Exchange]) -> None:
+        """Set what follows from the API: a completion model is sent a text, which it continues."""
+        self.api = api
+        self.continues = api is TextExchange
+        self.speculates = "text" if self.continues else "chat"
+        self.messages_only = not self.continues
+        self.constraints = frozenset(() if self.continues else ("json_schema",))
 
     def open_client(self) -> Any:
         spare, self._spare = self._spare, None

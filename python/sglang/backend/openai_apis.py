@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sglang.backend.api import BadReply, NoAnswer
-from sglang.backend.base import Completion
-from sglang.backend.openai_exchange import Exchange, brief, mapping, messages_of, usage_of
+from sglang.backend.base import Completion, Prompt
+from sglang.backend.openai_exchange import Exchange, Service, brief, mapping, messages_of, usage_of
 from sglang.backend.openai_schema import response_format
 from sglang.errors import Unsupported
 from sglang.media import Media
+from sglang.params import GenParams
 
+QUOTE = '"'
 KEPT = ("finish_reason", "matched_stop", "stop_reason")
 
 
@@ -137,9 +140,22 @@ class ChatExchange(Choices):
 
 
 class TextExchange(Choices):
-    """/completions: the prompt's text, chat template included, is continued."""
+    """/completions: the prompt's text, chat template included, is continued.
+
+    A text in double quotes (``dtype`` "str") is begun and ended here: the prompt has the opening
+    quote, and the closing one is the stop.
+    """
 
     path = "/completions"
+
+    def __init__(
+        self, service: Service, prompt: Prompt, params: GenParams, *, stream: bool = False
+    ) -> None:
+        self._quoted = params.dtype == "str"
+        if self._quoted:
+            prompt = replace(prompt, text=prompt.text + QUOTE)
+            params = replace(params, stop=QUOTE)
+        super().__init__(service, prompt, params, stream=stream)
 
     def _prompt(self) -> dict[str, Any]:
         if self.prompt.media:
@@ -166,7 +182,10 @@ class TextExchange(Choices):
     def _content(self, choice: Mapping[str, Any]) -> str:
         if not isinstance(choice.get("text"), str):
             raise BadReply(f"it has no text: {brief(choice)}")
-        return str(choice["text"])
+        if not self._quoted:
+            return str(choice["text"])
+        whole = choice.get("finish_reason") == "stop"
+        return QUOTE + choice["text"] + (QUOTE if whole else "")
 
     def _entries(self, logprobs: Mapping[str, Any], meta: dict[str, Any]) -> None:
         tokens = logprobs.get("tokens")

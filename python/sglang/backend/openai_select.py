@@ -1,4 +1,5 @@
-"""How an API of OpenAI takes one of several texts: by structured output, or by echoed prompts.
+"""How an API of OpenAI takes one of several texts: by structured output, by echoed prompts, or
+token by token under a bias.
 
 Each is a generator: it yields ``(path, body)``, is sent the reply, and returns the Decision.
 """
@@ -6,18 +7,20 @@ Each is a generator: it yields ``(path, body)``, is sent the reply, and returns 
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence, Set
 from typing import Any, TypeAlias
 
 from sglang.backend.api import BadReply
 from sglang.backend.base import Prompt
 from sglang.backend.openai_exchange import Exchange, Service, brief, mapping, usage_of
+from sglang.backend.openai_tokens import BIAS, MAX_BIAS, Tokenizer, end_of
 from sglang.choices import ChoicesMethod, Decision, Scores, token_length_normalized
 from sglang.errors import Unsupported
 from sglang.params import GenParams
 
 Steps: TypeAlias = Generator[tuple[str, dict[str, Any]], Any, Decision]
 Row: TypeAlias = list[list[Any]]
+SHOWN = 8  # tokens in a message
 COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 
 
@@ -63,7 +66,7 @@ def by_echo(
     first = 0
     if text:
         own = rows.pop(0)
-        first = min(_shared(own, row) for row in rows)
+        first = min(_common(_ids(own), _ids(row)) for row in rows)
     tokens = [row[first:] for row in rows]
     alone: list[Row] = []
     if method.unconditional:
@@ -76,12 +79,91 @@ def by_echo(
     return decision
 
 
-def no_echo(service: Service) -> Unsupported:
+def by_bias(
+    service: Service, tokenizer: Tokenizer, prompt: Prompt, options: Sequence[str]
+) -> Steps:
+    """Token by token: at each one a request whose ``logit_bias`` leaves the next tokens of the
+    options that still agree with what was taken. The first token is the last one that all have in
+    common with the prompt's. There are no log-probabilities.
+
+    An option that is the beginning of another is taken where the text may end there, which needs
+    the id that ends a text; without it the longer one is.
+    """
+    own = list(tokenizer.encode(prompt.text)) if prompt.text else []
+    rows = [list(tokenizer.encode(prompt.text + option)) for option in options]
+    step = min(_common(own, row) for row in rows)
+    taken, end = rows[0][:step], end_of(tokenizer)
+    alive, usage = list(range(len(options))), dict.fromkeys(COUNTS, 0)
+    while len({tuple(rows[i]) for i in alive}) > 1:
+        following = {rows[i][step] for i in alive if len(rows[i]) > step}
+        complete = [i for i in alive if len(rows[i]) == step]
+        allowed = {*following, end} if complete and end is not None else following
+        token = next(iter(allowed))
+        if len(allowed) > 1:
+            reply = yield _biased(service, taken, allowed)
+            usage = {name: usage[name] + usage_of(reply).get(name, 0) for name in COUNTS}
+            token = _taken(service, tokenizer, reply, allowed, end)
+        if token == end and complete:
+            alive = complete
+            break
+        alive = [i for i in alive if rows[i][step : step + 1] == [token]]
+        taken.append(token)
+        step += 1
+    return Decision(options[alive[0]], {"decided_by": "logit bias", "usage": usage})
+
+
+class NoEcho(Unsupported):
+    """The server gives no log-probabilities of a prompt."""
+
+
+def no_echo(service: Service) -> NoEcho:
     """What to raise where the server gives no log-probabilities of a prompt."""
-    return Unsupported(
-        f"{service.name}'s {service.model} has no echo with logprobs, which select needs with a "
-        "completion model; use a chat model, or gen and compare its text"
+    return NoEcho(
+        f"{service.name}'s {service.model} has no echo with logprobs, by which select scores the "
+        "options of a completion model; give OpenAI(tokenizer=) and leave choices_method out, so "
+        "that it selects by logit_bias, or use a chat model"
     )
+
+
+def _biased(service: Service, prompt: list[int], allowed: Set[int]) -> tuple[str, dict[str, Any]]:
+    """A request for one of the tokens ``allowed``."""
+    if len(allowed) > MAX_BIAS:
+        raise Unsupported(
+            f"the options begin with {len(allowed)} different tokens and {service.name} takes a "
+            f"bias of at most {MAX_BIAS}; give fewer options, or use Engine or RuntimeEndpoint"
+        )
+    body = {
+        "model": service.model,
+        "prompt": prompt or "",
+        "max_tokens": 1,
+        "temperature": 0.0,
+        "logit_bias": {str(token): BIAS for token in sorted(allowed)},
+    }
+    return "/completions", body
+
+
+def _taken(
+    service: Service, tokenizer: Tokenizer, reply: Any, allowed: Set[int], end: int | None
+) -> int:
+    """The token that a reply is. Raises BadReply where it is none of those allowed."""
+    choices = mapping(reply, "reply").get("choices")
+    text = choices[0].get("text") if choices else None
+    texts = {token: tokenizer.decode([token]) for token in sorted(allowed) if token != end}
+    if text == "" and end is not None and end in allowed:
+        return end
+    found = [token for token, its in texts.items() if its == text]
+    if not found:  # a tokenizer may take the space before a word off
+        found = [token for token, its in texts.items() if its.strip() == str(text).strip()]
+    if len(found) != 1:
+        shown = list(texts.values())[:SHOWN]
+        raise BadReply(f"it is {text!r}, which is not one of the tokens biased for: {shown}")
+    return found[0]
+
+
+def _common(own: Sequence[int], row: Sequence[int]) -> int:
+    """How many leading tokens two texts have in common."""
+    parts = (index for index, (a, b) in enumerate(zip(own, row)) if a != b)
+    return next(parts, min(len(own), len(row)))
 
 
 def _echo(service: Service, texts: Sequence[str]) -> tuple[str, dict[str, Any]]:
@@ -111,7 +193,5 @@ def _rows(service: Service, reply: Any, texts: Sequence[str]) -> list[Row]:
     return rows
 
 
-def _shared(own: Row, row: Row) -> int:
-    """How many leading tokens two texts have in common."""
-    parts = (index for index, (a, b) in enumerate(zip(own, row)) if a[1] != b[1])
-    return next(parts, min(len(own), len(row)))
+def _ids(row: Row) -> list[Any]:
+    return [entry[1] for entry in row]
