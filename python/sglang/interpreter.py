@@ -190,7 +190,9 @@ class Interpreter:
             completions = yield Complete(self._prompt(params), params)
         self._account(completions)
         completions = [answer_of(completion, model_type) for completion in completions]
-        typed = constraint and Typed(constraint, params.max_new_tokens, self.location)
+        typed = None
+        if constraint is not None:
+            typed = Typed(constraint, params.max_new_tokens, self.location)
         self._write(node.name, completions, start, (params.n or 1) > 1, typed)
 
     def _prompt(self, params: GenParams) -> Prompt:

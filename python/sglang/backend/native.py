@@ -7,6 +7,7 @@ both answer with the same dicts, so everything else is shared.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Generator, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
 
 from sglang.backend.base import Backend, Call, Choose, Commit, Completion, Prompt
@@ -80,29 +81,30 @@ class NativeBackend(Backend):
                 return end.value  # type: ignore[no-any-return]
 
     def complete(self, prompt: Prompt, params: GenParams) -> list[Completion]:
-        return _completions(self._asked(_body(prompt, params)))
+        return _completions(self._asked(_body(prompt, params)), params)
 
     async def acomplete(self, prompt: Prompt, params: GenParams) -> list[Completion]:
-        return _completions(await self._aasked(_body(prompt, params)))
+        return _completions(await self._aasked(_body(prompt, params)), params)
 
     def stream(self, prompt: Prompt, params: GenParams) -> Iterator[Completion]:
         body = {**_body(prompt, params), **STREAMED}
         if (asked := ASKED.get()) is None:
-            yield from map(_completion, self.call_stream(body))
+            for item in self.call_stream(body):
+                yield _completion(item, params)
             return
         with asked.request():
             for asked.answer in self.call_stream({**body, **SPANS}):
-                yield _completion(asked.answer)
+                yield _completion(asked.answer, params)
 
     async def astream(self, prompt: Prompt, params: GenParams) -> AsyncIterator[Completion]:
         body = {**_body(prompt, params), **STREAMED}
         if (asked := ASKED.get()) is None:
             async for item in self.acall_stream(body):
-                yield _completion(item)
+                yield _completion(item, params)
             return
         with asked.request():
             async for asked.answer in self.acall_stream({**body, **SPANS}):
-                yield _completion(asked.answer)
+                yield _completion(asked.answer, params)
 
     def commit(self, prompt: Prompt) -> dict[str, Any]:
         return self._made(_commit(prompt))
@@ -158,6 +160,8 @@ def parts_of(prompt: Prompt) -> list[str | list[str]]:
 
 
 def _body(prompt: Prompt, params: GenParams) -> dict[str, Any]:
+    if _looks_ahead(params):
+        params = replace(params, max_new_tokens=1)
     return {**_input(prompt), **to_wire(params)}
 
 
@@ -242,11 +246,19 @@ def _shared(own: list[Any], row: list[Any]) -> int:
     return min(len(own), len(row))
 
 
-def _completions(answer: Any) -> list[Completion]:
-    return [_completion(item) for item in (answer if isinstance(answer, list) else [answer])]
+def _looks_ahead(params: GenParams) -> bool:
+    """Whether a gen of no tokens asks for the log-probabilities of the next one. The runtime
+    computes them for a token that it generates; the token's text is dropped."""
+    wanted = params.return_logprob or params.top_logprobs_num
+    return params.max_new_tokens == 0 and bool(wanted)
 
 
-def _completion(answer: dict[str, Any]) -> Completion:
+def _completions(answer: Any, params: GenParams) -> list[Completion]:
+    answers = answer if isinstance(answer, list) else [answer]
+    return [_completion(item, params) for item in answers]
+
+
+def _completion(answer: dict[str, Any], params: GenParams) -> Completion:
     """Raises BackendError where the runtime gave the request up, or found no way on."""
     meta = answer["meta_info"]
     finish = meta.get("finish_reason")
@@ -256,6 +268,8 @@ def _completion(answer: dict[str, Any]) -> Completion:
     if kind == "error":
         text = answer["text"]
         raise BackendError(f"no text can follow {text!r:.80}: {finish.get('message') or finish}")
+    if _looks_ahead(params):
+        return Completion("", {**meta, "finish_reason": {"type": "length", "length": 0}})
     return Completion(answer["text"], meta)
 
 

@@ -182,10 +182,10 @@ class TextExchange(Choices):
     def _content(self, choice: Mapping[str, Any]) -> str:
         if not isinstance(choice.get("text"), str):
             raise BadReply(f"it has no text: {brief(choice)}")
+        text = str(choice["text"])
         if not self._quoted:
-            return str(choice["text"])
-        whole = choice.get("finish_reason") == "stop"
-        return QUOTE + choice["text"] + (QUOTE if whole else "")
+            return text
+        return QUOTE + text + (QUOTE if choice.get("finish_reason") == "stop" else "")
 
     def _entries(self, logprobs: Mapping[str, Any], meta: dict[str, Any]) -> None:
         tokens = logprobs.get("tokens")
