@@ -284,3 +284,34 @@ def test_a_prefix_goes_by_both_names(name: str, monkeypatch: pytest.MonkeyPatch)
 def test_both_names_at_once_are_refused(call: Callable[[], Any], complaint: str) -> None:
     with pytest.raises(TypeError, match=complaint):
         call()
+
+
+@pytest.mark.parametrize("name", ["expr", "path"])
+def test_an_image_goes_by_both_names(name: str) -> None:
+    backend = sgl.Mock("x")
+    program = sgl.function(lambda s: s.__iadd__(sgl.image(**{name: b"\x89PNG"}) + sgl.gen("x")))
+    program.run(backend=backend)
+    (medium,) = backend.calls[-1].prompt.media
+    assert medium.kind == "image"
+
+
+@pytest.mark.parametrize("name", ["prompt", "text"])
+def test_an_embedding_goes_by_both_names(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint = object.__new__(sgl.RuntimeEndpoint)
+    runtime = object.__new__(sgl.Runtime)
+    runtime.endpoint = endpoint
+    sent = []
+    monkeypatch.setattr(endpoint, "_send", lambda *request: sent.append(request[:3]))
+    endpoint.encode(**{name: "a"})
+    runtime.encode(**{name: "a"})
+    assert sent == [("POST", "/encode", {"text": "a"})] * 2
+
+
+def test_an_offset_of_positions_is_refused_by_copy_and_fork() -> None:
+    @sgl.function
+    def program(s):
+        for made in (lambda: s.fork(1, [0]), lambda: s.copy([0]).__enter__()):
+            with pytest.raises(sgl.Unsupported, match="position_ids_offset is not supported"):
+                made()
+
+    program.run(backend=sgl.Mock())
