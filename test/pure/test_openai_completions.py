@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,10 +11,15 @@ import pytest
 import sglang as sgl
 from helpers.fake_openai import Body, FakeOpenAI
 from helpers.word_tokenizer import WordTokenizer
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from sglang import errors
 from sglang.backend.base import Prompt
+from sglang.backend.openai_exchange import Service
+from sglang.backend.openai_select import by_bias
 from sglang.backend.openai_tokens import MAX_BIAS, Tokens
 from sglang.choices import greedy_token_selection, token_length_normalized
+from sglang.constraint import Dtype
 
 
 @sgl.function
@@ -220,3 +226,49 @@ def test_options_beyond_the_bias_are_refused() -> None:
     many = pytest.raises(errors.Unsupported, match="301 different tokens and OpenAI takes a bias")
     with FakeOpenAI(echo=False) as service, many:
         chosen(service, WordTokenizer(), options)
+
+
+@settings(max_examples=200)
+@given(st.integers(-(10**19), 10**19), st.text("a1., \n-:/+", max_size=6))
+def test_a_leading_integer_is_taken_whatever_follows(number: int, rest: str) -> None:
+    assume(not re.match(r"\w|[.,:/+-]\d", rest))  # then it is part of something longer
+    assert int(Dtype("int").extract(f" {number}{rest}", continues=True)) == number
+
+
+class Greedy:
+    """A model that at each step writes the piece that comes first in ``order``."""
+
+    def __init__(self, tokenizer: WordTokenizer, order: list[str]) -> None:
+        self.tokenizer, self.order = tokenizer, order
+
+    def reply(self, body: Body) -> Body:
+        allowed = [self.tokenizer.decode([int(token)]) for token in body["logit_bias"]]
+        text = min(allowed, key=self.order.index)
+        return {"choices": [{"text": "" if text == "<end>" else text}]}
+
+
+PIECES = [" a", " b", " c"]
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.lists(st.sampled_from(PIECES), min_size=1, max_size=4), min_size=1, max_size=6),
+    st.permutations([*PIECES, "<end>"]),
+)
+def test_select_by_bias_is_greedy_among_the_options(
+    rows: list[list[str]], order: list[str]
+) -> None:
+    tokenizer = WordTokenizer()
+    options = ["".join(row) for row in rows]
+    steps = by_bias(Service("OpenAI", "m"), tokenizer, Prompt("It is"), options)
+    model, reply, requests = Greedy(tokenizer, order), None, 0
+    while True:
+        try:
+            _, body = steps.send(reply)
+        except StopIteration as end:
+            decision = end.value
+            break
+        reply, requests = model.reply(body), requests + 1
+    ranks = [[order.index(piece) for piece in [*row, "<end>"]] for row in rows]
+    assert decision.text == "".join(rows[ranks.index(min(ranks))])
+    assert requests <= max(map(len, rows))
