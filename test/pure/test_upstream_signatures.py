@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import sglang as sgl
+import sglang.utils
 
 SAMPLING = """stop={0}, stop_token_ids={0}, stop_regex={0}, temperature={1}, top_p={2}, top_k={3},
     min_p={4}, frequency_penalty={4}, presence_penalty={4}, ignore_eos={5}, return_logprob=None,
@@ -26,6 +27,8 @@ GENERATE = """self, prompt=None, sampling_params=None, input_ids=None, image_dat
     return_hidden_states=False, stream=False, rid=None, session_params=None, priority=None"""
 ENCODE = """self, prompt, image_data=None, audio_data=None, video_data=None, dimensions=None,
     lora_path=None, rid=None"""
+SCORED = """*, choices, normalized_prompt_logprobs, input_token_logprobs, output_token_logprobs,
+    unconditional_token_logprobs=None"""
 
 UPSTREAM = {
     "function": "func=None, num_api_spec_tokens=None",
@@ -101,7 +104,13 @@ UPSTREAM = {
     "Engine.async_encode": ENCODE,
     "Engine.flush_cache": "self",
     "Engine.get_server_info": "self",
+    "Engine.load_lora_adapter": "self, lora_name, lora_path, pinned=False",
+    "Engine.unload_lora_adapter": "self, lora_name",
     "Engine.shutdown": "self",
+    "token_length_normalized.__call__": SCORED,
+    "greedy_token_selection.__call__": SCORED,
+    "unconditional_likelihood_normalized.__call__": SCORED,
+    "utils.terminate_process": "process",
     "OpenAI": """model_name, is_chat_model=None, chat_template=None, is_azure=False, *args,
         **kwargs""",
     "Anthropic": "model_name, *args, **kwargs",
@@ -123,6 +132,11 @@ OF_ENCODE = {
     "image_data": FIELD, "audio_data": FIELD, "video_data": FIELD, "dimensions": FIELD,
     "lora_path": FIELD, "rid": FIELD,
 }  # fmt: skip
+IN_SCORES = (
+    "choices", "normalized_prompt_logprobs", "input_token_logprobs", "output_token_logprobs",
+    "unconditional_token_logprobs", "scores",
+)  # fmt: skip
+OF_METHOD = dict.fromkeys(IN_SCORES, "a method is given one object, Scores, that holds them")
 # Of each signature: the parameter (or "order": positions of those that stay) to the reason.
 DIFFERENCES: dict[str, dict[str, str]] = {
     "gen": {
@@ -155,6 +169,9 @@ DIFFERENCES: dict[str, dict[str, str]] = {
     "Engine.async_generate": OF_GENERATE,
     "Engine.encode": OF_ENCODE,
     "Engine.async_encode": OF_ENCODE,
+    "token_length_normalized.__call__": OF_METHOD,
+    "greedy_token_selection.__call__": OF_METHOD,
+    "unconditional_likelihood_normalized.__call__": OF_METHOD,
     "OpenAI": {"args": "the official client takes keywords only"},
     "Anthropic": {"args": "the official client takes keywords only"},
     "LiteLLM": {
