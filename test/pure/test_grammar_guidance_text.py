@@ -148,13 +148,15 @@ GET = tag("<get>", {"type": "json_schema", "json_schema": CITY}, "</get>")
 ADD = tag("<add>", {"type": "regex", "pattern": "[0-9]+"}, "</add>")
 ANY = {"type": "any_text"}
 TRIGGERED = {"type": "triggered_tags", "triggers": ["<get>", "<a"], "tags": [GET, ADD]}
+JSON = {"type": "json_schema", "json_schema": {}}
 WORD = {"type": "const_string", "value": "done"}
 FORMATS: list[tuple[dict[str, Any], list[str], list[str]]] = [
     (TRIGGERED, ["", "x", 'x<get>{"city":""}</get>y<add>1</add>'],
      ["<get>", "<a>", "<add>x</add>"]),
-    ({**TRIGGERED, "at_least_one": True}, ["x<add>1</add>y"], ["", "x"]),
-    ({**TRIGGERED, "at_least_one": True, "stop_after_first": True}, ["x<add>1</add>"],
-     ["x", "x<add>1</add>y"]),
+    ({**TRIGGERED, "at_least_one": True}, ["<add>1</add>y", "<add>1</add>y<add>2</add>"],
+     ["", "x", "x<add>1</add>y"]),
+    ({**TRIGGERED, "at_least_one": True, "stop_after_first": True}, ["<add>1</add>"],
+     ["x", "x<add>1</add>", "<add>1</add>y"]),
     (GET, ['<get>{"city":"x"}</get>'], ["", "x", '<get>{"city":"x"}</get>x']),
     ({"type": "sequence", "elements": [tag("<think>", ANY, "</think>"), TRIGGERED]},
      ["<think>a <add> b</think>", "<think></think>x<add>3</add>"], ["x", "<think>a"]),
@@ -191,14 +193,14 @@ BAD_TAGS = [
     (structure(schema={"properties": {"a": {"$dynamicRef": "#a"}}}),
      "structural_tag at /structures/0/schema/properties/a/\\$dynamicRef: "),
     ({**structure(), "triggers": []}, "at /triggers: must be a list, not empty"),
-    ({"type": "structural_tag", "format": {"type": "qwen_xml_parameter"}},
-     "at /format/type: 'qwen_xml_parameter' is not supported; use any_text, "),
-    ({"type": "structural_tag", "format": {"type": "sequence", "elements": [ANY, WORD]}},
-     "at /format/elements/0: any_text must be last"),
-    ({"type": "structural_tag", "format": {"type": "sequence", "elements": [TRIGGERED, WORD]}},
-     "at /format/elements/0: triggered_tags must be last"),
-    ({"type": "structural_tag", "format": {**TRIGGERED, "excludes": ["x"]}},
-     "at /format/excludes: not supported"),
+    ({"type": "structural_tag", "format": {"type": "token"}},
+     "at /format/type: 'token' is not supported; use any_text, "),
+    ({"type": "structural_tag", "format": {"type": "sequence", "elements": [ANY, JSON]}},
+     "at /format/elements/0: free text must end at a literal"),
+    ({"type": "structural_tag", "format": {"type": "sequence", "elements": [TRIGGERED, JSON]}},
+     "at /format/elements/0: free text must end at a literal"),
+    ({"type": "structural_tag", "format": {**TRIGGERED, "excludes": [""]}},
+     "at /format/excludes/0: must be a string, not empty"),
 ]  # fmt: skip
 
 

@@ -233,7 +233,7 @@ def test_constraints_apply_behind_the_thought(scripted: Scripted) -> None:
     assert asked(ebnf='root ::= "a"', **INSIDE) == Constraint("ebnf", 'root ::= "a"')
     required = asked(tools=[TOOL], tool_choice="required", **INSIDE)
     assert required is not None
-    assert json.loads(required.text)["format"]["triggers"] == ["</think>"]
+    assert json.loads(required.text)["format"]["elements"][0]["end"] == "</think>"
     choices = asked(choices=["a", "b"], **INSIDE)
     assert choices is not None
     assert '{"type": "const_string", "value": "b"}' in choices.text

@@ -74,9 +74,7 @@ def behind_thought(marks: Marks, inside: bool | None, form: Form) -> Form:
     space = {"type": "regex", "pattern": r"\n{0,2}"}
     rest = sequence(space, form)
     if inside:
-        tags = [tag(marks.end, rest, "")]
-        return {"type": "triggered_tags", "triggers": [marks.end], "tags": tags,
-                "at_least_one": True, "stop_after_first": True}  # fmt: skip
+        return sequence(tag("", {"type": "any_text"}, marks.end), rest)
     thought = tag(marks.begin, {"type": "any_text"}, marks.end)
     return either(sequence(thought, rest), form)
 

@@ -10,7 +10,7 @@ from srt.core.vocabulary import Vocabulary
 from srt.grammar.base import GrammarError
 from srt.grammar.guidance.checking import limits, short
 from srt.grammar.guidance.matcher import GuidanceMatcher
-from srt.grammar.guidance.tags import for_vocabulary
+from srt.grammar.guidance.tag_rules import for_vocabulary
 from srt.grammar.guidance.tokens import TOKENIZERS
 
 NOT_CANONICAL = '%llguidance {"no_forcing": true}\n'

@@ -1,260 +1,358 @@
-"""Structural tags: free text, then between given strings what a schema allows, then free text.
+"""Structural tags: texts made of literals, free text, and parts that follow a schema or a pattern.
 
-Written as Lark for llguidance. A literal may be the text of a control token, which text alone never
-is; which ones are is known with the vocabulary, so that ``for_vocabulary`` adds those spellings.
+The formats and their fields are those of xgrammar. Each format is written together with what
+follows it (``Rest``), so that free text can end at the literal behind it.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from srt.core.vocabulary import Vocabulary
 from srt.grammar.base import GrammarError
+from srt.grammar.guidance.lark import check_depth
+from srt.grammar.guidance.tag_fields import (
+    NO_LIMIT,
+    count,
+    fields_of,
+    flag,
+    items,
+    refusal,
+    strings,
+    text_of,
+)
+from srt.grammar.guidance.tag_rules import END, MORE, Rest, TagRules, any_of, before, either
+from srt.grammar.guidance.tag_shapes import FREE, begins_free, is_open
+from srt.grammar.schema.arrays import repeated
 
-FREE = "FREE: /(?s:.*)/"
-_MARKED = re.compile(r'(?m)^(\w+): (.*) //@(free )?("(?:[^"\\]|\\.)*")$')
-Json = Callable[[Any, str], str]
+MOST_CHARS = 4096  # of a free text whose characters are counted
+MOST_REPEATS = 4096
+MOST_SPACE = 8
+Schema = Callable[[Any, str, int | None], str]
 Regex = Callable[[str], str]
-KINDS = (
-    "any_text", "const_string", "json_schema", "or", "regex", "sequence", "tag",
-    "tags_with_separator", "triggered_tags",
-)  # fmt: skip
 
 
-def tags_grammar(tag: Any, schema_rule: Json, regex_rule: Regex) -> str:
+@dataclass(frozen=True)
+class Tag:
+    """``body``: what stands behind ``begin``, up to the end of the tag and what follows it."""
+
+    begin: str
+    body: Rest
+
+
+@dataclass(frozen=True)
+class Free:
+    """Free text with tags in it.
+
+    Attributes:
+        triggers: literals that begin a tag wherever they stand.
+        excludes: literals that stand nowhere in the free text.
+        some: the text begins with a tag.
+        first: the text ends behind the first tag.
+    """
+
+    triggers: Sequence[str]
+    excludes: Sequence[str]
+    some: bool
+    first: bool
+
+
+def tags_grammar(tag: Any, schema_rule: Schema, regex_rule: Regex) -> str:
     """Lark of a structural tag.
 
     Args:
         tag: ``{"type": "structural_tag", "structures": [{"begin", "schema", "end"}],
             "triggers": [...]}`` or ``{"type": "structural_tag", "format": {...}}``.
-        schema_rule: schema and pointer -> ``%json ...``.
+        schema_rule: schema, its pointer, and the most characters of white space between two of its
+            tokens (None: as many as elsewhere) -> name of its rule.
         regex_rule: pattern -> ``/.../``.
 
-    Raises GrammarError.
+    Raises GrammarError for what is malformed, and for free text that has no end.
     """
-    fields = _fields(tag, "", {"type", "structures", "triggers", "format"})
+    fields = fields_of(tag, "", "type", "structures", "triggers", "format")
     if fields.get("type", "structural_tag") != "structural_tag":
         raise GrammarError(f"structural_tag at /type: {fields['type']!r}; use 'structural_tag'.")
-    writer = _Writer(schema_rule, regex_rule)
+    formats = Formats(schema_rule, regex_rule)
     if "format" in fields:
-        body = writer.format(fields["format"], "/format", "")
+        body = formats.write(fields["format"], "/format", END)
     else:
-        body = writer.legacy(fields)
-    return "\n".join([f"start: {body}", *writer.rules, FREE])
-
-
-def for_vocabulary(text: str, vocabulary: Vocabulary) -> str:
-    """The grammar with each marked literal written with control tokens too, where it can be."""
-    if "//@" not in text:
-        return text
-    ids: dict[str, int] = {}
-    for token in sorted(vocabulary.special):
-        if token < len(vocabulary.tokens) and vocabulary.tokens[token]:
-            ids.setdefault(vocabulary.tokens[token].decode("utf-8", "replace"), token)
-    if not ids:
-        return text
-    split = re.compile("|".join(re.escape(name) for name in sorted(ids, key=len, reverse=True)))
-
-    def spell(found: re.Match[str]) -> str:
-        literal = json.loads(found[4])
-        parts: list[str] = []
-        at = 0
-        for hit in split.finditer(literal):
-            parts += [quoted(literal[at : hit.start()]), f"<[{ids[hit[0]]}]>"]
-            at = hit.end()
-        if not parts:
-            return found[0]
-        parts = [part for part in [*parts, quoted(literal[at:])] if part != '""']
-        return f"{found[1]}: {found[2]} | {'FREE ' if found[3] else ''}{' '.join(parts)}"
-
-    return _MARKED.sub(spell, text)
-
-
-def quoted(text: str) -> str:
-    """A string of Lark."""
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _fields(value: Any, at: str, known: set[str]) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise GrammarError(f"structural_tag at {at or '/'}: must be a JSON object.")
-    for name in value:
-        if name not in known:
-            raise GrammarError(
-                f"structural_tag at {at}/{name}: not supported; use {', '.join(sorted(known))}."
-            )
-    return value
-
-
-def _text(value: Any, at: str, empty: bool = True) -> str:
-    if not isinstance(value, str) or not (value or empty):
+        body = formats.legacy(fields)
+    text = "\n".join([f"start: {either([body.text])}", *formats.rules.lines])
+    try:
+        check_depth(text)
+    except GrammarError:
         raise GrammarError(
-            f"structural_tag at {at}: must be a string{'' if empty else ', not empty'}."
-        )
-    return value
+            "structural_tag: too many alternatives that end in free text stand one behind the "
+            "other; use fewer."
+        ) from None
+    return text
 
 
-def _list(value: Any, at: str, empty: bool = False) -> list[Any]:
-    if not isinstance(value, list) or not (value or empty):
-        raise GrammarError(
-            f"structural_tag at {at}: must be a list{'' if empty else ', not empty'}."
-        )
-    return value
+class Formats:
+    """Formats as rules. Each method takes a format, its pointer and what follows it, and returns
+    both together."""
 
-
-class _Writer:
-    """Rules of one grammar. ``after`` is the literal that follows a part; "" where nothing does."""
-
-    def __init__(self, schema_rule: Json, regex_rule: Regex) -> None:
-        self.rules: list[str] = []
+    def __init__(self, schema_rule: Schema, regex_rule: Regex) -> None:
+        self.rules = TagRules()
         self._schema_rule = schema_rule
         self._regex_rule = regex_rule
-        self._literals: dict[str, str] = {}
+        self._ends: list[str] = []  # of the innermost tag: free text in it holds none of them
 
-    def legacy(self, fields: dict[str, Any]) -> str:
-        tags = []
-        for i, one in enumerate(_list(fields.get("structures"), "/structures")):
-            at = f"/structures/{i}"
-            entry = _fields(one, at, {"begin", "schema", "end"})
-            begin = _text(entry.get("begin"), f"{at}/begin", empty=False)
-            schema = self._schema_rule(entry.get("schema", {}), f"{at}/schema")
-            tags.append((begin, f"{schema} {self._literal(_text(entry.get('end'), f'{at}/end'))}"))
-        return self._triggered(tags, fields.get("triggers"), "", "*", "/structures")
-
-    def format(self, value: Any, at: str, after: str) -> str:
-        """The expression of a format, and the rules it needs."""
+    def write(self, value: Any, at: str, rest: Rest) -> Rest:
+        """Raises GrammarError."""
         kind = value.get("type") if isinstance(value, dict) else None
         if kind not in KINDS:
-            raise GrammarError(
-                f"structural_tag at {at}/type: {kind!r} is not supported; use {', '.join(KINDS)}."
-            )
-        made: str = getattr(self, f"_{kind}")(value, at, after)
-        return made
+            names = ", ".join(sorted(KINDS))
+            raise refusal(f"{at}/type", f"{kind!r} is not supported; use {names}.")
+        return KINDS[kind](self, value, at, rest)
 
-    # -- formats ---------------------------------------------------------------------------------
+    def legacy(self, fields: dict[str, Any]) -> Rest:
+        """``structures`` and ``triggers``: tags in free text, each with a schema."""
+        tags = []
+        for i, one in enumerate(items(fields.get("structures"), "/structures")):
+            at = f"/structures/{i}"
+            entry = fields_of(one, at, "begin", "schema", "end")
+            begin = text_of(entry.get("begin"), f"{at}/begin", empty=False)
+            rule = self._schema_rule(entry.get("schema", {}), f"{at}/schema", None)
+            end = self.rules.written(text_of(entry.get("end"), f"{at}/end"), MORE)
+            tags.append(Tag(begin, before(Rest(rule, None, False), end)))
+        triggers = strings(fields.get("triggers"), "/triggers")
+        return self._around(tags, Free(triggers, [], False, False), "", "/structures", END)
 
-    def _const_string(self, value: dict[str, Any], at: str, after: str) -> str:
-        _fields(value, at, {"type", "value"})
-        return self._literal(_text(value.get("value"), f"{at}/value"))
+    # -- single parts ----------------------------------------------------------------------------
 
-    def _json_schema(self, value: dict[str, Any], at: str, after: str) -> str:
-        _fields(value, at, {"type", "json_schema"})
-        return self._schema_rule(value.get("json_schema", {}), f"{at}/json_schema")
+    def const_string(self, value: dict[str, Any], at: str, rest: Rest) -> Rest:
+        fields_of(value, at, "type", "value")
+        return self.rules.written(text_of(value.get("value"), f"{at}/value"), rest)
 
-    def _regex(self, value: dict[str, Any], at: str, after: str) -> str:
-        _fields(value, at, {"type", "pattern"})
-        return self._rule(self._regex_rule(_text(value.get("pattern"), f"{at}/pattern")), "PATTERN")
+    def json_schema(self, value: dict[str, Any], at: str, rest: Rest) -> Rest:
+        fields_of(value, at, "type", "json_schema", "max_whitespace_cnt",
+                  style="json", any_order=False, excludes=[])  # fmt: skip
+        most = value.get("max_whitespace_cnt")
+        if most is not None:
+            most = count(most, f"{at}/max_whitespace_cnt", MOST_SPACE)
+        rule = self._schema_rule(value.get("json_schema", {}), f"{at}/json_schema", most)
+        return before(Rest(rule, None, False), rest)
 
-    def _any_text(self, value: dict[str, Any], at: str, after: str) -> str:
-        _fields(value, at, {"type"})
-        if not after:
-            return "FREE"
-        raise GrammarError(
-            f"structural_tag at {at}: any_text must be last, or the content of a tag."
-        )
+    def regex(self, value: dict[str, Any], at: str, rest: Rest) -> Rest:
+        fields_of(value, at, "type", "pattern")
+        pattern = self._regex_rule(text_of(value.get("pattern"), f"{at}/pattern"))
+        terminal = self.rules.rule(pattern, "PATTERN")
+        known = rest.heads and not rest.last and not rest.empty
+        if known and rest.heads and self.rules.runs_over(pattern, rest.heads):
+            return Rest(self.rules.ended(terminal, rest), None, False)
+        return before(Rest(terminal, None, False), rest)
 
-    def _or(self, value: dict[str, Any], at: str, after: str) -> str:
-        _fields(value, at, {"type", "elements"})
-        elements = _list(value.get("elements"), f"{at}/elements")
-        made = [self.format(e, f"{at}/elements/{i}", after) for i, e in enumerate(elements)]
-        return f"({' | '.join(made)})"
+    def any_text(self, value: dict[str, Any], at: str, rest: Rest) -> Rest:
+        fields_of(value, at, "type", "excludes", "max_chars", max_tokens=None)
+        excludes = strings(value.get("excludes", []), f"{at}/excludes", empty=True)
+        most = value.get("max_chars")
+        if most is not None:
+            most = count(most, f"{at}/max_chars", MOST_CHARS)
+        terminal = self.rules.free([*excludes, *self._stops(at, rest)], most)
+        return Rest(self.rules.ended(terminal, rest), None, False)
 
-    def _sequence(self, value: dict[str, Any], at: str, after: str) -> str:
-        _fields(value, at, {"type", "elements"})
-        elements = _list(value.get("elements"), f"{at}/elements")
-        last = len(elements) - 1
-        made = [
-            self.format(e, f"{at}/elements/{i}", after if i == last else "more")
-            for i, e in enumerate(elements)
-        ]
-        return f"({' '.join(made)})"
+    def tag(self, value: dict[str, Any], at: str, rest: Rest) -> Rest:
+        tag = self._tag(value, at, rest)
+        return self.rules.written(tag.begin, tag.body)
 
-    def _tag(self, value: dict[str, Any], at: str, after: str) -> str:
-        begin, body = self._tag_parts(value, at, after)
-        return f"({self._literal(begin)} {body})"
+    # -- parts of parts --------------------------------------------------------------------------
 
-    def _triggered_tags(self, value: dict[str, Any], at: str, after: str) -> str:
-        _fields(value, at, {"type", "triggers", "tags", "at_least_one", "stop_after_first"})
-        if after:
-            raise GrammarError(f"structural_tag at {at}: triggered_tags must be last.")
-        tags = [
-            self._tag_parts(tag, f"{at}/tags/{i}", "more")
-            for i, tag in enumerate(_list(value.get("tags"), f"{at}/tags"))
-        ]
-        some, first = bool(value.get("at_least_one")), bool(value.get("stop_after_first"))
-        times = ("" if some else "?") if first else ("+" if some else "*")
-        return self._triggered(tags, value.get("triggers"), at, times, f"{at}/tags")
+    def sequence(self, value: dict[str, Any], at: str, rest: Rest) -> Rest:
+        fields_of(value, at, "type", "elements")
+        elements = items(value.get("elements"), f"{at}/elements")
+        for i in range(len(elements) - 1, -1, -1):
+            rest = self.write(elements[i], f"{at}/elements/{i}", rest)
+        return rest
 
-    def _tags_with_separator(self, value: dict[str, Any], at: str, after: str) -> str:
-        known = {"type", "tags", "separator", "at_least_one", "stop_after_first"}
-        _fields(value, at, known)
-        tags = _list(value.get("tags"), f"{at}/tags")
-        either = " | ".join(self._tag(tag, f"{at}/tags/{i}", "more") for i, tag in enumerate(tags))
-        one = self._rule(either, "one")
-        separator = self._literal(_text(value.get("separator"), f"{at}/separator"))
-        many = one if value.get("stop_after_first") else f"{one} ({separator} {one})*"
-        return f"({many})" if value.get("at_least_one") else f"({many})?"
+    def either(self, value: dict[str, Any], at: str, rest: Rest) -> Rest:
+        fields_of(value, at, "type", "elements")
+        elements = items(value.get("elements"), f"{at}/elements")
+        opened = any(map(is_open, elements))
+        inner = self.rules.shared(rest) if opened else MORE
+        made = any_of(self.write(e, f"{at}/elements/{i}", inner) for i, e in enumerate(elements))
+        return made if opened else before(made, rest)
 
-    # -- parts -----------------------------------------------------------------------------------
+    def optional(self, value: dict[str, Any], at: str, rest: Rest) -> Rest:
+        fields_of(value, at, "type", "content")
+        return self._times(value, at, rest, 0, 1)
 
-    def _tag_parts(self, value: Any, at: str, after: str) -> tuple[str, str]:
-        """The literal that begins a tag, and the expression of the rest."""
-        fields = _fields(value, at, {"type", "begin", "content", "end"})
-        begin = _text(fields.get("begin"), f"{at}/begin", empty=False)
-        end = _text(fields.get("end", ""), f"{at}/end")
-        content = fields.get("content")
-        if isinstance(content, dict) and content.get("type") == "any_text" and (end or after):
-            _fields(content, f"{at}/content", {"type"})
-            if not end:
-                raise GrammarError(f"structural_tag at {at}/end: any text before it has no end.")
-            return begin, self._until(end)
-        body = self.format(content, f"{at}/content", end or after)
-        return begin, f"{body} {self._literal(end)}"
+    def star(self, value: dict[str, Any], at: str, rest: Rest) -> Rest:
+        fields_of(value, at, "type", "content")
+        return self._times(value, at, rest, 0, None)
 
-    def _triggered(
-        self, tags: list[tuple[str, str]], triggers: Any, at: str, times: str, where: str
-    ) -> str:
-        names = [
-            _text(trigger, f"{at}/triggers/{i}", empty=False)
-            for i, trigger in enumerate(_list(triggers, f"{at}/triggers"))
-        ]
-        bodies: dict[str, list[str]] = {name: [] for name in names}
-        for i, (begin, body) in enumerate(tags):
-            # Of two triggers that begin alike the shorter one is met first.
-            fitting = min((n for n in names if begin.startswith(n)), key=len, default=None)
-            if fitting is None:
-                raise GrammarError(
-                    f"structural_tag at {where}/{i}/begin: {begin!r} begins with none of the "
-                    f"triggers; add its beginning to {at}/triggers."
+    def plus(self, value: dict[str, Any], at: str, rest: Rest) -> Rest:
+        fields_of(value, at, "type", "content")
+        return self._times(value, at, rest, 1, None)
+
+    def repeat(self, value: dict[str, Any], at: str, rest: Rest) -> Rest:
+        fields_of(value, at, "type", "min", "max", "content")
+        low = count(value.get("min"), f"{at}/min", MOST_REPEATS)
+        high = None
+        if value.get("max") != NO_LIMIT:
+            high = count(value.get("max"), f"{at}/max", MOST_REPEATS)
+            if high < low:
+                raise refusal(f"{at}/max", f"is {high}, less than min, which is {low}.")
+        return self._times(value, at, rest, low, high)
+
+    def _times(
+        self, value: dict[str, Any], at: str, rest: Rest, low: int, high: int | None
+    ) -> Rest:
+        content, at = value.get("content"), f"{at}/content"
+        if not isinstance(content, dict) or not is_open(content) or high == 0:
+            if rest.text.strip() and low != high and begins_free(content):
+                raise refusal(
+                    at,
+                    "begins with free text, which cannot be told from what follows; "
+                    "begin it with a literal.",
                 )
-            bodies[fitting].append(f"{self._literal(begin[len(fitting) :])} {body}")
-        heads = []
-        for name, options in bodies.items():
-            if options:
-                heads.append(self._rule(f"{self._until(name)} ({' | '.join(options)})", "tag"))
-        tag = self._rule(" | ".join(heads), "tags")
-        return f"{tag}{times}" + ("" if times == "" else " FREE")
+            made = self.write(content, at, END if high == 0 else MORE)
+            return self._repeated(made, rest, low, high)
+        free = content["type"] in FREE and (low < 2 or not content.get("at_least_one"))
+        if high == 1 or free:  # repeated free text is free text
+            made = self.write(content, at, self.rules.shared(rest))
+            return any_of([made, self.rules.shared(rest)]) if low == 0 else made
+        raise refusal(at, "ends in free text, which cannot be repeated; give it an end.")
 
-    def _until(self, literal: str) -> str:
-        """Free text up to the first ``literal``, with it."""
-        lazy = self._name("until")
-        self.rules.append(f"{lazy}[lazy]: FREE {quoted(literal)}")
-        return self._rule(f"{lazy} //@free {quoted(literal)}", "head")
+    def _repeated(self, made: Rest, rest: Rest, low: int, high: int | None) -> Rest:
+        """A part that was written with MORE behind it, ``low`` to ``high`` times."""
+        if high == 0:
+            return rest
+        one = self.rules.shared(made).text
+        more = repeated(one, max(0, low - 1), None if high is None else high - 1)
+        found = before(before(made, replace(MORE, text=more)), rest)
+        if low == 0:
+            found = any_of([found, rest])
+        return replace(found, text=f"{repeated(one, low, high)} {rest.text}")
 
-    def _literal(self, text: str) -> str:
-        if not text:
-            return ""
-        if text not in self._literals:
-            self._literals[text] = self._rule(f"{quoted(text)} //@{quoted(text)}", "literal")
-        return self._literals[text]
+    # -- tags ------------------------------------------------------------------------------------
 
-    def _rule(self, body: str, kind: str) -> str:
-        name = self._name(kind)
-        self.rules.append(f"{name}: {body}")
-        return name
+    def triggered_tags(self, value: dict[str, Any], at: str, rest: Rest) -> Rest:
+        fields_of(
+            value, at, "type", "triggers", "tags", "at_least_one", "stop_after_first", "excludes"
+        )
+        free = Free(
+            strings(value.get("triggers"), f"{at}/triggers"),
+            strings(value.get("excludes", []), f"{at}/excludes", empty=True),
+            flag(value.get("at_least_one"), f"{at}/at_least_one"),
+            flag(value.get("stop_after_first"), f"{at}/stop_after_first"),
+        )
+        behind = self.rules.shared(rest) if free.first else MORE
+        tags = self._tags(value, at, behind)
+        return self._around(tags, free, at, f"{at}/tags", rest)
 
-    def _name(self, kind: str) -> str:
-        return f"{kind}_{len(self.rules)}"
+    def dispatch(self, value: dict[str, Any], at: str, rest: Rest) -> Rest:
+        fields_of(value, at, "type", "rules", "loop", "excludes")
+        excludes = strings(value.get("excludes", []), f"{at}/excludes", empty=True)
+        first = not flag(value.get("loop", True), f"{at}/loop")
+        behind = self.rules.shared(rest) if first else MORE
+        tags = []
+        for i, rule in enumerate(items(value.get("rules"), f"{at}/rules")):
+            if not isinstance(rule, list) or len(rule) != 2:
+                raise refusal(f"{at}/rules/{i}", "must be a list of a string and a format.")
+            begin = text_of(rule[0], f"{at}/rules/{i}/0", empty=False)
+            tags.append(Tag(begin, self.write(rule[1], f"{at}/rules/{i}/1", behind)))
+        free = Free([tag.begin for tag in tags], excludes, False, first)
+        return self._around(tags, free, at, f"{at}/rules", rest)
+
+    def tags_with_separator(self, value: dict[str, Any], at: str, rest: Rest) -> Rest:
+        fields_of(value, at, "type", "tags", "separator", "at_least_one", "stop_after_first")
+        separator = self.rules.literal(text_of(value.get("separator"), f"{at}/separator"))
+        low = int(flag(value.get("at_least_one"), f"{at}/at_least_one"))
+        first = flag(value.get("stop_after_first"), f"{at}/stop_after_first")
+        if first and is_open(value):
+            rest = self.rules.shared(rest)
+            made = self._any_tag(value, at, rest)
+            return made if low else any_of([made, rest])
+        made = self._any_tag(value, at, MORE)
+        if not first:
+            one = self.rules.rule(made.text, "one")
+            more = replace(MORE, text=f"({separator} {one})*")
+            made = before(replace(made, text=one), more)
+        return self._repeated(made, rest, low, 1)
+
+    def _any_tag(self, value: dict[str, Any], at: str, rest: Rest) -> Rest:
+        tags = self._tags(value, at, rest)
+        return any_of(self.rules.written(tag.begin, tag.body) for tag in tags)
+
+    def _tags(self, value: dict[str, Any], at: str, rest: Rest) -> list[Tag]:
+        tags = items(value.get("tags"), f"{at}/tags")
+        return [self._tag(tag, f"{at}/tags/{i}", rest) for i, tag in enumerate(tags)]
+
+    def _tag(self, value: Any, at: str, rest: Rest) -> Tag:
+        fields = fields_of(value, at, "type", "begin", "content", "end")
+        begin = text_of(fields.get("begin"), f"{at}/begin")
+        end = fields.get("end", "")
+        if isinstance(end, list):
+            ends = [text_of(one, f"{at}/end/{i}") for i, one in enumerate(items(end, f"{at}/end"))]
+            rest = self.rules.shared(rest)
+        else:
+            ends = [text_of(end, f"{at}/end")]
+        behind = any_of(self.rules.written(one, rest) for one in ends)
+        outer, self._ends = self._ends, [one for one in ends if one]
+        body = self.write(fields.get("content"), f"{at}/content", behind)
+        self._ends = outer
+        return Tag(begin, body)
+
+    def _around(self, tags: list[Tag], free: Free, at: str, where: str, rest: Rest) -> Rest:
+        """Free text with tags in it. ``where``: the pointer of the tags."""
+        begun: dict[str, list[str]] = {}
+        for i, tag in enumerate(tags):
+            # Of two triggers that begin alike the shorter one is met first.
+            fitting = [name for name in free.triggers if tag.begin.startswith(name)]
+            trigger = min(fitting, key=len, default=None)
+            if trigger is None:
+                raise refusal(
+                    f"{where}/{i}/begin",
+                    f"{tag.begin!r} begins with none of the triggers; "
+                    f"add its beginning to {at}/triggers.",
+                )
+            body = f"{self.rules.literal(tag.begin[len(trigger) :])} {tag.body.text}"
+            begun.setdefault(trigger, []).append(body)
+        starts = any_of(self.rules.written(tag.begin, tag.body) for tag in tags)
+        if free.some and free.first:
+            return starts
+        text = self.rules.free([*begun, *free.excludes, *self._stops(at, rest)])
+        heads = [
+            f"{self.rules.until(text, trigger, free.excludes)} {either(bodies)}"
+            for trigger, bodies in begun.items()
+            if not any(excluded in trigger for excluded in free.excludes)
+        ]
+        end = self.rules.ended(text, rest)
+        if free.first:
+            return Rest(either([*heads, end]), None, False)
+        many = f"{self.rules.rule(either(heads), 'tags')}*" if heads else ""
+        found = Rest(f"{many} {end}", None, False)
+        return before(starts, found) if free.some else found
+
+    # -- what follows ----------------------------------------------------------------------------
+
+    def _stops(self, at: str, rest: Rest) -> list[str]:
+        """The literals that free text does not hold. Raises GrammarError where what follows may
+        begin with anything else."""
+        if rest.heads is None or rest.empty:
+            raise refusal(
+                at,
+                "free text must end at a literal, or be the end of the text; put a const_string "
+                "or a tag behind it, or give the tag around it an end.",
+            )
+        return [*self._ends, *self.rules.grouped(rest.heads)]
+
+
+KINDS: dict[str, Callable[[Formats, dict[str, Any], str, Rest], Rest]] = {
+    "any_text": Formats.any_text,
+    "const_string": Formats.const_string,
+    "dispatch": Formats.dispatch,
+    "json_schema": Formats.json_schema,
+    "optional": Formats.optional,
+    "or": Formats.either,
+    "plus": Formats.plus,
+    "regex": Formats.regex,
+    "repeat": Formats.repeat,
+    "sequence": Formats.sequence,
+    "star": Formats.star,
+    "tag": Formats.tag,
+    "tags_with_separator": Formats.tags_with_separator,
+    "triggered_tags": Formats.triggered_tags,
+}

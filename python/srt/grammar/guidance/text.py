@@ -50,11 +50,13 @@ class Schemas:
         self._kind = kind
         self._count = 0
 
-    def rule(self, schema: Any, pointer: str) -> str:
-        """Name of the rule of a schema, which stands at ``pointer``."""
+    def rule(self, schema: Any, pointer: str, most: int | None = None) -> str:
+        """Name of the rule of a schema, which stands at ``pointer``. ``most``: characters of white
+        space allowed between two of its tokens; None: what ``space`` allows."""
         self._count += 1
+        space = self._space if most is None else whitespace_pattern(f"[ \\n\\t]{{0,{most}}}")
         try:
-            compiled = compile_schema(schema, pointer, self._space, f"j{self._count}_")
+            compiled = compile_schema(schema, pointer, space, f"j{self._count}_")
         except Refusal as error:
             at = error.pointer or "/"
             raise GrammarError(f"{self._kind} at {at}: {error.reason}") from None

@@ -1,0 +1,57 @@
+"""Fields of structural tags, checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from srt.grammar.base import GrammarError
+
+NO_LIMIT = -1
+
+
+def refusal(at: str, reason: str) -> GrammarError:
+    return GrammarError(f"structural_tag at {at or '/'}: {reason}")
+
+
+def fields_of(value: Any, at: str, *known: str, **only: Any) -> dict[str, Any]:
+    """A JSON object of the fields ``known``, and of those of ``only`` with these very values."""
+    if not isinstance(value, dict):
+        raise refusal(at, "must be a JSON object.")
+    for name, given in value.items():
+        if name in only:
+            if given != only[name] or type(given) is not type(only[name]):
+                raise refusal(f"{at}/{name}", f"{given!r} is not supported; leave it out.")
+        elif name not in known:
+            names = ", ".join(sorted([*known, *only]))
+            raise refusal(f"{at}/{name}", f"not supported; use {names}.")
+    return value
+
+
+def text_of(value: Any, at: str, empty: bool = True) -> str:
+    if not isinstance(value, str) or not (value or empty):
+        raise refusal(at, f"must be a string{'' if empty else ', not empty'}.")
+    return value
+
+
+def items(value: Any, at: str, empty: bool = False) -> list[Any]:
+    if not isinstance(value, list) or not (value or empty):
+        raise refusal(at, f"must be a list{'' if empty else ', not empty'}.")
+    return value
+
+
+def strings(value: Any, at: str, empty: bool = False) -> list[str]:
+    """A list of strings that are not empty; ``empty``: the list may be."""
+    return [text_of(one, f"{at}/{i}", empty=False) for i, one in enumerate(items(value, at, empty))]
+
+
+def flag(value: Any, at: str) -> bool:
+    if not isinstance(value, bool | None):
+        raise refusal(at, f"{value!r} is not true or false.")
+    return bool(value)
+
+
+def count(value: Any, at: str, most: int) -> int:
+    """A whole number from 0 to ``most``."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+        raise refusal(at, f"is {value!r}; it must be a whole number from 0 to {most}.")
+    return value
