@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -251,6 +254,71 @@ def test_a_name_has_one_spelling() -> None:
     assert not accepts_text(grammar.matcher(), '{"a":1,"\\u0061":"x"}')
     assert not accepts_text(grammar.matcher(), '{"a":1,"a":"x"}')
     assert not accepts_text(grammar.matcher(), '{"a":"x"}')
+
+
+ORDERS = [
+    ({"required": ["b"], "properties": {"a": {}}}, "ab"),
+    ({"allOf": [{"required": ["b"]}, {"properties": {"a": {}, "b": {}}}]}, "ab"),
+    ({"anyOf": [{"required": ["b"]}], "properties": {"a": {}, "b": {}}}, "ab"),
+    ({"allOf": [{"properties": {"b": {}}}], "properties": {"a": {}}}, "ba"),
+    ({"properties": {"b": {}}, "allOf": [{"properties": {"a": {}}}]}, "ba"),
+    ({"properties": {"b": {}}, "$ref": "#/$defs/a", "$defs": {"a": {"properties": {"a": {}}}}},
+     "ba"),
+    ({"additionalProperties": {}, "oneOf": [{"properties": {"b": {}}}], "properties": {"a": {}}},
+     "ba"),
+    ({"if": {"properties": {"b": {}}}, "then": {}, "properties": {"a": {}, "b": {}}}, "ab"),
+    ({"dependentRequired": {"b": ["a"]}, "properties": {"a": {}, "b": {}}}, "ab"),
+    ({"properties": {"a": {}, "b": {}}, "const": {"b": 1, "a": 1}}, "ba"),
+    ({"allOf": [{"properties": {"c": {}}, "required": ["a"]}, {"required": ["b"]}],
+      "properties": {"d": {}}}, "cdab"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "order"), ORDERS)
+def test_properties_are_written_as_the_schema_mentions_them(
+    schema: dict[str, Any], order: str
+) -> None:
+    """Where keywords that mention names stand beside each other, in the order in which they are
+    written; what only ``required`` names comes behind."""
+    grammar = compiled({"type": "object", **schema})
+    for one in itertools.permutations(order):
+        text = "{" + ",".join(f'"{name}":1' for name in one) + "}"
+        assert accepts_text(grammar.matcher(), text) is ("".join(one) == order), one
+
+
+def nested(dice: random.Random, names: Iterator[str], depth: int) -> tuple[dict[str, Any], str]:
+    """A schema at random, and the names that it mentions in the order in which they stand in it."""
+    schema: dict[str, Any] = {}
+    order = ""
+    for keyword in dice.sample(["properties", "allOf", "anyOf", "oneOf"], 3 if depth else 1):
+        if keyword == "properties" or not depth:
+            own = [next(names) for _ in range(dice.choice([1, 2]))]
+            schema["properties"] = {name: {} for name in own}
+            order += "".join(own)
+        else:
+            several = keyword == "allOf"
+            parts = [
+                nested(dice, names, depth - 1) for _ in range(1 + (several and dice.random() < 0.5))
+            ]
+            schema[keyword] = [part for part, _ in parts]
+            order += "".join(text for _, text in parts)
+    return schema, order
+
+
+def test_the_order_of_nested_schemas() -> None:
+    for n in range(40):
+        dice = random.Random(f"order {n}")
+        names = iter(dice.sample("abcdefghijklmnopqrstuvwxyz", 26))
+        schema, order = nested(dice, names, 2)
+        late = [next(names), next(names)]
+        grammar = compiled({"type": "object", "required": late, **schema})
+        whole = "{" + ",".join(f'"{name}":1' for name in [*order, *late]) + "}"
+        assert accepts_text(grammar.matcher(), whole), (schema, late)
+        swapped = [*order, *late]
+        at = dice.randrange(len(swapped) - 1)
+        swapped[at], swapped[at + 1] = swapped[at + 1], swapped[at]
+        text = "{" + ",".join(f'"{name}":1' for name in swapped) + "}"
+        assert not accepts_text(grammar.matcher(), text), (schema, swapped)
 
 
 def test_order_and_separators() -> None:

@@ -7,14 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from srt.grammar.schema.document import Node, Refusal
-from srt.grammar.schema.keywords import OF_ARRAYS, OF_OBJECTS
+from srt.grammar.schema.keywords import OF_ARRAYS, OF_OBJECTS, SCOPE
 from srt.grammar.schema.scalars import carried, size
 from srt.grammar.schema.shapes import ANY, Array, Object, Other, Scope, Shape, State
 
 if TYPE_CHECKING:
     from srt.grammar.schema.normal import Normal
 
-SCOPE = ("properties", "patternProperties", "additionalProperties", "unevaluatedProperties")
 ITEMS = ("prefixItems", "items", "unevaluatedItems")
 
 
@@ -162,17 +161,17 @@ def _names(node: Node, value: Any, *path: str) -> list[str]:
     return value
 
 
-def _need(shape: Object, names: list[str]) -> Object:
-    order = tuple(dict.fromkeys([*shape.order, *names]))
-    return replace(shape, required=shape.required | set(names), order=order)
+def _need(normal: Normal, shape: Object, names: list[str]) -> Object:
+    shape = shape.mentioning(names, normal.written, required=True)
+    return replace(shape, required=shape.required | set(names))
 
 
 def _forbid(normal: Normal, shape: Object, name: str) -> Object | None:
     if name in shape.required:
         return None
     never = frozenset({normal.document.never})
-    order = tuple(dict.fromkeys([*shape.order, name]))
-    return replace(shape, scopes=(*shape.scopes, Scope({name: never})), order=order)
+    shape = shape.mentioning([name], normal.written, required=True)
+    return replace(shape, scopes=(*shape.scopes, Scope({name: never})))
 
 
 def _narrow_object(normal: Normal, shape: Object, node: Node, keyword: str) -> Iterator[Shape]:
@@ -180,12 +179,12 @@ def _narrow_object(normal: Normal, shape: Object, node: Node, keyword: str) -> I
     if keyword in SCOPE:
         if keyword == _first(schema, SCOPE):
             scope = _scope(normal, node)
-            order = tuple(dict.fromkeys([*shape.order, *scope.properties]))
-            shape = replace(shape, scopes=(*shape.scopes, scope), order=order)
+            shape = shape.mentioning(scope.properties, normal.written, required=False)
+            shape = replace(shape, scopes=(*shape.scopes, scope))
     elif keyword == "required":
         if isinstance(schema[keyword], bool):
             raise Refusal(at, "a bool is of draft 3; list the names beside properties.")
-        shape = _need(shape, _names(node, schema[keyword], keyword))
+        shape = _need(normal, shape, _names(node, schema[keyword], keyword))
     elif keyword == "minProperties":
         shape = replace(shape, low=max(shape.low, size(node, keyword)), counted=at)
     elif keyword == "maxProperties":
@@ -216,9 +215,9 @@ def _dependent(normal: Normal, shape: Object, node: Node, keyword: str) -> Itera
             assert isinstance(one, Object)
             missing = _forbid(normal, one, name)
             each += [missing] if missing is not None else []
-            there = _need(one, [name])
+            there = _need(normal, one, [name])
             if isinstance(rule, list):
-                each.append(_need(there, _names(node, rule, keyword, name)))
+                each.append(_need(normal, there, _names(node, rule, keyword, name)))
             else:
                 each += normal.under([there], normal.document.child(node, rule, keyword, name))
         found = each
@@ -256,7 +255,7 @@ def _fail_scope(normal: Normal, shape: Object, node: Node) -> Iterator[Shape]:
         schema = normal.document.nodes[~min(denied)].value
         if schema is True or schema == {}:
             continue
-        found = _need(shape, [name])
+        found = _need(normal, shape, [name])
         yield replace(found, scopes=(*found.scopes, Scope({name: denied})))
     if not scope.patterns and not scope.additional:
         return
@@ -265,7 +264,7 @@ def _fail_scope(normal: Normal, shape: Object, node: Node) -> Iterator[Shape]:
         return
     for name in shape.order:
         for number in scope.named(name) - scope.properties.get(name, ANY):
-            found = _need(shape, [name])
+            found = _need(normal, shape, [name])
             yield replace(found, scopes=(*found.scopes, Scope({name: frozenset({~number})})))
     word = "patternProperties" if scope.patterns else "additionalProperties"
     others = [Other(_denied(state), inside=frozenset({p})) for p, state in scope.patterns]

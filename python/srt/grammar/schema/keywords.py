@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 from functools import lru_cache
+from typing import Any
 
 ANNOTATIONS = frozenset({
     "$comment", "$id", "$schema", "$vocabulary", "contentEncoding", "contentMediaType",
@@ -39,8 +40,20 @@ OF_OBJECTS = ("additionalProperties", "dependencies", "dependentRequired", "depe
               "maxProperties", "minProperties", "patternProperties", "properties",
               "propertyNames", "required", "unevaluatedProperties")  # fmt: skip
 OF_ALL = ("$ref", "allOf", "anyOf", "const", "else", "enum", "if", "not", "oneOf", "then", "type")
+SCOPE = ("properties", "patternProperties", "additionalProperties", "unevaluatedProperties")
+CONDITIONS = ("if", "not", "dependencies", "dependentRequired", "dependentSchemas")
 ENFORCED = frozenset((*OF_NUMBERS, *OF_STRINGS, *OF_ARRAYS, *OF_OBJECTS, *OF_ALL))
 TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
+
+
+def places_of(schema: dict[str, Any]) -> dict[str, int]:
+    """Where each keyword stands among the others, which tells the order of the names in it. Objects
+    among listed values come first: they are written as they stand there. Conditions come last."""
+    places = {keyword: at for at, keyword in enumerate(schema)}
+    if "properties" in places:  # applied together with those of its scope
+        places |= {keyword: places["properties"] for keyword in SCOPE if keyword in places}
+    places |= {keyword: -1 for keyword in ("const", "enum") if keyword in places}
+    return places | {keyword: len(schema) for keyword in CONDITIONS if keyword in places}
 
 
 def kind(keyword: str) -> str:

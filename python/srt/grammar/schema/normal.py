@@ -21,6 +21,7 @@ from srt.grammar.schema.keywords import (
     OF_STRINGS,
     REFUSED,
     TYPES,
+    places_of,
     slip,
 )
 from srt.grammar.schema.probe import unmatched
@@ -35,6 +36,7 @@ from srt.grammar.schema.shapes import (
     State,
     String,
     Word,
+    Written,
     apart,
     fits_number,
     fits_string,
@@ -62,6 +64,8 @@ class Normal:
         self._shapes: dict[State, list[Shape]] = {}
         self._open: set[State] = set()
         self._inside: list[int] = []  # schemas being applied to the same value
+        self._entered = 0  # schemas applied so far
+        self.written: Written = ()  # position of the keyword being applied to the value
         self._work = 0
 
     def shapes(self, state: State) -> list[Shape]:
@@ -72,10 +76,11 @@ class Normal:
                 return [Word("null")]  # under way: taken not to be empty
             self._open.add(state)
             inside, self._inside = self._inside, []
+            written, self.written = self.written, ()
             try:
                 found = self._state(state)
             finally:
-                self._inside = inside
+                self._inside, self.written = inside, written
                 self._open.discard(state)
             self._shapes[state] = found
         return found
@@ -110,20 +115,25 @@ class Normal:
         if isinstance(node.value, bool):
             return shapes if node.value else []
         self._enter(number, node)
+        outer, entered = self.written, self._entered
+        places = places_of(node.value)
         try:
             for keyword in self._order(node):
                 if not shapes:
                     break
+                self.written = (*outer, entered, places[keyword])
                 shapes = self._apply(shapes, node, keyword)
                 self._count(shapes, node, keyword)
         finally:
             self._inside.pop()
+            self.written = outer
         return shapes
 
     def _enter(self, number: int, node: Node) -> None:
         if number in self._inside:
             raise Refusal(node.pointer, "refers to itself without end; remove the circle of $ref.")
         self._inside.append(number)
+        self._entered += 1
 
     def _order(self, node: Node) -> list[str]:
         """Its keywords: those first that leave little, those last that multiply what is left."""
@@ -150,7 +160,6 @@ class Normal:
         early = [keyword for keyword in FIRST if keyword in schema]
         late = [keyword for keyword in LAST if keyword in schema]
         rest = [keyword for keyword in schema if keyword not in FIRST and keyword not in LAST]
-        rest.sort(key=lambda keyword: keyword == "required")  # properties give the order of names
         return [*early, *rest, *late]
 
     def _count(self, shapes: list[Shape], node: Node, keyword: str) -> None:

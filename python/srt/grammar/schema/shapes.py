@@ -7,13 +7,15 @@ at once; ``~number`` is one that it must not satisfy.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from decimal import Decimal
 
 from srt.grammar.schema.numbers import Bound, exact
 from srt.grammar.schema.patterns import Pattern
 
 State = frozenset[int]
+Written = tuple[int, ...]  # where in a schema a keyword stands; compares as what is read first
 ANY: State = frozenset()
 
 
@@ -117,17 +119,34 @@ class Other:
 
 @dataclass(frozen=True)
 class Object:
-    """``order``: names that are mentioned, in the order in which they are written; ``names``: what
-    each name must satisfy."""
+    """Attributes:
+    mentions: each name that is mentioned once, with where, in the order in which they are written:
+        first those of ``properties``, then those that only ``required`` and its like name.
+    names: what each name must satisfy.
+    """
 
     scopes: tuple[Scope, ...] = ()
-    order: tuple[str, ...] = ()
+    mentions: tuple[tuple[tuple[bool, Written], str], ...] = ()
     required: frozenset[str] = frozenset()
     names: State = ANY
     low: int = 0
     high: int | None = None
     some: tuple[Other, ...] = ()
     counted: str = ""  # pointer of the keyword that counts
+
+    @property
+    def order(self) -> list[str]:
+        """The names that are mentioned, in the order in which they are written."""
+        return [name for _, name in self.mentions]
+
+    def mentioning(self, names: Iterable[str], written: Written, required: bool) -> Object:
+        """The same with more names. ``required``: only their being there is asked for."""
+        first = {name: key for key, name in self.mentions}
+        for at, name in enumerate(names):
+            key = (required, (*written, at))
+            first[name] = min(first.get(name, key), key)
+        found = sorted((key, name) for name, key in first.items())
+        return replace(self, mentions=tuple(found))
 
     def named(self, name: str) -> State:
         found: State = ANY
@@ -210,5 +229,5 @@ def tighter_high(one: Bound | None, other: Bound | None) -> Bound | None:
 
 __all__ = [
     "ANY", "EVERY", "Array", "Number", "Object", "Scope", "Shape", "State", "String", "Word",
-    "apart", "exact", "fits_number", "fits_string", "tighter_high", "tighter_low",
+    "Written",    "apart", "exact", "fits_number", "fits_string", "tighter_high", "tighter_low",
 ]  # fmt: skip
