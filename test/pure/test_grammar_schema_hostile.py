@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
+import re
 from typing import Any
 
+import numpy as np
 import pytest
-from helpers.json_acceptor import BYTES, accepts
+from helpers.json_acceptor import BYTES, accepts, accepts_text
+from helpers.vocabularies import embedded
 from srt.core.constraint import Constraint
 from srt.grammar.base import GrammarError
 from srt.grammar.guidance import GuidanceGrammar, check, grammar_of
+from srt.grammar.planning import make_plan
 from srt.grammar.schema import normal
+from srt.grammar.schema.patterns import pattern_of
 
 
 def nested(word: str, times: int, inner: Any = True) -> Any:
@@ -99,3 +106,79 @@ def test_work_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(normal, "MOST_WORK", 100)
     with pytest.raises(GrammarError, match="too much work"):
         grammar_of(Constraint("json_schema", schema), "")
+
+
+# -- patterns that take too much work ------------------------------------------------------------
+
+
+def random_pattern(dice: random.Random, depth: int) -> str:
+    kind = dice.choice(["one", "one", "both", "either", "repeat"]) if depth else "one"
+    if kind == "one":
+        return dice.choice(["a", "b", "[ab]", "c", "."])
+    inner = random_pattern(dice, depth - 1)
+    if kind == "both":
+        return inner + random_pattern(dice, depth - 1)
+    if kind == "either":
+        return f"(?:{inner}|{dice.choice([random_pattern(dice, depth - 1), ''])})"
+    low = dice.choice([0, 1, 2])
+    return f"(?:{inner})" + dice.choice(["*", "+", "?", f"{{{low},{low + dice.randint(0, 2)}}}"])
+
+
+def test_a_repeat_at_an_open_edge_is_its_least_number() -> None:
+    """The same strings are found; counting further than that takes no states."""
+    assert pattern_of("[a-z]{1,255}").expression == pattern_of("[a-z]").expression
+    assert pattern_of("[a-z]{3,255}x").expression == pattern_of("[a-z]{3}x").expression
+    assert pattern_of("^[a-z]{1,255}$").expression != pattern_of("^[a-z]$").expression
+    texts = ["".join(text) for n in range(6) for text in itertools.product("abc", repeat=n)]
+    for n in range(150):
+        dice = random.Random(f"edge {n}")
+        source = random_pattern(dice, 3)
+        source = dice.choice(["", "", "^"]) + source + dice.choice(["", "", "$"])
+        grammar = GuidanceGrammar(f"start: T\nT: {pattern_of(source).expression}", BYTES)
+        for text in dice.sample(texts, 40):
+            found = re.search(source, text) is not None
+            assert accepts_text(grammar.matcher(), f'"{text}"') is found, (source, text)
+
+
+WALKED = [
+    {"patternProperties": {"[a-z]{1,255}": {"type": "integer"}}},
+    {"patternProperties": {"^[a-z]{1,255}$": {"type": "integer"}, "[0-9]{2,99}": {}}},
+    {"properties": {"a": {"type": "string", "not": {"pattern": "[a-z]{2,200}[0-9]{1,100}"}}}},
+]
+
+
+@pytest.mark.parametrize("schema", WALKED, ids=range(len(WALKED)))
+def test_an_accepted_schema_can_be_generated(schema: dict[str, Any]) -> None:
+    """25 generations with tokens of several bytes, none of which meets a limit."""
+    known = embedded()
+    plan = make_plan(
+        Constraint("json_schema", json.dumps({"type": "object", **schema})), "auto", ""
+    )
+    assert not plan.error
+    grammar = GuidanceGrammar(plan.text, known)
+    for n in range(25):
+        dice, matcher = random.Random(f"walk {n}"), grammar.matcher()
+        for _ in range(60):
+            bits = np.unpackbits(np.frombuffer(matcher.mask(), np.uint8), bitorder="little")
+            going = [token for token in np.flatnonzero(bits).tolist() if token not in known.eos]
+            if not going:
+                break
+            assert matcher.advance(dice.choice(going))
+
+
+HARD = [
+    ({"patternProperties": {"a.{1,30}b": {}}}, "/"),
+    ({"properties": {"x": {"items": {"type": "string", "not": {"pattern": "a.{5,90}b"}}}}},
+     "/properties/x/items"),
+    ({"$defs": {"n": {"type": "object", "patternProperties": {"e.{1,99}t": {}}}},
+      "properties": {"a": {"$ref": "#/$defs/n"}}}, "/properties/a"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "at"), HARD)
+def test_a_schema_that_cannot_be_walked_is_refused(schema: dict[str, Any], at: str) -> None:
+    plan = make_plan(
+        Constraint("json_schema", json.dumps({"type": "object", **schema})), "auto", ""
+    )
+    assert plan.error.startswith(f"json_schema at {at}: its patterns")
+    assert "anchor the patterns with ^ and $" in plan.error

@@ -11,8 +11,13 @@ from srt.grammar.base import GrammarError
 from srt.grammar.guidance.gbnf_lark import gbnf_to_lark
 from srt.grammar.guidance.lark import check_depth
 from srt.grammar.guidance.tags import tags_grammar
-from srt.grammar.schema import Refusal, compile_schema, whitespace_pattern
+from srt.grammar.guidance.walk import too_hard
+from srt.grammar.schema import Compiled, Refusal, compile_schema, whitespace_pattern
 
+TOO_HARD = (
+    "its patterns and the other conditions beside them take too much work together; anchor the "
+    "patterns with ^ and $, count less in them, or set additionalProperties to false."
+)
 _JSON = re.compile(r"%json\b\s*")
 
 
@@ -28,7 +33,7 @@ def grammar_of(constraint: Constraint, whitespace: str) -> str:
         whitespace if constraint.whitespace is None else constraint.whitespace
     )
     if constraint.kind == "json_schema":
-        compiled = compile_schema(load(constraint.text, "json_schema"), "", space)
+        compiled = _walkable(compile_schema(load(constraint.text, "json_schema"), "", space))
         return "\n".join([f"start: {compiled.start}", *compiled.rules])
     if constraint.kind == "regex":
         return f"start: TEXT\nTEXT: {regex_terminal(constraint.text)}"
@@ -56,12 +61,20 @@ class Schemas:
         self._count += 1
         space = self._space if most is None else whitespace_pattern(f"[ \\n\\t]{{0,{most}}}")
         try:
-            compiled = compile_schema(schema, pointer, space, f"j{self._count}_")
+            compiled = _walkable(compile_schema(schema, pointer, space, f"j{self._count}_"))
         except Refusal as error:
             at = error.pointer or "/"
             raise GrammarError(f"{self._kind} at {at}: {error.reason}") from None
         self.rules += compiled.rules
         return compiled.start
+
+
+def _walkable(compiled: Compiled) -> Compiled:
+    """The same. Raises Refusal where the masks of a terminal would exceed the limits of a step."""
+    for terminal, pointer in compiled.combined.items():
+        if too_hard(terminal):
+            raise Refusal(pointer, TOO_HARD)
+    return compiled
 
 
 def load(text: str, kind: str) -> Any:

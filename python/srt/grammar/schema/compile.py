@@ -13,11 +13,16 @@ from srt.grammar.schema.order import shallow
 
 @dataclass(frozen=True)
 class Compiled:
-    """``start``: name of the first rule. ``used``: pointers of the keywords that had a say."""
+    """Attributes:
+    start: name of the first rule.
+    used: pointers of the keywords that had a say.
+    combined: terminals of patterns that are combined or count, each with the pointer of a schema.
+    """
 
     start: str
     rules: list[str]
     used: frozenset[str]
+    combined: dict[str, str]
 
 
 def compile_schema(schema: Any, pointer: str = "", space: str = "", prefix: str = "") -> Compiled:
@@ -39,4 +44,4 @@ def compile_schema(schema: Any, pointer: str = "", space: str = "", prefix: str 
     except RecursionError:
         raise Refusal(pointer, "is nested too deeply; flatten it.") from None
     start, rules = shallow(start, emitter.rules)
-    return Compiled(start, rules, frozenset(normal.used))
+    return Compiled(start, rules, frozenset(normal.used), emitter.combined)

@@ -43,6 +43,8 @@ class Emitter:
         self.colon = f"/{gap}:{gap}/" if space else '":"'
         self.blank = blank
         self.names = Names(normal)
+        self.combined: dict[str, str] = {}  # see Compiled
+        self._pointer = ""  # of the schema being written
         self._terminals: dict[str, str] = {}
         self._rules: dict[State, str] = {}
         self._shapes: dict[State, list[Shape]] = {}
@@ -69,6 +71,7 @@ class Emitter:
             self.rules.clear()
             self._rules.clear()
             self._terminals.clear()
+            self.combined.clear()
 
     def _number(self, state: State) -> None:
         """Name the rules of the states below one."""
@@ -98,12 +101,14 @@ class Emitter:
         found = [state for scope in shape.scopes for state in scope.properties.values() if state]
         return nodes[max(found[0])].pointer.rpartition("/")[0] if found else ""
 
-    def terminal(self, expression: str) -> str:
-        """The name of a terminal."""
+    def terminal(self, expression: str, combined: bool) -> str:
+        """The name of a terminal. ``combined``: it may have many states."""
         name = self._terminals.get(expression)
         if name is None:
             name = self._terminals[expression] = f"{self.prefix.upper()}T{len(self._terminals)}"
             self.rules.append(f"{name}: {expression}")
+            if combined:
+                self.combined[expression] = self._pointer
         return name
 
     def helper(self, body: str) -> str:
@@ -165,6 +170,8 @@ class Emitter:
 
     def _write(self, state: State) -> bool:
         """Whether there is anything to write."""
+        nodes = self.normal.document.nodes
+        self._pointer = min((nodes[max(n, ~n)].pointer for n in state), default="").rstrip("#")
         plain: list[str] = []
         options: list[str] = []
         for shape in self._shapes[state]:
@@ -183,6 +190,13 @@ class Emitter:
             else:
                 options += write_object(self, shape)
         if plain:
-            options.insert(0, self.terminal(" | ".join(dict.fromkeys(plain))))
+            strings = [shape for shape in self._shapes[state] if isinstance(shape, String)]
+            combined = any(map(_counts, strings))
+            options.insert(0, self.terminal(" | ".join(dict.fromkeys(plain)), combined))
         self.rules.append(f"{self._rules[state]}: " + " | ".join(dict.fromkeys(options)))
         return bool(options)
+
+
+def _counts(shape: String) -> bool:
+    """Whether patterns are combined, or count."""
+    return bool(shape.unlike) or shape.conditions > 1 or any("{" in p.source for p in shape.like)

@@ -147,8 +147,9 @@ def write_object(emitter: Emitter, shape: Object) -> list[str]:
 
 def _others(emitter: Emitter, shape: Object, hit: bool) -> str:
     """The rule of a property that is not mentioned; "" where there is none."""
+    combined = bool(shape.patterns or shape.names or shape.some)
     pairs = [
-        f"{emitter.terminal(name)} {emitter.colon} {emitter.rule(state)}"
+        f"{emitter.terminal(name, combined)} {emitter.colon} {emitter.rule(state)}"
         for name, state in emitter.names.others(shape, hit)
         if not emitter.dead(state)
     ]

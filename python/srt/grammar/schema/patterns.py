@@ -165,7 +165,37 @@ def _branch(parts: list[Node]) -> str:
         begin, parts = "", parts[1:]
     while parts and isinstance(parts[-1], Assert) and parts[-1].kind in ENDS:
         end, parts = "", parts[:-1]
+    if begin:
+        parts = _least(parts, last=False)
+    if end:
+        parts = _least(parts, last=True)
     return begin + "".join(map(_text, parts)) + end
+
+
+def _least(parts: list[Node], last: bool) -> list[Node]:
+    """The same where any text may stand before the first part, or behind the ``last``: a repetition
+    there is found where its least number is, so that counting further tells nothing apart."""
+    parts = list(parts)
+    while parts:
+        edge = len(parts) - 1 if last else 0
+        part = parts[edge]
+        if isinstance(part, Concat):
+            parts[edge : edge + 1] = part.parts
+        elif isinstance(part, Repeat) and part.low == 0:
+            del parts[edge]
+        elif isinstance(part, Repeat) and part.low == 1:
+            parts[edge] = part.part
+        elif isinstance(part, Either):
+            options = [_least([option], last) for option in part.parts]
+            if all(options):
+                parts[edge] = Either(tuple(Concat(tuple(option)) for option in options))
+                break
+            del parts[edge]  # one of them is found everywhere
+        else:
+            if isinstance(part, Repeat):
+                parts[edge] = Repeat(part.part, part.low, part.low)
+            break
+    return parts
 
 
 def _text(node: Node) -> str:
