@@ -268,11 +268,13 @@ def with_argument(name: str) -> object:
 
 
 @pytest.mark.parametrize("name", ["stream", "backend"])
-def test_an_argument_named_as_an_option_is_told_apart(name: str) -> None:
+def test_an_argument_named_as_an_option_is_told_apart(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = with_argument(name)
     with pytest.raises(TypeError, match=f"'{name}' is an argument of program and an option of run"):
         program.run(**{"backend": sgl.Mock(), name: "x"})
-    sgl.set_default_backend(sgl.Mock())
+    monkeypatch.setattr(sgl.global_config, "default_backend", sgl.Mock())
     assert program.run("x").text() == program.bind(**{name: "x"}).run().text() == "x"
 
 
