@@ -11,6 +11,7 @@ import httpx
 from srt.config import Config
 from srt.core.ints import Ints
 from srt.engine.info import EngineInfo
+from srt.program.encoder import Encoder
 from srt.program.output import Finish, Output
 from srt.program.request import Ask, RequestError
 from srt.server.app import make_app
@@ -29,7 +30,7 @@ class Scripted:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
+        self.tokenizer, self.encoder = tokenizer, Encoder(tokenizer)
         self.info = EngineInfo(
             model_path="toy", architecture="Toy", dtype="none", device="none",
             vocab_size=tokenizer.vocab_size, context_length=4096, capacity=4096, page_size=1,

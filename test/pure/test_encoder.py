@@ -53,16 +53,18 @@ class Counter:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """With texts that are not cut, as with tokenizers that allow none."""
     config = Config.of(max_tokenized_bytes=MOST)
     directory = tmp_path_factory.mktemp("tokenizer")
     with serve_text(directory, config, capacity=1 << 19, context=1 << 19) as server:
+        server.tokenizer._can_cut = False
         yield server
 
 
 @pytest.fixture
 def counter(served: Served, monkeypatch: pytest.MonkeyPatch) -> Counter:
     made = Counter(0.02)
-    for name in ("encode", "encode_shielded"):
+    for name in ("encode_piece", "encode_shielded"):
         monkeypatch.setattr(served.tokenizer, name, made.around(getattr(served.tokenizer, name)))
     return made
 
@@ -156,6 +158,18 @@ def test_ids_are_those_of_the_tokenizer(served: Served) -> None:
     assert [len(row) for row in found["token_strs"]] == found["count"]
     one = served.client.post("/tokenize", json={"prompt": texts[0]}).json()
     assert (one["tokens"], one["count"]) == (found["tokens"][0], found["count"][0])
+
+
+def test_a_text_that_can_be_cut_takes_little_at_once(
+    served: Served, counter: Counter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served.tokenizer, "_can_cut", True)
+    text = "the lazy dog " * (MOST // 4)  # of more bytes than may be in work
+    pieces = list(served.tokenizer.pieces(text))
+    assert max(map(bytes_of, pieces)) < SMALL < MOST < bytes_of(text)
+    found = served.client.post("/tokenize", json={"prompt": text}).json()["tokens"]
+    assert counter.texts == 0
+    assert found == served.tokenizer._model.encode(text).ids
 
 
 # -- any order of coming, going and giving up -----------------------------------------------------

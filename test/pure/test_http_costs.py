@@ -169,6 +169,7 @@ def test_a_text_that_cannot_fit_is_refused_unread(
     before = served.client.golden()
     with monkeypatch.context() as patch:
         patch.setattr(served.tokenizer, "encode", unread)
+        patch.setattr(served.tokenizer, "encode_piece", unread)
         text = "x" * (4 * served.tokenizer.longest * 1024 + 10**6)
         for path, more in (
             ("/generate", {"text": text}),

@@ -236,7 +236,7 @@ class ServerConfig:
     enable_metrics: bool = flag(True, "accepted for compatibility: /metrics is always served")
     max_body_bytes: int = flag(16 << 20, "largest request body", type=int)
     max_tokenized_bytes: int = flag(
-        4 << 20, "bytes of texts tokenized at once, and so of one; each takes up to 420 of memory",
+        4 << 20, "bytes of text tokenized at once where it cannot be cut; each takes up to 420",
         type=int,
     )  # fmt: skip
     response_store_bytes: int = flag(

@@ -1,8 +1,9 @@
 """Encoder: texts to token ids for all requests, so many bytes at a time.
 
-Tokenizing takes 150 to 420 bytes of memory for each byte of a text, as long as it lasts. So the
-bytes of long texts that are tokenized at once are bounded over all requests; the texts that do not
-fit wait in the order in which they came, and those that would wait behind too many are refused.
+Tokenizing takes 150 to 420 bytes of memory for each byte of a text, as long as it lasts. So a long
+text is tokenized in pieces where its tokenizer allows that, and the bytes of long pieces that are
+in work at once are bounded over all requests. What does not fit waits in the order in which it
+came; what would wait behind too much is refused.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from srt.core.ints import Ints
+from srt.core.ints import Ints, ints
 from srt.program.request import RequestError
 from srt.tokenizer import LONG, Tokenizer
 
@@ -46,8 +47,10 @@ class Encoder:
             if len(text) < LONG:
                 await asyncio.sleep(0)
                 return self._tokenizer.encode(text, add_special_tokens)
-            size = bytes_of(text)
-            return await self.run(size, self._tokenizer.encode, text, add_special_tokens)
+            found, encode = ints(), self._tokenizer.encode_piece
+            for piece in self._tokenizer.pieces(text):
+                found += await self.run(bytes_of(piece), encode, piece)
+            return self._tokenizer.framed(found) if add_special_tokens else found
         except RequestError:
             raise
         except ValueError as error:
@@ -70,8 +73,8 @@ class Encoder:
         """Returns when the bytes are counted as held."""
         if size > self._most:
             raise RequestError(
-                f"The text has {size} bytes; at most {self._most} are tokenized at once "
-                "(--max-tokenized-bytes); send it in parts.",
+                f"The text has {size} bytes in which it cannot be cut; at most {self._most} are "
+                "tokenized at once (--max-tokenized-bytes); send it in parts.",
                 "prompt",
             )
         if not self._queue and self.held + size <= self._most:

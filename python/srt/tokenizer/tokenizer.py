@@ -15,6 +15,7 @@ from srt.core.vocabulary import Vocabulary
 from srt.files.location import EMBEDDED, TOKENIZER_FILES, locate
 from srt.tokenizer import source as sources
 from srt.tokenizer.chat import ChatTemplate, ChatTemplateError
+from srt.tokenizer.cuts import can_cut, pieces
 from srt.tokenizer.detokenizer import Detokenizer
 from srt.tokenizer.errors import MAX_TOKENS, TokenizerError, failed, told
 from srt.tokenizer.inside import Inside
@@ -70,6 +71,7 @@ class Tokenizer:
                 )
             self.token_bytes = piece_bytes(vocab, source.layout)
             self.shield = Shield(source.text, source.layout)
+        self._can_cut = can_cut(source.layout)
         self.vocab_size = len(self.token_bytes)
         self.longest = max(map(len, self.token_bytes), default=0) or 1
         self._added: dict[str, int] = {entry["content"]: entry["id"] for entry in added}
@@ -119,6 +121,18 @@ class Tokenizer:
         ``add_special_tokens`` puts the model's own before and after it, unless ``text`` already
         begins (ends) with them. Raises ValueError on lone surrogates.
         """
+        found = array("i")
+        for piece in self.pieces(text):
+            found += self.encode_piece(piece)
+        return self.framed(found) if add_special_tokens else found
+
+    def pieces(self, text: str) -> Iterable[str]:
+        """Pieces whose ids, one behind the other, are those of the text: long texts take memory
+        piece by piece then. The text itself where this tokenizer allows no cuts."""
+        return pieces(text) if self._can_cut else (text,)
+
+    def encode_piece(self, text: str) -> array[int]:
+        """Ids of one of ``pieces``. Raises ValueError on lone surrogates."""
         try:
             if len(text) < LONG:
                 found = self._model.encode(text, add_special_tokens=False).ids
@@ -130,13 +144,16 @@ class Tokenizer:
             raise failed(error, self._file) from None
         if len(text) >= HUGE:
             heap.trim()
-        if add_special_tokens:
-            before, after = self.before, self._after
-            if before and found[: len(before)] != before:
-                found = before + found
-            if after and found[-len(after) :] != after:
-                found = found + after
         return array("i", found)
+
+    def framed(self, ids: array[int]) -> array[int]:
+        """The ids of a text with the model's own before and after them, once."""
+        before, after = array("i", self.before), array("i", self._after)
+        if before and ids[: len(before)] != before:
+            ids = before + ids
+        if after and ids[-len(after) :] != after:
+            ids = ids + after
+        return ids
 
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
         """Text of ``ids``; ids past the vocabulary have none."""
