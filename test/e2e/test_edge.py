@@ -126,7 +126,7 @@ def test_a_runtime_with_tls(toy: list[str], certificate: Path) -> None:
     settings = {name: str(certificate / file) for name, file in files.items()}
     with sgl.Runtime(model_path=toy[1], load_format="dummy", threads=1, **settings) as runtime:
         assert runtime.url.startswith("https://")
-        reply = runtime.generate("a", {"max_new_tokens": 3, "ignore_eos": True})
+        reply = json.loads(runtime.generate("a", {"max_new_tokens": 3, "ignore_eos": True}))
         assert reply["meta_info"]["completion_tokens"] == 3
 
 

@@ -92,9 +92,11 @@ class RuntimeEndpoint(NativeBackend):
             jinja = self._get("/tokenizer_info").get("chat_template")
         except BackendError:
             jinja = None
+        return template_for(self.get_model_name(), jinja if isinstance(jinja, str) else None)
+
+    def get_model_name(self) -> str:
         info = self.model_info
-        name = info.get("model_path") or info.get("served_model_name") or ""
-        return template_for(str(name), jinja if isinstance(jinja, str) else None)
+        return str(info.get("model_path") or info.get("served_model_name") or "")
 
     def call(self, body: dict[str, Any]) -> Any:
         return self._send("POST", "/generate", body, _are_texts)

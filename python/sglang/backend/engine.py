@@ -93,8 +93,7 @@ class Engine(NativeBackend):
         )
         self._service: Service | None = Service(config, completion)
         self.constraints = frozenset(CONSTRAINTS)
-        model_name = self._service.info.model_path or self._service.model_name
-        template = named or template_for(model_name, self.tokenizer.chat_template)
+        template = named or template_for(self.get_model_name(), self.tokenizer.chat_template)
         self.chat_template = template.seeing(self._service.placeholders)
         atexit.register(self.shutdown)
 
@@ -240,6 +239,10 @@ class Engine(NativeBackend):
         """Returns when the requests that have it have ended. Raises BackendError."""
         adapters = self._alive().adapters
         self._wait(lambda: adapters.unload(lora_name))
+
+    def get_model_name(self) -> str:
+        service = self._alive()
+        return service.info.model_path or service.model_name
 
     def tokenize(self, texts: Sequence[str], special: bool = True) -> list[Sequence[int]]:
         return [self.tokenizer.encode(text, special) for text in texts]

@@ -32,6 +32,10 @@ class NativeBackend(Backend):
 
     native = True
 
+    def get_model_name(self) -> str:
+        """The model's path or hub id, or the name that it is served by."""
+        raise NotImplementedError
+
     def call(self, body: dict[str, Any]) -> Any:
         """Answer of a ``/generate`` request: a dict, or a list of them. Raises BackendError."""
         raise NotImplementedError

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
-import socket
 import ssl
 import subprocess
 import sys
@@ -18,7 +18,7 @@ from sglang.backend.native import STREAMED
 from sglang.backend.server_args import ServerArgs, settings_of
 from sglang.errors import BackendError, lacking
 from sglang.renamed import renamed
-from sglang.utils import terminate_process
+from sglang.utils import free_port, own_environment, terminate_process
 
 LOG_TAIL_LINES = 20
 
@@ -46,12 +46,13 @@ class Runtime:
     ) -> None:
         settings = settings_of(server_args, settings)
         port = port or settings.pop("port", None)
-        self.port = port or _free_port()
+        self.port = port or free_port()
         self._process = os.getpid()
         host = settings.get("host", "127.0.0.1")
         reach = "127.0.0.1" if host in ("0.0.0.0", "::") else host
         certificate = settings.get("ssl_certfile")
         self.url = f"{'https' if certificate else 'http'}://{reach}:{self.port}"
+        self.generate_url = self.url + "/generate"
         command = [sys.executable, "-m", "sglang.launch_server", "--port", str(self.port)]
         settings.setdefault("exit_with_parent", os.getpid())  # also where that is killed
         with tempfile.NamedTemporaryFile(prefix="sglang-", suffix=".log", delete=False) as log:
@@ -61,9 +62,10 @@ class Runtime:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env=_environment(),
+                env=own_environment(),
                 start_new_session=True,
             )
+        self.pid = self.process.pid
         atexit.register(self.shutdown)
         try:
             key = settings.get("api_key") or os.environ.get("SGLANG_API_KEY")  # as the server does
@@ -110,9 +112,10 @@ class Runtime:
         prompt: str | list[str] | None = None,
         sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None,
         **fields: Any,
-    ) -> Any:
-        """Answer of ``/generate``, decoded; ``fields`` are further ones of the request."""
-        return self.endpoint.call(_body(prompt, sampling_params, fields))
+    ) -> str:
+        """Answer of ``/generate`` as JSON text; ``fields`` are further ones of the request.
+        ``endpoint.call`` answers with dicts."""
+        return json.dumps(self.endpoint.call(_body(prompt, sampling_params, fields)))
 
     async def async_generate(
         self,
@@ -129,10 +132,12 @@ class Runtime:
                 yield text[shown:]
                 shown = len(text)
 
+    add_request = async_generate
+
     @renamed(prompt="text")
-    def encode(self, prompt: str | Sequence[str], **fields: Any) -> Any:
-        """Embedding of ``prompt``, as ``RuntimeEndpoint.encode`` gives it."""
-        return self.endpoint.encode(prompt, **fields)
+    def encode(self, prompt: str | Sequence[str], **fields: Any) -> str:
+        """Answer of ``/encode`` as JSON text; ``endpoint.encode`` answers with dicts."""
+        return json.dumps(self.endpoint.encode(prompt, **fields))
 
     def load_lora_adapter(self, lora_name: str, lora_path: str, pinned: bool = False) -> Any:
         """As ``RuntimeEndpoint.load_lora_adapter``."""
@@ -141,6 +146,10 @@ class Runtime:
     def unload_lora_adapter(self, lora_name: str) -> Any:
         """As ``RuntimeEndpoint.unload_lora_adapter``."""
         return self.endpoint.unload_lora_adapter(lora_name)
+
+    def get_model_name(self) -> str:
+        """The model's path or hub id."""
+        return self.endpoint.get_model_name()
 
     @renamed(prefix="prefix_str")
     def cache_prefix(self, prefix: str) -> None:
@@ -202,17 +211,3 @@ def _flags(settings: dict[str, Any]) -> list[str]:
         elif value is not None:
             flags += [flag, str(value)]
     return flags
-
-
-def _environment() -> dict[str, str]:
-    """This process's, with this package first: it may not be installed."""
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

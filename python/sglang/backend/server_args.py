@@ -1,34 +1,67 @@
-"""ServerArgs: the settings of a runtime, checked when they are given."""
+"""ServerArgs: the settings of a runtime as a dataclass, made from their one declaration."""
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 from typing import Any
 
-from sglang.errors import lacking
+from srt.config import Config, add_arguments, from_arguments
 
 
-class ServerArgs:
-    """Settings for ``Engine(server_args=...)`` and ``Runtime(server_args=...)``.
+def _fields() -> list[tuple[str, type, Any]]:
+    """Name, type and default of every setting."""
+    return [(name, type(value), value) for name, value in Config().settings().items()]
 
-    Keyword arguments are the flags of ``launch_server`` (``model_path=``, ``page_size=``, ...);
-    every setting is an attribute. Needs the extra ``srt``.
+
+_PUBLIC = frozenset(Config().public())
+_Settings: Any = dataclasses.make_dataclass("_Settings", _fields(), init=False)
+
+
+class ServerArgs(_Settings):  # type: ignore[misc]
+    """Settings for ``Engine(server_args=...)``, ``Runtime(server_args=...)`` and
+    ``sglang.srt.entrypoints.http_server.launch_server``.
+
+    A field is a flag of ``launch_server``: ``page_size`` is ``--page-size``. The values are checked
+    here, and again by what uses them: a field may be changed in between.
 
     Raises:
         TypeError, ValueError: an unknown setting, or a value out of range.
     """
 
-    def __init__(self, **settings: Any) -> None:
-        try:
-            from srt.config import Config
-        except ImportError as error:
-            raise lacking("ServerArgs", "srt", error) from error
-        self.given = settings
-        self.__dict__.update(Config.of(**settings).settings())
+    def __init__(self, model_path: str = "", **settings: Any) -> None:
+        for name, value in Config.of(model_path=model_path, **settings).settings().items():
+            setattr(self, name, value)
+
+    @staticmethod
+    def add_cli_args(parser: argparse.ArgumentParser) -> None:
+        """Add every flag of ``launch_server`` to ``parser``."""
+        add_arguments(parser)
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> ServerArgs:
+        """The settings among the parsed ``args``; other names are left out. Raises ValueError."""
+        return cls(**from_arguments(args).settings())
+
+    def url(self) -> str:
+        """The address that a server with these settings is reached by from this machine."""
+        host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
+        shown = f"[{host}]" if ":" in host else host
+        return f"{'https' if self.ssl_certfile else 'http'}://{shown}:{self.port}"
+
+    def chosen(self) -> dict[str, Any]:
+        """The settings that differ from their defaults."""
+        return {
+            field.name: value
+            for field in dataclasses.fields(self)
+            if (value := getattr(self, field.name)) != field.default
+        }
 
     def __repr__(self) -> str:
-        return f"ServerArgs({', '.join(f'{k}={v!r}' for k, v in self.given.items())})"
+        shown = {k: v if k in _PUBLIC else "***" for k, v in self.chosen().items()}
+        return f"ServerArgs({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
 
 
 def settings_of(server_args: ServerArgs | None, settings: dict[str, Any]) -> dict[str, Any]:
     """``settings`` over those of ``server_args``."""
-    return settings if server_args is None else {**server_args.given, **settings}
+    return settings if server_args is None else {**server_args.chosen(), **settings}

@@ -1,0 +1,5 @@
+"""The settings of the frontend under upstream's module name."""
+
+from sglang.settings import global_config
+
+__all__ = ["global_config"]

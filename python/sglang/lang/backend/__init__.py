@@ -1,0 +1,1 @@
+"""Backends under upstream's module names."""

@@ -1,0 +1,20 @@
+"""The methods of ``select`` under upstream's names."""
+
+from sglang.choices import (
+    ChoicesMethod,
+    Decision,
+    greedy_token_selection,
+    token_length_normalized,
+    unconditional_likelihood_normalized,
+)
+
+ChoicesSamplingMethod = ChoicesMethod
+ChoicesDecision = Decision
+
+__all__ = [
+    "ChoicesDecision",
+    "ChoicesSamplingMethod",
+    "greedy_token_selection",
+    "token_length_normalized",
+    "unconditional_likelihood_normalized",
+]

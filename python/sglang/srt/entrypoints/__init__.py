@@ -1,0 +1,1 @@
+"""``Engine`` and ``launch_server`` under upstream's module names."""
