@@ -20,6 +20,7 @@ import pytest
 import sglang as sgl
 from helpers.tiny_model import write_config
 from helpers.toy_tokenizer import byte_level
+from sglang.utils import http_request
 
 pytest.importorskip("torch")
 
@@ -248,6 +249,44 @@ def test_the_cache_is_flushed_and_counted(backend: Any) -> None:
     assert sgl.get_server_info(backend)["stats"]["evictable_tokens"] > 0
     sgl.flush_cache(backend)
     assert sgl.get_server_info(backend)["stats"]["evictable_tokens"] == 0
+
+
+def test_scores_of_the_offline_engine(engine: sgl.Engine, runtime: sgl.Runtime) -> None:
+    labels = [engine.tokenizer.encode(text, False)[0] for text in (" yes", " no")]
+    arguments = ("Is it lit?", [" Say:", " Tell:"], labels)
+    found = engine.score(*arguments, apply_softmax=True)
+    assert found.scores == list(found)
+    assert [sum(row) for row in found] == pytest.approx([1.0, 1.0])
+    assert asyncio.run(engine.async_score(*arguments, apply_softmax=True)) == found
+    body = {"query": "Is it lit?", "items": [" Say:", " Tell:"], "label_token_ids": labels,
+            "apply_softmax": True}  # fmt: skip
+    told = http_request(f"{runtime.url}/v1/score", json=body, api_key="secret").json()
+    assert found.prompt_tokens == told["usage"]["prompt_tokens"]
+    for row, other in zip(found, told["scores"]):
+        assert row == pytest.approx(other, abs=1e-6)
+    with pytest.raises(sgl.BackendError, match="label_token_ids has 0 entries"):
+        engine.score("a", ["b"])
+
+
+def test_a_session_of_the_offline_engine(engine: sgl.Engine) -> None:
+    params = {"max_new_tokens": 6, "temperature": 0.0}
+    number = engine.open_session(1000)
+    first = engine.generate("The quick brown fox", params, session_params={"id": number})
+    session = {"id": number, "rid": first["meta_info"]["id"]}
+    second = engine.generate(" jumps", params, session_params=session)
+    ids = [*engine.tokenizer.encode("The quick brown fox"), *first["output_ids"]]
+    ids += engine.tokenizer.encode(" jumps", False)
+    assert second["meta_info"]["prompt_tokens"] == len(ids)
+    alone = engine.generate(input_ids=ids, sampling_params=params)
+    assert second["output_ids"] == alone["output_ids"]
+    assert engine.close_session(number)
+    assert not engine.close_session(number)
+    with pytest.raises(sgl.BackendError, match="There is no session"):
+        engine.generate("a", params, session_params=session)
+
+
+def test_the_models_name(backend: Any, engine: sgl.Engine) -> None:
+    assert backend.get_model_name() == engine.get_model_name() != ""
 
 
 def test_embeddings(backend: Any, engine: sgl.Engine) -> None:

@@ -22,6 +22,7 @@ from srt.server.text.completions import CompletionBody
 from srt.server.text.embeddings import EmbeddingBody, EncodeBody
 from srt.server.text.native import GenerateBody
 from srt.server.text.score import RerankBody, ScoreBody
+from srt.server.text.sessions import CloseSessionBody, OpenSessionBody
 from srt.server.text.tokens import DetokenizeBody, TemplateBody, TokenizeBody
 
 JSON = {"Content-Type": "application/json"}
@@ -227,6 +228,8 @@ BASES: dict[str, tuple[type, dict[str, Any]]] = {
     "/tokenize": (TokenizeBody, {"prompt": "a"}),
     "/detokenize": (DetokenizeBody, {"tokens": [1]}),
     "/abort_request": (AbortBody, {"rid": "a"}),
+    "/open_session": (OpenSessionBody, {"capacity_of_str_len": 8, "timeout": 9.0}),
+    "/close_session": (CloseSessionBody, {"session_id": "a"}),
 }
 
 
@@ -248,7 +251,7 @@ def test_odd_values_never_break_the_server(http: httpx.Client, path: str) -> Non
     for _ in range(50):
         first, second = draw.choice(names), draw.choice(names)
         bodies.append({**base, first: draw.choice(ODD), second: draw.choice(ODD), "max_tokens": 2})
-    for body in draw.sample(bodies, 120):
+    for body in draw.sample(bodies, min(120, len(bodies))):
         reply = http.post(path, json=body)
         if reply.status_code != 200:
             assert reply.status_code in (400, 403, 429), (body, reply.text)

@@ -57,6 +57,7 @@ RULES = {
     "sglang.integrations.dspy": "sglang dspy",
     "sglang.timeline.otel": "sglang opentelemetry",
     "sglang.backend.engine": "sglang srt",
+    "sglang.backend.engine_control": "sglang srt",
     "sglang.backend.runtime": "sglang srt",
     "sglang.backend.server_args": "sglang srt",
     "sglang.launch_server": "sglang srt",

@@ -23,8 +23,8 @@ from concurrent.futures import CancelledError, Future
 from contextlib import aclosing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from sglang.backend.engine_control import EngineControl
 from sglang.backend.loop_thread import begin, drawn, finish, waited
-from sglang.backend.native import NativeBackend
 from sglang.backend.server_args import ServerArgs, settings_of
 from sglang.chat import template_for, template_named
 from sglang.errors import BackendError, lacking
@@ -38,7 +38,7 @@ _END = object()
 SHUTDOWN_SECONDS = 10.0
 
 
-class Engine(NativeBackend):
+class Engine(EngineControl):
     """A backend for programs, and a runtime of its own: ``generate``, ``async_generate``.
 
     Keyword arguments are the server's settings (``model_path=``, ``max_total_tokens=``, ...);
@@ -149,11 +149,14 @@ class Engine(NativeBackend):
         return self._wait(lambda: self._answer(body))
 
     async def acall(self, body: dict[str, Any]) -> Any:
-        future: Future[Any] = Future()
-        self._begin(lambda: self._answer(body), future)
+        return await self._awaiting(lambda: self._answer(body))
+
+    async def _awaiting(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        future: Future[T] = Future()
+        self._begin(make, future)
         return await self._awaited(future)
 
-    async def _awaited(self, future: Future[Any]) -> Any:
+    async def _awaited(self, future: Future[T]) -> T:
         try:
             with _translated():
                 return await asyncio.wrap_future(future)
@@ -206,43 +209,7 @@ class Engine(NativeBackend):
         **fields: Any,
     ) -> Any:
         """``encode`` for a running event loop."""
-        future: Future[Any] = Future()
-        self._begin(lambda: self._encoded(prompt, input_ids, fields), future)
-        return await self._awaited(future)
-
-    def flush_cache(self) -> dict[str, Any]:
-        """Empty the prefix cache. Raises BackendError while requests are running."""
-        completion = self._alive().completion
-        reply = self._wait(lambda: completion.control("flush"))
-        if not reply.ok:
-            raise BackendError(f"the cache was not flushed: {reply.message}", 400)
-        return {"success": True, **reply.data}
-
-    def get_server_info(self) -> dict[str, Any]:
-        """Settings, the engine's facts and its counters of this moment (under ``stats``)."""
-        service = self._alive()
-        reply = self._wait(lambda: service.completion.control("stats"))
-        info = service.info
-        facts = {name: getattr(info, name) for name in info.__struct_fields__}
-        return {**service.config.settings(), **facts, "stats": reply.data}
-
-    def load_lora_adapter(
-        self, lora_name: str, lora_path: str, pinned: bool = False
-    ) -> dict[str, Any]:
-        """Load an adapter, in PEFT's layout, from a directory or the hub; gens and requests then
-        name it as ``lora_path``. Raises BackendError."""
-        adapters = self._alive().adapters
-        info = self._wait(lambda: adapters.load(lora_name, lora_path, pinned, trusted=True))
-        return {name: getattr(info, name) for name in info.__struct_fields__}
-
-    def unload_lora_adapter(self, lora_name: str) -> None:
-        """Returns when the requests that have it have ended. Raises BackendError."""
-        adapters = self._alive().adapters
-        self._wait(lambda: adapters.unload(lora_name))
-
-    def get_model_name(self) -> str:
-        service = self._alive()
-        return service.info.model_path or service.model_name
+        return await self._awaiting(lambda: self._encoded(prompt, input_ids, fields))
 
     def tokenize(self, texts: Sequence[str], special: bool = True) -> list[Sequence[int]]:
         return [self.tokenizer.encode(text, special) for text in texts]

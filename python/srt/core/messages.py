@@ -10,7 +10,7 @@ a list of messages a frame. Contexts and requests are numbered by the client.
     Truncate   cut to ``length``
     Advance    a request: compute the context's work and then what the goal says
     Close      the context is gone; a request on it ends as aborted; again: no effect
-    Control    flush the cache, ask for statistics, ping
+    Control    flush the cache, ask for statistics, ping, pause and continue
     LoadAdapter, UnloadAdapter
                an adapter that contexts may be opened with, from now on or no longer
 
@@ -130,7 +130,9 @@ class Close(msgspec.Struct, frozen=True, tag="close"):
 
 
 class Control(msgspec.Struct, frozen=True, tag="control", omit_defaults=True):
-    """``op`` is one of "stats", "flush", "ping", "tree"; answered by a Reply with the same ``id``.
+    """``op`` is one of "stats", "flush", "ping", "tree", "pause", "retract" and "continue";
+    answered by a Reply with the same ``id``. Under "pause" no pass is planned until "continue";
+    "retract" pauses, and the running requests give their memory back and wait.
 
     ``limit`` is how many entries of each list a "tree" may have.
     """

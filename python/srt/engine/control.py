@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from srt.core.messages import Control, LoadAdapter, Reply, UnloadAdapter
 from srt.engine.view import view
 
+OPS = ("stats", "flush", "ping", "tree", "pause", "retract", "continue")
+
 if TYPE_CHECKING:
     from srt.engine.engine import Engine
 
@@ -26,11 +28,17 @@ def _answer(engine: Engine, verb: Control) -> Reply:
     if verb.op == "stats":
         return Reply(verb.id, data=stats_of(engine))
     if verb.op == "flush":
-        busy = len(engine.requests)
+        held = len(engine.running) + len(engine.planner.leaving)
+        busy = held if engine.paused else len(engine.requests)  # what waits holds no memory
         if busy:
             return Reply(verb.id, False, f"{busy} requests are under way; flush when idle")
         return Reply(verb.id, data={"tokens": engine.store.flush()})
     if verb.op == "ping":
+        return Reply(verb.id)
+    if verb.op in ("pause", "retract", "continue"):
+        engine.paused = verb.op != "continue"
+        if verb.op == "retract":
+            engine.planner.retract([r for r in engine.running.values() if r.context.active])
         return Reply(verb.id)
     if verb.op == "tree":
         seen = view(
@@ -38,7 +46,7 @@ def _answer(engine: Engine, verb: Control) -> Reply:
             engine.adapters.name,
         )  # fmt: skip
         return Reply(verb.id, data=seen)
-    return Reply(verb.id, False, f"unknown control {verb.op!r}; use stats, flush, ping or tree")
+    return Reply(verb.id, False, f"unknown control {verb.op!r}; use {', '.join(OPS)}")
 
 
 def stats_of(engine: Engine) -> dict[str, float]:
@@ -48,6 +56,7 @@ def stats_of(engine: Engine) -> dict[str, float]:
         **engine.stats.as_dict(),
         "running": len(engine.running) + len(engine.planner.leaving),
         "waiting": len(engine.waiting),
+        "paused": int(engine.paused),
         **engine.compile_counts,
         **engine.adapters.counts,
         "contexts": len(store.contexts),

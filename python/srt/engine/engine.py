@@ -87,6 +87,7 @@ class Engine:
         self.stats = Stats()
         self._drafts = drafts or Drafts(jumps)
         self.planner = Planner(info, schedule, self.store, self.stats, self._drafts)
+        self.paused = False  # no pass is planned; set by a Control
         self._requests: dict[int, Request] = {}  # by context id
         self._under_way: deque[Pass] = deque()
         self._accepted = 0
@@ -235,7 +236,8 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        return bool(self.waiting or self.running or self._under_way)
+        planning = not self.paused and (self.waiting or self.running)
+        return bool(planning or self._under_way)
 
     @property
     def compiling(self) -> int:
@@ -251,6 +253,8 @@ class Engine:
         if passes and passes[-1].waits:
             events += self._finish()
             self._compiled(events)
+        if self.paused:
+            return events + (self._finish() if passes else [])
         planned = self.planner.plan(passes[-1] if passes else None)
         for request in self.planner.filled:
             events += self._end(request, "done")

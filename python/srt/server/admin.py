@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -17,7 +17,8 @@ from srt.core.sampling import SamplingParams
 from srt.program.completion import Completion, EngineLost
 from srt.program.request import CONSTRAINTS, Ask, RequestError
 from srt.server.service import Service
-from srt.server.wire.body import read_optional_body
+from srt.server.text.sessions import CloseSessionBody, OpenSessionBody
+from srt.server.wire.body import read_body, read_optional_body
 from srt.server.wire.caller import current
 from srt.server.wire.errors import ServerError, json_response
 from srt.server.wire.stream import unless_gone
@@ -37,7 +38,9 @@ async def health(service: Service, request: Request) -> Response:
 
 
 async def health_generate(service: Service, request: Request) -> Response:
-    """200 when one token was drawn."""
+    """200 when one token was generated."""
+    if (await statistics(service))["paused"]:
+        raise ServerError("paused", "Generation is paused; POST /continue_generation.")
     await unless_gone(request, probe(service.completion))
     return json_response({"status": "ok"})
 
@@ -140,6 +143,53 @@ async def flush_cache(service: Service, request: Request) -> Response:
     if not reply.ok:
         raise ServerError("busy", f"The cache was not flushed: {reply.message}.")
     return json_response({"success": True, "message": "The cache is empty.", **reply.data})
+
+
+async def load(service: Service, request: Request) -> Response:
+    """How many requests there are, and the tokens that they hold: for routers."""
+    stats = await statistics(service)
+    waiting = int(stats["waiting"]) + int(stats["compiling"])
+    free = stats["free_tokens"] + stats["evictable_tokens"]
+    return json_response(
+        [
+            {
+                "dp_rank": 0,
+                "num_reqs": int(stats["running"]) + waiting,
+                "num_waiting_reqs": waiting,
+                "num_tokens": int(stats["total_tokens"] - free),
+            }
+        ]
+    )
+
+
+class PauseBody(msgspec.Struct):
+    """``mode``: "abort" ends all requests, "in_place" keeps them with their memory, "retract" takes
+    the memory too. What comes in waits in every mode."""
+
+    mode: Literal["abort", "in_place", "retract"] = "abort"
+
+
+async def pause_generation(service: Service, request: Request) -> Response:
+    body = await read_optional_body(request, PauseBody, service.body_limit)
+    await service.control("retract" if body.mode == "retract" else "pause")
+    if body.mode == "abort":
+        service.abort()
+    return json_response({"status": "ok", "message": "Generation is paused."})
+
+
+async def continue_generation(service: Service, request: Request) -> Response:
+    await service.control("continue")
+    return json_response({"status": "ok", "message": "Generation continues."})
+
+
+async def open_session(service: Service, request: Request) -> Response:
+    body = await read_optional_body(request, OpenSessionBody, service.body_limit)
+    return json_response(service.sessions.open(body))
+
+
+async def close_session(service: Service, request: Request) -> Response:
+    body = await read_body(request, CloseSessionBody, service.body_limit)
+    return json_response({"status": "ok", "closed": service.sessions.close(body.session_id)})
 
 
 class AbortBody(msgspec.Struct):

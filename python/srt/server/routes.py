@@ -21,7 +21,7 @@ from srt.server.page import live
 from srt.server.responses import body as responses_body
 from srt.server.responses import routes as responses
 from srt.server.service import Service
-from srt.server.text import classify, completions, embeddings, native, score, tokens
+from srt.server.text import classify, completions, embeddings, native, score, sessions, tokens
 
 Handler = Callable[[Service, Request], Awaitable[Response]]
 
@@ -82,6 +82,12 @@ ROUTES = (
     _get("/flush_cache", admin.flush_cache, shapes.Flushed),
     _post("/flush_cache", admin.flush_cache, None, shapes.Flushed),
     _post("/abort_request", admin.abort_request, admin.AbortBody, shapes.Aborted),
+    _get("/get_load", admin.load, list[shapes.Load]),
+    _post("/pause_generation", admin.pause_generation, admin.PauseBody, shapes.Told,
+          optional=True),
+    _post("/continue_generation", admin.continue_generation, None, shapes.Told),
+    _post("/open_session", admin.open_session, sessions.OpenSessionBody, str, optional=True),
+    _post("/close_session", admin.close_session, sessions.CloseSessionBody, shapes.Closed),
     _get("/", page.index, None, media=_PAGE[:1]),
     _get("/page/{name}", page.asset, None, media=_PAGE),
     _post("/load_lora_adapter", adapters.load, adapters.LoadBody, shapes.Adapters),

@@ -29,6 +29,7 @@ from srt.server.responses.store import Store
 from srt.server.seeing import viewer_of, written
 from srt.server.telemetry.metrics import Metrics
 from srt.server.telemetry.tracing import Tracing
+from srt.server.text.sessions import Sessions
 from srt.server.wire.caller import current
 from srt.server.wire.errors import ServerError
 
@@ -70,6 +71,7 @@ class Service:
         self.responses = Store(config.server.response_store_bytes)
         running = self.info.max_running_requests
         self.viewer = viewer_of(config, self.info)
+        self.sessions = Sessions(self.abort, self.tokenizer.before)
         self.turns = Turns(running + max(1, running // 4))
         self.draining = False
         self.open_requests = 0

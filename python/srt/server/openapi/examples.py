@@ -86,4 +86,7 @@ EXAMPLES: dict[str, Bodies] = {
     "/v1/detokenize": _DETOKENIZE,
     "/apply-template": [{"messages": _SAID}],
     "/abort_request": [{"rid": "mine"}, {"abort_all": True}],
+    "/open_session": [{"capacity_of_str_len": 1024, "timeout": 60}],
+    "/close_session": [{"session_id": "mine"}],
+    "/pause_generation": [{"mode": "in_place"}],
 }  # fmt: skip

@@ -63,6 +63,23 @@ class Status(Struct):
     status: Literal["ok"]
 
 
+class Told(Status):
+    message: str
+
+
+class Closed(Status):
+    closed: bool
+
+
+class Load(Struct):
+    """Of the one engine: requests in it, those of them that wait, tokens whose KV is in use."""
+
+    dp_rank: Literal[0]
+    num_reqs: Count
+    num_waiting_reqs: Count
+    num_tokens: Count
+
+
 class ModelInfo(EngineInfo, frozen=True, kw_only=True):
     tokenizer_path: str
     served_model_name: str

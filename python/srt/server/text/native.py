@@ -9,6 +9,8 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -22,6 +24,7 @@ from srt.program.parts import read_parts
 from srt.program.request import Ask, Logprobs, RequestError, sampling_from
 from srt.program.sources import sources_of
 from srt.server.service import Service
+from srt.server.text.sessions import SessionParams, Turn
 from srt.server.wire.body import read_body
 from srt.server.wire.errors import json_response
 from srt.server.wire.stream import respond, unless_gone
@@ -57,6 +60,7 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     video_data: Any = None
     audio_data: Any = None
     lora_path: str | list[str | None] | None = None
+    session_params: SessionParams | None = None
     input_embeds: Any = None
     return_hidden_states: Any = None
 
@@ -72,6 +76,22 @@ class Asked(msgspec.Struct):
     single: bool  # one prompt, not in a list, one completion
     with_text: bool
     received: float | None  # time.monotonic(), where spans are wanted
+    turn: Turn | None = None  # of a session
+
+    def run(self, service: Service) -> AsyncGenerator[tuple[int, Output], None]:
+        """Outputs as ``Service.run`` has them."""
+        if self.turn is None:
+            return service.run(self.asks)
+        return service.sessions.follow(self.turn, partial(service.run, self.asks))
+
+    async def finish(self, service: Service) -> list[list[Output]]:
+        """The finished outputs of each ask."""
+        if self.turn is None:
+            return await service.finish(self.asks)
+        async with aclosing(self.run(service)) as items:  # what it writes may be replaced
+            async for _, output in items:
+                last = output
+        return [[last]]
 
 
 async def generate(service: Service, request: Request) -> Response:
@@ -87,7 +107,7 @@ async def answer(service: Service, body: GenerateBody) -> dict[str, Any] | list[
     Raises RequestError, and EngineLost where the engine died.
     """
     asked = await _asks(service, body)
-    results = await service.finish(asked.asks)
+    results = await asked.finish(service)
     found = []
     for ask, outputs in zip(asked.asks, results):
         for output in outputs:
@@ -110,7 +130,7 @@ async def events(service: Service, body: GenerateBody) -> AsyncGenerator[dict[st
     offsets = [0]
     for ask in asked.asks:
         offsets.append(offsets[-1] + ask.sampling.n)
-    async with aclosing(service.run(asked.asks)) as items:
+    async with aclosing(asked.run(service)) as items:
         async for index, output in items:
             place, ask = offsets[index] + output.index, asked.asks[index]
             if place not in streamed:
@@ -209,7 +229,24 @@ async def _asks(service: Service, body: GenerateBody) -> Asked:
                 whole, media=seen.media, adapter=adapters[i])
         )  # fmt: skip
     single = not listed and asks[0].sampling.n == 1
-    return Asked(asks, single, bool(body.return_text_in_logprobs), received)
+    asked = Asked(asks, single, bool(body.return_text_in_logprobs), received)
+    return asked if body.session_params is None else _in_session(service, asked, body)
+
+
+def _in_session(service: Service, asked: Asked, body: GenerateBody) -> Asked:
+    """The same with the prompt of its session. Nothing may be awaited until it is run: the session
+    has it by then."""
+    [ask, *others] = asked.asks
+    if others or not asked.single or ask.segments or ask.media or ask.score_choices:
+        raise RequestError(
+            "A request of a session is one prompt of text or ids with n = 1, without media, parts "
+            "and choices_scoring; send others without session_params.",
+            "session_params",
+        )
+    assert body.session_params is not None
+    asked.turn = service.sessions.begin(body.session_params, ask.rid, ask.prompt)
+    asked.asks = [replace(ask, prompt=asked.turn.prompt)]
+    return asked
 
 
 def _prompts(body: GenerateBody) -> tuple[list[Any], bool]:

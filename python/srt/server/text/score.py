@@ -61,7 +61,7 @@ class RerankBody(PoolingFields, kw_only=True):
 async def score(service: Service, request: Request) -> Response:
     body = await read_body(request, ScoreBody, service.body_limit)
     paired = body.text_1 is not None or body.text_2 is not None
-    work = _similarities(service, body) if paired else _labels(service, body)
+    work = _similarities(service, body) if paired else label_scores(service, body)
     return json_response(await unless_gone(request, work))
 
 
@@ -73,8 +73,9 @@ async def rerank(service: Service, request: Request) -> Response:
 # -- by labels ------------------------------------------------------------------------------------
 
 
-async def _labels(service: Service, body: ScoreBody) -> dict[str, Any]:
-    """Of each item the probability of every label as the token behind query and item."""
+async def label_scores(service: Service, body: ScoreBody) -> dict[str, Any]:
+    """Of each item the probability of every label as the token behind query and item, as the route
+    answers. Raises RequestError."""
     labels = _label_ids(service, body)
     prompts, names = _joined(body)
     asks = await read_asks(service, body, prompts, names)

@@ -41,13 +41,14 @@ CODES: dict[str, tuple[int, str]] = {
     "internal_error": (500, "server_error"),
     "engine_lost": (503, "server_error"),
     "draining": (503, "server_error"),
+    "paused": (503, "server_error"),
     "too_many_connections": (503, "server_error"),
     "overloaded": (503, "server_error"),
 }
 """Stable codes: status and OpenAI's type."""
 
 _RETRY = {
-    "queue_full": 1, "rate_limit_exceeded": 1, "draining": 5, "engine_lost": 5,
+    "queue_full": 1, "rate_limit_exceeded": 1, "draining": 5, "paused": 5, "engine_lost": 5,
     "too_many_connections": 5, "overloaded": 5,
 }  # fmt: skip
 """``Retry-After``, seconds, where the error itself says nothing."""
