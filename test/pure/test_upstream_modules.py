@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import json
 import pickle
+import re
 import subprocess
 import sys
 import time
@@ -42,6 +43,8 @@ MODULES = {
     ),
     "sglang.lang.interpreter": ("ProgramState StreamExecutor ProgramStateGroup", sgl.ProgramState),
     "sglang.lang.ir": ("SglFunction SglGen SglExpr SglExprList SglSelect", sgl.SglFunction),
+    "sglang.srt.constrained": ("build_regex_from_object", None),
+    "sglang.srt.constrained.outlines_backend": ("build_regex_from_object", None),
     "sglang.srt.entrypoints.engine": ("Engine", sgl.Engine),
     "sglang.srt.entrypoints.http_server": ("launch_server", None),
     "sglang.srt.hf_transformers_utils": ("get_tokenizer", None),
@@ -259,6 +262,22 @@ def test_chat_templates_can_be_registered() -> None:
         assert get_chat_template("own") is own
     finally:
         del TEMPLATES["own"]
+
+
+def test_a_pattern_of_a_schema() -> None:
+    pytest.importorskip("outlines_core")
+    from pydantic import BaseModel
+    from sglang.srt.constrained.outlines_backend import build_regex_from_object
+
+    class Boat(BaseModel):
+        name: str
+        masts: int
+
+    pattern = build_regex_from_object(Boat)
+    assert re.fullmatch(pattern, '{"name": "Vela", "masts": 2}')
+    assert not re.fullmatch(pattern, '{"name": "Vela"}')
+    assert build_regex_from_object(json.dumps(Boat.model_json_schema())) == pattern
+    assert re.fullmatch(build_regex_from_object(Boat, ""), '{"name":"Vela","masts":2}')
 
 
 def test_the_tokenizer_has_lists() -> None:
