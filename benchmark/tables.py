@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
+from sglang.bench.stats import median
+
 from benchmark.serving.report import environment
-from benchmark.serving.stats import median
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+from sglang.bench.workload import Tokens
+
 from benchmark.models import Shape
 from benchmark.peers import roofline
 from benchmark.peers.sides.wire import Request
-from benchmark.serving.workload import Tokens
 
 CURVES = {
     "batch": "decode against requests at once (128 in)",

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sglang.bench.stats import median
+
 from benchmark.curves.measure import CURVES, Sample
 from benchmark.peers.page import put, table
-from benchmark.serving.stats import median
 
 NAME = "curves"
 PLOT = Path("images") / "curves.svg"

@@ -8,10 +8,10 @@ from typing import Any
 
 import httpx
 import sglang as sgl
+from sglang.bench.http import Http
 
 from benchmark.frontend.requests import SAMPLING
 from benchmark.frontend.rounds import take_turns
-from benchmark.serving.http import Http
 from benchmark.tables import Figure, Row
 
 CONCURRENCY = 64

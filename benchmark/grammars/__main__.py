@@ -24,12 +24,13 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from sglang.bench.stats import Spread
+
 from benchmark.grammars.asked import Asked, Missing
 from benchmark.grammars.contenders import CONTENDERS, Tokens
 from benchmark.grammars.vocabulary import NAMES, vocabulary
 from benchmark.grammars.work import Item, lists, table
 from benchmark.serving.report import environment
-from benchmark.serving.stats import Spread
 
 VERDICTS = ("right", "wrong accept", "wrong refuse", "refused", "late")
 LISTS = ("regexes", "schemas", "suite")

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sglang.bench.stats import median
+
 from benchmark.peers.work import WORKS
-from benchmark.serving.stats import median
 
 Record = dict[str, Any]
 OURS, OURS_SMALL, OURS_HTTP = "ours", "ours int8", "ours HTTP"

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sglang.bench.stats import Spread, median
+
 from benchmark.models import Shape
 from benchmark.peers import roofline, work
 from benchmark.peers.check import equal_share, sample, wrong_lengths
 from benchmark.peers.child import Child, Failed
 from benchmark.peers.contenders import Contender
 from benchmark.peers.sides.wire import Request
-from benchmark.serving.stats import Spread, median
 
 LOAD_SECONDS = 900.0
 RUN_SECONDS = 900.0

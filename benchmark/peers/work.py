@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import random
 
+from sglang.bench.workload import Conversation, Tokens, random_lengths, shared_prefix
+
 from benchmark.peers.sides.wire import Request
-from benchmark.serving.workload import Conversation, Tokens, random_lengths, shared_prefix
 
 WORKS = {
     "W1": "decode, 1 request (128 in, 128 out)",

@@ -19,15 +19,16 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
+from sglang.bench.endpoint import Asking, Endpoint
+from sglang.bench.offline import Offline
+from sglang.bench.stats import median
+from sglang.bench.target import Target
+from sglang.bench.workload import Conversation, Tokens, distinct_tokens, shared_prefix
+
 from benchmark.models import EMBEDDED, SHAPES, make
-from benchmark.serving.endpoint import Asking, Endpoint
-from benchmark.serving.offline import Offline
 from benchmark.serving.report import environment, table
 from benchmark.serving.session import Column, Work, comparisons, measure, speedup
 from benchmark.serving.static import Static
-from benchmark.serving.stats import median
-from benchmark.serving.target import Target
-from benchmark.serving.workload import Conversation, Tokens, distinct_tokens, shared_prefix
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -9,12 +9,13 @@ import sys
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
+from sglang.bench.http import HttpError
+from sglang.bench.stats import as_json
+
 from benchmark.serving import overhead
-from benchmark.serving.http import HttpError
 from benchmark.serving.options import arrivals, parser, targets, workload
 from benchmark.serving.report import environment, table
 from benchmark.serving.session import Column, Work, comparisons, measure, speedup
-from benchmark.serving.stats import as_json
 
 _SHOWN = 5  # problems printed
 

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-
-from benchmark.serving.endpoint import Asking, Endpoint
-from benchmark.serving.result import Call, Result
-from benchmark.serving.target import Target
+from sglang.bench.endpoint import Asking, Endpoint
+from sglang.bench.result import Call, Result
+from sglang.bench.target import Target
 
 PYTHON = Path(__file__).resolve().parents[2] / "python"
 READY_SECONDS = 120.0

@@ -7,20 +7,21 @@ import json
 import random
 from typing import Any
 
-from benchmark.models import EMBEDDED
-from benchmark.serving.arrivals import offsets
-from benchmark.serving.endpoint import PROTOCOLS, Asking, Endpoint
-from benchmark.serving.offline import Offline
-from benchmark.serving.static import Static
-from benchmark.serving.target import Target
-from benchmark.serving.workload import (
+from sglang.bench.arrivals import offsets
+from sglang.bench.endpoint import PROTOCOLS, Asking, Endpoint
+from sglang.bench.offline import Offline
+from sglang.bench.target import Target
+from sglang.bench.workload import (
     Conversation,
     Tokens,
-    azure_lengths,
     multi_turn,
     random_lengths,
     shared_prefix,
 )
+
+from benchmark.models import EMBEDDED
+from benchmark.serving.azure import azure_lengths
+from benchmark.serving.static import Static
 
 BACKENDS = (*PROTOCOLS, "engine", "engine-nocache", "transformers")
 WORKLOADS = ("shared-prefix", "multi-turn", "random", "azure")

@@ -8,12 +8,13 @@ import random
 import resource
 from collections.abc import Sequence
 
+from sglang.bench.endpoint import Asking
+from sglang.bench.offline import Offline
+from sglang.bench.workload import Tokens, random_lengths
+
 from benchmark.serving import bare
-from benchmark.serving.endpoint import Asking
 from benchmark.serving.launched import Cost, Launched
-from benchmark.serving.offline import Offline
 from benchmark.serving.session import Column, Work, measure
-from benchmark.serving.workload import Tokens, random_lengths
 
 PROTOCOLS = ("sglang", "openai")
 INPUT = (16, 48)  # tokens

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-from benchmark.serving.result import Result
-from benchmark.serving.stats import Spread, Summary
-from benchmark.serving.workload import Conversation
+from sglang.bench.result import Result
+from sglang.bench.stats import Spread, Summary
+from sglang.bench.workload import Conversation
 
 
 def problems(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from benchmark.serving.load import Run, offer
+from sglang.bench.load import Run, offer
+from sglang.bench.stats import Summary, median, summarise
+from sglang.bench.target import Target
+from sglang.bench.workload import Conversation
+
 from benchmark.serving.report import Comparison, compare, problems
-from benchmark.serving.stats import Summary, median, summarise
-from benchmark.serving.target import Target
-from benchmark.serving.workload import Conversation
 
 
 @dataclass

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
-from benchmark.serving.result import Call, Result
-from benchmark.serving.target import Target
+from sglang.bench.result import Call, Result
+from sglang.bench.target import Target
 
 _TORCH_DTYPES = ("float32", "bfloat16", "float16")
 

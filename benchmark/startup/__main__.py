@@ -19,8 +19,7 @@ import time
 from collections.abc import Sequence
 
 import psutil
-
-from benchmark.serving.stats import median
+from sglang.bench.stats import median
 
 _POLL = 0.005  # seconds between two attempts
 

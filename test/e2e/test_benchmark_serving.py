@@ -12,9 +12,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from helpers.fake_endpoint import FakeEndpoint
+from sglang.bench.http import Http, HttpError
 
 from benchmark.serving.__main__ import main
-from benchmark.serving.http import Http, HttpError
 
 SMALL = ["--prefix-len", "40", "--question-len", "8", "--output-len", "5", "--num-requests", "12"]
 

@@ -18,22 +18,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import itertools
 
-from benchmark.serving.arrivals import offsets
-from benchmark.serving.endpoint import read_native, read_openai
-from benchmark.serving.options import parser, workload
-from benchmark.serving.report import compare, problems, table
-from benchmark.serving.result import Call, Part, Result
-from benchmark.serving.sse import ChunkedDecoder, EventParser
-from benchmark.serving.stats import Spread, as_json, percentile, summarise
-from benchmark.serving.target import numbers
-from benchmark.serving.workload import (
+from sglang.bench.arrivals import offsets
+from sglang.bench.endpoint import read_native, read_openai
+from sglang.bench.result import Call, Part, Result
+from sglang.bench.sse import ChunkedDecoder, EventParser
+from sglang.bench.stats import Spread, as_json, percentile, summarise
+from sglang.bench.target import numbers
+from sglang.bench.workload import (
     Conversation,
     Turn,
     distinct_tokens,
-    read_lengths,
     word,
     words,
 )
+
+from benchmark.serving.options import parser, workload
+from benchmark.serving.report import compare, problems, table
 
 # -- percentiles and summaries -----------------------------------------------------------------
 
@@ -196,7 +196,7 @@ def test_azure_lengths_keep_to_the_longest() -> None:
 
 
 def test_the_sample_of_lengths_resembles_its_source() -> None:
-    from benchmark.serving.workload import AZURE
+    from benchmark.serving.azure import AZURE, read_lengths
 
     rows = read_lengths(AZURE)
     assert len(rows) == 500

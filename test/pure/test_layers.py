@@ -61,6 +61,7 @@ RULES = {
     "sglang.backend.runtime": "sglang srt",
     "sglang.backend.server_args": "sglang srt",
     "sglang.launch_server": "sglang srt",
+    "sglang.check_env": "sglang srt",
     "sglang.srt": "sglang srt psutil outlines_core",
 }
 

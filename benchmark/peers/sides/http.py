@@ -1,7 +1,7 @@
 """HTTP: a server started here, and the load generator of ``benchmark.serving`` that asks it.
 
 ``spec``: ``command`` (a list; ``{port}`` stands for a free port), ``protocol`` and ``extra`` of
-``benchmark.serving.endpoint``, ``environment`` of the server.
+``sglang.bench.endpoint``, ``environment`` of the server.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import sys
 from time import monotonic
 from typing import Any
 
+from sglang.bench.endpoint import Asking, Endpoint
+from sglang.bench.http import HttpError
+from sglang.bench.load import offer
+from sglang.bench.result import Result
+from sglang.bench.workload import Conversation, Turn
+
 from benchmark.peers.sides.wire import Request, serve
-from benchmark.serving.endpoint import Asking, Endpoint
-from benchmark.serving.http import HttpError
-from benchmark.serving.load import offer
-from benchmark.serving.result import Result
-from benchmark.serving.workload import Conversation, Turn
 
 READY_SECONDS = 600.0
 ANSWER_SECONDS = 600.0

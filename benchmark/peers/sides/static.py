@@ -6,8 +6,9 @@ from importlib.metadata import version
 from time import perf_counter
 from typing import Any
 
+from sglang.bench.result import Call, Part, Result
+
 from benchmark.peers.sides.wire import Request, serve
-from benchmark.serving.result import Call, Part, Result
 from benchmark.serving.static import Static
 
 # Requests of one length fill one batch; where lengths differ, smaller batches pad less.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from benchmark.serving.result import Call, Result
+from sglang.bench.result import Call, Result
 
 
 class Target:

@@ -8,13 +8,10 @@ same work.
 
 from __future__ import annotations
 
-import csv
 import math
 import random
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-AZURE = Path(__file__).with_name("azure_conv_sample.csv")
 _ONSETS, _VOWELS = "bdfgklmnprstvz", "aeiou"
 
 
@@ -102,30 +99,6 @@ def random_lengths(
     ]
 
 
-def azure_lengths(
-    rng: random.Random,
-    tokens: Tokens,
-    requests: int,
-    *,
-    scale: float = 1.0,
-    longest: int = 4096,
-    path: Path = AZURE,
-) -> list[Conversation]:
-    """Lengths of a public chat service's requests times ``scale``, drawn with replacement.
-
-    Prompt and output together are cut to ``longest``: the output first keeps at most a quarter of
-    it, the prompt gets the rest. Raises OSError where there is no ``path``.
-    """
-    rows = read_lengths(path)
-    conversations = []
-    for i in range(requests):
-        prompt, output = rows[rng.randrange(len(rows))]
-        wanted = min(max(1, round(output * scale)), max(1, longest // 4))
-        length = min(max(1, round(prompt * scale)), longest - wanted)
-        conversations.append(Conversation(i, (Turn(tokens.draw(rng, length), wanted),)))
-    return conversations
-
-
 def distinct_tokens(conversations: list[Conversation]) -> int:
     """Prompt tokens of first turns when every common prefix counts once: the least that a cache
     can compute (the edges of the prompts' radix tree, Zheng et al. 2024, theorem 3.1)."""
@@ -137,13 +110,6 @@ def distinct_tokens(conversations: list[Conversation]) -> int:
         total += len(prompt) - shared
         before = prompt
     return total
-
-
-def read_lengths(path: Path) -> list[tuple[int, int]]:
-    """(prompt, output) tokens of every row of a CSV with ContextTokens and GeneratedTokens."""
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = csv.DictReader(line for line in file if not line.startswith("#"))
-        return [(int(row["ContextTokens"]), int(row["GeneratedTokens"])) for row in rows]
 
 
 def words(tokens: tuple[int, ...]) -> str:

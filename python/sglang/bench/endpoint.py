@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from benchmark.serving.http import Http, HttpError
-from benchmark.serving.result import Call, Result
-from benchmark.serving.sse import EventParser
-from benchmark.serving.target import Target, numbers
+from sglang.bench.http import Http, HttpError
+from sglang.bench.result import Call, Result
+from sglang.bench.sse import EventParser
+from sglang.bench.target import Target, numbers
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 
-from benchmark.serving.result import Call, Part, Result
-from benchmark.serving.target import Target
-from benchmark.serving.workload import Conversation, Turn, words
+from sglang.bench.result import Call, Part, Result
+from sglang.bench.target import Target
+from sglang.bench.workload import Conversation, Turn, words
 
 
 @dataclass(frozen=True)

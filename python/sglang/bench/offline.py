@@ -7,9 +7,9 @@ import inspect
 from time import perf_counter
 from typing import Any
 
-from benchmark.serving.endpoint import read_native
-from benchmark.serving.result import Call, Result
-from benchmark.serving.target import Target, numbers
+from sglang.bench.endpoint import read_native
+from sglang.bench.result import Call, Result
+from sglang.bench.target import Target, numbers
 
 
 class Offline(Target):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmark.serving.result import Result
+from sglang.bench.result import Result
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""A load generator: what ``sglang.bench_serving`` and the project's benchmarks measure with."""
