@@ -76,10 +76,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     _report(options, run)
-    errors = [result.error for result in run.results if result.error]
-    for error in errors[:_SHOWN]:
-        print(f"error: {error}", file=sys.stderr)
-    return 1 if errors else 0
+    failed = [result.error for result in run.results if result.error]
+    for reason in failed[:_SHOWN]:
+        print(f"error: {reason}", file=sys.stderr)
+    return 1 if failed else 0
 
 
 async def _measure(options: argparse.Namespace, dataset: Dataset) -> Run:

@@ -24,7 +24,7 @@ class Offline(Target):
 
     async def start(self) -> None:
         """Raises what loading the model raises."""
-        from sglang import Engine
+        from sglang.backend.engine import Engine
 
         self._engine = await asyncio.to_thread(Engine, **self._settings)
 
