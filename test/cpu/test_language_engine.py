@@ -285,6 +285,21 @@ def test_a_session_of_the_offline_engine(engine: sgl.Engine) -> None:
         engine.generate("a", params, session_params=session)
 
 
+def test_hidden_states_of_the_offline_engine(engine: sgl.Engine) -> None:
+    """Those of ``encode``, token by token."""
+    params = {"max_new_tokens": 4, "temperature": 0.0, "ignore_eos": True}
+    prompts = ["The quick brown fox", "jumps"]
+    answers = engine.generate(prompts, params, return_hidden_states=True)
+    for prompt, answer in zip(prompts, answers):
+        first, *others = answer["meta_info"]["hidden_states"]
+        tokens = [*engine.tokenizer.encode(prompt), *answer["output_ids"][:-1]]
+        assert len(first) == answer["meta_info"]["prompt_tokens"]
+        assert len(others) == answer["meta_info"]["completion_tokens"] - 1
+        for count, state in enumerate([*first, *others], 1):
+            alone = engine.encode(input_ids=tokens[:count], normalize=False, pooling="last")
+            assert state == pytest.approx(alone["embedding"], abs=1e-4)
+
+
 def test_the_models_name(backend: Any, engine: sgl.Engine) -> None:
     assert backend.get_model_name() == engine.get_model_name() != ""
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterable
-from itertools import accumulate
+from itertools import accumulate, chain
 from operator import mul
 
 from srt.core.batch import NONE_ALLOWED, Batch, Drawn, Row, RowOutput, Sample, StepResult
@@ -177,7 +177,8 @@ class FakeWorker:
             out.top = [(next_token(seen), -0.5)]
         if row.pool >= 0:
             states = [hidden_state(seen[: i + 1]) for i in range(row.start + row.pool, end)]
-            out.pooled = array("d", map(sum, zip(*states)))
+            sums = chain(*states) if row.every else map(sum, zip(*states))
+            out.pooled = array("d", sums)
         return out
 
     @staticmethod

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from helpers.fake_worker import contents
@@ -88,7 +89,8 @@ class TextWorker:
         if row.pool >= 0:
             places = range(row.start + row.pool, end)
             states = [hidden_state(seen[: i + 1], self.vocab) for i in places]
-            out.pooled = array("d", map(sum, zip(*states)))
+            sums = chain(*states) if row.every else map(sum, zip(*states))
+            out.pooled = array("d", sums)
         return out
 
     def _top(self, seen: Sequence[int], count: int) -> list[tuple[int, float]]:

@@ -99,7 +99,8 @@ class Row:
         checks: draws at the ``len(checks)`` positions before the last, each to be compared with the
             token behind it, a *draft*. Draw and draft agree up to some place; the draw there is the
             next token, and the tokens behind it were computed in vain.
-        pool: where >= 0, the sum of the final hidden states of ``tokens[pool:]`` is wanted.
+        pool: where >= 0, the sum of the final hidden states of ``tokens[pool:]`` is wanted; the
+            states themselves where ``every``.
         pieces: of images and videos among the tokens, in order.
         places: of models whose positions have three parts, those of the tokens: all times, all
             heights, all widths, 3 * len(tokens); empty where all three are the position.
@@ -117,6 +118,7 @@ class Row:
     probe: tuple[int, ...] = ()
     adapter: int = 0
     pool: int = -1
+    every: bool = False
     pieces: Sequence[Piece] = ()
     places: Ints = field(default_factory=lambda: _NO_INTS)
 
@@ -164,7 +166,8 @@ class RowOutput(Drawn):
         scores: log-probabilities of ``score.targets``.
         score_tops, score_probes: per scored position, what ``score.top`` and ``score.probe`` asked.
         checks: one for each of ``Row.checks``.
-        pooled: the sum that ``Row.pool`` asked for, float64 [hidden size].
+        pooled: the sum that ``Row.pool`` asked for, float64 [hidden size]; the states themselves,
+            one behind the other, where ``Row.every``.
         unseen: keys of the images and videos that could not be encoded; the row's KV is wrong.
         error: set where this row alone failed; the other rows are valid.
     """

@@ -74,11 +74,12 @@ class Distribution(msgspec.Struct, frozen=True, tag="distribution", omit_default
 
 
 POOLINGS = ("last", "mean")
+EVERY = "every"
 
 
 class Embed(msgspec.Struct, frozen=True, tag="embed", omit_defaults=True):
     """The model's last hidden states of all tokens, pooled into one vector: "last" takes the last
-    token's, "mean" the average."""
+    token's, "mean" the average. ``EVERY`` is the vectors of all tokens, one behind the other."""
 
     pooling: str = "last"
 

@@ -144,7 +144,7 @@ class Request:
             return length
         if self.unscored < self.prompt:
             return min(length, self.unscored) - 1
-        if self.averaged:
+        if self.reads_all:
             return min(length - 1, self.unsummed)
         return length - 1
 
@@ -166,9 +166,9 @@ class Request:
             self.unscored = max(self.score_from + len(self.scores), self.context.tail + 1)
 
     @property
-    def averaged(self) -> bool:
+    def reads_all(self) -> bool:
         """Whether the hidden states of all its tokens are wanted."""
-        return isinstance(self.goal, Embed) and self.goal.pooling == "mean"
+        return isinstance(self.goal, Embed) and self.goal.pooling != "last"
 
     @property
     def top(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from srt.core.constraint import Constraint
 from srt.core.context import Context
-from srt.core.messages import POOLINGS, Embed, Failed, Fill, Generate, Goal
+from srt.core.messages import EVERY, POOLINGS, Embed, Failed, Fill, Generate, Goal
 from srt.core.request import score_from
 from srt.core.segments import verify_score
 from srt.engine.info import EngineInfo
@@ -48,10 +48,12 @@ def verify(goal: Goal, context: Context, info: EngineInfo) -> None:
 
 
 def _verify_pooling(goal: Embed, context: Context) -> None:
-    if goal.pooling not in POOLINGS:
+    if goal.pooling not in (*POOLINGS, EVERY):
         raise ValueError(f"pooling is {goal.pooling!r}; use one of {', '.join(POOLINGS)}")
-    if goal.pooling == "mean" and context.segments:
-        raise ValueError("pooling is 'mean', which texts side by side have not; use 'last'")
+    if goal.pooling != "last" and context.segments:
+        raise ValueError(
+            f"pooling is {goal.pooling!r}, which texts side by side have not; use 'last'"
+        )
 
 
 def refusal(request: int, error: Exception) -> Failed:

@@ -122,8 +122,11 @@ class Collector:
     @staticmethod
     def _with_embedding(event: Event, request: Request) -> Done:
         assert isinstance(event, Done)
-        count = max(request.summed, 1)
-        event.embedding = array("f", [value / count for value in request.pooled]).tobytes()
+        assert isinstance(request.goal, Embed)
+        vectors: Sequence[float] = request.pooled
+        if request.goal.pooling == "mean":
+            vectors = [value / max(request.summed, 1) for value in vectors]
+        event.embedding = array("f", vectors).tobytes()
         return event
 
     def begin(self, request: Request) -> list[Event]:
@@ -284,11 +287,16 @@ def _untold(request: Request) -> list[Tokens]:
 
 def _pool(request: Request, row: Row, out: RowOutput) -> None:
     """The last token's hidden state, or more of the sum of all."""
-    if not request.averaged:
+    if not request.reads_all:
         request.pooled = out.pooled
         return
     before = request.pooled
-    request.pooled = array("d", map(add, before, out.pooled)) if before else out.pooled
+    if not before:
+        request.pooled = out.pooled
+    elif row.every:
+        request.pooled = before + out.pooled
+    else:
+        request.pooled = array("d", map(add, before, out.pooled))
     request.summed += len(row.tokens) - row.pool
 
 

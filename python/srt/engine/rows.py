@@ -10,7 +10,7 @@ from srt.core.batch import Piece, Row, Sample, Score
 from srt.core.context import Context
 from srt.core.matcher import GrammarError, Matcher
 from srt.core.media import within
-from srt.core.messages import Distribution, Embed, Generate
+from srt.core.messages import EVERY, Distribution, Embed, Generate
 from srt.core.places import places
 from srt.core.request import Request
 from srt.core.segments import Segment, split
@@ -69,7 +69,7 @@ def make_rows(
         elif isinstance(request.goal, Distribution):
             tip.tip_top = max(request.goal.top, 1)
             tip.probe = request.goal.probe
-        elif isinstance(request.goal, Embed) and not request.averaged:
+        elif isinstance(request.goal, Embed) and not request.reads_all:
             tip.pool = len(tip.tokens) - 1
     return rows
 
@@ -106,8 +106,9 @@ def _pieces(context: Context, start: int, end: int) -> list[Piece]:
 def _ask(row: Row, request: Request, start: int, end: int) -> None:
     """For what is wanted of the prompt's tokens ``[start, end)``."""
     row.score = _score(request, start, end)
-    if request.averaged and end > request.unsummed:
+    if request.reads_all and end > request.unsummed:
         row.pool = request.unsummed - start
+        row.every = isinstance(request.goal, Embed) and request.goal.pooling == EVERY
 
 
 def _score(request: Request, start: int, end: int) -> Score | None:

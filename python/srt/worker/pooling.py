@@ -31,7 +31,8 @@ def sum_states(
     score: Callable[[Tensor], Tensor] | None = None,
 ) -> None:
     """Set ``pooled`` of the rows that ask for it; hidden: [len(wanted), width] of the tokens
-    ``wanted``, normed, as the LM head sees it. Summed in float64, all rows in one transfer.
+    ``wanted``, normed, as the LM head sees it. Summed in float64 unless every one is wanted; all
+    rows in one transfer.
 
     ``score``: what a classifier makes of states [N, width], [N, labels]. It is linear, so the sum's
     scores are the sum of the scores.
@@ -39,16 +40,20 @@ def sum_states(
     pooled = [i for i, row in enumerate(batch.rows) if row.pool >= 0]
     if not pooled:
         return
-    sums = []
+    parts = []
     for i in pooled:
         low, high = pooled_span(batch.rows[i], int(inputs.firsts[i]))
         place = int(np.searchsorted(wanted, low))
-        sums.append(hidden[place : place + high - low].sum(0, dtype=torch.float64))
-    table = torch.stack(sums)
+        states = hidden[place : place + high - low]
+        every = batch.rows[i].every
+        parts.append(states.double() if every else states.sum(0, True, dtype=torch.float64))
+    table = torch.cat(parts)
     if score is not None:
         table = score(table.to(hidden.dtype)).double()
-    finite = table.isfinite().all(1).tolist()
-    for i, values, good in zip(pooled, table.cpu().numpy(), finite):
-        outputs[i].pooled = array("d", values.tobytes())
-        if not good and not outputs[i].error:
+    finite = table.isfinite().all(1).cpu()
+    values, first = table.cpu().numpy(), 0
+    for i, part in zip(pooled, parts):
+        own = slice(first, first := first + len(part))
+        outputs[i].pooled = array("d", values[own].tobytes())
+        if not finite[own].all() and not outputs[i].error:
             outputs[i].error = NOT_FINITE

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -25,6 +25,7 @@ from srt.program.request import Ask, Logprobs, RequestError, sampling_from
 from srt.program.sources import sources_of
 from srt.server.service import Service
 from srt.server.text.sessions import SessionParams, Turn
+from srt.server.text.states import states_of, verify_states
 from srt.server.wire.body import read_body
 from srt.server.wire.errors import json_response
 from srt.server.wire.stream import respond, unless_gone
@@ -62,11 +63,11 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     lora_path: str | list[str | None] | None = None
     session_params: SessionParams | None = None
     input_embeds: Any = None
-    return_hidden_states: Any = None
+    return_hidden_states: bool | list[bool] | None = None
 
 
 _PROMPTS = ("text", "input_ids", "parts")
-_UNSUPPORTED = ("audio_data", "input_embeds", "return_hidden_states")
+_UNSUPPORTED = ("audio_data", "input_embeds")
 
 
 class Asked(msgspec.Struct):
@@ -76,6 +77,7 @@ class Asked(msgspec.Struct):
     single: bool  # one prompt, not in a list, one completion
     with_text: bool
     received: float | None  # time.monotonic(), where spans are wanted
+    states: Sequence[bool]  # of each ask, whether hidden states are wanted
     turn: Turn | None = None  # of a session
 
     def run(self, service: Service) -> AsyncGenerator[tuple[int, Output], None]:
@@ -109,12 +111,14 @@ async def answer(service: Service, body: GenerateBody) -> dict[str, Any] | list[
     asked = await _asks(service, body)
     results = await asked.finish(service)
     found = []
-    for ask, outputs in zip(asked.asks, results):
+    for ask, outputs, states in zip(asked.asks, results, asked.states):
         for output in outputs:
             shown = _show(ask, output, asked.received)
             if ask.logprobs is not None:
                 writer = _Logprobs(service, ask, ask.logprobs, asked.with_text)
                 shown["meta_info"].update({**writer.input(output), **writer.output(output)})
+            if states:
+                shown["meta_info"]["hidden_states"] = await states_of(service, ask, output)
             found.append(shown)
     return found[0] if asked.single else found
 
@@ -127,6 +131,7 @@ async def events(service: Service, body: GenerateBody) -> AsyncGenerator[dict[st
     asked = await _asks(service, body)
     interval = service.config.server.stream_interval
     streamed: dict[int, _Streamed] = {}
+    ended: list[tuple[Ask, Output, dict[str, Any]]] = []
     offsets = [0]
     for ask in asked.asks:
         offsets.append(offsets[-1] + ask.sampling.n)
@@ -141,7 +146,14 @@ async def events(service: Service, body: GenerateBody) -> AsyncGenerator[dict[st
             if not streamed[place].is_due(output, interval):
                 continue
             shown = streamed[place].show(output, asked.received)
-            yield shown if asked.single else {**shown, "index": place}
+            item = shown if asked.single else {**shown, "index": place}
+            if asked.states[index] and output.finish is not None:
+                ended.append((ask, output, item))
+            else:
+                yield item
+    for ask, output, item in ended:  # behind all others: a reading is a request of its own
+        item["meta_info"]["hidden_states"] = await states_of(service, ask, output)
+        yield item
 
 
 def _incremental(service: Service, body: GenerateBody) -> bool:
@@ -229,7 +241,9 @@ async def _asks(service: Service, body: GenerateBody) -> Asked:
                 whole, media=seen.media, adapter=adapters[i])
         )  # fmt: skip
     single = not listed and asks[0].sampling.n == 1
-    asked = Asked(asks, single, bool(body.return_text_in_logprobs), received)
+    states = _each(body.return_hidden_states, count, "return_hidden_states", False)
+    asked = Asked(asks, single, bool(body.return_text_in_logprobs), received, states)
+    verify_states(service, [ask for ask, wanted in zip(asks, states) if wanted])
     return asked if body.session_params is None else _in_session(service, asked, body)
 
 
@@ -237,10 +251,11 @@ def _in_session(service: Service, asked: Asked, body: GenerateBody) -> Asked:
     """The same with the prompt of its session. Nothing may be awaited until it is run: the session
     has it by then."""
     [ask, *others] = asked.asks
-    if others or not asked.single or ask.segments or ask.media or ask.score_choices:
+    more = ask.segments or ask.media or ask.score_choices or asked.states[0]
+    if others or not asked.single or more:
         raise RequestError(
-            "A request of a session is one prompt of text or ids with n = 1, without media, parts "
-            "and choices_scoring; send others without session_params.",
+            "A request of a session is one prompt of text or ids with n = 1, without media, parts, "
+            "choices_scoring and return_hidden_states; send others without session_params.",
             "session_params",
         )
     assert body.session_params is not None
