@@ -39,6 +39,7 @@ __all__ = [
     "wait_for_server",
 ]
 POLL_SECONDS = 0.05
+_CUMULATIVE = {"stream": True, "incremental_streaming_output": False}
 
 
 def terminate_process(process: subprocess.Popen[Any], timeout: float = 10.0) -> None:
@@ -245,7 +246,7 @@ def trim_overlap(existing_text: str, new_chunk: str) -> str:
 def stream_and_merge(llm: Any, prompt: str, sampling_params: dict[str, Any]) -> str:
     """The text that ``llm``, an ``Engine``, streams."""
     text = ""
-    for event in llm.generate(prompt, sampling_params, stream=True):
+    for event in llm.generate(prompt, sampling_params, **_CUMULATIVE):
         text = event["text"]
     return text
 
@@ -255,6 +256,6 @@ async def async_stream_and_merge(
 ) -> AsyncIterator[str]:
     """Pieces of the text that ``llm``, an ``Engine``, streams, as they come."""
     shown = 0
-    async for event in await llm.async_generate(prompt, sampling_params, stream=True):
+    async for event in await llm.async_generate(prompt, sampling_params, **_CUMULATIVE):
         yield event["text"][shown:]
         shown = len(event["text"])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -176,10 +177,26 @@ def test_a_server_by_its_settings(model: str) -> None:
     assert process.exitcode == 0
 
 
-def test_a_server_that_cannot_start_says_so(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit) as end:
-        launch_server(ServerArgs(str(tmp_path / "none"), port=free_port()))
+def test_a_server_that_cannot_start_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        with pytest.raises(SystemExit) as end:
+            launch_server(ServerArgs(str(tmp_path / "none"), port=free_port()))
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     assert end.value.code == 1
+    settings = ServerArgs()
+    settings.page_size = 0
+    with pytest.raises(SystemExit):
+        launch_server(settings)
+    assert "--page-size is 0" in capsys.readouterr().err
+    monkeypatch.setenv("SGLANG_API_KEY", " ")  # of the environment, where none is given
+    with pytest.raises(SystemExit):
+        launch_server(ServerArgs())
+    assert "SGLANG_API_KEY is set and is ' '" in capsys.readouterr().err
 
 
 def test_the_helpers_of_tests(model: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,12 +128,12 @@ def readme(url: str) -> None:
 def streaming(url: str) -> None:
     sgl.set_default_backend(sgl.RuntimeEndpoint(url))
     state = two_questions.run(**FIRST, stream=True, temperature=0)
-    shown = "".join(state.text_iter("answer_2"))
+    shown = "".join(state.text_iter(var_name="answer_2"))
     print(shown == state["answer_2"])
 
     async def later() -> str:
         state = two_questions.run(**FIRST, stream=True, temperature=0)
-        return "".join([out async for out in state.text_async_iter("answer_2")])
+        return "".join([out async for out in state.text_async_iter(var_name="answer_2")])
 
     print(asyncio.run(later()) == shown)
 
@@ -149,10 +149,10 @@ def choices_logprob(url: str) -> None:
 
 
 @sgl.function
-def reasoning(s, question, count):
+def reasoning(s, question, n):
     s += "Question: Compute 1 + 2\nReasoning: I add.\nTool: calculator\nAnswer: 3\n"
     s += "Question: " + question + "\n"
-    forks = s.fork(count)
+    forks = s.fork(n)
     forks += "Reasoning:" + sgl.gen("reasoning", stop="\n", max_tokens=12) + "\n"
     forks += "Tool:" + sgl.gen("tool", choices=["calculator", "browser"]) + "\n"
     forks += "Answer:" + sgl.gen("answer", stop="\n", max_tokens=8) + "\n"
@@ -161,7 +161,7 @@ def reasoning(s, question, count):
 
 def parallel_sample(url: str) -> None:
     sgl.set_default_backend(sgl.RuntimeEndpoint(url))
-    state = reasoning.run(question="Compute 5 + 2 + 4.", count=5, temperature=1.0)
+    state = reasoning.run(question="Compute 5 + 2 + 4.", n=5, temperature=1.0)
     for i in range(5):
         print({name: state[name][i] for name in ("reasoning", "tool", "answer")}["tool"])
 

@@ -18,8 +18,8 @@ def prepare_server_args(argv: Sequence[str]) -> ServerArgs:
     parser: argparse.ArgumentParser = Parser(prog="python -m sglang.launch_server")
     ServerArgs.add_cli_args(parser)
     arguments = parser.parse_args(argv)
-    keys_from_environment(arguments)
     try:
+        keys_from_environment(arguments, "api_key", "admin_api_key")
         return ServerArgs.from_cli_args(arguments)
     except ValueError as error:
         parser.error(str(error))

@@ -50,12 +50,6 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         config = from_arguments(arguments)
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    return serve(config, parser)
-
-
-def serve(config: Config, parser: argparse.ArgumentParser) -> int:
-    """Serve in the main thread; the exit code. ``parser`` ends the process where a file that
-    ``config`` names cannot be used."""
     logs.configure(config.server.log_level, config.operations.log_format)
     if config.server.log_level != "debug":
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)

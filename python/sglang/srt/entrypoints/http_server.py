@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 from sglang.backend.server_args import ServerArgs
@@ -10,13 +11,14 @@ __all__ = ["launch_server"]
 
 
 def launch_server(server_args: ServerArgs) -> None:
-    """Serve until a signal ends it, in this process and its main thread.
+    """Serve until a signal ends it, in this process and its main thread. Keys that ``server_args``
+    does not have are taken from the environment, as the command does.
 
-    Raises TypeError or ValueError for a setting out of range, SystemExit where serving failed.
+    Raises SystemExit where a setting is out of range, or serving failed.
     """
-    from srt.config import Config
     from srt.server.arguments import Parser
-    from srt.server.launch import serve
+    from srt.server.launch import run
 
-    if status := serve(Config.of(**server_args.chosen()), Parser(prog="launch_server")):
+    chosen = argparse.Namespace(**server_args.chosen())
+    if status := run(chosen, Parser(prog="launch_server")):
         sys.exit(status)

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -24,7 +22,8 @@ from srt.program.parts import read_parts
 from srt.program.request import Ask, Logprobs, RequestError, sampling_from
 from srt.program.sources import sources_of
 from srt.server.service import Service
-from srt.server.text.sessions import SessionParams, Turn
+from srt.server.text.asked import Asked
+from srt.server.text.sessions import SessionParams
 from srt.server.text.states import states_of, verify_states
 from srt.server.wire.body import read_body
 from srt.server.wire.errors import json_response
@@ -68,32 +67,6 @@ class GenerateBody(msgspec.Struct, kw_only=True):
 
 _PROMPTS = ("text", "input_ids", "parts")
 _UNSUPPORTED = ("audio_data", "input_embeds")
-
-
-class Asked(msgspec.Struct):
-    """The asks of one body and how to show what comes back."""
-
-    asks: list[Ask]
-    single: bool  # one prompt, not in a list, one completion
-    with_text: bool
-    received: float | None  # time.monotonic(), where spans are wanted
-    states: Sequence[bool]  # of each ask, whether hidden states are wanted
-    turn: Turn | None = None  # of a session
-
-    def run(self, service: Service) -> AsyncGenerator[tuple[int, Output], None]:
-        """Outputs as ``Service.run`` has them."""
-        if self.turn is None:
-            return service.run(self.asks)
-        return service.sessions.follow(self.turn, partial(service.run, self.asks))
-
-    async def finish(self, service: Service) -> list[list[Output]]:
-        """The finished outputs of each ask."""
-        if self.turn is None:
-            return await service.finish(self.asks)
-        async with aclosing(self.run(service)) as items:  # what it writes may be replaced
-            async for _, output in items:
-                last = output
-        return [[last]]
 
 
 async def generate(service: Service, request: Request) -> Response:
@@ -244,24 +217,8 @@ async def _asks(service: Service, body: GenerateBody) -> Asked:
     states = _each(body.return_hidden_states, count, "return_hidden_states", False)
     asked = Asked(asks, single, bool(body.return_text_in_logprobs), received, states)
     verify_states(service, [ask for ask, wanted in zip(asks, states) if wanted])
-    return asked if body.session_params is None else _in_session(service, asked, body)
-
-
-def _in_session(service: Service, asked: Asked, body: GenerateBody) -> Asked:
-    """The same with the prompt of its session. Nothing may be awaited until it is run: the session
-    has it by then."""
-    [ask, *others] = asked.asks
-    more = ask.segments or ask.media or ask.score_choices or asked.states[0]
-    if others or not asked.single or more:
-        raise RequestError(
-            "A request of a session is one prompt of text or ids with n = 1, without media, parts, "
-            "choices_scoring and return_hidden_states; send others without session_params.",
-            "session_params",
-        )
-    assert body.session_params is not None
-    asked.turn = service.sessions.begin(body.session_params, ask.rid, ask.prompt)
-    asked.asks = [replace(ask, prompt=asked.turn.prompt)]
-    return asked
+    params = body.session_params
+    return asked if params is None else asked.in_session(service, params)
 
 
 def _prompts(body: GenerateBody) -> tuple[list[Any], bool]:
