@@ -18,7 +18,7 @@ LANGUAGES = {
     "tools", "functions", "text",
 }  # fmt: skip
 # Items of a conversation: which may follow which, and refer to which.
-CONVERSATIONS = {"messages", "input", "previous_response_id"}
+CONVERSATIONS = {"messages", "input", "previous_response_id", "session_params"}
 # Facts of the served model: its adapters, labels, vectors, draft model, vocabulary.
 MODEL = {"model", "lora_name", "lora_path", "speculation", "dimensions"}
 BETWEEN_FIELDS = re.compile(
@@ -26,7 +26,7 @@ BETWEEN_FIELDS = re.compile(
     |entries\ for\ \d+\ prompts|give\ one,\ or\ as\ many
     |Only\ a\ response\ created
     |\ needs\ |\ is\ given\ without\ |exclude\ one\ another|names\ of\ one\ thing
-    |must\ be\ between\ n,|^tool_choice|has\ no\ token\ that\ begins""",
+    |must\ be\ between\ n,|^tool_choice|has\ no\ token\ that\ begins|is\ open\ already""",
     re.VERBOSE,
 )
 NO_INTEGER = re.compile("got `float`|list of token ids|mixes texts, token ids")

@@ -174,6 +174,8 @@ def test_bounds_of_sessions(book: Book, monkeypatch: pytest.MonkeyPatch) -> None
     ):
         with pytest.raises(RequestError, match=told):
             book.open(**body)
+    with pytest.raises(RequestError, match="session_id has 2000 characters"):
+        book.sessions.close("x" * 2000)
 
 
 def test_an_idle_session_is_closed(book: Book) -> None:

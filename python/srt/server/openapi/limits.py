@@ -15,6 +15,7 @@ from srt.core.sampling import SamplingParams
 from srt.program.constraint import NAMES, SCORINGS
 from srt.program.request import MAX_NAME, PRIORITY_LIMIT, RENAMED, WITHOUT_EFFECT
 from srt.server.chat.conversation import ROLES
+from srt.server.text.sessions import MOST_IDLE_SECONDS
 
 Schema = dict[str, Any]
 
@@ -56,6 +57,9 @@ LIMITS: dict[str, Schema] = {
     "speculation": {"enum": list(most.SPECULATIONS)},
     "priority": {"minimum": -PRIORITY_LIMIT, "maximum": PRIORITY_LIMIT - 1},
     "cache_salt": {"maxLength": MAX_NAME},
+    "session_id": {"maxLength": MAX_NAME},
+    "capacity_of_str_len": _AT_LEAST_0,
+    "timeout": {"exclusiveMinimum": 0, "maximum": MOST_IDLE_SECONDS},
 }
 """By the name of the field; where it may be null, null is not bound."""
 

@@ -136,10 +136,7 @@ class Sessions:
                 "timeout",
             )
         number = body.session_id or uuid.uuid4().hex
-        if len(number) > MAX_NAME:
-            raise RequestError(
-                f"session_id has {len(number)} characters; at most {MAX_NAME}.", "session_id"
-            )
+        _verify_name(number)
         tenant = self._tenant()
         if number in tenant.sessions:
             raise RequestError(f"The session {number!r:.80} is open already.", "session_id")
@@ -156,7 +153,9 @@ class Sessions:
         return number
 
     def close(self, number: str) -> bool:
-        """Close a session; what runs in it ends with reason "abort". False where there is none."""
+        """Close a session; what runs in it ends with reason "abort". False where there is none.
+        Raises RequestError for a name that none can have."""
+        _verify_name(number)
         session = self._tenant().sessions.get(number)
         if session is not None:
             self._close(session)
@@ -313,3 +312,10 @@ class Sessions:
                 f"The session holds {len(session.turns)} requests, the most it may; open another.",
                 "session_params",
             )
+
+
+def _verify_name(number: str) -> None:
+    if len(number) > MAX_NAME:
+        raise RequestError(
+            f"session_id has {len(number)} characters; at most {MAX_NAME}.", "session_id"
+        )
