@@ -56,6 +56,19 @@ def backend(request: pytest.FixtureRequest) -> Any:
     return request.getfixturevalue(request.param)
 
 
+def test_an_unknown_field_is_an_error_that_names_the_nearest(engine: sgl.Engine) -> None:
+    with pytest.raises(TypeError, match="unknown field 'extra_keys'; did you mean 'extra_key'"):
+        engine.generate("a", {"max_new_tokens": 1}, extra_keys="x")
+    with pytest.raises(TypeError, match="unknown field 'zzz'; the fields are text, input_ids"):
+        asyncio.run(engine.async_generate("a", {"max_new_tokens": 1}, zzz=1))
+    with pytest.raises(TypeError, match="unknown field 'poling'; did you mean 'pooling'"):
+        engine.encode("a", poling="mean")
+    with pytest.raises(sgl.BackendError, match="a custom logit processor is not available"):
+        engine.generate("a", custom_logit_processor="{}")
+    found = engine.generate("a", {"max_new_tokens": 1}, session_id="s", custom_logit_processor=None)
+    assert found["meta_info"]["completion_tokens"] == 1
+
+
 @sgl.function
 def everything(s, topic):
     s += sgl.system("Be brief.") + sgl.user("Tell me about " + topic)

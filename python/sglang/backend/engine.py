@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import difflib
 import os
 import threading
 from collections.abc import (
@@ -274,6 +275,7 @@ class Engine(EngineControl):
         from srt.server.text.embeddings import EncodeBody, answer
         from srt.server.wire.body import convert
 
+        _verify_names(fields, EncodeBody.__struct_fields__)
         body = convert({"text": prompt, "input_ids": input_ids, **fields}, EncodeBody)
         return await answer(self._alive(), body)
 
@@ -306,6 +308,17 @@ def _translated() -> Iterator[None]:
         raise BackendError("the engine does not answer", 503) from error
 
 
+def _verify_names(fields: dict[str, Any], own: tuple[str, ...]) -> None:
+    """Raise TypeError where a field is not in ``own`` and not one that upstream's requests have."""
+    from srt.server.wire.unsupported import IGNORED, UNSUPPORTED
+
+    for name in fields:
+        if name not in own and name not in IGNORED and name not in UNSUPPORTED:
+            near = difflib.get_close_matches(name, own, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; the fields are {', '.join(own)}"
+            raise TypeError(f"unknown field {name!r}{hint}")
+
+
 def _body(
     prompt: Any,
     sampling_params: Any,
@@ -316,6 +329,9 @@ def _body(
     top_logprobs_num: Any,
     fields: dict[str, Any],
 ) -> dict[str, Any]:
+    from srt.server.text.native import GenerateBody
+
+    _verify_names(fields, GenerateBody.__struct_fields__)
     body = {
         "text": prompt,
         "sampling_params": sampling_params,

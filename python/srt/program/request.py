@@ -26,7 +26,7 @@ MAX_LOGPROB_ENTRIES = 1 << 20  # positions x entries of one request's input log-
 MAX_DRAWN_ENTRIES = 1 << 22  # and of those of the tokens that it may draw
 PRIORITY_LIMIT = 1 << 31
 UNREAD = 32  # tokens between two looks at an output that nobody reads as it grows
-MAX_NAME = 1024  # characters of rid and cache_salt
+MAX_NAME = 1024  # characters of rid, cache_salt and extra_key
 MAX_MESSAGE, MAX_PARAM = 2000, 100  # characters of an error's message, and of its field's name
 
 CONSTRAINTS = KINDS  # those that are enforced; clients are told
@@ -61,6 +61,18 @@ class RequestError(ValueError):
         self.message, self.param = brief(message), param and brief(param, MAX_PARAM)
         self.code = code
         super().__init__(self.message)
+
+
+def namespace_of(salt: str | None, extra: str | None) -> str:
+    """The namespace of a ``cache_salt`` and an ``extra_key``: different pairs have different ones,
+    and a salt alone is its own. Raises RequestError."""
+    salt, extra = salt or "", extra or ""
+    for name, value in (("cache_salt", salt), ("extra_key", extra)):
+        if len(value) > MAX_NAME:
+            raise RequestError(f"{name} has {len(value)} characters; at most {MAX_NAME}.", name)
+    if not extra and not salt.startswith("\0"):
+        return salt
+    return f"\0{len(salt)}:{salt}{extra}"
 
 
 class Logprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -168,7 +180,7 @@ class Ask:
                   "stop": self.sampling.stop, "stop_regex": self.sampling.stop_regex}  # fmt: skip
         for name, values in fields.items():
             for value in values:
-                if name in ("rid", "cache_salt") and len(value) > MAX_NAME:
+                if name == "rid" and len(value) > MAX_NAME:
                     raise RequestError(
                         f"{name} has {len(value)} characters; at most {MAX_NAME}.", name
                     )

@@ -28,7 +28,7 @@ class SharedBody(ConstraintFields, kw_only=True):
     """Fields of both routes; what SGLang adds to OpenAI's comes after ``user``. Null is unset.
 
     Other fields are ignored, as OpenAI's own without effect here are; a field that would change the
-    text and cannot be honoured is refused.
+    text and cannot be honoured is refused (``wire/unsupported``).
     """
 
     model: str | None = None
@@ -57,6 +57,7 @@ class SharedBody(ConstraintFields, kw_only=True):
     speculation: str | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    extra_key: str | None = None
     lora_path: str | None = None
 
 

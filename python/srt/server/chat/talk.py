@@ -16,7 +16,7 @@ import msgspec
 
 from srt.program.output import Output
 from srt.program.reasoning import behind_thought, opened
-from srt.program.request import Ask, Logprobs, RequestError
+from srt.program.request import Ask, Logprobs, RequestError, namespace_of
 from srt.program.tools import constraint_of, form_of
 from srt.server.chat.conversation import Prompt, prompt_of, verify_template
 from srt.server.chat.reader import Reader, Thinking
@@ -46,9 +46,9 @@ class ChatBody(SharedBody, kw_only=True):
     functions: list[Any] | None = None
     function_call: str | dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    reasoning: dict[str, Any] | None = None
     separate_reasoning: bool | None = None
     stream_reasoning: bool | None = None
-    audio: Any = None
     modalities: list[str] | None = None
 
 
@@ -120,7 +120,7 @@ async def read_talk(service: Service, body: ChatBody, fits: bool = True) -> Talk
         constraint=constraint,
         skip_special_tokens=sampling.skip_special_tokens and not _shown(service, use, thinking),
     )
-    rid, salt = body.rid or "", body.cache_salt or ""
+    rid, salt = body.rid or "", namespace_of(body.cache_salt, body.extra_key)
     whole = body.choices_scoring == "whole"
     ask = Ask(prompt.ids, sampling, _logprobs(body), rid, body.priority or 0, salt,
               score_choices=whole, media=prompt.media, adapter=adapter)  # fmt: skip
@@ -129,14 +129,23 @@ async def read_talk(service: Service, body: ChatBody, fits: bool = True) -> Talk
 
 def _verify(body: ChatBody) -> None:
     verify_template(body.chat_template, body.chat_template_kwargs or {})
-    refuse("audio", body.audio)
     if set(body.modalities or ["text"]) != {"text"}:
         refuse("modalities", body.modalities)
-    if body.reasoning_effort is not None and body.reasoning_effort not in EFFORTS:
+    name, effort = _effort(body)
+    if effort is not None and effort not in EFFORTS:
+        raise RequestError(f"{name} is {effort!r:.60}; use one of {', '.join(EFFORTS)}.", name)
+    enabled = (body.reasoning or {}).get("enabled")
+    if not isinstance(enabled, bool | None):
         raise RequestError(
-            f"reasoning_effort is {body.reasoning_effort!r:.60}; use one of {', '.join(EFFORTS)}.",
-            "reasoning_effort",
+            f"reasoning.enabled is {enabled!r:.60}; give true or false.", "reasoning.enabled"
         )
+
+
+def _effort(body: ChatBody) -> tuple[str, Any]:
+    """Name and value of the field that gives the effort."""
+    if body.reasoning_effort is not None or body.reasoning is None:
+        return "reasoning_effort", body.reasoning_effort
+    return "reasoning.effort", body.reasoning.get("effort")
 
 
 def _use(service: Service, body: ChatBody) -> ToolUse | None:
@@ -170,12 +179,15 @@ def _logprobs(body: ChatBody) -> Logprobs | None:
 
 
 def _variables(body: ChatBody) -> dict[str, Any]:
-    """What the template is told; ``reasoning_effort`` in the words that templates know."""
+    """The template's variables. Effort and ``reasoning.enabled`` are in the words that templates
+    know."""
     told: dict[str, Any] = {}
-    if body.reasoning_effort is not None:
-        thinks = body.reasoning_effort != "none"
-        told = {"reasoning_effort": body.reasoning_effort, "enable_thinking": thinks,
-                "thinking": thinks}  # fmt: skip
+    effort, enabled = _effort(body)[1], (body.reasoning or {}).get("enabled")
+    if effort is not None:
+        told["reasoning_effort"] = effort
+        enabled = effort != "none"
+    if enabled is not None:
+        told |= {"enable_thinking": enabled, "thinking": enabled}
     return {**told, **(body.chat_template_kwargs or {})}
 
 

@@ -29,6 +29,11 @@ def _texts(count: int) -> Schema:
     return {**_TEXT, "items": {"type": "string", **_TEXT}, "maxItems": count}
 
 
+_NAMES: Schema = {
+    "maxLength": MAX_NAME,
+    "items": {"anyOf": [{"type": "string", "maxLength": MAX_NAME}, {"type": "null"}]},
+}
+
 LIMITS: dict[str, Schema] = {
     "max_new_tokens": _AT_LEAST_0,
     "max_tokens": _AT_LEAST_0,
@@ -56,10 +61,11 @@ LIMITS: dict[str, Schema] = {
     "seed": {"minimum": -most.SEED_LIMIT, "maximum": most.SEED_LIMIT - 1},
     "speculation": {"enum": list(most.SPECULATIONS)},
     "priority": {"minimum": -PRIORITY_LIMIT, "maximum": PRIORITY_LIMIT - 1},
-    "cache_salt": {"maxLength": MAX_NAME},
     "session_id": {"maxLength": MAX_NAME},
     "capacity_of_str_len": _AT_LEAST_0,
     "timeout": {"exclusiveMinimum": 0, "maximum": MOST_IDLE_SECONDS},
+    "cache_salt": _NAMES,
+    "extra_key": _NAMES,
 }
 """By the name of the field; where it may be null, null is not bound."""
 

@@ -28,7 +28,7 @@ def _lists(kind: Schema) -> Schema:
 
 # Fields that are read only to be refused with a reason: they are not told.
 REFUSED: dict[str, Sequence[str]] = {
-    "CompletionBody": (*completions.REFUSED, *completions.INSTEAD),
+    "CompletionBody": tuple(completions.INSTEAD),
     "EmbeddingBody": ("truncate_prompt_tokens",),
     "EncodeBody": ("truncate_prompt_tokens",),
     "ClassifyBody": ("truncate_prompt_tokens",),

@@ -2,7 +2,7 @@
 
 With ``--log-requests`` one line a request, when it has ended. ``--log-requests-level``: 0 no word
 of what was asked or answered, 1 the sampling parameters, 2 also the beginnings of prompts and
-texts, 3 all of them.
+texts, 3 all of them. A request with ``no_logs`` is logged as with 0.
 """
 
 from __future__ import annotations
@@ -68,6 +68,8 @@ class Journal:
 
     def _fields(self, found: Record) -> dict[str, Any]:
         fields = facts(found)
+        if found.private:
+            return fields
         if self._level >= 1 and found.asks:
             fields["parameters"] = [self._parameters(ask.sampling) for ask in found.asks]
         if self._level >= 2 and found.asks:

@@ -25,6 +25,7 @@ class Record:
         asks: the prompts to be completed, in no order.
         finishes: how many completions ended by which reason.
         queued: the longest wait for the first pass. first: when the first token came.
+        private: the log may have no parameter and no text of it.
         keep: whether ``outputs``, the finished completions with their asks, are wanted.
     """
 
@@ -44,6 +45,7 @@ class Record:
     finishes: Counter[str] = field(default_factory=Counter)
     queued: float | None = None
     first: float | None = None
+    private: bool = False
     keep: bool = False
     outputs: list[tuple[Ask, Output]] = field(default_factory=list)
 
@@ -72,7 +74,7 @@ class Record:
         self.completion_tokens += output.completion_tokens
         self.finishes[output.finish.reason] += 1
         self.queued = max(self.queued or 0.0, output.queued_seconds)
-        if self.keep:
+        if self.keep and not self.private:
             self.outputs.append((ask, output))
 
 

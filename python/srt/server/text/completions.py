@@ -16,7 +16,7 @@ from starlette.responses import Response
 from srt.core.messages import TopPairs
 from srt.core.sampling import MAX_N, MAX_TOP_LOGPROBS, SamplingParams
 from srt.program.output import Output
-from srt.program.request import Ask, Logprobs, RequestError
+from srt.program.request import Ask, Logprobs, RequestError, namespace_of
 from srt.server.fields import (
     Collected,
     Progress,
@@ -25,7 +25,6 @@ from srt.server.fields import (
     finish_fields,
     hidden_of,
     new_reply,
-    refuse,
     sampling_of,
     usage,
 )
@@ -48,18 +47,12 @@ class CompletionBody(SharedBody, kw_only=True):
     best_of: int | None = None
     echo: bool | None = None
     logprobs: int | None = None
-    suffix: str | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     prompt_logprobs: int | None = None
     truncate_prompt_tokens: int | None = None
-    prompt_embeds: Any = None
-    use_beam_search: bool | None = None
-    bad_words: list[str] | None = None
-    allowed_token_ids: list[int] | None = None
 
 
-REFUSED = ("suffix", "prompt_embeds", "use_beam_search", "bad_words", "allowed_token_ids")
 INSTEAD = {
     "prompt_logprobs": "use echo: true with logprobs",
     "truncate_prompt_tokens": "shorten the prompt yourself, or send token ids",
@@ -87,7 +80,7 @@ async def _asks(service: Service, body: CompletionBody, rid: str) -> tuple[list[
     prompts = _prompts(service, body.prompt)
     service.admit(len(prompts))
     sampling, logprobs = _sampling(body), _logprobs(body)
-    salt = body.cache_salt or ""
+    salt = namespace_of(body.cache_salt, body.extra_key)
     whole = body.choices_scoring == "whole"
     adapter = service.adapters.of(body.model, body.lora_path)
     special = body.add_special_tokens is not False
@@ -103,8 +96,6 @@ async def _asks(service: Service, body: CompletionBody, rid: str) -> tuple[list[
 
 def _verify(body: CompletionBody) -> None:
     """Raise RequestError for what is not available, or not together."""
-    for name in REFUSED:
-        refuse(name, getattr(body, name))
     for name, advice in INSTEAD.items():
         if getattr(body, name) is not None:
             raise RequestError(f"{name} is not available; {advice}.", name, "unsupported")

@@ -21,7 +21,7 @@ from starlette.responses import Response
 from srt.core.ints import Floats
 from srt.core.messages import POOLINGS, Done, Embed
 from srt.core.sampling import SamplingParams
-from srt.program.request import Ask, RequestError
+from srt.program.request import Ask, RequestError, namespace_of
 from srt.server.fields import usage_of
 from srt.server.service import Service
 from srt.server.text.prompts import places, prompts_of, read_prompt
@@ -48,6 +48,7 @@ class PoolingFields(msgspec.Struct, kw_only=True):
     rid: str | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    extra_key: str | None = None
     lora_path: str | None = None
 
 
@@ -158,7 +159,8 @@ async def read_asks(
     service.admit(len(names))
     special = body.add_special_tokens is not False
     adapter = service.adapters.of(body.model, body.lora_path)
-    rid, salt, priority = body.rid or "", body.cache_salt or "", body.priority or 0
+    salt = namespace_of(body.cache_salt, body.extra_key)
+    rid, priority = body.rid or "", body.priority or 0
     asks, total = [], 0
     for name, prompt in zip(names, prompts):
         ids = await read_prompt(service, prompt, name, special)

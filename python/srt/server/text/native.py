@@ -19,9 +19,10 @@ from srt.core.ints import Ints, ints
 from srt.core.segments import Segments
 from srt.program.output import Output, PromptLogprobs
 from srt.program.parts import read_parts
-from srt.program.request import Ask, Logprobs, RequestError, sampling_from
+from srt.program.request import Ask, Logprobs, RequestError, namespace_of, sampling_from
 from srt.program.sources import sources_of
 from srt.server.service import Service
+from srt.server.telemetry.record import record
 from srt.server.text.asked import Asked
 from srt.server.text.sessions import SessionParams
 from srt.server.text.states import states_of, verify_states
@@ -55,18 +56,17 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     incremental_streaming_output: bool | None = None
     priority: int | None = None
-    cache_salt: str | None = None
+    cache_salt: str | list[str | None] | None = None
+    extra_key: str | list[str | None] | None = None
     image_data: Any = None
     video_data: Any = None
-    audio_data: Any = None
     lora_path: str | list[str | None] | None = None
     session_params: SessionParams | None = None
-    input_embeds: Any = None
     return_hidden_states: bool | list[bool] | None = None
+    no_logs: bool | None = None
 
 
 _PROMPTS = ("text", "input_ids", "parts")
-_UNSUPPORTED = ("audio_data", "input_embeds")
 
 
 async def generate(service: Service, request: Request) -> Response:
@@ -180,12 +180,7 @@ class _Streamed:
 
 async def _asks(service: Service, body: GenerateBody) -> Asked:
     received = time.monotonic() if body.return_spans else None
-    for name in _UNSUPPORTED:
-        value = getattr(body, name)
-        if any(value) if isinstance(value, list) else value:
-            raise RequestError(
-                f"{name} is not available yet in this version; remove it.", name, "unsupported"
-            )
+    record().private = bool(body.no_logs)
     prompts, listed = _prompts(body)
     service.admit(len(prompts))
     count = len(prompts)
@@ -197,6 +192,8 @@ async def _asks(service: Service, body: GenerateBody) -> Asked:
     probes = _probes(body.token_ids_logprob, count)
     paths = _each(body.lora_path, count, "lora_path", None)
     adapters = [service.adapters.of(lora_path=path) for path in paths]
+    salts = _each(body.cache_salt, count, "cache_salt", None)
+    keys = _each(body.extra_key, count, "extra_key", None)
     images = sources_of("image", body.image_data, count, "image_data")
     videos = sources_of("video", body.video_data, count, "video_data")
     asks = []
@@ -207,7 +204,7 @@ async def _asks(service: Service, body: GenerateBody) -> Asked:
         ids, segments = await _read(service, body, prompt)
         field = "video_data" if videos[i] and not images[i] else "image_data"
         seen = await service.see(ids, [*images[i], *videos[i]], segments, field)
-        salt = body.cache_salt or ""
+        salt = namespace_of(salts[i], keys[i])
         whole = settings[i].get("choices_scoring") == "whole"
         asks.append(
             Ask(seen.tokens, sampling, logprobs, rid, body.priority or 0, salt, seen.segments,

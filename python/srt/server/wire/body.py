@@ -14,13 +14,14 @@ from starlette.requests import Request
 from srt.core.depth import deeper
 from srt.program.request import RequestError
 from srt.server.wire.errors import ServerError
+from srt.server.wire.unsupported import refuse_unsupported
 
 MAX_DEPTH = 128
 MOST_BODIES = 64  # of the largest size that may be arriving at once
 SMALL = 64 << 10  # bytes of a body that is read whatever else arrives
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
-T = TypeVar("T")
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 async def read_body(request: Request, kind: type[T], limit: int) -> T:
@@ -154,6 +155,7 @@ def convert(value: Any, kind: type[T]) -> T:
     """``value`` as ``kind``. Raises RequestError, naming the field."""
     if not isinstance(value, dict):
         raise RequestError("The body must be a JSON object.")
+    refuse_unsupported(value, kind.__struct_fields__)
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
