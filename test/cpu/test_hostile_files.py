@@ -115,13 +115,15 @@ def test_configurations_that_ask_for_much(
 
 
 def test_the_code_of_a_checkpoint_is_never_run(model: Path, tmp_path: Path) -> None:
-    """``auto_map`` is passed over where the architecture is known here."""
+    """``auto_map`` is passed over where the architecture is known here; ``--trust-remote-code``
+    changes nothing."""
     (model / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     change(model / "config.json", auto_map={"AutoModelForCausalLM": "evil.Model"})
     assert plan_of(Config.of(model_path=str(model), device="cpu")).architecture
     assert not (tmp_path / "ran").exists()
-    with pytest.raises(ValueError, match="trust-remote-code is refused"):
-        Config.of(trust_remote_code=True)
+    trusting = Config.of(model_path=str(model), device="cpu", trust_remote_code=True)
+    assert plan_of(trusting).architecture
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.fixture

@@ -55,21 +55,12 @@ def other(f: dataclasses.Field[Any]) -> tuple[list[str], Any]:
     return [name, str(value)], value
 
 
-REFUSED = "trust_remote_code"  # is parsed, to say why
-
-
-@pytest.mark.parametrize("f", [f for f in FIELDS if f.name != REFUSED], ids=lambda f: f.name)
+@pytest.mark.parametrize("f", FIELDS, ids=lambda f: f.name)
 def test_every_field_is_a_flag_and_a_setting(f: dataclasses.Field[Any]) -> None:
     words, value = other(f)
     assert parse(*words).settings()[f.name] == value
     assert parse(*words) == Config.of(**{f.name: value})
     assert f.metadata["help"]
-
-
-def test_code_of_checkpoints_is_refused() -> None:
-    with pytest.raises(ValueError, match="Python that a checkpoint brings"):
-        parse("--trust-remote-code")
-    assert parse("--no-trust-remote-code") == Config()
 
 
 def test_names_are_unique_across_sections() -> None:
@@ -188,7 +179,7 @@ def test_the_command_line_refuses_what_config_refuses() -> None:
 
 @pytest.mark.parametrize(
     ("flag", "meant"),
-    [("--max-model-len", "--context-length"), ("--prot", "--port"), ("--tp", "")],
+    [("--max-model-len", "--context-length"), ("--prot", "--port"), ("--max-words", "")],
 )
 def test_an_unknown_flag_is_told_what_it_was_to_be(
     flag: str, meant: str, capsys: pytest.CaptureFixture[str]

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from sglang.timeline import command as trace_command
 from srt.config import Config
+from srt.config.translation import FLAGS
+from srt.config.upstream import MEANS, SPELLINGS
 from srt.server import schema_command
 from srt.server.arguments import Parser
 from srt.server.doctor import command as doctor_command
@@ -83,7 +85,8 @@ def test_named_tests_exist() -> None:
 
 
 def test_named_flags_exist() -> None:
-    known = {name.replace("_", "-") for name in Config().settings()} | FOREIGN
+    names = [*Config().settings(), *FLAGS, *MEANS, *SPELLINGS]
+    known = {name.replace("_", "-") for name in names} | FOREIGN
     for command in (doctor_command, explain_command, schema_command, trace_command):
         parser = Parser()
         command.add_parser_arguments(parser)
@@ -91,7 +94,7 @@ def test_named_flags_exist() -> None:
     for source in (ROOT / "benchmark").rglob("*.py"):
         flags = re.findall(r'"--([a-z][a-z-]+)"', source.read_text(encoding="utf-8"))
         known |= {*flags, *(f"no-{flag}" for flag in flags)}
-    assert [(page, flag) for page, flag in named(r"--([a-z][a-z-]+)") if flag not in known] == []
+    assert [(page, flag) for page, flag in named(r"--([a-z][a-z0-9-]+)") if flag not in known] == []
 
 
 def test_named_make_targets_exist() -> None:

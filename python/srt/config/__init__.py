@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
+import logging
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +27,11 @@ from srt.config.sections import (
     ServerConfig,
     SpeculationConfig,
 )
+from srt.config.translation import FLAGS, add_upstream_arguments, near, translate
+from srt.config.translation import option as _flag
+from srt.config.upstream import ABSENT_VALUES, MEANS, VALUES
+
+log = logging.getLogger("srt.config")
 
 __all__ = [
     "JSON_WHITESPACE",
@@ -80,9 +85,15 @@ class Config:
 
     @staticmethod
     def of(**settings: Any) -> Config:
-        """Raises TypeError for an unknown name or a value of the wrong type, ValueError for a
-        value out of range.
+        """The settings, under their names here or upstream's; one warning names those that are
+        without effect.
+
+        Raises TypeError for an unknown name or a value of the wrong type, ValueError for a value
+        out of range, or of a feature that is absent.
         """
+        settings, notes = translate(settings)
+        if notes:
+            log.warning("accepted, and without effect here: %s", "; ".join(notes))
         sections: dict[str, dict[str, Any]] = {name: {} for name, _ in _sections()}
         where = {f.name: name for name, cls in _sections() for f in dataclasses.fields(cls)}
         several = {
@@ -93,8 +104,8 @@ class Config:
         }
         for name, value in settings.items():
             if name not in where:
-                near = difflib.get_close_matches(name, where, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
+                meant = near(name, where)
+                hint = f"; did you mean {meant!r}?" if meant else ""
                 raise TypeError(f"unknown setting {name!r}{hint}")
             sections[where[name]][name] = _several(value) if name in several else value
         config = Config(**{name: cls(**sections[name]) for name, cls in _sections()})
@@ -150,7 +161,6 @@ class Config:
         for name, value, good, limit in checks:
             if not good:
                 raise ValueError(f"{_flag(name)} is {value}; it must be {limit}")
-        self.model.verify()
         self.grammar.verify()
         self.speculation.verify()
         self.media.verify()
@@ -193,12 +203,8 @@ def _verify_type(f: dataclasses.Field[Any], value: Any) -> None:
         raise TypeError(f"{_flag(f.name)} is {value!r}; it must be a list of texts")
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """One flag a field, grouped by section."""
+    """One flag a field, grouped by section; upstream's others are accepted and not shown."""
     for name, cls in _sections():
         group = parser.add_argument_group(name, (cls.__doc__ or "").strip())
         for f in dataclasses.fields(cls):
@@ -209,12 +215,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                                    action=argparse.BooleanOptionalAction)  # fmt: skip
             else:
                 shown = "" if f.default in ("", None, ()) else f" (default: {f.default})"
-                metavar = None if meta["choices"] else f.name.split("_")[-1].upper()
+                choices, metavar = meta["choices"], None
+                if f.name in VALUES or f.name in ABSENT_VALUES:  # Config.of knows more values
+                    metavar = "{" + ",".join(choices) + "}" if choices else None
+                    choices = None
+                if metavar is None and choices is None:
+                    metavar = f.name.split("_")[-1].upper()
                 several: dict[str, Any] = {"nargs": "*"} if isinstance(f.default, tuple) else {}
                 default = argparse.SUPPRESS if f.name in _NEVER_EMPTY else f.default
                 group.add_argument(option, help=meta["help"] + shown, default=default,
-                                   type=meta["type"] or str, choices=meta["choices"],
+                                   type=meta["type"] or str, choices=choices,
                                    metavar=metavar, **several)  # fmt: skip
+    add_upstream_arguments(parser)
 
 
 def from_arguments(namespace: argparse.Namespace) -> Config:
@@ -224,4 +236,5 @@ def from_arguments(namespace: argparse.Namespace) -> Config:
         if value is not None and not value.strip(" \t\r\n,"):
             raise ValueError(f"{_flag(name)} is {value!r}; {advice}")
     names = {f.name for _, cls in _sections() for f in dataclasses.fields(cls)}
+    names |= {*FLAGS, *MEANS}
     return Config.of(**{k: v for k, v in vars(namespace).items() if k in names})

@@ -50,9 +50,6 @@ class ModelConfig:
     )
     tokenizer_path: str = flag("", "directory or hub id of the tokenizer, if not the model's")
     revision: str = flag("", "hub revision: a branch, tag or commit")
-    trust_remote_code: bool = flag(
-        False, "refused: code that a checkpoint brings is never run; models are written here"
-    )
     load_format: str = flag("auto", "dummy draws random weights", choices=LOAD_FORMATS)
     dtype: str = flag("auto", "auto: the checkpoint's", choices=DTYPES)
     quantization: str = flag(
@@ -76,15 +73,6 @@ class ModelConfig:
         256, "rows of the largest decode pass that is captured as a CUDA graph", type=int
     )
     threads: int = flag(0, "CPU threads for tensor work; 0: torch's choice", type=int)
-
-    def verify(self) -> None:
-        """Raises ValueError."""
-        if self.trust_remote_code:
-            raise ValueError(
-                "--trust-remote-code is refused: it would run Python that a checkpoint brings, "
-                "with all that this process may do, and nothing here needs it. Models, tokenizers "
-                "and processors are this package's own; `sglang models` lists them. Leave it out."
-            )
 
 
 @dataclass(frozen=True)

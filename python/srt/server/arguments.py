@@ -4,27 +4,23 @@ Keys come from the environment too."""
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import re
 from typing import Any, NoReturn
 
+from srt.config.translation import near
 from srt.core.version import __version__
 
-# Flags of other servers; those without one here have "".
+# Flags of other servers than upstream's, whose own are in ``srt.config.upstream``.
 ELSEWHERE = {
     "--max-model-len": "--context-length",
     "--ctx-size": "--context-length",
-    "--model": "--model-path",
     "--max-num-seqs": "--max-running-requests",
     "--gpu-memory-utilization": "--mem-fraction-static",
     "--speculative-config": "--speculative-algorithm",
     "--num-speculative-tokens": "--speculative-num-draft-tokens",
     "--model-draft": "--speculative-draft-model-path",
     "--speculative-model": "--speculative-draft-model-path",
-    "--speculative-draft-model": "--speculative-draft-model-path",
-    "--tp": "", "--tp-size": "", "--tensor-parallel-size": "", "--dp-size": "", "--pp-size": "",
-    "--stream-output": "--incremental-streaming-output",
     "--lora-modules": "--lora-paths", "--max-loras": "--max-loras-per-batch",
     "--max-cpu-loras": "--max-loaded-loras",
 }  # fmt: skip
@@ -52,10 +48,17 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--version", action="version", version=text, help="print it and exit")
 
     def _near(self, flag: str) -> list[str]:
-        """What an unknown flag was to be."""
+        """What an unknown flag was to be: the same in other words, or a slip away."""
         if flag in ELSEWHERE:
             return [ELSEWHERE[flag]] if ELSEWHERE[flag] in self._option_string_actions else []
-        return difflib.get_close_matches(flag, self._option_string_actions, n=1)
+        found = near(flag, [one for one, action in self._option_string_actions.items()
+                            if action.help != argparse.SUPPRESS])  # fmt: skip
+        return [found] if found else []
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """Flags that an abbreviation may be: of those that are shown, if any of them fits."""
+        found: list[Any] = super()._get_option_tuples(option_string)
+        return [one for one in found if one[0].help != argparse.SUPPRESS] or found
 
     def error(self, message: str) -> NoReturn:
         unknown = re.match(r"unrecognized arguments: (.*)", message)

@@ -45,12 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Serve as a parsed command line says."""
+    logs.configure(arguments.log_level, arguments.log_format)
     try:
         keys_from_environment(arguments, "api_key", "admin_api_key")
         config = from_arguments(arguments)
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    logs.configure(config.server.log_level, config.operations.log_format)
     if config.server.log_level != "debug":
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     _signals_before_the_loop(config)
