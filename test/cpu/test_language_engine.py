@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import jsonschema
 import pytest
 import sglang as sgl
@@ -67,6 +68,60 @@ def test_an_unknown_field_is_an_error_that_names_the_nearest(engine: sgl.Engine)
         engine.generate("a", custom_logit_processor="{}")
     found = engine.generate("a", {"max_new_tokens": 1}, session_id="s", custom_logit_processor=None)
     assert found["meta_info"]["completion_tokens"] == 1
+
+
+def constrained(engine: sgl.Engine, **more: Any) -> dict[str, Any]:
+    """Log-probabilities under a constraint that allows three letters, then two."""
+    fields = {"return_logprob": True, "top_logprobs_num": 5, "token_ids_logprob": letters(engine)}
+    parameters = {"regex": "[abc][de]", "temperature": 0, "max_new_tokens": 2}
+    found: dict[str, Any] = engine.generate("The", parameters, **{**fields, **more})["meta_info"]
+    return found
+
+
+def letters(engine: sgl.Engine) -> list[int]:
+    return [engine.tokenizer.encode(letter, False)[0] for letter in "abcdez"]
+
+
+def test_log_probabilities_can_be_had_among_what_the_constraint_allows(engine: sgl.Engine) -> None:
+    raw, masked = constrained(engine), constrained(engine, masked_logprobs=True)
+    ids = letters(engine)
+    tokens = [triple[1] for triple in masked["output_token_logprobs"]]
+    assert tokens == [triple[1] for triple in raw["output_token_logprobs"]]
+    for place, allowed in enumerate((ids[:3], ids[3:5])):
+        own = {t: v for v, t, _ in raw["output_token_ids_logprobs"][place]}
+        total = math.log(sum(math.exp(own[token]) for token in allowed))
+        expected = {token: own[token] - total for token in allowed}
+        tops = {token: value for value, token, _ in masked["output_top_logprobs"][place]}
+        assert tops == pytest.approx(expected, abs=1e-4)
+        assert sum(map(math.exp, tops.values())) == pytest.approx(1)
+        probes = {t: v for v, t, _ in masked["output_token_ids_logprobs"][place]}
+        assert {t for t, v in probes.items() if v is not None} == set(allowed)
+        value, token, _ = masked["output_token_logprobs"][place]
+        assert value == pytest.approx(expected[token], abs=1e-4)
+        assert len(raw["output_top_logprobs"][place]) == 5
+
+
+def test_log_probabilities_without_a_constraint_are_never_masked(engine: sgl.Engine) -> None:
+    fields = {"return_logprob": True, "top_logprobs_num": 3}
+    parameters = {"temperature": 0, "max_new_tokens": 3}
+    both = [engine.generate("The", parameters, **fields, masked_logprobs=m) for m in (False, True)]
+    raw, masked = (one["meta_info"]["output_top_logprobs"] for one in both)
+    assert raw == masked
+
+
+def test_masked_log_probabilities_over_http(runtime: sgl.Runtime) -> None:
+    headers = {"Authorization": "Bearer secret"}
+    body = {"max_tokens": 2, "temperature": 0, "regex": "[abc][de]", "masked_logprobs": True}
+    with httpx.Client(base_url=runtime.url, headers=headers) as http:
+        found = http.post("/v1/completions", json={**body, "prompt": "The", "logprobs": 5}).json()
+        tops = found["choices"][0]["logprobs"]["top_logprobs"]
+        assert [set(top) for top in tops] == [set("abc"), set("de")]
+        chat = {**body, "messages": [{"role": "user", "content": "The"}], "logprobs": True}
+        reply = http.post("/v1/chat/completions", json={**chat, "top_logprobs": 5}).json()
+        content = reply["choices"][0]["logprobs"]["content"]
+        assert [{top["token"] for top in one["top_logprobs"]} for one in content] == [
+            set("abc"), set("de"),
+        ]  # fmt: skip
 
 
 @sgl.function

@@ -272,7 +272,9 @@ def test_calls_in_an_answer(scripted: Scripted) -> None:
     scripted.text = "Hello."
     (choice,) = chat(scripted)["choices"]
     assert choice["finish_reason"] == "stop"
-    assert choice["message"] == {"role": "assistant", "content": "Hello.", "refusal": None}
+    assert choice["message"] == {
+        "role": "assistant", "content": "Hello.", "refusal": None, "reasoning_content": None,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -308,9 +310,11 @@ def test_calls_in_a_stream(scripted: Scripted, piece: int, reason: str) -> None:
     scripted.text, scripted.piece = f"I look.\n{CALL}\n{CALL} so", piece
     scripted.finish = Finish(reason)
     choices = streamed(scripted, logprobs=False)
-    assert choices[0]["delta"] == {"role": "assistant", "content": ""}
+    assert choices[0]["delta"] == {
+        "role": "assistant", "content": "", "reasoning_content": None,
+    }  # fmt: skip
     assert choices[-1]["finish_reason"] == ("tool_calls" if reason == "stop" else reason)
-    assert not choices[-1]["delta"]
+    assert choices[-1]["delta"] == {"reasoning_content": None}
     text, calls = "", list[dict[str, Any]]()
     for choice in choices[1:-1]:
         text += choice["delta"].get("content") or ""

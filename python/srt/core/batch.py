@@ -37,6 +37,7 @@ class Sample:
             (ceil(V / 32) words), or what makes them when the draw is due, while the device is still
             computing; None allows all.
         top: report this many most likely tokens; -1 reports no log-probability at all.
+        masked: log-probabilities are those among the ids that ``mask`` allows.
     """
 
     params: SamplingParams
@@ -46,6 +47,7 @@ class Sample:
     forbidden: tuple[int, ...] = ()
     mask: bytes | Callable[[], bytes] | None = None
     top: int = -1
+    masked: bool = False
 
 
 @dataclass(slots=True)
@@ -141,7 +143,7 @@ TopList = list[tuple[int, float]]  # (token id, log-probability), most likely fi
 @dataclass(slots=True)
 class Drawn:
     """What was read at one position. Log-probabilities are the model's own (natural logarithm,
-    before temperature, penalties, bias and masks).
+    before temperature, penalties, bias and masks, unless ``Sample.masked``).
 
     Attributes:
         token: the drawn token, -1 where none was asked for.

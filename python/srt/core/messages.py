@@ -49,6 +49,7 @@ class Generate(msgspec.Struct, frozen=True, tag="generate", omit_defaults=True):
         score_from: also report log-probabilities of the context's tokens from this index; -1 not.
         probe: ids whose log-probability is wanted at every reported position.
         interval: tokens that are told of at once, behind the first.
+        masked: log-probabilities are those among the tokens that the constraint allows.
     """
 
     sampling: SamplingParams
@@ -56,6 +57,7 @@ class Generate(msgspec.Struct, frozen=True, tag="generate", omit_defaults=True):
     score_from: int = -1
     probe: tuple[int, ...] = ()
     interval: int = 1
+    masked: bool = False
 
 
 class Score(msgspec.Struct, frozen=True, tag="score", omit_defaults=True):
@@ -187,7 +189,8 @@ class Tokens(msgspec.Struct, tag="tokens", omit_defaults=True):
 
     ``held`` is how many trailing bytes of the generated text so far may turn out to belong to a
     stop string: a stream does not show them yet. ``taken`` tokens before these are void: their
-    bytes are those that the new ones begin with (``--jump-forward string``).
+    bytes are those that the new ones begin with (``--jump-forward string``). ``cached`` counts the
+    prompt tokens found in the cache; it comes with the first sampled token.
     """
 
     request: int
@@ -197,6 +200,7 @@ class Tokens(msgspec.Struct, tag="tokens", omit_defaults=True):
     tops: list[TopPairs] = []
     probes: list[list[float]] = []
     taken: int = 0
+    cached: int = 0
 
 
 class Prompt(msgspec.Struct, tag="prompt", omit_defaults=True):

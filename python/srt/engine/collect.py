@@ -167,7 +167,9 @@ class Collector:
             if goal.probe:
                 news.probes.append(draw.probe)
             request.accepted += place < drafts
-            request.first = request.first or time.monotonic() - request.received
+            if not request.first:
+                request.first = time.monotonic() - request.received
+                news.cached = max(request.cached, 0)
             stop = self._take(request, goal, draw.token, news)
             if stop is not None:
                 return [news, stop]

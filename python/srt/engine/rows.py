@@ -146,7 +146,7 @@ def _samples(
                 out.prompt = tokens[: request.prompt]
         out.forbidden = forbidden(request, goal, eos, pending + i)
         if masks is not None:
-            out.mask = partial(masks.at, i)
+            out.mask, out.masked = partial(masks.at, i), goal.masked
         samples.append(out)
     return samples
 

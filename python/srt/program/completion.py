@@ -279,6 +279,7 @@ class _Run:
             score_from=score_from,
             probe=() if logprobs is None else logprobs.probe,
             interval=self.ask.interval,
+            masked=logprobs is not None and logprobs.masked,
         )
         async with aclosing(self._advance(context, goal, before, True)) as batches:
             async for events in batches:
@@ -293,9 +294,9 @@ class _Run:
                         if grown:
                             yield output
                         assembler.done(event, began)
-                        if shared is None:
-                            output.cached_tokens = event.cached
                         grown = True
+                    if shared is None and isinstance(event, (Tokens, Done)):
+                        output.cached_tokens = event.cached or output.cached_tokens
                 if grown:
                     yield output
 

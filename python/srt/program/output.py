@@ -48,7 +48,7 @@ class Output:
         prompt_logprobs: where asked for; complete when ``finish`` is set.
         choice_logprobs: log-probability of each choice, where they were scored as wholes.
         finish: None while running.
-        cached_tokens: prompt tokens met in the cache; known when ``finish`` is set.
+        cached_tokens: prompt tokens found in the cache; known with the first sampled token.
         passes: forward passes that it took part in, its prompt's included; forced: tokens written
             without a draw; drafted: tokens guessed ahead; accepted: of these, the ones that were
             then drawn. Known when ``finish`` is set.

@@ -82,11 +82,13 @@ class Logprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         top: most likely tokens at each reported position.
         start: report the prompt's own tokens from this index on; -1: generated tokens only.
         probe: ids reported at every position.
+        masked: those of generated tokens are among the tokens that the constraint allows.
     """
 
     top: int = 0
     start: int = -1
     probe: tuple[int, ...] = ()
+    masked: bool = False
 
 
 @dataclass(frozen=True)

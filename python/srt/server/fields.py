@@ -59,6 +59,7 @@ class SharedBody(ConstraintFields, kw_only=True):
     cache_salt: str | None = None
     extra_key: str | None = None
     lora_path: str | None = None
+    masked_logprobs: bool | None = None
 
 
 _SAMPLING = (
@@ -150,7 +151,9 @@ def finish_fields(output: Output, called: bool = False) -> dict[str, Any]:
     if output.finish is None:
         return {"finish_reason": None}
     found: dict[str, Any] = {"finish_reason": output.finish.reason}
-    if output.finish.reason == "stop":
+    if output.finish.reason == "length":
+        found["matched_stop"] = None
+    elif output.finish.reason == "stop":
         if called:
             found["finish_reason"] = "tool_calls"
         found["matched_stop"] = output.finish.matched

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -24,7 +25,7 @@ from srt.worker.inputs import Inputs, read_batch
 from srt.worker.kv import KVPool
 from srt.worker.pooling import pooled_span, sum_states
 from srt.worker.readback import Fetched, readback_of
-from srt.worker.sampler import NOT_FINITE
+from srt.worker.sampler import NOT_FINITE, narrowed
 
 # Logits computed at once: bounds the memory of a long prompt's scores.
 LOGITS = 1 << 24
@@ -162,8 +163,9 @@ class ModelRunner:
         while self._later:  # what is read depends on what was drawn
             self._later.pop(0)()
         index = torch.tensor(wants, device=self.device)
-        logprobs = readout.log_softmax(logits.index_select(0, index))
         reading = [tips[j] for j in wants]
+        rows = narrowed(logits.index_select(0, index), [tip.sample for tip in reading])
+        logprobs = readout.log_softmax(rows)
         values = zip(
             reading,
             readout.chosen(logprobs, tokens.index_select(0, index)),
@@ -175,7 +177,7 @@ class ModelRunner:
             if value != value and not output.error:
                 output.token, output.error = -1, NOT_FINITE
             if not output.error:
-                output.top, output.probe = top, probe
+                output.top, output.probe = [pair for pair in top if pair[1] > -math.inf], probe
                 if _top(tip.sample) >= 0:
                     output.logprob = value
 

@@ -130,6 +130,18 @@ def _mask(
     return x.masked_fill(denied, -math.inf) if copy else x.masked_fill_(denied, -math.inf)
 
 
+def narrowed(logits: Tensor, samples: Sequence[Sample | None]) -> Tensor:
+    """The logits [n, vocab], which change, with -inf where a mask denies an id and the sample asks
+    for log-probabilities among those that it allows."""
+    wanted = {i: s for i, s in enumerate(samples) if s and s.masked and s.mask is not None}
+    if not wanted:
+        return logits
+    masks = [made(sample.mask, mask_bytes(logits.shape[1]))[0] for sample in wanted.values()]
+    denied = _denied(b"".join(masks), len(masks), logits)
+    rows = list(wanted)
+    return _put(logits, rows, _rows(logits, rows).masked_fill_(denied, -math.inf))
+
+
 def mask_bytes(vocab: int) -> int:
     """Size of a mask."""
     return 4 * ((vocab + 31) // 32)

@@ -13,8 +13,8 @@ def message_of(deltas: Sequence[Delta], legacy: bool = False) -> dict[str, Any]:
     """The assistant's message of a whole reply; ``legacy``: the call is a ``function_call``."""
     words, calls = joined(deltas)
     message: dict[str, Any] = {"role": "assistant", "content": words, "refusal": None}
-    if thoughts := "".join(delta.text for delta in deltas if isinstance(delta, Thought)):
-        message["reasoning_content"] = thoughts
+    thoughts = "".join(delta.text for delta in deltas if isinstance(delta, Thought))
+    message["reasoning_content"] = thoughts or None
     if not calls:
         return message
     message["content"] = words or None
@@ -28,10 +28,15 @@ def message_of(deltas: Sequence[Delta], legacy: bool = False) -> dict[str, Any]:
     return message
 
 
+OPENING: dict[str, Any] = {"role": "assistant", "content": "", "reasoning_content": None}
+CLOSING: dict[str, Any] = {"reasoning_content": None}
+"""The first and the last delta of a stream. Some clients read ``reasoning_content`` of each."""
+
+
 def delta_of(delta: Delta, legacy: bool = False) -> dict[str, Any]:
     """One delta as a stream shows it."""
     if isinstance(delta, Words):
-        return {"content": delta.text}
+        return {"content": delta.text, "reasoning_content": None}
     if isinstance(delta, Thought):
         return {"reasoning_content": delta.text}
     call: dict[str, Any] = {"index": delta.call}
@@ -40,7 +45,8 @@ def delta_of(delta: Delta, legacy: bool = False) -> dict[str, Any]:
         call["function"] = {"name": delta.name, "arguments": ""}
     else:
         call["function"] = {"arguments": delta.text}
-    return {"function_call": call["function"]} if legacy else {"tool_calls": [call]}
+    shown = {"function_call": call["function"]} if legacy else {"tool_calls": [call]}
+    return {**shown, "reasoning_content": None}
 
 
 def _new_id() -> str:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from srt.program.deltas import Delta, Thought, Words
 from srt.program.output import Output
-from srt.server.chat.reply import delta_of, message_of
+from srt.server.chat.reply import CLOSING, OPENING, delta_of, message_of
 from srt.server.chat.talk import ChatBody, Reader, Talk, read_talk, thought_tokens
 from srt.server.fields import Collected, Reply, finish_fields, logprob_of, new_reply, usage
 from srt.server.service import Service
@@ -86,7 +86,7 @@ async def _events(
             finished, reader = output.finish is not None, readers[output.index]
             if not reader.sent.begun:
                 reader.sent.begun = True
-                yield chunk(output.index, {"role": "assistant", "content": ""})
+                yield chunk(output.index, OPENING)
             if reader.sent.ready(output, interval):
                 found, tokens = reader.take(output, finished)
                 if plain and len(found) == 1 and isinstance(found[0], (Words, Thought)):
@@ -99,13 +99,13 @@ async def _events(
                 deltas, more = [delta_of(delta, talk.legacy) for delta in found], {}
                 if talk.ask.logprobs is not None and tokens:
                     more["logprobs"] = _logprobs(service, output, tokens)
-                    deltas = deltas or [{"content": ""}]
+                    deltas = deltas or [delta_of(Words(""))]
                 for delta in deltas:
                     yield chunk(output.index, delta, **more)
                     more = {}
             if finished:
                 thoughts += thought_tokens(service, talk, output, reader)
-                yield chunk(output.index, {}, **_finish(talk, output, reader))
+                yield chunk(output.index, CLOSING, **_finish(talk, output, reader))
     if counted:
         yield {**head, "choices": [], "usage": _counts(talk, collected.usage(), thoughts)}
 

@@ -172,7 +172,7 @@ def _limit(service: Service, body: ChatBody) -> int:
 
 def _logprobs(body: ChatBody) -> Logprobs | None:
     if body.logprobs:
-        return Logprobs(top=body.top_logprobs or 0)
+        return Logprobs(top=body.top_logprobs or 0, masked=bool(body.masked_logprobs))
     if body.top_logprobs:
         raise RequestError("top_logprobs needs logprobs: true.", "top_logprobs")
     return None

@@ -139,7 +139,8 @@ def _sampling(body: CompletionBody) -> SamplingParams:
 
 def _logprobs(body: CompletionBody) -> Logprobs | None:
     if body.logprobs is not None:
-        return Logprobs(top=body.logprobs, start=0 if body.echo else -1)
+        start, masked = 0 if body.echo else -1, bool(body.masked_logprobs)
+        return Logprobs(top=body.logprobs, start=start, masked=masked)
     return Logprobs() if body.best_of else None
 
 
@@ -177,6 +178,8 @@ async def _events(
                 yield writer.template.event(text)
                 continue
             choice = writer.write(output, text, tokens)
+            if choice["logprobs"] and not choice["logprobs"]["tokens"]:  # the end has come alone
+                choice["logprobs"] = None
             if always:
                 head["usage"] = collected.usage()
             else:

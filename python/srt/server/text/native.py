@@ -5,6 +5,7 @@ the square of its length. The longer the events, the further apart they are: ``T
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterable
@@ -52,6 +53,7 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     top_logprobs_num: int | list[int] | None = None
     token_ids_logprob: list[Any] | None = None
     return_text_in_logprobs: bool | None = None
+    masked_logprobs: bool | None = None
     return_spans: bool | None = None
     stream: bool | None = None
     incremental_streaming_output: bool | None = None
@@ -200,7 +202,10 @@ async def _asks(service: Service, body: GenerateBody) -> Asked:
     for i, prompt in enumerate(prompts):
         rid = rids[i] or uuid.uuid4().hex
         sampling = sampling_from(settings[i])
-        logprobs = Logprobs(top=tops[i], start=starts[i], probe=probes[i]) if wanted[i] else None
+        logprobs = None
+        if wanted[i]:
+            masked = bool(body.masked_logprobs)
+            logprobs = Logprobs(top=tops[i], start=starts[i], probe=probes[i], masked=masked)
         ids, segments = await _read(service, body, prompt)
         field = "video_data" if videos[i] and not images[i] else "image_data"
         seen = await service.see(ids, [*images[i], *videos[i]], segments, field)
@@ -349,7 +354,9 @@ class _Logprobs:
         return found
 
     def _probed(self, row: Iterable[float]) -> Triples:
-        return self._triples(zip(self._wanted.probe, row))
+        """An id that the constraint does not allow has no value, where that counts."""
+        values = (None if value == -math.inf else value for value in row)
+        return self._triples(zip(self._wanted.probe, values))
 
     def _triples(self, pairs: Iterable[tuple[int, float | None]]) -> Triples:
         if self._decode is None:
