@@ -164,7 +164,7 @@ def test_completions_echo_scores_the_prompt(http: httpx.Client) -> None:
             parts = [one["choices"][0] for one in events(reply)]
             text = "".join(part["text"] for part in parts)
             lines = {
-                key: [x for part in parts for x in part["logprobs"][key]]
+                key: [x for part in parts if part["logprobs"] for x in part["logprobs"][key]]
                 for key in parts[0]["logprobs"]
             }
         else:

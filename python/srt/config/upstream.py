@@ -169,8 +169,6 @@ WITHOUT_EFFECT = (
         "speculative-ngram-match-type= speculative-ngram-max-trie-depth= "
         "speculative-ngram-capacity= speculative-ngram-min-match-window-size= "
         "speculative-ngram-max-match-window-size= speculative-ngram-branch-length="),
-    Row("JSON is compact unless --constrained-json-whitespace-pattern says otherwise",
-        "constrained-json-disable-any-whitespace"),
     Row("nothing here uses it",
         "warmups= file-storage-path= disable-outlines-disk-cache disable-disk-cache"),
 )  # fmt: skip
