@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sglang.backend.runtime import _flags
 from srt.config import Config, add_arguments, from_arguments
 from srt.config.translation import FLAGS, MEANS, add_upstream_arguments, near, option
 from srt.config.upstream import ABSENT, ABSENT_VALUES, SPELLINGS, VALUES, WITHOUT_EFFECT
@@ -410,3 +411,12 @@ def test_the_documentation_has_every_flag() -> None:
     for setting, values in VALUES.items():
         for value in values:
             assert f"`{value}`" in text, (setting, value)
+
+
+def test_runtime_passes_settings_of_upstream_on() -> None:
+    """Keyword arguments of ``sglang.Runtime`` become flags of a server that it starts."""
+    settings = {"tp_size": 1, "trust_remote_code": False, "is_embedding": True, "dtype": "half",
+                "cuda_graph_bs": [1, 2], "enable_priority_scheduling": True}  # fmt: skip
+    assert changed(parsed(shlex.join(_flags(settings)))) == {
+        "dtype": "float16", "schedule_policy": "priority",
+    }  # fmt: skip

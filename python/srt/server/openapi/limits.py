@@ -15,6 +15,7 @@ from srt.core.sampling import SamplingParams
 from srt.program.constraint import NAMES, SCORINGS
 from srt.program.request import MAX_NAME, PRIORITY_LIMIT, RENAMED, WITHOUT_EFFECT
 from srt.server.chat.conversation import ROLES
+from srt.server.chat.talk import EFFORTS
 from srt.server.text.sessions import MOST_IDLE_SECONDS
 
 Schema = dict[str, Any]
@@ -142,6 +143,15 @@ _SHAPES: dict[str, Schema] = {
     "ClassifyBody.input": _PROMPTS,
     "ResponsesBody.input": {"anyOf": [STRING, list_of(_OBJECT)]},
     "ChatBody.messages": list_of(_MESSAGE),
+    "ChatBody.reasoning": or_null(
+        {
+            "type": "object",
+            "properties": {
+                "effort": {"enum": [*EFFORTS, None]},
+                "enabled": {"type": ["boolean", "null"]},
+            },
+        }
+    ),
     **CONSTRAINTS,
 }
 """Of fields whose types say less: one body's, or every body's."""
