@@ -366,6 +366,7 @@ def test_help_shows_the_settings_alone(capsys: pytest.CaptureFixture[str]) -> No
     shown = set(re.findall(r"--[a-z][a-z-]*", parser.format_help()))
     assert not shown & {option(name) for name in {*FLAGS, *MEANS, *SPELLINGS}}
     assert "--model-path" in shown
+    assert parser.format_help().rstrip().endswith("docs/coming-from.md lists them.")
 
 
 def test_an_abbreviation_is_of_what_is_shown() -> None:

@@ -60,7 +60,11 @@ def option(name: str) -> str:
 
 
 def add_upstream_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of the tables, which ``--help`` does not show."""
+    """Add the flags of the tables. ``--help`` does not list them; its last line tells of them."""
+    parser.epilog = parser.epilog or (
+        "Flags of upstream SGLang are accepted too where they change no answer, with a warning; "
+        "docs/coming-from.md lists them."
+    )
     hidden: dict[str, Any] = {"help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
     for name, flag in FLAGS.items():
         takes = _TAKES[flag.nargs]
