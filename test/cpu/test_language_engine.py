@@ -101,6 +101,29 @@ def test_log_probabilities_can_be_had_among_what_the_constraint_allows(engine: s
         assert len(raw["output_top_logprobs"][place]) == 5
 
 
+def test_a_forced_token_has_log_probability_0_among_what_is_allowed(engine: sgl.Engine) -> None:
+    """Also where it was checked as a draft: forced ones are, where log-probabilities are wanted."""
+    found = []
+    for speculation in ("off", "ngram"):
+        parameters = {"regex": "[ab]: the fox, the fox, the [de]", "temperature": 0,
+                      "max_new_tokens": 40, "speculation": speculation}  # fmt: skip
+        answer = engine.generate(
+            "The", parameters, return_logprob=True, top_logprobs_num=3, masked_logprobs=True
+        )
+        assert answer["text"][1:-1] == ": the fox, the fox, the "
+        meta = answer["meta_info"]
+        found.append(meta["output_top_logprobs"])
+        for (value, token, _), tops in zip(meta["output_token_logprobs"], found[-1]):
+            values = [top for top, _, _ in tops]
+            assert 0 < sum(map(math.exp, values)) <= 1.0001
+            if len(tops) == 1:  # nothing else was allowed
+                assert (value, token) == (pytest.approx(0, abs=1e-5), tops[0][1])
+        assert len(found[-1][0]) == 2
+    for one, other in zip(*found):
+        assert [top[1] for top in one] == [top[1] for top in other]
+        assert [top[0] for top in one] == pytest.approx([top[0] for top in other], abs=1e-4)
+
+
 def test_log_probabilities_without_a_constraint_are_never_masked(engine: sgl.Engine) -> None:
     fields = {"return_logprob": True, "top_logprobs_num": 3}
     parameters = {"temperature": 0, "max_new_tokens": 3}
