@@ -6,6 +6,7 @@ import json
 import os
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -212,6 +213,71 @@ def test_a_token_that_a_canonical_mask_leaves_out_may_be_taken(
     assert matcher.advance(brace)
     matcher.rollback(1)
     assert len(ids(matcher.mask())) == 1
+
+
+PARTS = ["file", "name", "size", "content", "path", "user", "id", "is_", "get", "set", "data", "un",
+         "base", "time", "stamp", "on", "off", "ing", "re", "able", "tion", "-", ".", "/", " ", "A",
+         "X1", "2", "10", "é", "日本"]  # fmt: skip
+
+
+def some_words(dice: random.Random) -> list[str]:
+    """Words that begin alike."""
+    begin = "".join(dice.choices(PARTS, k=dice.choice([0, 1, 1, 2])))
+    ends = ("".join(dice.choices(PARTS, k=dice.choice([1, 1, 2]))) for _ in range(4))
+    return sorted({begin + end for end in ends})
+
+
+def left_out(grammar: GuidanceGrammar, text: str) -> str:
+    """The first token of the canonical tokenisation that a mask leaves out; "" where none is."""
+    matcher, known = grammar.matcher(), grammar.vocabulary
+    for token in known.encode([text])[0]:
+        if token not in ids(matcher.mask()):
+            return f"{known.tokens[token]!r} of {text}"
+        assert matcher.advance(token)
+    assert matcher.accepting
+    return ""
+
+
+def of_schema(schema: dict[str, Any], known: Vocabulary) -> GuidanceGrammar:
+    return GuidanceGrammar(grammar_of(Constraint("json_schema", json.dumps(schema)), ""), known)
+
+
+def test_no_canonical_token_is_left_out_of_words_that_begin_alike(
+    vocabularies: dict[str, Vocabulary],
+) -> None:
+    """Brute force: every prefix of the canonical tokenisation of a legal text."""
+    known = vocabularies["embedded"]
+    three = {"type": "array", "items": {"enum": ["filecontent", "filename", "filesize"]}}
+    assert left_out(of_schema(three, known), '["filesize"]') == ""
+    for n in range(WALKS):
+        dice = random.Random(f"alike {n}")
+        words, values = some_words(dice), some_words(dice)
+        listed = of_schema({"type": "array", "items": {"enum": words}}, known)
+        properties = {name: {"enum": values} for name in words}
+        named = of_schema({"type": "object", "properties": properties,
+                           "additionalProperties": False}, known)  # fmt: skip
+        for word in words:
+            assert left_out(listed, compact([word, dice.choice(words)])) == ""
+            some = [name for name in words if name == word or dice.random() < 0.7]
+            assert left_out(named, compact({name: dice.choice(values) for name in some})) == ""
+
+
+def compact(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def test_the_mask_of_forced_text_that_may_be_split_in_several_ways(
+    vocabularies: dict[str, Vocabulary],
+) -> None:
+    """Where no single token is certain, the mask has all tokens that may be taken."""
+    known = vocabularies["embedded"]
+    three = {"type": "array", "items": {"enum": ["filecontent", "filename", "filesize"]}}
+    matcher = walked(of_schema(three, known), known.encode(['["f'])[0])
+    found = ids(matcher.mask())
+    assert {known.tokens[token] for token in found} >= {b"i", b"il"}
+    assert matcher.forced(4) == []
+    assert found == [n for n in range(known.size) if matcher.fork().advance(n)]
+    assert matcher.draft(8)[0] in found
 
 
 def test_every_end_token_is_allowed_where_the_text_may_end() -> None:

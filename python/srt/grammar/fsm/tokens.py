@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -77,8 +78,8 @@ class TokenTable:
         return sorted({data for data in self.tokens if data})
 
     def prepare(self) -> None:
-        """Make now what ``ordered`` and ``boundary`` make at their first use."""
-        _ = self.ordered, self.boundary
+        """Make now what ``ordered``, ``boundary`` and ``numbers`` make at their first use."""
+        _ = self.ordered, self.boundary, self.numbers
 
     @cached_property
     def numbers(self) -> dict[bytes, tuple[int, ...]]:
@@ -119,6 +120,24 @@ class TokenTable:
 
     def text(self, tokens: Sequence[int]) -> bytes:
         return b"".join([self.tokens[token] for token in tokens])
+
+    def beginning(self, data: bytes) -> list[int]:
+        """The tokens that are the beginning of ``data``, or all of it."""
+        ends = range(1, min(len(data), self.longest) + 1)
+        return [token for end in ends for token in self.numbers.get(data[:end], ())]
+
+    def beyond(self, data: bytes, following: Collection[bytes]) -> Iterator[bytes]:
+        """What the longer tokens that begin with ``data`` add to it, as far as each token that the
+        addition begins with is one of ``following``."""
+        may = set(following)
+        for first in {text[:1] for text in may}:
+            at = bisect_left(self.ordered, data + first)
+            while at < len(self.ordered) and self.ordered[at].startswith(data + first):
+                rest = self.ordered[at][len(data) :]
+                at += 1
+                parts = (rest[:end] for end in range(1, len(rest) + 1))
+                if all(part in may for part in parts if part in self.numbers):
+                    yield rest
 
     def spell(self, data: bytes) -> list[int]:
         """The canonical tokens of ``data``; none where it ends inside a character, or where the

@@ -8,6 +8,7 @@ from typing import Any
 
 from srt.core.vocabulary import Vocabulary
 from srt.grammar.base import GrammarError
+from srt.grammar.fsm.tokens import TokenTable
 from srt.grammar.guidance.checking import limits, short
 from srt.grammar.guidance.matcher import GuidanceMatcher
 from srt.grammar.guidance.tag_rules import for_vocabulary
@@ -29,8 +30,11 @@ class GuidanceGrammar:
 
     def __init__(self, text: str, vocabulary: Vocabulary, canonical: bool = True) -> None:
         self.vocabulary = vocabulary
+        self.table = TokenTable.of(vocabulary)
         self.tokenizer, complete = TOKENIZERS.get(vocabulary)
         self.canonical = canonical and complete
+        if self.canonical:
+            self.table.prepare()
         self._text = for_vocabulary(text, vocabulary)
         if not self.canonical:
             self._text = NOT_CANONICAL + self._text

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from srt.grammar.base import GrammarError
+from srt.grammar.guidance.certain import FOLLOWING, certain, ends_inside
 from srt.grammar.guidance.checking import DEAD_END, short
 
 if TYPE_CHECKING:
@@ -12,6 +15,7 @@ if TYPE_CHECKING:
 
 Run = tuple[list[int], int]
 NO_RUN: Run = ([], 0)
+LOOSE: Run = ([], 1)  # text is forced, but its first token depends on what follows
 
 
 class GuidanceMatcher:
@@ -53,6 +57,8 @@ class GuidanceMatcher:
             data = bytearray(4 * vocabulary.words)
             data[run[at] >> 3] = 1 << (run[at] & 7)
             return bytes(data)
+        if self._runs[-1] is LOOSE:
+            return self._spellings()
         data = bytearray(self._bits())
         accepting = self._inner.is_accepting()
         for token in vocabulary.eos:
@@ -141,10 +147,49 @@ class GuidanceMatcher:
                 found = self._inner.compute_ff_tokens()
                 ends = self._grammar.vocabulary.eos
                 stop = next((at for at, token in enumerate(found) if token in ends), len(found))
-                if stop:
-                    run = (found[:stop], 0)
+                if found[:stop]:
+                    kept = self._certain(found[:stop])
+                    run = (kept, 0) if kept else LOOSE
             self._runs[-1] = run
         return run
+
+    def _certain(self, run: list[int]) -> list[int]:
+        """The tokens of a run that are canonical whatever follows."""
+        forced = bytes(self._inner.compute_ff_bytes()) if run else b""
+        if not ends_inside(forced):
+            return run
+        ahead = self._behind(forced)
+        following = self._following(ahead)
+        if following is None:
+            return run
+        texts = [*following, b""] if ahead.is_accepting() else following
+        return run[: certain(self._grammar.table, self._tokens, run, forced, texts)]
+
+    def _spellings(self) -> bytes:
+        """The mask of all tokens that write forced text, or it and what may follow it."""
+        forced = bytes(self._inner.compute_ff_bytes())
+        ahead, table = self._behind(forced), self._grammar.table
+        found = table.beginning(forced)
+        for rest in table.beyond(forced, self._following(ahead) or ()):
+            tokens = self._grammar.tokenizer.tokenize_bytes(rest)
+            if ahead.validate_tokens(tokens) == len(tokens):
+                found += table.numbers[forced + rest]
+        return table.row(np.array(found, dtype=np.int64), False).mask(table.words, table.eos)
+
+    def _following(self, ahead: Any) -> list[bytes] | None:
+        """What the tokens that a matcher allows write; None where there are more than FOLLOWING."""
+        bits = np.unpackbits(np.frombuffer(ahead.compute_bitmask(), np.uint8), bitorder="little")
+        table = self._grammar.table
+        found = [token for token in np.flatnonzero(bits).tolist() if token < len(table.tokens)]
+        if ahead.is_error() or len(found) > FOLLOWING:
+            return None
+        return [table.tokens[token] for token in found if table.tokens[token]]
+
+    def _behind(self, forced: bytes) -> Any:
+        """A copy of llguidance's matcher that has taken the forced text."""
+        ahead = self._inner.deep_copy()
+        ahead.try_consume_tokens(self._grammar.tokenizer.tokenize_bytes(forced))
+        return ahead
 
     def _bits(self) -> bytes:
         """llguidance's mask. A matcher that met an error stays in it, so it is replaced."""
