@@ -144,7 +144,58 @@ def test_white_space_of_one_part() -> None:
     assert verdicts(part, ["[1,2]", "[ 1 ,\n2 ]", "[1,  2]"]) == ["[1,2]", "[ 1 ,\n2 ]"]
 
 
+CALL = {
+    "type": "object",
+    "$defs": {"point": {"type": "array", "items": {"type": "integer"}}},
+    "properties": {
+        "name": {"type": "string", "description": "any"},
+        "age": {"type": "integer"},
+        "kind": {"enum": ["a", "b"]},
+        "at": {"type": "array", "items": {"$ref": "#/$defs/point"}},
+    },
+    "required": ["name"],
+    "additionalProperties": False,
+}
+STYLES = [
+    ("qwen_xml", "<parameter={}>", "</parameter>"),
+    ("minimax_xml", '<parameter name="{}">', "</parameter>"),
+    ("glm_xml", "<arg_key>{}</arg_key><arg_value>", "</arg_value>"),
+    ("deepseek_xml", '<｜DSML｜parameter name="{}" string="{}">', "</｜DSML｜parameter>"),
+]
+
+
+@pytest.mark.parametrize(("style", "begin", "end"), STYLES)
+def test_styles_of_json_schema(style: str, begin: str, end: str) -> None:
+    """Strings are text, all else is JSON; properties are tags in the order of the schema."""
+
+    def one(name: str, value: str) -> str:
+        return begin.format(name, str(name in ("name", "kind")).lower()) + value + end
+
+    name, age = one("name", 'Bob "x"\n<b>'), one("age", "3")
+    right = [name, name + age, f"\n{name}\n{age}\n", one("name", "") + one("age", "\n3 "),
+             name + one("kind", "b"), name + age + one("at", "[[1,2],[]]")]  # fmt: skip
+    wrong = ["", age, age + name, name + name, name + one("age", "x"), name + one("kind", '"a"'),
+             name + one("kind", "c"), name + one("at", '["x"]'), name + one("more", "1"),
+             name[:-1]]  # fmt: skip
+    form = {"type": "json_schema", "json_schema": CALL, "style": style}
+    assert verdicts(form, right + wrong) == right
+    whole = tag("<f>", form, "\n</f>")
+    assert verdicts(whole, [f"<f>\n{name}\n</f>", f"<f>{age}\n</f>"]) == [f"<f>\n{name}\n</f>"]
+
+
+def styled(properties: Any, **more: Any) -> dict[str, Any]:
+    schema = {"type": "object", "properties": properties, **more}
+    return {"type": "json_schema", "json_schema": schema, "style": "qwen_xml"}
+
+
 BAD = [
+    ({"type": "json_schema", "json_schema": {}, "style": "xml"}, "/style: 'xml' is not supported"),
+    (styled({"a": {"type": "string", "maxLength": 3}}), "/properties/a: in style 'qwen_xml'"),
+    (styled({"a": {"anyOf": [{"type": "string"}]}}), "/json_schema/properties/a: in style"),
+    (styled({"a": {"type": "integer", "$ref": "#/x"}}), "/json_schema/properties/a/\\$ref"),
+    (styled({}, required=["a"]), "/json_schema/required/0: 'a' is none of the properties"),
+    (styled({}, minProperties=1), "/json_schema/minProperties: not carried in style"),
+    (styled({"a": {}}, type="array"), "must be that of an object"),
     ({"type": "json_schema", "json_schema": {}, "any_order": True}, "/any_order: True is not supp"),
     ({"type": "json_schema", "json_schema": {}, "max_whitespace_cnt": 9}, "from 0 to 8"),
     ({**ANY, "max_tokens": 3}, "/max_tokens: 3 is not supported; leave it out"),

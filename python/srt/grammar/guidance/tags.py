@@ -24,11 +24,13 @@ from srt.grammar.guidance.tag_fields import (
 )
 from srt.grammar.guidance.tag_rules import END, MORE, Rest, TagRules, any_of, before, either
 from srt.grammar.guidance.tag_shapes import FREE, begins_free, is_open
+from srt.grammar.guidance.tag_styles import BEGINS, Argument, arguments
 from srt.grammar.schema.arrays import repeated
 
 MOST_CHARS = 4096  # of a free text whose characters are counted
 MOST_REPEATS = 4096
 MOST_SPACE = 8
+NEWLINES = r"\n\r\t"
 Schema = Callable[[Any, str, int | None], str]
 Regex = Callable[[str], str]
 
@@ -127,13 +129,37 @@ class Formats:
         return self.rules.written(text_of(value.get("value"), f"{at}/value"), rest)
 
     def json_schema(self, value: dict[str, Any], at: str, rest: Rest) -> Rest:
-        fields_of(value, at, "type", "json_schema", "max_whitespace_cnt",
-                  style="json", any_order=False, excludes=[])  # fmt: skip
+        fields_of(value, at, "type", "json_schema", "max_whitespace_cnt", "style",
+                  any_order=False, excludes=[])  # fmt: skip
+        schema, style = value.get("json_schema", {}), value.get("style", "json")
         most = value.get("max_whitespace_cnt")
         if most is not None:
             most = count(most, f"{at}/max_whitespace_cnt", MOST_SPACE)
-        rule = self._schema_rule(value.get("json_schema", {}), f"{at}/json_schema", most)
-        return before(Rest(rule, None, False), rest)
+        if style == "json":
+            rule = self._schema_rule(schema, f"{at}/json_schema", most)
+            return before(Rest(rule, None, False), rest)
+        if style not in BEGINS:
+            names = ", ".join(sorted([*BEGINS, "json"]))
+            raise refusal(f"{at}/style", f"{style!r} is not supported; use {names}.")
+        return self._styled(arguments(style, schema, f"{at}/json_schema"), most, rest)
+
+    def _styled(self, properties: Sequence[Argument], most: int | None, rest: Rest) -> Rest:
+        """The properties of an object as tags, with white space between them."""
+        wide = MOST_SPACE if most is None else most
+        space = f"{self.rules.rule(f'/[ {NEWLINES}]{{1,{wide}}}/', 'SPACE')}?" if wide else ""
+        rest = before(Rest(space, None, False), rest)
+        for one in reversed(properties):
+            end = self.rules.written(one.end, MORE)
+            if one.schema is not None:
+                rule = self._schema_rule(one.schema, one.pointer, most)
+                body = f"{space} {rule} {space} {end.text}"
+            elif one.texts:
+                body = any_of(self.rules.written(text, end) for text in one.texts).text
+            else:
+                body = self.rules.until(self.rules.free([one.end]), one.end)
+            made = Rest(f"{space} {self.rules.literal(one.begin)} {body}", None, False)
+            rest = before(made, rest) if one.required else self._repeated(made, rest, 0, 1)
+        return rest
 
     def regex(self, value: dict[str, Any], at: str, rest: Rest) -> Rest:
         fields_of(value, at, "type", "pattern")
