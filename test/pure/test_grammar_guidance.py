@@ -262,6 +262,25 @@ def test_no_canonical_token_is_left_out_of_words_that_begin_alike(
             assert left_out(named, compact({name: dice.choice(values) for name in some})) == ""
 
 
+def test_long_forced_text_is_not_tokenized_for_each_that_follows(
+    vocabularies: dict[str, Vocabulary],
+) -> None:
+    known = vocabularies["embedded"]
+    sizes: list[int] = []
+
+    def counted(texts: Sequence[str]) -> list[list[int]]:
+        sizes.extend(len(text) for text in texts)
+        return known.encode(texts)
+
+    long = "a long name of a file " * 200 + "file"
+    watched = Vocabulary(known.tokens, known.size, known.eos, known.special, counted)
+    listed = of_schema({"enum": [long + end for end in ("content", "name", "size")]}, watched)
+    sizes.clear()
+    assert left_out(listed, compact(long + "size")) == ""
+    assert sum(size > 700 for size in sizes) < 8  # llguidance, and the text of this test
+    assert 0 < sum(size <= 700 for size in sizes) < 300
+
+
 def compact(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 

@@ -14,6 +14,8 @@ from srt.grammar.fsm.utf8 import split
 
 WINDOW = 32  # tokens looked back for the beginning of a word
 OUTSIDE = b' \t\n"{}[],:'  # what follows these is seldom one token with them, and often free text
+LONG = 512  # bytes of forced text, of which no more is tokenized anew
+REACH = 64  # bytes at the end of such a text that what follows may split anew
 FOLLOWING = 64  # tokens that may follow; where there are more, free text begins
 
 
@@ -23,6 +25,16 @@ def ends_inside(text: bytes) -> bool:
     if text[-1:] in OUTSIDE and len(text) > 1:
         return text[-2] not in OUTSIDE and not text[-2:-1].isalnum()
     return bool(text) and text[-1] not in OUTSIDE
+
+
+def far_from_end(table: TokenTable, run: Sequence[int], forced: bytes) -> int:
+    """How many tokens of ``run`` end more than REACH bytes before the end of ``forced``."""
+    left = len(forced) - REACH
+    for at, token in enumerate(run):
+        left -= len(table.tokens[token])
+        if left < 0:
+            return at
+    return len(run)
 
 
 def certain(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from srt.grammar.base import GrammarError
-from srt.grammar.guidance.certain import FOLLOWING, certain, ends_inside
+from srt.grammar.guidance.certain import FOLLOWING, LONG, certain, ends_inside, far_from_end
 from srt.grammar.guidance.checking import DEAD_END, short
 
 if TYPE_CHECKING:
@@ -158,6 +158,8 @@ class GuidanceMatcher:
         forced = bytes(self._inner.compute_ff_bytes()) if run else b""
         if not ends_inside(forced):
             return run
+        if len(forced) > LONG:
+            return run[: far_from_end(self._grammar.table, run, forced)]
         ahead = self._behind(forced)
         following = self._following(ahead)
         if following is None:
