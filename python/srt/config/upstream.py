@@ -100,7 +100,7 @@ class Row(NamedTuple):
 
 WITHOUT_EFFECT = (
     Row("always on", "is-embedding enable-multimodal enable-cache-report enable-mixed-chunk "
-        "enable-overlap-schedule"),
+        "enable-overlap-schedule enable-return-hidden-states"),
     Row("architectures are this package's own, and no code of a checkpoint is run",
         "trust-remote-code model-impl="),
     Row("a tokenizer is always there, and texts come beside output_ids", "skip-tokenizer-init"),
@@ -224,7 +224,6 @@ ABSENT = (
     Row("batch-invariant arithmetic on a GPU", "enable-deterministic-inference",
         "on a CPU with native kernels it is always so, without a flag"),
     Row("a custom logit processor", "enable-custom-logit-processor"),
-    Row("returning hidden states over HTTP", "enable-return-hidden-states"),
     Row("reporting which experts were taken", "enable-return-routed-experts "
         "expert-distribution-recorder-mode= expert-distribution-recorder-buffer-size= "
         "enable-expert-distribution-metrics"),
