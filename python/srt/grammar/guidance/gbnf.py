@@ -152,7 +152,7 @@ def parse(text: str) -> dict[str, Rule]:
         for ref in refs(rule.body):
             if ref.name not in rules:
                 parser.fail(f"there is no rule {ref.name!r}", ref.at)
-    needed = _reachable(rules)
+    needed = reachable(rules)
     endless = needed.keys() - _productive(needed)
     for name in needed:
         if name in endless:
@@ -163,9 +163,9 @@ def parse(text: str) -> dict[str, Rule]:
     return needed
 
 
-def _reachable(rules: dict[str, Rule]) -> dict[str, Rule]:
-    found = {"root": rules["root"]}
-    waiting = ["root"]
+def reachable(rules: dict[str, Rule]) -> dict[str, Rule]:
+    """The rules that root needs, root the first."""
+    found, waiting = {"root": rules["root"]}, ["root"]
     while waiting:
         for ref in refs(rules[waiting.pop()].body):
             if ref.name not in found:

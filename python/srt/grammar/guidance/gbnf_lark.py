@@ -23,12 +23,14 @@ from srt.grammar.guidance.gbnf import (
     children,
     either,
     parse,
+    reachable,
     refs,
     repeat,
     sequence,
 )
 from srt.grammar.guidance.gbnf_lexemes import wholes
 from srt.grammar.guidance.probe import probe
+from srt.grammar.guidance.tail_recursion import without_tail_recursion
 from srt.grammar.regex.charset import EVERYTHING, CharSet
 
 LEVELS = 16  # of parts within each other, in a rule
@@ -39,7 +41,7 @@ LARGEST = 30_000  # parts of a grammar with rules; llguidance numbers them in 16
 
 def gbnf_to_lark(text: str) -> str:
     """Raises GrammarError, with the line and column of the text."""
-    rules = parse(text)
+    rules = simplified(parse(text))
     order = _bottom_up(rules)
     if order is not None and _size(rules, order) <= LARGEST_TERMINAL:
         terminal = _terminal(rules, order)
@@ -49,6 +51,12 @@ def gbnf_to_lark(text: str) -> str:
     if size > LARGEST:
         raise GrammarError(f"ebnf has {size} parts, at most {LARGEST} are possible; shorten it.")
     return _Rules(rules).text()
+
+
+def simplified(rules: dict[str, Rule]) -> dict[str, Rule]:
+    """Rules of the same language without recursion at their ends, where that can be."""
+    bodies = without_tail_recursion({name: rule.body for name, rule in rules.items()})
+    return reachable({name: Rule(bodies[name], rule.at) for name, rule in rules.items()})
 
 
 def _stands(text: str) -> bool:

@@ -10,6 +10,7 @@ from srt.core.constraint import Constraint
 from srt.grammar.base import GrammarError
 from srt.grammar.guidance.gbnf_lark import gbnf_to_lark
 from srt.grammar.guidance.lark import check_depth
+from srt.grammar.guidance.lark_recursion import lark_without_tail_recursion
 from srt.grammar.guidance.tags import tags_grammar
 from srt.grammar.guidance.walk import too_hard
 from srt.grammar.schema import Compiled, Refusal, compile_schema, whitespace_pattern
@@ -118,7 +119,8 @@ def _ebnf(text: str, space: str) -> str:
             raise GrammarError(f"ebnf: the JSON after %json is malformed: {error}") from None
         parts += [text[at : found.start()], schemas.rule(schema, f"/%json[{count}]")]
         at = end
-    return "\n".join(["".join([*parts, text[at:]]), *schemas.rules])
+    rules = lark_without_tail_recursion("".join([*parts, text[at:]]))
+    return "\n".join([rules, *schemas.rules])
 
 
 def _no_constant(name: str) -> Any:
