@@ -355,9 +355,10 @@ def test_a_grammar_without_root() -> None:
 
 @pytest.mark.parametrize("more", ["", NESTED])
 def test_nesting_within_the_limit(more: str) -> None:
-    grammar = "root ::= " + '("a" "b" | ' * 64 + '"x"' + ")*?" * 64 + more
+    grammar = "root ::= " + '("a" "b" | ' * 24 + '"x"' + ")*?" * 24 + more
     assert takes(grammar, "abxab")
     assert not takes(grammar, "abxa")
+    assert takes("root ::= " + '("a" | ' * 64 + '"x"' + ")" * 64 + more, "x")
 
 
 def test_chains_of_rules() -> None:

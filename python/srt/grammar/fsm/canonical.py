@@ -29,6 +29,8 @@ from srt.grammar.fsm.utf8 import opened, span
 WINDOW = 32  # tokens of head; where it is longer the plain mask stays
 BODY = 64  # characters of body
 OPEN_BODIES = 8  # bodies without a boundary that are looked at for one state; more stay as they are
+MOST_PLACES = 32  # i at which a token z may begin, of one state: each needs the row of another
+MOST_BYTES = 12 << 10  # encoded for one state; bodies beyond these two limits stay as they are
 CROSSING = 4  # tokens z looked at for one i; where there are more, only what comes before i is
 _RARE = {"Ll": "qx", "Lu": "QX", "Nd": "7", "Lo": "ꙮ", "Po": "¿"}
 _PER_KIND = 2  # characters
@@ -87,11 +89,16 @@ class Canonical:
             stay.update(token for body in open_bodies for token in bodies[body])
             return tuple(token for token in ids if token in stay)
         variants: list[tuple[bytes, int]] = []
+        size = places = 0
         for body in open_bodies:
-            more = self._variants(state, body)
-            if more is None:
+            crossed = self._crossed(body)
+            places += len(crossed)
+            more = self._variants(state, body, crossed) if places <= MOST_PLACES else None
+            more_bytes = sum(len(text) + len(variant) for variant, _ in more or ())
+            if more is None or size + more_bytes > MOST_BYTES:
                 stay.update(bodies[body])
             else:
+                size += more_bytes
                 variants += more
         found = self._encode([text + variant for variant, _ in variants])
         for (_, at), tokens in zip(variants, found):
@@ -110,11 +117,22 @@ class Canonical:
             return None
         return data + rest
 
-    def _variants(self, state: State, body: bytes) -> list[tuple[bytes, int]] | None:
+    def _crossed(self, body: bytes) -> list[int]:
+        """The places in ``body`` at which tokens begin that end behind it, legal or not."""
+        ordered, found = self.masks.table.ordered, list[int]()
+        for at in range(max(1, len(body) - self.masks.table.longest + 1), len(body)):
+            place = bisect_right(ordered, body[at:])
+            if place < len(ordered) and ordered[place].startswith(body[at:]):
+                found.append(at)
+        return found
+
+    def _variants(
+        self, state: State, body: bytes, crossed: list[int]
+    ) -> list[tuple[bytes, int]] | None:
         """The other texts to encode for ``body``, and where a token has to begin, 0 for anywhere.
         None where a token that begins inside a character crosses the end of ``body``."""
         found = [(text, 0) for text in self._followed(state, body)]
-        for at in range(max(1, len(body) - self.masks.table.longest + 1), len(body)):
+        for at in crossed:
             crossing = self._crossing(state, body, at)
             if not crossing:
                 continue
@@ -140,10 +158,7 @@ class Canonical:
     def _crossing(self, state: State, body: bytes, at: int) -> list[bytes]:
         """The legal tokens that begin at ``at`` and end behind the end of ``body``; of a wide state
         more than CROSSING, whether they are legal or not."""
-        ordered, rest = self.masks.table.ordered, body[at:]
-        place = bisect_right(ordered, rest)
-        if place == len(ordered) or not ordered[place].startswith(rest):
-            return []
+        rest = body[at:]
         reached = self.masks.walk(state, body[:at])
         if reached is None:
             return []

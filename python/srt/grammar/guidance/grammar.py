@@ -45,11 +45,12 @@ class GuidanceGrammar:
         with self._lock:
             return GuidanceMatcher(self, self._root.deep_copy())
 
-    def replay(self, tokens: Sequence[int]) -> Any:
-        """A matcher of llguidance after ``tokens``, with a lexer of its own, which the matchers
-        made from now on share. It may be in error."""
+    def replay(self, tokens: Sequence[int], afresh: bool) -> Any:
+        """A matcher of llguidance after ``tokens``. ``afresh``: with a lexer of its own, which the
+        matchers made from now on share. It may be in error."""
         with self._lock:
-            self._root = self._compile()
+            if afresh:
+                self._root = self._compile()
             inner = self._root.deep_copy()
         inner.try_consume_tokens(list(tokens))
         return inner

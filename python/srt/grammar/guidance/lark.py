@@ -1,5 +1,5 @@
 """What a grammar of a user must not be: one that llguidance, which follows rules by recursion, may
-overflow its stack with."""
+overflow its stack with, and rules so wide that one row of its parser is a step's whole work."""
 
 from __future__ import annotations
 
@@ -8,23 +8,34 @@ import re
 from srt.grammar.base import GrammarError
 
 DEEPEST = 200
+MOST_ALTERNATIVES = 8000  # of all rules; a row compares each item with the others
 _PLAIN = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*|#[^\n]*')
 _RULE = re.compile(r"(?m)^[ \t]*[?!]*([A-Za-z_][\w-]*)(?:\[[^\]\n]*\])?(?:::_|\.\d+)?[ \t]*:(?!:)")
+_BRANCH = re.compile(r"[|?*\[]")
 _NAME = re.compile(r"[A-Za-z_][\w-]*")
 
 
 def check_depth(text: str) -> None:
-    """Raises GrammarError where rules refer to each other more than DEEPEST levels deep."""
+    """Raises GrammarError where rules refer to each other more than DEEPEST levels deep, or have
+    more than MOST_ALTERNATIVES."""
     text = _PLAIN.sub(lambda found: " " if found[0][0] in '"/#' else "", text)
     found = list(_RULE.finditer(text))
     bodies: dict[str, list[str]] = {}
+    alternatives = 0
     for at, rule in enumerate(found):
         end = found[at + 1].start() if at + 1 < len(found) else len(text)
         bodies.setdefault(rule[1], []).extend(_NAME.findall(text, rule.end(), end))
+        if not rule[1].isupper():  # those of a terminal are the lexer's
+            alternatives += 1 + len(_BRANCH.findall(text, rule.end(), end))
     seen: set[str] = set()
     for start in ["start", *bodies]:
         if start in bodies and start not in seen:
             _walk(start, bodies, seen)
+    if alternatives > MOST_ALTERNATIVES:
+        raise GrammarError(
+            f"ebnf: its rules have {alternatives} alternatives, at most {MOST_ALTERNATIVES} are "
+            "possible; write words and character classes as terminals, or use fewer."
+        )
 
 
 def _walk(start: str, bodies: dict[str, list[str]], seen: set[str]) -> None:

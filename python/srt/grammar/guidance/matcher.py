@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from operator import methodcaller
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from srt.grammar.base import GrammarError
 from srt.grammar.guidance.certain import FOLLOWING, LONG, certain, ends_inside, far_from_end
-from srt.grammar.guidance.checking import DEAD_END, short
+from srt.grammar.guidance.checking import DEAD_END, is_final, short
 
 if TYPE_CHECKING:
     from srt.grammar.guidance.grammar import GuidanceGrammar
 
 Run = tuple[list[int], int]
+T = TypeVar("T")
 NO_RUN: Run = ([], 0)
 LOOSE: Run = ([], 1)  # text is forced, but its first token depends on what follows
+_MASK: Callable[[Any], bytes] = methodcaller("compute_bitmask")
+_FORCED: Callable[[Any], list[int]] = methodcaller("compute_ff_tokens")
 
 
 class GuidanceMatcher:
@@ -27,7 +32,7 @@ class GuidanceMatcher:
     depends on the tokens taken and on nothing else.
     """
 
-    __slots__ = ("_grammar", "_inner", "_runs", "_tokens")
+    __slots__ = ("_accepted", "_failure", "_grammar", "_inner", "_runs", "_tokens")
 
     def __init__(
         self,
@@ -41,14 +46,16 @@ class GuidanceMatcher:
         self._tokens = tokens or []
         # For each state passed, the run it is in and how far; None: not looked for yet.
         self._runs: list[Run | None] = runs or [None]
+        self._failure = ""  # the error that ``inner`` has met
+        self._accepted = False  # whether the text was whole before that
 
     @property
     def accepting(self) -> bool:
-        return bool(self._inner.is_accepting())
+        return self._accepted if self._failure else bool(self._inner.is_accepting())
 
     @property
     def finished(self) -> bool:
-        return bool(self._inner.is_stopped()) and bool(self._inner.is_accepting())
+        return bool(self._inner.is_stopped()) and self.accepting
 
     def mask(self) -> bytes:
         vocabulary = self._grammar.vocabulary
@@ -57,10 +64,11 @@ class GuidanceMatcher:
             data = bytearray(4 * vocabulary.words)
             data[run[at] >> 3] = 1 << (run[at] & 7)
             return bytes(data)
-        if self._runs[-1] is LOOSE:
+        if self._runs[-1] is LOOSE and not self._failure:
             return self._spellings()
-        data = bytearray(self._bits())
-        accepting = self._inner.is_accepting()
+        size = 4 * vocabulary.words  # llguidance's may have one word more
+        data = bytearray((self._call(_MASK) or b"")[:size].ljust(size, b"\0"))
+        accepting = self.accepting
         for token in vocabulary.eos:
             if accepting:
                 data[token >> 3] |= 1 << (token & 7)
@@ -74,12 +82,8 @@ class GuidanceMatcher:
         if token in self._grammar.vocabulary.eos:
             return False
         run, at = self._run()
-        if self._inner.try_consume_tokens([token]) != 1:
-            if not self._inner.is_error():
-                return False
-            self._restore()
-            if self._inner.try_consume_tokens([token]) != 1:
-                return self._refused()
+        if self._call(lambda inner: inner.try_consume_tokens([token])) != 1:
+            return False
         self._tokens.append(token)
         kept = at + 1 < len(run) and run[at] == token
         self._runs.append((run, at + 1) if kept else None)
@@ -129,12 +133,14 @@ class GuidanceMatcher:
         if count == 0:
             return
         del self._tokens[-count:], self._runs[-count:]
-        if not self._inner.rollback(count):
-            self._restore()
+        if self._failure or not self._inner.rollback(count):
+            self._replay(afresh=False)
 
     def fork(self) -> GuidanceMatcher:
         inner = self._inner.deep_copy()
-        return GuidanceMatcher(self._grammar, inner, self._tokens.copy(), self._runs.copy())
+        other = GuidanceMatcher(self._grammar, inner, self._tokens.copy(), self._runs.copy())
+        other._failure, other._accepted = self._failure, self._accepted
+        return other
 
     # -- llguidance ------------------------------------------------------------------------------
 
@@ -143,8 +149,8 @@ class GuidanceMatcher:
         run = self._runs[-1]
         if run is None:
             run = NO_RUN
-            if self._grammar.canonical and not self._inner.is_stopped():
-                found = self._inner.compute_ff_tokens()
+            if self._grammar.canonical and not self._failure and not self._inner.is_stopped():
+                found = self._call(_FORCED) or []
                 ends = self._grammar.vocabulary.eos
                 stop = next((at for at, token in enumerate(found) if token in ends), len(found))
                 if found[:stop]:
@@ -193,39 +199,37 @@ class GuidanceMatcher:
         ahead.try_consume_tokens(self._grammar.tokenizer.tokenize_bytes(forced))
         return ahead
 
-    def _bits(self) -> bytes:
-        """llguidance's mask. A matcher that met an error stays in it, so it is replaced."""
-        size = 4 * self._grammar.vocabulary.words  # llguidance's may have one word more
-        data = self._inner.compute_bitmask()
-        if not self._inner.is_error():
-            return bytes(data[:size])
-        dead = self._inner.get_error().startswith(DEAD_END)
-        self._restore()
-        if not dead:
-            data = self._inner.compute_bitmask()
-            if not self._inner.is_error():
-                return bytes(data[:size])
-            message = self._inner.get_error()
-            self._restore()
-            if not message.startswith(DEAD_END):
-                raise GrammarError(f"grammar: {short(message)}")
-        return bytes(size)
-
     def _rest(self) -> list[int]:
         """Tokens that may write the forced text ahead, the last of them perhaps cut short."""
         forced = bytes(self._inner.compute_ff_bytes())
         return list(self._grammar.tokenizer.tokenize_bytes(forced)) if forced else []
 
-    def _restore(self) -> None:
-        """A new matcher of llguidance at the same state. Raises GrammarError."""
-        self._inner = self._grammar.replay(self._tokens)
-        if self._inner.is_error():
-            raise GrammarError(f"grammar: {short(self._inner.get_error())}")
+    def _call(self, call: Callable[[Any], T]) -> T | None:
+        """What ``call`` of llguidance's matcher returns; None at a dead end. Raises GrammarError
+        where a limit is exceeded, now and at every later call: a matcher of llguidance that met an
+        error stays in it. Only where that was not of the step, but of the lexer, it goes on, with
+        a new one.
+        """
+        if self._failure:
+            return self._ended()
+        self._accepted = bool(self._inner.is_accepting())
+        found = call(self._inner)
+        if self._inner.is_error() and not is_final(self._inner.get_error()):
+            self._replay(afresh=True)
+            found = call(self._inner)
+        if not self._inner.is_error():
+            return found
+        self._failure = self._inner.get_error()
+        return self._ended()
 
-    def _refused(self) -> bool:
-        """False; raises GrammarError where the token was refused for a limit."""
+    def _ended(self) -> None:
+        if not self._failure.startswith(DEAD_END):
+            raise GrammarError(f"grammar: {short(self._failure)}")
+
+    def _replay(self, afresh: bool) -> None:
+        """A matcher of llguidance that is not in error, at the same state. Raises GrammarError."""
+        self._inner = self._grammar.replay(self._tokens, afresh)
+        self._failure = ""
         if self._inner.is_error():
-            message = self._inner.get_error()
-            self._restore()
-            raise GrammarError(f"grammar: {short(message)}")
-        return False
+            self._failure = self._inner.get_error()
+            raise GrammarError(f"grammar: {short(self._failure)}")

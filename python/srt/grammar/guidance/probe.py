@@ -9,8 +9,11 @@ import numpy as np
 from srt.core.vocabulary import Vocabulary
 from srt.grammar.base import GrammarError
 from srt.grammar.guidance.grammar import GuidanceGrammar
+from srt.grammar.guidance.matcher import GuidanceMatcher
 
-STEPS = 64  # bytes; repeats that multiply show themselves within a dozen
+# Bytes. Repeats that multiply show themselves within a dozen; ambiguity and recursion, whose cost
+# grows with the text, within a hundred or two.
+STEPS = 256
 
 
 @lru_cache(maxsize=1)
@@ -26,12 +29,24 @@ def probe(text: str) -> None:
     """Write STEPS bytes that the grammar allows. Raises GrammarError where nothing may begin, or a
     step exceeds its limits."""
     matcher = GuidanceGrammar(text, byte_vocabulary()).matcher()
-    for step in range(STEPS):
-        mask = np.frombuffer(matcher.mask(), dtype=np.uint8)
-        allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little")[:256])
-        if len(allowed) == 0:
-            if step == 0 and not matcher.accepting:
-                raise GrammarError("no text satisfies it; let it match something")
-            return
-        if not matcher.advance(int(allowed[(7 * step) % len(allowed)])):
-            return
+    if not _write(matcher, 0):
+        return
+    step = 1
+    try:
+        for step in range(1, STEPS):
+            if not _write(matcher, step):
+                return
+    except GrammarError as error:
+        reason = str(error).removeprefix("grammar: ")
+        raise GrammarError(f"grammar: after {step} bytes of a trial text, {reason}") from None
+
+
+def _write(matcher: GuidanceMatcher, step: int) -> bool:
+    """Take a byte that is allowed. False where there is none. Raises GrammarError."""
+    mask = np.frombuffer(matcher.mask(), dtype=np.uint8)
+    allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little")[:256])
+    if len(allowed) == 0:
+        if step == 0 and not matcher.accepting:
+            raise GrammarError("no text satisfies it; let it match something")
+        return False
+    return matcher.advance(int(allowed[(7 * step) % len(allowed)]))
