@@ -5,8 +5,23 @@ from __future__ import annotations
 from typing import Protocol
 
 
+POSTPONED = "the budget of the pass for masks is spent; the next pass samples this token"
+
+
 class GrammarError(ValueError):
     """A constraint that cannot be enforced. Says what, where, the limit and the fix."""
+
+
+class CompilerBusy(Exception):
+    """The grammar was not made in time, or its process was lost, through no fault of the
+    constraint: the same request may succeed later."""
+
+
+class Postponed(GrammarError):
+    """No mask in this pass, whose budget is spent. The next pass makes it."""
+
+    def __init__(self) -> None:
+        super().__init__(POSTPONED)
 
 
 class Matcher(Protocol):

@@ -24,6 +24,7 @@ from srt.core.messages import (
 )
 
 NEVER = 1 << 60
+UNKNOWN_COST = 1e-3  # seconds, more than most masks take
 
 
 class Hit(Protocol):
@@ -60,6 +61,7 @@ class Request:
         most: tokens it may generate.
         drawn: tokens generated so far, the forced ones included.
         matcher: where the text stands in its grammar; None where it is free.
+        cost: processor seconds of the matcher's last step; postponed: passes it has waited since.
         forced: tokens written without a draw; drafted: tokens guessed ahead of one; accepted: of
             these, the ones that were drawn.
         untold: tokens drawn that no event has told of yet.
@@ -105,6 +107,8 @@ class Request:
     drafted: int = 0
     accepted: int = 0
     matcher: Matcher | None = None
+    cost: float = UNKNOWN_COST
+    postponed: int = 0
     watch: Watch | None = None
     length: int = 0
     overtaken: int = 0

@@ -8,14 +8,16 @@ from collections.abc import Sequence
 from operator import add
 
 from srt.core.batch import NONE_ALLOWED, Drawn, Row, RowOutput
-from srt.core.matcher import GrammarError, Matcher
+from srt.core.matcher import POSTPONED, GrammarError, Matcher
 from srt.core.messages import Distribution, Done, Embed, Event, Failed, Generate, Prompt, Tokens
 from srt.core.request import Request
+from srt.engine.grammar_budget import GrammarBudget
 from srt.engine.rows import forbidden
 from srt.engine.stats import Stats
 from srt.memory.store import Store
 
 MAX_FORCED = 256  # tokens a pass: all other requests wait while they are found
+FORCED_AT_ONCE = 32  # tokens between two looks at the budget
 
 
 class Collector:
@@ -41,10 +43,17 @@ class Collector:
         self._stats = stats
 
     def collect(
-        self, request: Request, row: Row, out: RowOutput, draws: Sequence[Drawn], tip: bool
+        self,
+        request: Request,
+        row: Row,
+        out: RowOutput,
+        draws: Sequence[Drawn],
+        tip: bool,
+        budget: GrammarBudget,
     ) -> list[Event]:
         """Events of one computed row and the draws of it that count; a terminal one, if any, is the
-        last. ``tip``: it was all the work there was."""
+        last. ``tip``: it was all the work there was. ``budget``: of what the grammars of the pass's
+        requests may cost now."""
         error = draws[-1].error
         if error and not (error.startswith(NONE_ALLOWED) and request.matcher is not None):
             return self.failed(request, error)
@@ -54,11 +63,13 @@ class Collector:
             _pool(request, row, out)
         if not tip:
             return []  # more of the prompt to compute
+        if request.matcher is not None and (_postponed(draws[0]) or not budget.open):
+            return self._postpone(request)
         events: list[Event] = []
         if request.drawn == 0 and request.score_from >= 0:
             events.append(self._prompt(request))
         if isinstance(request.goal, Generate):
-            events += self._drawn(request, request.goal, draws)
+            events += self._drawn(request, request.goal, draws, budget)
         else:
             events.append(self.done(request, "done"))
             if isinstance(request.goal, Distribution):
@@ -129,7 +140,7 @@ class Collector:
         event.embedding = array("f", vectors).tobytes()
         return event
 
-    def begin(self, request: Request) -> list[Event]:
+    def begin(self, request: Request, budget: GrammarBudget) -> list[Event]:
         """What a constrained request writes before its first pass: the forced beginning. Nothing
         where the prompt's log-probabilities are to be reported first."""
         assert isinstance(request.goal, Generate)
@@ -138,13 +149,24 @@ class Collector:
             return []
         if request.matcher.finished:
             return [self.done(request, "stop")]
-        return self._jump(request, request.goal, Tokens(request.id, []))
+        return self._jump(request, request.goal, Tokens(request.id, []), budget)
 
-    def _drawn(self, request: Request, goal: Generate, draws: Sequence[Drawn]) -> list[Event]:
+    def _postpone(self, request: Request) -> list[Event]:
+        """The budget was spent before the request's turn came: a later pass samples its token."""
+        self._store.truncate(request.context, request.known)
+        self._store.redo(request.context)
+        request.postponed += 1
+        self._stats.postponed_rows += 1
+        return []
+
+    def _drawn(
+        self, request: Request, goal: Generate, draws: Sequence[Drawn], budget: GrammarBudget
+    ) -> list[Event]:
+        request.postponed = 0
         if request.matcher is not None and request.matcher.finished:
             return [self.done(request, "stop")]  # only the prompt's log-probabilities were wanted
         news = request.untold = request.untold or Tokens(request.id, [])
-        events = self._news(request, goal, draws, news)
+        events = self._news(request, goal, draws, news, budget)
         nothing_else = all(event is news for event in events)
         if nothing_else and len(news.tokens) < min(goal.interval, request.drawn):
             return []  # the first token was told of
@@ -152,11 +174,19 @@ class Collector:
         return events
 
     def _news(
-        self, request: Request, goal: Generate, draws: Sequence[Drawn], news: Tokens
+        self,
+        request: Request,
+        goal: Generate,
+        draws: Sequence[Drawn],
+        news: Tokens,
+        budget: GrammarBudget,
     ) -> list[Event]:
         """``news`` with the draws added, and what else there is to tell."""
         drafts = len(draws) - 1
         for place, draw in enumerate(draws):
+            if _postponed(draw) or (place and request.matcher is not None and not budget.open):
+                self._postpone(request)
+                return [news]
             if draw.error:
                 end = self.dead_end(request, draw.error.removeprefix(f"{NONE_ALLOWED}: "))
                 return [news, end] if news.tokens else [end]
@@ -173,9 +203,11 @@ class Collector:
             stop = self._take(request, goal, draw.token, news)
             if stop is not None:
                 return [news, stop]
-        return self._jump(request, goal, news)
+        return self._jump(request, goal, news, budget)
 
-    def _jump(self, request: Request, goal: Generate, news: Tokens) -> list[Event]:
+    def _jump(
+        self, request: Request, goal: Generate, news: Tokens, budget: GrammarBudget
+    ) -> list[Event]:
         """Write the tokens that the grammar leaves no choice of; their KV is the next pass's work.
         Where log-probabilities are wanted they are drafts instead, which are read."""
         matcher = request.matcher
@@ -184,13 +216,27 @@ class Collector:
         more: list[Event] = []
         try:
             if self._jumps == "exact":
-                forced = matcher.forced(min(request.growth, MAX_FORCED))
-                more = self._force(request, goal, forced, news)
+                more = self._force_all(request, goal, news, budget)
             elif self._jumps == "string":
                 more = self._rewrite(request, goal)
         except GrammarError as error:
             more = [self.dead_end(request, str(error))]
         return [news, *more] if news.tokens else more
+
+    def _force_all(
+        self, request: Request, goal: Generate, news: Tokens, budget: GrammarBudget
+    ) -> list[Event]:
+        """Add what is forced to ``news``, a few tokens at a time while the budget lasts. What is
+        left is forced after the next pass, or sampled, which comes to the same."""
+        assert request.matcher is not None
+        most = request.forced + MAX_FORCED
+        while request.forced < most and budget.open:
+            before = request.forced
+            forced = request.matcher.forced(min(request.growth, FORCED_AT_ONCE))
+            events = self._force(request, goal, forced, news)
+            if events or request.forced - before < FORCED_AT_ONCE:
+                return events
+        return []
 
     def _force(
         self,
@@ -280,6 +326,10 @@ class Collector:
         done = self.done(request, "error")
         done.message = message
         return done
+
+
+def _postponed(draw: Drawn) -> bool:
+    return draw.error.endswith(POSTPONED)
 
 
 def _untold(request: Request) -> list[Tokens]:

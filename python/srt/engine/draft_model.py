@@ -24,6 +24,7 @@ from srt.core.messages import Generate
 from srt.core.namespace import Namespace
 from srt.core.request import Request
 from srt.engine.executor import Runs
+from srt.engine.grammar_budget import GrammarBudget
 from srt.engine.info import EngineInfo
 from srt.engine.rows import make_rows
 from srt.memory.store import Store
@@ -62,7 +63,7 @@ class ModelDrafter:
                     self._follow(request)
                     asked[request.id] = limit
         try:
-            self._draw(asked, found)
+            self._draw(asked, found, GrammarBudget())
         except Exception:
             log.exception("the draft model failed; requests go on without it")
             self._failed = True
@@ -107,15 +108,18 @@ class ModelDrafter:
 
     # -- passes ----------------------------------------------------------------------------------
 
-    def _draw(self, asked: dict[int, int], found: dict[int, list[int]]) -> None:
-        """Draft token after draft token, for all who still want one, into ``found``."""
+    def _draw(
+        self, asked: dict[int, int], found: dict[int, list[int]], masks: GrammarBudget
+    ) -> None:
+        """Draft token after draft token, for all who still want one, into ``found``. A request
+        whose mask ``masks`` does not allow gets no further draft."""
         while asked:
             rows: list[Row] = []
             drawing: list[tuple[Request, int]] = []
             budget, present = self._budget, list(asked)
             for number in present:
                 shadow = self._shadows[number]
-                new = self._rows(shadow, budget, present)
+                new = self._rows(shadow, budget, present, masks)
                 if not new:
                     del asked[number]
                     continue
@@ -134,7 +138,9 @@ class ModelDrafter:
                 if not self._take(shadow, result.rows[at], drafts, asked[shadow.id]):
                     del asked[shadow.id]
 
-    def _rows(self, shadow: Request, budget: int, present: list[int]) -> list[Row]:
+    def _rows(
+        self, shadow: Request, budget: int, present: list[int], masks: GrammarBudget
+    ) -> list[Row]:
         """Rows of the shadow's work, as far as the budget goes; none where memory does not."""
         context = shadow.context
         if not context.active or context.work > 1:
@@ -142,7 +148,7 @@ class ModelDrafter:
         size = min(context.work, max(budget, 0))
         if size == 0 or not self._grow(shadow, size, present):
             return []
-        rows = make_rows(shadow, size, self._info.eos)
+        rows = make_rows(shadow, size, self._info.eos, budget=masks)
         self.store.advance(context, size, publish=context.saved < shadow.prompt)
         return rows
 

@@ -23,9 +23,11 @@ from srt.config.sections import MAX_DRAFTS
 from srt.core.batch import Drawn, Row, RowOutput
 from srt.core.messages import Generate
 from srt.core.request import Request
+from srt.engine.grammar_budget import GrammarBudget
 from srt.engine.lookup import LookupDrafter
 from srt.memory.store import Store
 
+COSTLY = 2e-3  # processor seconds of a grammar's step: a request with a longer one has no drafts
 GRAMMAR_DRAFTS = 16  # a pass and request
 LONGEST_REST = 64  # tokens without a draft, after drafts that were all in vain
 
@@ -46,11 +48,15 @@ class GrammarDrafter:
     """Forced text whose tokens are not certain, because the text behind it may merge with it."""
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
-        return [self._guess(request, limit) for request, limit in wanted]
+        budget = GrammarBudget()
+        return [self._guess(request, limit, budget) for request, limit in wanted]
 
-    def _guess(self, request: Request, limit: int) -> list[int]:
+    def _guess(self, request: Request, limit: int, budget: GrammarBudget) -> list[int]:
+        if request.matcher is None or not budget.open:
+            return []
         try:
-            return request.matcher.draft(limit) if request.matcher is not None else []
+            with budget.charge(request):
+                return request.matcher.draft(limit)
         except Exception:
             return []  # the mask that is asked for next says why
 
@@ -193,7 +199,8 @@ class Drafts:
         most = GRAMMAR_DRAFTS if source == "grammar" else self._most
         out = []
         for request in requests:
-            if source in self.sources(request):
+            costly = request.matcher is not None and request.cost > COSTLY
+            if source in self.sources(request) and not costly:
                 progress = self._progress.setdefault(request.id, _Progress())
                 size = progress.pace(source).size(request.drawn)
                 out.append((request, min(size, most, request.growth - 1)))

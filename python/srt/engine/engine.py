@@ -46,6 +46,7 @@ from srt.engine.compiling import Compiling, Grammars
 from srt.engine.control import control, stats_of
 from srt.engine.drafts import Drafts
 from srt.engine.executor import Executor
+from srt.engine.grammar_budget import GrammarBudget
 from srt.engine.info import EngineInfo
 from srt.engine.passes import Pass
 from srt.engine.planner import Planner
@@ -198,13 +199,15 @@ class Engine:
         """Requests whose grammar is ready enter the queue, if anything is left to draw; those whose
         grammar cannot be made fail. Not while masks may be made in another thread: matchers of one
         grammar share what they have found out."""
+        budget = self.planner.new_budget()
         for request, error in self._compiling.ready():
             if error is not None:
                 self.stats.failed += 1
                 events.append(admission.refusal(request.id, error))
                 self._forget(request)
                 continue
-            news = self._written(request, partial(self._collector.begin, request))
+            with budget.charge(request):
+                news = self._written(request, partial(self._collector.begin, request, budget))
             events += news
             if news and isinstance(news[-1], Done | Failed):
                 self._forget(request)
@@ -284,6 +287,7 @@ class Engine:
     def _collect(self, computed: Pass, outputs: Sequence[RowOutput]) -> list[Event]:
         events: list[Event] = []
         rows, unseen = computed.batch.rows, dict[bytes, str]()
+        budget = self.planner.new_budget()
         for request, first, last, tip in computed.parts.values():
             if self._requests.get(request.context.id) is not request:
                 continue  # it has ended meanwhile
@@ -293,10 +297,12 @@ class Engine:
             request.passes += 1
             if row.sample is not None:
                 request.pending -= 1
+            collect = partial(self._row, request, row, out, tip, budget)
             if request.matcher is None:
-                news = self._row(request, row, out, tip)
+                news = collect()
             else:
-                news = self._written(request, partial(self._row, request, row, out, tip))
+                with budget.charge(request):
+                    news = self._written(request, collect)
             events += news
             if news and isinstance(news[-1], Done | Failed):
                 self._forget(request)
@@ -315,9 +321,11 @@ class Engine:
         self.store.disown(key)
         return events
 
-    def _row(self, request: Request, row: Row, out: RowOutput, tip: bool) -> list[Event]:
+    def _row(
+        self, request: Request, row: Row, out: RowOutput, tip: bool, budget: GrammarBudget
+    ) -> list[Event]:
         draws = self._drafts.verify(self.store, request, row, out) if row.checks else (out,)
-        return self._collector.collect(request, row, out, draws, tip)
+        return self._collector.collect(request, row, out, draws, tip, budget)
 
     def _written(self, request: Request, write: Callable[[], list[Event]]) -> list[Event]:
         """What ``write`` returns. A grammar that breaks takes nobody but its own request along."""

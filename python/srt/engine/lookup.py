@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from srt.core.ints import Ints
 from srt.core.request import Request
+from srt.engine.grammar_budget import GrammarBudget
 
 WINDOW = 1 << 15  # tokens, at most
 TRIED = 24  # earlier places that are compared
@@ -101,14 +102,16 @@ class LookupDrafter:
         self._lookups: dict[int, Lookup] = {}
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
-        left, found = ADDED, []
+        left, found, budget = ADDED, [], GrammarBudget()
         for request, limit in wanted:
             tokens = request.context.tokens
             lookup = self._lookups.get(request.id)
             if lookup is None:
                 lookup = self._lookups[request.id] = Lookup(len(tokens) + request.growth)
             left -= lookup.add(tokens, left)
-            found.append(allowed(request, lookup.find(tokens, limit)))
+            drafts = lookup.find(tokens, limit) if budget.open else []
+            with budget.charge(request):
+                found.append(allowed(request, drafts))
         return found
 
     def forget(self, request: Request) -> None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from srt.core.batch import Batch
 from srt.core.request import Request
+from srt.engine.grammar_budget import GrammarBudget
 
 
 class Part(NamedTuple):
@@ -23,11 +24,12 @@ class Part(NamedTuple):
 class Pass:
     """A planned pass.
 
-    ``adapters``: those of its requests. ``waits``: what follows it depends on what it draws, so the
-    next pass cannot be planned before its result is there.
+    ``budget``: of its masks. ``adapters``: those of its requests. ``waits``: what follows it
+    depends on what it draws, so the next pass cannot be planned before its result is there.
     """
 
     batch: Batch
+    budget: GrammarBudget
     parts: dict[int, Part] = field(default_factory=dict)  # by request id
     adapters: set[int] = field(default_factory=set)
     waits: bool = False

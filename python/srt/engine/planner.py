@@ -13,7 +13,7 @@ only when the next row is under way too; what that row draws is dropped.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from operator import attrgetter
 
@@ -23,6 +23,7 @@ from srt.core.context import Context
 from srt.core.ints import ints
 from srt.core.request import Request
 from srt.engine.drafts import Drafts
+from srt.engine.grammar_budget import GrammarBudget, by_cost
 from srt.engine.info import EngineInfo
 from srt.engine.passes import Part, Pass
 from srt.engine.rows import make_rows
@@ -43,6 +44,7 @@ class Planner:
         waiting, running: by request id; waiting in order of arrival.
         leaving: by request id; their last pass is under way and they hold no memory.
         filled: requests whose every token was in the cache, to be ended.
+        new_budget: makes the budget of a pass's grammars.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Planner:
         self.info, self.schedule, self.store, self.stats = info, schedule, store, stats
         self.drafts = drafts
         self.reserve = Reserve()
+        self.new_budget: Callable[[], GrammarBudget] = GrammarBudget
         self.step_number = 0
         self.waiting: dict[int, Request] = {}
         self.running: dict[int, Request] = {}
@@ -90,7 +93,7 @@ class Planner:
         self._follows.clear()
         if under_way is not None:
             self._foresee(under_way)
-        planned = Pass(Batch(self.step_number + 1, []))
+        planned = Pass(Batch(self.step_number + 1, []), self.new_budget())
         budget = self.schedule.chunked_prefill_size
         budget = budget if budget > 0 else 1 << 30
         retracted = False
@@ -103,7 +106,7 @@ class Planner:
                 retracted = True
                 self.retract([self.running[number] for number in decision.retract])
             before = len(planned.parts)
-            used, saved = self._apply(decision.rows, planned)
+            used, saved = self._apply(by_cost(decision.rows, self.running), planned)
             budget -= used
             if len(planned.parts) == before or not (decision.retract or saved):
                 break
@@ -211,7 +214,8 @@ class Planner:
         context, rows = request.context, planned.batch.rows
         follows = self._follows.get(request.id, -1)
         first = len(rows)
-        rows += make_rows(request, count, self.info.eos, drafts, follows, self.info.sections)
+        rows += make_rows(request, count, self.info.eos, drafts, follows, self.info.sections,
+                          planned.budget)  # fmt: skip
         tip = context.saved + count == len(context.tokens)
         planned.parts[request.id] = Part(request, first, len(rows) - 1, tip)
         if rows[-1].sample is not None:
@@ -221,10 +225,10 @@ class Planner:
     def _waits(self, request: Request) -> bool:
         """Whether its next row is a function of the token it is about to draw: a mask is, and so
         are drafts. Then all wait, lest it lose every other pass to those who need not."""
+        if request.matcher is not None:  # also at its last token, whose mask may be postponed
+            return True
         if request.growth <= request.pending:
             return False
-        if request.matcher is not None:
-            return True
         return request.guessed and self.drafts.wanted(request, len(self.running))
 
     def _proposed(self, planned: Sequence[tuple[int, int]]) -> Mapping[int, list[int]]:

@@ -8,12 +8,13 @@ from functools import partial
 
 from srt.core.batch import Piece, Row, Sample, Score
 from srt.core.context import Context
-from srt.core.matcher import GrammarError, Matcher
+from srt.core.matcher import GrammarError, Postponed
 from srt.core.media import within
 from srt.core.messages import EVERY, Distribution, Embed, Generate
 from srt.core.places import places
 from srt.core.request import Request
 from srt.core.segments import Segment, split
+from srt.engine.grammar_budget import UNLIMITED, GrammarBudget
 
 log = logging.getLogger("srt.engine")
 _MASK = (1 << 64) - 1
@@ -41,12 +42,13 @@ def make_rows(
     drafts: Sequence[int] = (),
     follows: int = -1,
     sections: bool = False,
+    budget: GrammarBudget = UNLIMITED,
 ) -> list[Row]:
     """The rows of the next ``count`` tokens of work, one a segment. Only the last may draw.
 
     The last ``len(drafts)`` of the context's tokens are guesses, to be checked. With ``follows``
     the last is a placeholder (``Row.follows``). ``sections``: positions have three parts. To be
-    made before the store advances.
+    made before the store advances. ``budget``: of the masks of the pass.
     """
     context = request.context
     start, end = context.saved, context.saved + count
@@ -64,7 +66,7 @@ def make_rows(
         tip = rows[-1]
         tip.follows = follows
         if isinstance(request.goal, Generate):
-            *tip.checks, tip.sample = _samples(request, request.goal, eos, drafts)
+            *tip.checks, tip.sample = _samples(request, request.goal, eos, drafts, budget)
             tip.probe = request.goal.probe
         elif isinstance(request.goal, Distribution):
             tip.tip_top = max(request.goal.top, 1)
@@ -122,7 +124,11 @@ def _score(request: Request, start: int, end: int) -> Score | None:
 
 
 def _samples(
-    request: Request, goal: Generate, eos: tuple[int, ...], drafts: Sequence[int]
+    request: Request,
+    goal: Generate,
+    eos: tuple[int, ...],
+    drafts: Sequence[int],
+    budget: GrammarBudget,
 ) -> list[Sample]:
     """How to draw before each of the drafts, and after the last."""
     count, params, tokens = len(drafts), goal.sampling, request.context.tokens
@@ -134,7 +140,7 @@ def _samples(
             return [request.plain]
         return [Sample(params, uniform(request.seed, request.drawn + pending), top=goal.top)]
     if request.matcher is not None:
-        masks = DraftMasks(request.matcher, drafts, eos if params.ignore_eos else ())
+        masks = DraftMasks(request, drafts, eos if params.ignore_eos else (), budget)
     samples = []
     for i in range(count + 1):
         out = Sample(params, top=goal.top)
@@ -158,16 +164,28 @@ class DraftMasks:
     """
 
     def __init__(
-        self, matcher: Matcher, drafts: Sequence[int], without: tuple[int, ...] = ()
+        self,
+        request: Request,
+        drafts: Sequence[int],
+        without: tuple[int, ...],
+        budget: GrammarBudget,
     ) -> None:
-        self._matcher, self._drafts, self._without = matcher, drafts, without
+        assert request.matcher is not None
+        self._matcher, self._drafts, self._without = request.matcher, drafts, without
+        self._request, self._budget = request, budget
         self._made: list[bytes] = []
         self._error: GrammarError | None = None  # why there is no further one
 
     def at(self, index: int) -> bytes:
-        """The mask before draft ``index``. Raises GrammarError."""
+        """The mask before draft ``index``. Raises GrammarError; Postponed, one of these, where the
+        pass's budget is spent."""
         if not self._made and self._error is None:
-            self._make()
+            if self._budget.open:
+                self._request.cost = 0.0
+                with self._budget.charge(self._request):
+                    self._make()
+            else:
+                self._error = Postponed()
         if index < len(self._made):
             return self._made[index]
         raise self._error or GrammarError("a draft has left the grammar")
@@ -177,6 +195,8 @@ class DraftMasks:
         try:
             self._made.append(self._mask())
             for token in self._drafts:
+                if not self._budget.open:
+                    raise Postponed
                 if not self._matcher.advance(token):
                     break
                 advanced += 1

@@ -13,7 +13,8 @@ class Stats:
     ``prompt_tokens`` did not have to. The vision tower has read ``encoded_media`` images and
     videos; the hidden states of ``reread_media`` were there when a pass wanted them. ``started =
     finished + aborted + rejected + failed`` at idle holds for ``received`` plus ``rejected``
-    requests."""
+    requests. ``postponed_rows``: rows whose token a later pass sampled, since the grammars of the
+    pass had spent its budget."""
 
     received: int = 0
     finished: int = 0
@@ -32,6 +33,7 @@ class Stats:
     encoded_media: int = 0
     reread_media: int = 0
     retractions: int = 0
+    postponed_rows: int = 0
     plan_misses: int = 0
     bad_verbs: int = 0
     bad_frames: int = 0

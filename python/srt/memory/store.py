@@ -100,6 +100,11 @@ class Store:
             self.pool.give(context.pages[keep:])
             del context.pages[keep:]
 
+    def redo(self, context: Context) -> None:
+        """Compute the last token again, into the page it has: the same keys and values."""
+        context.saved = min(context.saved, len(context.tokens) - 1)
+        context.ready = min(context.ready, context.saved)
+
     def close(self, context: Context) -> None:
         if context.active:
             self.release(context)

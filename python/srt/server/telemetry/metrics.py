@@ -46,6 +46,7 @@ _COUNTERS = {
     "reread_media": ("reread_media_total", "images and videos whose hidden states were kept"),
     "evicted_tokens": ("evicted_tokens_total", "KV tokens evicted from the prefix cache"),
     "retractions": ("num_retractions_total", "running requests sent back to the queue"),
+    "postponed_rows": ("postponed_rows_total", "rows whose mask a later pass made"),
     "failed": ("num_failed_requests_total", "requests that the engine failed"),
     "grammars_compiled": ("grammar_compilations_total", "grammars compiled"),
     "grammar_hits": ("grammar_cache_hits_total", "grammars found compiled"),

@@ -1,0 +1,71 @@
+"""GrammarBudget: what the grammars of one pass may cost the loop, all requests together.
+
+How much work one mask is has limits of its own, counted ones (``grammar/guidance/checking``). Many
+copies of a request multiply it. So once a pass's grammars have taken SECONDS, the requests whose
+turn has not come wait for the next pass: their last token is computed again, and what they sample
+is the same, since it depends on the context, the mask and a random number that belongs to the
+token. The budget decides when a request is served, never what it writes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from srt.core.request import Request
+
+SECONDS = 0.012  # of this thread's processor time, for masks, and as much for what follows a sample
+
+
+class GrammarBudget:
+    """Of the masks of one pass, or of advancing its grammars. Used by one thread at a time.
+
+    Args:
+        limit: in the unit of ``clock``.
+        clock: processor time of the thread; tests count masks instead.
+    """
+
+    def __init__(
+        self, limit: float = SECONDS, clock: Callable[[], float] = time.thread_time
+    ) -> None:
+        self._limit, self._clock = limit, clock
+        self._spent = 0.0
+        self._since = -1.0  # where something is being charged
+
+    @property
+    def open(self) -> bool:
+        """Whether anything is left. Before the first charge it is: some request is served."""
+        running = self._clock() - self._since if self._since >= 0 else 0.0
+        return self._spent + running < self._limit
+
+    @contextmanager
+    def charge(self, request: Request) -> Iterator[None]:
+        """What is done inside is the request's."""
+        self._since = self._clock()
+        try:
+            yield
+        finally:
+            cost = self._clock() - self._since
+            self._since = -1.0
+            self._spent += cost
+            request.cost += cost
+
+
+UNLIMITED = GrammarBudget(float("inf"))
+
+
+def by_cost(rows: list[tuple[int, int]], running: dict[int, Request]) -> list[tuple[int, int]]:
+    """Planned rows (request id, tokens) with the grammars that cost least first, so that a costly
+    one delays none but its like. A request that has waited moves forward (``postponed``)."""
+    if not any(number in running and running[number].postponed for number, _ in rows):
+        return rows
+    return sorted(rows, key=lambda row: _rank(running.get(row[0])))
+
+
+def _rank(request: Request | None) -> float:
+    if request is None:  # those to be admitted come last, as planned
+        return float("inf")
+    if request.matcher is None:
+        return 0.0
+    return request.cost / (1 + request.postponed)

@@ -1,0 +1,198 @@
+"""Costly grammars share a budget a pass: others wait for a count of steps, and no text changes."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+import pytest
+from helpers.desk import Desk, generate
+from helpers.fake_worker import EOS
+from helpers.toy_grammar import bits
+from srt.core.constraint import Constraint
+from srt.core.ints import ints
+from srt.core.messages import Advance, Done, Open, Tokens
+from srt.engine.grammar_budget import SECONDS, GrammarBudget
+from srt.grammar.base import Grammar, Matcher
+
+BUDGET = 100  # units of work a pass
+UNIT = SECONDS / BUDGET
+ALLOWED = frozenset(range(1, 40)) - {EOS}
+
+
+class Meter:
+    """Work done by all grammars, in units. It is the clock of their budgets, a UNIT each."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now * UNIT
+
+
+class Worker:
+    """A grammar of which a mask, and a token taken, costs ``work`` units each. ``forced``: tokens
+    at the beginning of which there is no choice."""
+
+    path = "toy"
+
+    def __init__(self, meter: Meter, work: int, forced: int = 0, at: int = 0) -> None:
+        self.meter, self.work, self.free, self.at = meter, work, forced, at
+        self.accepting = self.finished = False
+
+    def matcher(self) -> Matcher:
+        return Worker(self.meter, self.work, self.free)
+
+    def fork(self) -> Matcher:
+        return Worker(self.meter, self.work, self.free, self.at)
+
+    def mask(self) -> bytes:
+        self.meter.now += self.work
+        return bits(ALLOWED if self.at >= self.free else frozenset([7]))
+
+    def advance(self, token: int) -> bool:
+        self.meter.now += self.work
+        self.at += 1
+        return token in (ALLOWED if self.at > self.free else [7])
+
+    def forced(self, limit: int) -> list[int]:
+        count = max(0, min(limit, self.free - self.at))
+        self.meter.now += self.work * count
+        return [7] * count
+
+    def draft(self, limit: int) -> list[int]:
+        return []
+
+    def rewrite(self) -> tuple[int, list[int]]:
+        return 0, []
+
+    def rollback(self, count: int) -> None:
+        self.at -= count
+
+
+class Shop:
+    """The constraint's text is "WORK" or "WORK FORCED"."""
+
+    counts: dict[str, int] = {}  # noqa: RUF012
+
+    def __init__(self, meter: Meter) -> None:
+        self.meter = meter
+
+    def submit(self, constraint: Constraint) -> Future[Grammar]:
+        future: Future[Grammar] = Future()
+        future.set_result(Worker(self.meter, *map(int, constraint.text.split())))
+        return future
+
+
+class Run:
+    """A desk whose passes have a budget of BUDGET units, or none."""
+
+    def __init__(self, budget: float = BUDGET) -> None:
+        self.meter = Meter()
+        self.desk = Desk(grammars=Shop(self.meter))
+        self.desk.engine.planner.new_budget = lambda: GrammarBudget(budget * UNIT, self.meter)
+        self.steps: list[float] = []  # work of each
+
+    def ask(self, number: int, text: str, **changes: object) -> None:
+        goal = generate(constraint=Constraint("regex", text) if text else None, **changes)
+        before = self.meter.now
+        self.desk.send(Open(number, ints([7, 8, number]).tobytes()), Advance(number, number, goal))
+        self.steps.append(self.meter.now - before)
+
+    def step(self) -> None:
+        before = self.meter.now
+        self.desk.step()
+        self.steps.append(self.meter.now - before)
+
+    def run(self) -> None:
+        while self.desk.engine.busy:
+            self.step()
+
+    def text(self, number: int) -> list[int]:
+        return [token for event in self.desk.events[number] if isinstance(event, Tokens)
+                for token in event.tokens]  # fmt: skip
+
+    def done(self, number: int) -> bool:
+        return any(isinstance(event, Done) for event in self.desk.events.get(number, []))
+
+
+def test_a_step_is_bounded_whatever_the_copies() -> None:
+    """One row may begin while anything is left: a mask, then a token taken, of 60 units each."""
+    run = Run()
+    for number in range(1, 17):
+        run.ask(number, "60", most=5)
+    run.run()
+    assert max(run.steps) <= 2 * (BUDGET + 60)
+    assert all(len(run.text(number)) == 5 for number in range(1, 17))
+
+
+def test_a_victim_gets_a_token_every_step() -> None:
+    run = Run()
+    for number in range(1, 17):
+        run.ask(number, "60", most=10)
+    run.step()
+    run.ask(20, "", most=20)
+    steps = 0
+    while not run.done(20):
+        run.step()
+        steps += 1
+    assert steps <= 22
+    assert not all(run.done(number) for number in range(1, 17))
+
+
+def test_a_cheap_grammar_goes_before_costly_ones() -> None:
+    run = Run()
+    for number in range(1, 17):
+        run.ask(number, "99", most=20)
+    for _ in range(20):
+        run.step()
+    run.ask(20, "1", most=20)
+    steps = 0
+    while not run.done(20):
+        run.step()
+        steps += 1
+    assert steps <= 30
+    assert max(run.steps) <= 2 * (BUDGET + 99)
+
+
+def test_every_costly_request_has_its_turn() -> None:
+    run = Run()
+    for number in range(1, 9):
+        run.ask(number, "200", most=100)
+    for _ in range(80):
+        run.step()
+    lengths = [len(run.text(number)) for number in range(1, 9)]
+    assert min(lengths) >= 5
+    assert max(lengths) - min(lengths) <= 4
+
+
+@pytest.mark.parametrize("changes", [{}, {"temperature": 1.0, "seed": 5}, {"score_from": 0}])
+def test_texts_are_those_without_a_budget(changes: dict[str, object]) -> None:
+    one, other = Run(), Run(float("inf"))
+    for run in (one, other):
+        for number in range(1, 13):
+            run.ask(number, f"{30 * (number % 4)} {number % 3}", most=8, **changes)
+        run.run()
+    for number in range(1, 13):
+        assert one.text(number) == other.text(number)
+        assert len(one.text(number)) == 8
+    assert one.desk.engine.stats.postponed_rows > 0
+    assert other.desk.engine.stats.postponed_rows == 0
+
+
+def test_forced_text_is_taken_in_parts() -> None:
+    run = Run()
+    for number in range(1, 9):
+        run.ask(number, "10 200", most=300)
+    run.run()
+    assert all(run.text(number)[:200] == [7] * 200 for number in range(1, 9))
+    assert max(run.steps) <= 2 * BUDGET + 3 * 32 * 10
+
+
+def test_memory_is_sound_where_rows_wait() -> None:
+    run = Run()
+    for number in range(1, 9):
+        run.ask(number, "60", most=6)
+    while run.desk.engine.busy:
+        run.step()
+        run.desk.engine.store.check()
+    assert run.desk.engine.stats.postponed_rows > 0
