@@ -13,6 +13,7 @@ from srt.config import GrammarConfig
 from srt.core.constraint import Constraint
 from srt.core.vocabulary import Vocabulary
 from srt.grammar import compiler as module
+from srt.grammar.base import CompilerBusy
 from srt.grammar.compiler import Compiler
 from srt.grammar.plan import Plan
 
@@ -54,11 +55,12 @@ def build_nothing(plan: Plan, vocabulary: Vocabulary, canonical: bool = True) ->
 def odd_compiler(
     monkeypatch: Any, vocabulary: Callable[[], Vocabulary] = lambda: BYTES, **options: Any
 ) -> Iterator[Compiler]:
-    """Whose children run ``odd_planner``, for 60 s at most unless ``seconds`` says otherwise."""
+    """Whose children run ``odd_planner``, for 60 s of processor time and 90 s of waiting at most,
+    unless ``seconds`` and ``patience`` say otherwise."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[1]))
     monkeypatch.setattr(module, "build", build_nothing)
     monkeypatch.setattr(module, "warm", lambda vocabulary: None)
-    options = {"planner": ODD, "seconds": 60.0, "workers": 1, **options}
+    options = {"planner": ODD, "seconds": 60.0, "patience": 90.0, "workers": 1, **options}
     config = options.pop("config", GrammarConfig())
     compiler = Compiler(vocabulary, config, **options)
     try:
@@ -71,7 +73,7 @@ def answer(compiler: Compiler, text: str, kind: str = "regex") -> str:
     """What the odd planner answers, or the error's text."""
     try:
         grammar = compiler.submit(Constraint(kind, text)).result(90)
-    except ValueError as error:
+    except (ValueError, CompilerBusy) as error:
         return str(error)
     assert isinstance(grammar, PlanGrammar)
     return grammar.answer

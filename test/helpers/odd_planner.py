@@ -1,6 +1,7 @@
 """A planner for a child process that does what the constraint's text says.
 
 sleep S         is busy for S seconds
+burn            takes processor time for ever
 signal N        sends itself signal N
 exit N          leaves at once
 memory BYTES    takes that much
@@ -45,6 +46,9 @@ def make_plan(constraint: Constraint, backend: str, whitespace: str) -> Plan:
     answer = text
     if word == "sleep":
         time.sleep(float(rest))
+    elif word == "burn":
+        while True:
+            pass
     elif word == "signal":
         os.kill(os.getpid(), int(rest))
         time.sleep(60)
@@ -67,7 +71,7 @@ def make_plan(constraint: Constraint, backend: str, whitespace: str) -> Plan:
     elif word == "pid":
         answer = str(os.getpid())
     elif word == "gate":
-        while not os.path.exists(rest):
+        while not os.path.exists(rest.rstrip()):
             time.sleep(0.005)
     elif word == "where":
         answer = plan.__file__

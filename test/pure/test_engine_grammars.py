@@ -12,7 +12,9 @@ from srt.core.constraint import Constraint
 from srt.core.ints import ints
 from srt.core.messages import Advance, Close, Control, Done, Failed, Open, Prompt, Tokens
 from srt.engine.collect import MAX_FORCED
-from srt.grammar.base import Grammar, GrammarError, Matcher
+from srt.grammar.base import CompilerBusy, Grammar, GrammarError, Matcher
+from srt.program.reading import refused
+from srt.server.wire.errors import error_response
 
 FREE = frozenset(range(VOCAB))
 STEPS: dict[str, list[set[int]]] = {
@@ -104,7 +106,9 @@ class Shop:
         future: Future[Grammar] = Future()
         self.asked.append(future)
         name, _, broken = constraint.text.partition("!")
-        if name == "bad":
+        if name == "late compiler":
+            future.set_exception(CompilerBusy("regex was not compiled within 20 s. Try again."))
+        elif name == "bad":
             future.set_exception(GrammarError("regex[0]: bad"))
         elif name != "slow":
             future.set_result(Steps(STEPS[name], broken))
@@ -274,6 +278,18 @@ def test_what_cannot_be_compiled_is_invalid() -> None:
     assert isinstance(failed, Failed)
     assert failed.code == "invalid"
     assert "this engine has no grammars" in failed.message
+
+
+def test_a_compiler_that_is_late_is_not_the_clients_fault() -> None:
+    desk = Desk(grammars=Shop())
+    ask(desk, 1, "late compiler")
+    (failed,) = desk.events[1]
+    assert isinstance(failed, Failed)
+    assert failed.code == "overloaded"
+    response = error_response(refused(failed))
+    assert response.status_code == 503
+    assert int(response.headers["Retry-After"]) > 0
+    assert desk.engine.store.contexts[1].active is False
 
 
 def test_a_request_can_be_closed_while_its_grammar_is_made() -> None:

@@ -281,7 +281,7 @@ class Done(msgspec.Struct, tag="done", omit_defaults=True):
 
 
 class Failed(msgspec.Struct, tag="failed", omit_defaults=True):
-    """The request has ended badly. ``code`` is "invalid", "busy" or "internal"."""
+    """The request has ended badly. ``code``: "invalid", "busy", "overloaded" or "internal"."""
 
     request: int
     code: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from srt.core.constraint import Constraint
 from srt.core.context import Context
+from srt.core.matcher import CompilerBusy
 from srt.core.messages import EVERY, POOLINGS, Embed, Failed, Fill, Generate, Goal
 from srt.core.request import score_from
 from srt.core.segments import verify_score
@@ -58,6 +59,8 @@ def _verify_pooling(goal: Embed, context: Context) -> None:
 
 def refusal(request: int, error: Exception) -> Failed:
     """What a request that cannot be taken ends with."""
+    if isinstance(error, CompilerBusy):
+        return Failed(request, "overloaded", str(error))
     if isinstance(error, (ValueError, OverflowError)):
         return Failed(request, "invalid", str(error))
     if isinstance(error, KeyError):

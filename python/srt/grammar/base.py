@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from srt.core.matcher import GrammarError, Matcher
+from srt.core.matcher import CompilerBusy, GrammarError, Matcher
 
-__all__ = ["Grammar", "GrammarError", "Matcher"]
+__all__ = ["CompilerBusy", "Grammar", "GrammarError", "Matcher"]
 
 
 class Grammar(Protocol):

@@ -1,13 +1,14 @@
 """child: plans constraints, one after the other, in a process that may be killed at any time.
 
-    python -m srt.grammar.child [--planner MODULE:FUNCTION] [--seconds S]
+    python -m srt.grammar.child [--planner MODULE:FUNCTION] [--seconds S] [--patience S]
 
 A frame is its length (4 bytes, little-endian) and that many bytes. The child first writes an empty
 frame: it is ready. To each frame it reads, a MessagePack list (constraint, backend, whitespace), it
 writes an empty one as soon as it begins, and then the Plan.
 
-It ends when its input does, when its parent is gone, and, by an alarm, a while after a constraint
-should have been done: nobody may be left to kill it.
+It ends when its input does and when its parent is gone. While it plans, two timers of the kernel
+end it: SIGPROF where a plan takes more processor time than it may, which is the constraint's fault,
+and SIGALRM long after the parent should have lost patience, for a parent that is gone.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ MAX_PLAN = 128 << 20  # bytes of a plan
 MEMORY = 1 << 30  # bytes of address space a constraint may take
 KEPT = 256 << 20  # bytes of memory it may leave behind; with more the child gives way to another
 STACK = 4 << 20  # bytes: what is too deep ends the child, and not the engine, where it is built
-ALARM = 3  # times its seconds before the child ends itself
+ALARM = 2  # times its patience before the child ends itself
 PARENT_SECONDS = 5.0  # between two looks at the parent
 
 
@@ -79,14 +80,21 @@ class Frames:
         return bytes(out)
 
 
-def serve(frames: Frames, planner: Planner, seconds: float) -> None:
-    """Answer until the end of the input, or until a constraint has left too much behind."""
+def serve(frames: Frames, planner: Planner, seconds: float, patience: float) -> None:
+    """Answer until the end of the input, or until a constraint has left too much behind.
+
+    Args:
+        seconds: of processor time that a plan may take.
+        patience: seconds that the parent waits for one, whatever else the machine does.
+    """
     base = memory()[1]
     frames.write(b"")
     while memory()[1] < base + KEPT and (frame := frames.read()) is not None:
         frames.write(b"")
-        signal.setitimer(signal.ITIMER_REAL, seconds * ALARM)
+        signal.setitimer(signal.ITIMER_REAL, patience * ALARM)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
         answer = msgspec.msgpack.encode(plan(planner, frame))
+        signal.setitimer(signal.ITIMER_PROF, 0)
         if len(answer) > MAX_PLAN:
             answer = msgspec.msgpack.encode(
                 Plan(error=f"compiled, the constraint has {len(answer)} bytes; at most {MAX_PLAN}.")
@@ -160,6 +168,7 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="srt.grammar.child", description=__doc__)
     parser.add_argument("--planner", default=PLANNER)
     parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--patience", type=float, default=20.0)
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business,
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # and so is a terminal that closes
@@ -167,7 +176,7 @@ def main(arguments: Sequence[str]) -> None:
     planner = load(options.planner)
     limit(MEMORY)
     with contextlib.suppress(OSError):
-        serve(frames, planner, options.seconds)
+        serve(frames, planner, options.seconds, options.patience)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,9 @@
 """Compiler: constraints to grammars, beside the engine loop, under limits of time and memory.
 
+A constraint that takes too much processor time or memory is refused, and the refusal is remembered
+for a while. A machine that is late, or that loses a process, is no fault of the constraint: the
+request fails as one that may be tried again, and nothing is remembered.
+
 A few threads, each with a child process that plans (``process``) and may be killed; the thread then
 builds the grammar with the vocabulary. Equal constraints are compiled once, however many ask.
 """
@@ -22,7 +26,7 @@ from srt.config import GrammarConfig
 from srt.core.constraint import Constraint
 from srt.core.vocabulary import Vocabulary
 from srt.grammar import child
-from srt.grammar.base import Grammar, GrammarError
+from srt.grammar.base import CompilerBusy, Grammar, GrammarError
 from srt.grammar.build import build, warm
 from srt.grammar.child import PLANNER, Request
 from srt.grammar.plan import Plan
@@ -31,6 +35,10 @@ from srt.grammar.shelf import Failures, Shelf
 
 WITH_WHITESPACE = ("json_schema", "structural_tag", "ebnf")  # all that may hold a schema
 CLOSE_SECONDS = 5.0  # for grammars that are being built
+CLOSED = "the compiler is closed."
+AGAIN = "Try again."
+STOPS = (signal.SIGSTOP,)  # as ``PlanProcess`` calls a child that was stopped
+FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
 STACK = 4 * child.STACK  # bytes: what a child has done, a thread can do
 
 Waiter = Future[Grammar]
@@ -44,14 +52,15 @@ class Compiler:
         vocabulary: called once, in a thread of the compiler.
         config: which backend, which whitespace, which masks.
         workers: constraints compiled at once.
-        seconds: longest time a plan may take.
+        seconds: of processor time that a plan may take; more is the constraint's fault.
+        patience: seconds that a plan is waited for; longer is the machine's.
         planner: what the children run, "module:function".
 
     Attributes:
         compiled: grammars made.
         hits: asked for and found, or found under way.
         failures: asked for and answered with an error.
-        killed: children ended because they were late.
+        killed: children ended because they were late, or took too much processor time.
     """
 
     def __init__(
@@ -61,10 +70,12 @@ class Compiler:
         *,
         workers: int = 2,
         seconds: float = 2.0,
+        patience: float = 20.0,
         planner: str = PLANNER,
     ) -> None:
         self.config = config
         self.seconds = seconds
+        self.patience = patience
         self.compiled = 0
         self.hits = 0
         self.failures = 0
@@ -75,13 +86,14 @@ class Compiler:
         self._failed = Failures()
         self._flights: dict[Constraint, list[Waiter]] = {}
         self._jobs: queue.SimpleQueue[Constraint | None] = queue.SimpleQueue()
-        self._processes = [PlanProcess(planner, seconds) for _ in range(workers)]
+        self._processes = [PlanProcess(planner, seconds, patience) for _ in range(workers)]
         self._threads: list[threading.Thread] = []
         self._closed = False
 
     def submit(self, constraint: Constraint) -> Waiter:
-        """The grammar, or a GrammarError, in time. Cancelling it harms nobody else who waits; a
-        constraint nobody waits for any more is not begun.
+        """The grammar, a GrammarError, or a CompilerBusy where the constraint is not at fault.
+        Cancelling it harms nobody else who waits; a constraint nobody waits for any more is not
+        begun.
         """
         waiter: Waiter = Future()
         try:
@@ -93,13 +105,16 @@ class Compiler:
             return waiter
         with self._lock:
             grammar = self._shelf.get(key)
-            error_text = self._failed.get(key) if not self._closed else "the compiler is closed."
-            if grammar is None and error_text is None:
+            known = self._failed.get(key)
+            error = GrammarError(known) if known is not None else None
+            if self._closed:
+                error = CompilerBusy(CLOSED)
+            if grammar is None and error is None:
                 self._join(key, waiter)
                 return waiter
             self.hits += grammar is not None
             self.failures += grammar is None
-        _settle([waiter], grammar, error_text or "")
+        _settle([waiter], grammar, error)
         return waiter
 
     def warm(self) -> None:
@@ -108,7 +123,7 @@ class Compiler:
             self._start()
 
     def close(self) -> None:
-        """End the children and the threads. Whoever still waits gets a GrammarError."""
+        """End the children and the threads. Whoever still waits gets a CompilerBusy."""
         with self._lock:
             self._closed = True
             threads, self._threads = self._threads, []
@@ -124,7 +139,7 @@ class Compiler:
             waiters = [waiter for flight in self._flights.values() for waiter in flight]
             self._flights.clear()
             self.failures += len(waiters)
-        _settle(waiters, None, "the compiler is closed.")
+        _settle(waiters, None, CompilerBusy(CLOSED))
 
     @property
     def counts(self) -> dict[str, int]:
@@ -208,14 +223,17 @@ class Compiler:
             process.kill()
 
     def _compile(self, key: Constraint, process: PlanProcess) -> None:
-        grammar, error, lasting = None, "", True
+        grammar: Grammar | None = None
+        error: Exception | None = None
         try:
             grammar = self._grammar(key, process)
-        except GrammarError as failure:
-            error = str(failure)
+        except (GrammarError, CompilerBusy) as failure:
+            error = failure
+        except OSError as failure:  # no process can be started
+            error = CompilerBusy(f"{key.kind} cannot be compiled now: {failure}. {AGAIN}")
         except BaseException as failure:  # a library in Rust that panics raises no Exception
-            error = f"{key.kind} cannot be compiled: {type(failure).__name__}: {failure}"
-            lasting = not isinstance(failure, OSError)  # the machine's fault, perhaps not for long
+            name = type(failure).__name__
+            error = GrammarError(f"{key.kind} cannot be compiled: {name}: {failure}")
         with self._lock:
             waiters = self._flights.pop(key, [])
             if grammar is not None:
@@ -223,8 +241,8 @@ class Compiler:
                 self._shelf.put(key, grammar)
             else:
                 self.failures += len(waiters)
-                if lasting:
-                    self._failed.put(key, error)
+                if isinstance(error, GrammarError):
+                    self._failed.put(key, str(error))
         _settle(waiters, grammar, error)
 
     def _grammar(self, key: Constraint, process: PlanProcess) -> Grammar:
@@ -234,34 +252,49 @@ class Compiler:
         return build(plan, self._vocabulary.get(), canonical=self.config.jumps != "string")
 
     def _plan(self, key: Constraint, process: PlanProcess) -> Plan:
+        """Raises GrammarError where the constraint is at fault, else CompilerBusy or OSError."""
         request = Request(key, self.config.grammar_backend, key.whitespace or "")
         try:
             try:
                 return process.plan(request)
             except ProcessDied as death:
-                if death.begun or self._closed:
+                if self._closed or (death.begun and -death.code not in STOPS):
                     raise
-                return process.plan(request)  # it had died of something else, before it began
+                process.kill()
+                return process.plan(request)  # something else has ended it, or stopped it
         except TimeoutError:
             with self._lock:
                 self.killed += 1
-            process.kill()
-            raise GrammarError(
-                f"{key.kind} takes longer than {self.seconds:g} s to compile; simplify it."
+            process.give_up()
+            raise CompilerBusy(
+                f"{key.kind} was not compiled within {self.patience:g} s, of which it had less "
+                f"than {self.seconds:g} s of processor time: the machine is busy. {AGAIN}"
             ) from None
         except ProcessDied as death:
             process.kill()
-            raise GrammarError(self._epitaph(key, death)) from None
+            raise self._verdict(key, death) from None
 
-    def _epitaph(self, key: Constraint, death: ProcessDied) -> str:
+    def _verdict(self, key: Constraint, death: ProcessDied) -> GrammarError | CompilerBusy:
+        """Whose fault it is that a child has ended."""
         if self._closed:
-            return "the compiler is closed."
-        if not death.begun:
-            return f"the compile process does not start: it ends with status {death.code}."
+            return CompilerBusy(CLOSED)
+        if death.code == -signal.SIGPROF:
+            with self._lock:
+                self.killed += 1
+            return GrammarError(
+                f"{key.kind} takes more than {self.seconds:g} s of processor time to compile; "
+                "simplify it."
+            )
         why = f"status {death.code}"
         if death.code < 0:
             why = signal.Signals(-death.code).name
-        return f"{key.kind} ends the compile process ({why}): too large or too deep; simplify it."
+        if not death.begun:
+            return CompilerBusy(f"the compile process does not start: it ends with {why}. {AGAIN}")
+        if death.code >= 0 or -death.code in FAULTS:
+            return GrammarError(
+                f"{key.kind} ends the compile process ({why}): too large or too deep; simplify it."
+            )
+        return CompilerBusy(f"the compile process was lost ({why}). {AGAIN}")
 
 
 class Once:
@@ -297,7 +330,7 @@ def _start_quietly(process: PlanProcess) -> None:
         process.start()
 
 
-def _settle(waiters: list[Waiter], grammar: Grammar | None, error: str) -> None:
+def _settle(waiters: list[Waiter], grammar: Grammar | None, error: Exception | None) -> None:
     """Each waiter gets an exception of its own: it is raised in several threads."""
     for waiter in waiters:
         if not waiter.set_running_or_notify_cancel():
@@ -305,7 +338,8 @@ def _settle(waiters: list[Waiter], grammar: Grammar | None, error: str) -> None:
         if grammar is not None:
             waiter.set_result(grammar)
         else:
-            waiter.set_exception(GrammarError(error))
+            assert error is not None
+            waiter.set_exception(type(error)(*error.args))
 
 
 @atexit.register

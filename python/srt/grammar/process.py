@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -15,7 +16,8 @@ import msgspec
 from srt.grammar.child import MAX_FRAME, MAX_PLAN, Request
 from srt.grammar.plan import Plan
 
-START_SECONDS = 60.0
+STARTING = 3  # times its patience before a child that does not start is replaced
+LOOK = 0.5  # seconds between two looks at a child that does not answer
 # As ``-m srt.grammar.child``, but with our own package, and with nothing in the working directory
 # that could take a module's place.
 ROOT = str(Path(__file__).resolve().parents[2])
@@ -47,17 +49,21 @@ class PlanProcess:
 
     Args:
         planner: "module:function" that makes the plans.
-        seconds: how long a plan may take.
+        seconds: of processor time that a plan may take.
+        patience: seconds that a caller waits for one, the start of a child included.
     """
 
-    def __init__(self, planner: str, seconds: float) -> None:
+    def __init__(self, planner: str, seconds: float, patience: float) -> None:
         self.planner = planner
         self.seconds = seconds
+        self.patience = patience
         self.started = 0
         self._lock = threading.Lock()  # of _process and _closed
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
         self._ready = False
+        self.begun = False  # whether the child has the last request
+        self._since = 0.0  # when the child was started
 
     @property
     def pid(self) -> int | None:
@@ -74,7 +80,8 @@ class PlanProcess:
             return
         self.kill()
         command = [sys.executable, "-c", SCRIPT]
-        command += ["--planner", self.planner, "--seconds", str(self.seconds)]
+        command += ["--planner", self.planner, "--seconds", str(self.seconds),
+                    "--patience", str(self.patience)]  # fmt: skip
         with self._lock:
             if self._closed:
                 raise ProcessDied(0, begun=False)
@@ -87,24 +94,29 @@ class PlanProcess:
             os.set_blocking(self._process.stdin.fileno(), False)
             os.set_blocking(self._process.stdout.fileno(), False)
         self._ready = False
+        self._since = time.monotonic()
         self.started += 1
 
     def plan(self, request: Request) -> Plan:
         """The child's plan; starts a child where there is none.
 
-        Raises ValueError for a request too long or not encodable, ProcessDied, TimeoutError where
-        the plan takes longer than ``seconds``, OSError where no child can be started. A child that
-        is late still runs: ``kill`` it.
+        Raises ValueError for a request too long or not encodable, ProcessDied (with SIGPROF where
+        the plan took more than ``seconds`` of processor time, SIGSTOP where the child was stopped),
+        TimeoutError where there is none after ``patience``, OSError where no child can be started.
+        A child that is late still runs: ``give_up`` on it.
         """
         frame = msgspec.msgpack.encode(request)
         if len(frame) > MAX_FRAME:
             raise ValueError(f"the constraint has {len(frame)} bytes; at most {MAX_FRAME}.")
         self.start()
+        deadline = time.monotonic() + self.patience
+        self.begun = False
         if not self._ready:
-            self._starting()
-        deadline = time.monotonic() + self.seconds
+            self._receive(deadline, begun=False)
+            self._ready = True
         self._send(len(frame).to_bytes(4, "little") + frame, deadline)
         self._receive(deadline, begun=False)
+        self.begun = True
         return msgspec.msgpack.decode(self._receive(deadline, begun=True), type=Plan)
 
     def kill(self) -> None:
@@ -118,20 +130,18 @@ class PlanProcess:
                 if pipe is not None:
                     pipe.close()
 
+    def give_up(self) -> None:
+        """End a child that is late, but for one that has not had the time to start yet: the next
+        request finds it ready."""
+        if self.begun or self._ready or time.monotonic() - self._since > STARTING * self.patience:
+            self.kill()
+
     def close(self) -> None:
         """End the child and start no other. The thread in ``plan`` gets a ProcessDied."""
         with self._lock:
             self._closed = True
             if self._process is not None:
                 self._process.kill()
-
-    def _starting(self) -> None:
-        try:
-            self._receive(time.monotonic() + START_SECONDS, begun=False)
-        except TimeoutError:
-            self.kill()
-            raise OSError(f"the compile process is not ready after {START_SECONDS:g} s") from None
-        self._ready = True
 
     def _send(self, data: bytes, deadline: float) -> None:
         left = memoryview(data)
@@ -173,14 +183,27 @@ class PlanProcess:
             raise ProcessDied(0, begun=False)
         return process
 
-    @staticmethod
-    def _wait(number: int, event: int, deadline: float) -> None:
-        """Until the pipe can be used or is broken."""
+    def _wait(self, number: int, event: int, deadline: float) -> None:
+        """Until the pipe can be used or is broken. A stopped child is killed: it may never go on.
+        Raises TimeoutError."""
         poller = select.poll()
         poller.register(number, event)
-        left = deadline - time.monotonic()
-        if left <= 0 or not poller.poll(left * 1000):
-            raise TimeoutError
+        while (left := deadline - time.monotonic()) > 0:
+            if poller.poll(min(left, LOOK) * 1000):
+                return
+            if _stopped(self._alive().pid):
+                self._alive().kill()
+                raise ProcessDied(-signal.SIGSTOP, self.begun)
+        raise TimeoutError
+
+
+def _stopped(pid: int) -> bool:
+    """Whether somebody has stopped a process; False where the platform does not say."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] in "Tt"
 
 
 def _status(process: subprocess.Popen[bytes]) -> int:

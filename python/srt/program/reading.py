@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from srt.program.completion import Completion
 
 WINDOW = 1 << 14
-_CODES = {"invalid": "invalid_value", "busy": "queue_full"}
+_CODES = {"invalid": "invalid_value", "busy": "queue_full", "overloaded": "overloaded"}
 
 
 def refused(event: Failed) -> RequestError:
