@@ -445,7 +445,7 @@ def test_18_explosive_constraints(bench: Bench) -> None:
     assert len(planners) == 2
     wait_for(lambda: all(map(waits, planners)))  # one that took too long was begun anew
     for planner in planners:
-        planner.suspend()  # as one that takes for ever
+        planner.suspend()  # no constraint's fault
     with concurrent.futures.ThreadPoolExecutor() as pool:
         late = [
             pool.submit(bench.post, path, APIS[path].body("a", regex=f"late|{path}", **SHORT))
@@ -455,8 +455,9 @@ def test_18_explosive_constraints(bench: Bench) -> None:
             assert bench.http.get("/health").status_code == 200
             assert bench.http.golden() == bench.golden
     for reply in late:
-        assert "takes longer than 2 s" in error_of(reply.result(), 400)
-    assert bench.http.stats()["grammar_kills"] == before + len(late)
+        assert reply.result().status_code == 200, reply.result().text
+    assert bench.http.stats()["grammar_kills"] == before
+    assert not set(planners) & set(bench.server.engine().children())
     for api in APIS.values():
         reply = bench.post(api.path, api.body("a", regex="[0-9]{2}", max_tokens=9))
         assert api.text(reply).isdigit()

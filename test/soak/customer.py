@@ -138,16 +138,15 @@ class Customer:
                 return "drained"
             if "has not answered in time" in message:
                 return "busy"
+            if message.endswith("Try again."):  # of the processes that compile constraints
+                assert int(reply.headers["retry-after"]) >= 1
+                return "late"
             assert "engine" in message
             return "lost"
         if status == 429:
             error_of(reply.response(), 429)
             assert int(reply.headers["retry-after"]) >= 1
             return "full"
-        if status == 400 and status not in expect:
-            message = error_of(reply.response(), 400)
-            assert "to compile; simplify it" in message, "refused"
-            return "late"
         assert status in expect, "another status"
         if status >= 400:
             error_of(reply.response(), status)

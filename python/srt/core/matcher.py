@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-
 POSTPONED = "the budget of the pass for masks is spent; the next pass samples this token"
 
 

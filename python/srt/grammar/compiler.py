@@ -37,8 +37,10 @@ WITH_WHITESPACE = ("json_schema", "structural_tag", "ebnf")  # all that may hold
 CLOSE_SECONDS = 5.0  # for grammars that are being built
 CLOSED = "the compiler is closed."
 AGAIN = "Try again."
-STOPS = (signal.SIGSTOP,)  # as ``PlanProcess`` calls a child that was stopped
-FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
+# Ends that a constraint can bring about: a crash, or too much processor time. Any other signal was
+# sent by another process.
+FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE,
+          signal.SIGPROF)  # fmt: skip
 STACK = 4 * child.STACK  # bytes: what a child has done, a thread can do
 
 Waiter = Future[Grammar]
@@ -106,15 +108,15 @@ class Compiler:
         with self._lock:
             grammar = self._shelf.get(key)
             known = self._failed.get(key)
-            error = GrammarError(known) if known is not None else None
+            refusal: Exception | None = GrammarError(known) if known is not None else None
             if self._closed:
-                error = CompilerBusy(CLOSED)
-            if grammar is None and error is None:
+                refusal = CompilerBusy(CLOSED)
+            if grammar is None and refusal is None:
                 self._join(key, waiter)
                 return waiter
             self.hits += grammar is not None
             self.failures += grammar is None
-        _settle([waiter], grammar, error)
+        _settle([waiter], grammar, refusal)
         return waiter
 
     def warm(self) -> None:
@@ -258,7 +260,7 @@ class Compiler:
             try:
                 return process.plan(request)
             except ProcessDied as death:
-                if self._closed or (death.begun and -death.code not in STOPS):
+                if self._closed or (death.begun and _guilty(death)):
                     raise
                 process.kill()
                 return process.plan(request)  # something else has ended it, or stopped it
@@ -290,11 +292,16 @@ class Compiler:
             why = signal.Signals(-death.code).name
         if not death.begun:
             return CompilerBusy(f"the compile process does not start: it ends with {why}. {AGAIN}")
-        if death.code >= 0 or -death.code in FAULTS:
+        if _guilty(death):
             return GrammarError(
                 f"{key.kind} ends the compile process ({why}): too large or too deep; simplify it."
             )
         return CompilerBusy(f"the compile process was lost ({why}). {AGAIN}")
+
+
+def _guilty(death: ProcessDied) -> bool:
+    """Whether a child that had begun was ended by its constraint."""
+    return death.code >= 0 or -death.code in FAULTS
 
 
 class Once:

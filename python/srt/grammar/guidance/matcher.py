@@ -211,7 +211,8 @@ class GuidanceMatcher:
         a new one.
         """
         if self._failure:
-            return self._ended()
+            self._raise()
+            return None
         self._accepted = bool(self._inner.is_accepting())
         found = call(self._inner)
         if self._inner.is_error() and not is_final(self._inner.get_error()):
@@ -220,9 +221,11 @@ class GuidanceMatcher:
         if not self._inner.is_error():
             return found
         self._failure = self._inner.get_error()
-        return self._ended()
+        self._raise()
+        return None
 
-    def _ended(self) -> None:
+    def _raise(self) -> None:
+        """The error that was met, unless it was a dead end."""
         if not self._failure.startswith(DEAD_END):
             raise GrammarError(f"grammar: {short(self._failure)}")
 
