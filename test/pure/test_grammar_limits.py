@@ -16,7 +16,7 @@ from srt.grammar.fsm import FsmGrammar
 from srt.grammar.fsm import canonical as canonical_module
 from srt.grammar.fsm.canonical import MOST_BYTES, MOST_PLACES, Canonical
 from srt.grammar.guidance import GuidanceGrammar
-from srt.grammar.guidance.checking import ROW_ITEMS, STEP_ITEMS, limits
+from srt.grammar.guidance.checking import RULES, limits
 from srt.grammar.guidance.tokens import TOKENIZERS
 from srt.grammar.planning import make_plan
 from srt.grammar.regex import compile_regex
@@ -42,7 +42,7 @@ def walk(text: str) -> tuple[Any, str]:
 
 def test_an_ambiguous_grammar_meets_a_limit_that_has_a_name() -> None:
     matcher, message = walk(AMBIGUOUS)
-    assert f"more than {ROW_ITEMS} items" in message
+    assert f"more than {RULES.row} items" in message
     assert len(matcher._tokens) < 100
 
 
@@ -89,7 +89,7 @@ def test_a_mask_has_few_items() -> None:
     else:
         raise AssertionError("no limit was met")
     assert len(items) > 5
-    assert max(items) <= STEP_ITEMS + 2 * ROW_ITEMS
+    assert max(items) <= RULES.items + 2 * RULES.row
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_mask_has_few_items() -> None:
 def test_what_grows_with_the_text_is_refused(text: str) -> None:
     error = make_plan(Constraint("ebnf", text), "auto", "").error
     assert "bytes of a trial text" in error
-    assert f"more than {ROW_ITEMS} items" in error
+    assert f"more than {RULES.row} items" in error
     assert "write recursion as repetition" in error
 
 

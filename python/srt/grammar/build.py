@@ -45,8 +45,10 @@ def _grammar(plan: Plan, vocabulary: Vocabulary, canonical: bool) -> Grammar:
         return ChoicesGrammar(plan.strings, vocabulary, canonical)
     if plan.path == "llguidance":
         from srt.grammar.guidance import GuidanceGrammar
+        from srt.grammar.guidance.checking import RULES, SCHEMA
 
-        return GuidanceGrammar(plan.text, vocabulary, canonical)
+        step = SCHEMA if plan.schema else RULES
+        return GuidanceGrammar(plan.text, vocabulary, canonical, step)
     if plan.path == "outlines":
         from srt.grammar.outlines import OutlinesGrammar
 

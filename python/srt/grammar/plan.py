@@ -16,6 +16,7 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
         path: "fsm" (``data`` is a packed Automaton), "trie" (``strings`` is the whole language),
             "llguidance" (``text`` is a grammar that it has accepted) or "outlines" (``text`` is a
             pattern).
+        schema: whether the rules of ``text`` were made of a schema, and not written by a user.
         error: why the constraint cannot be enforced, and nothing else is set.
     """
 
@@ -23,4 +24,5 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     data: bytes = b""
     strings: tuple[str, ...] = ()
     text: str = ""
+    schema: bool = False
     error: str = ""

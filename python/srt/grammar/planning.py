@@ -57,10 +57,11 @@ def _plan(constraint: Constraint, backend: str, whitespace: str) -> Plan:
 
         return Plan(path="outlines", text=pattern_of(constraint, whitespace))
     from srt.grammar.guidance import check, grammar_of
+    from srt.grammar.guidance.checking import RULES, SCHEMA
 
     try:
         grammar = grammar_of(constraint, "" if kind == "ebnf" else whitespace)
-        check(grammar)
+        check(grammar, RULES if kind == "ebnf" else SCHEMA)
         if kind == "ebnf":  # schemas are bounded keyword by keyword
             from srt.grammar.guidance.probe import probe
 
@@ -71,7 +72,7 @@ def _plan(constraint: Constraint, backend: str, whitespace: str) -> Plan:
             message = str(error).removeprefix("grammar: ").removeprefix("ebnf")
             raise GrammarError(f"{kind}{how}: {message.lstrip(': ')}") from None
         raise
-    return Plan(path="llguidance", text=grammar)
+    return Plan(path="llguidance", text=grammar, schema=kind != "ebnf")
 
 
 def _regex(pattern: str, backend: str) -> Plan:

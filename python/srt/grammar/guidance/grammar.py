@@ -9,7 +9,7 @@ from typing import Any
 from srt.core.vocabulary import Vocabulary
 from srt.grammar.base import GrammarError
 from srt.grammar.fsm.tokens import TokenTable
-from srt.grammar.guidance.checking import limits, short
+from srt.grammar.guidance.checking import RULES, StepLimits, limits, short
 from srt.grammar.guidance.matcher import GuidanceMatcher
 from srt.grammar.guidance.tag_rules import for_vocabulary
 from srt.grammar.guidance.tokens import TOKENIZERS
@@ -28,7 +28,13 @@ class GuidanceGrammar:
 
     path = "llguidance"
 
-    def __init__(self, text: str, vocabulary: Vocabulary, canonical: bool = True) -> None:
+    def __init__(
+        self,
+        text: str,
+        vocabulary: Vocabulary,
+        canonical: bool = True,
+        step: StepLimits = RULES,
+    ) -> None:
         self.vocabulary = vocabulary
         self.table = TokenTable.of(vocabulary)
         self.tokenizer, complete = TOKENIZERS.get(vocabulary)
@@ -38,6 +44,7 @@ class GuidanceGrammar:
         self._text = for_vocabulary(text, vocabulary)
         if not self.canonical:
             self._text = NOT_CANONICAL + self._text
+        self._step = step
         self._lock = threading.Lock()
         self._root = self._compile()
 
@@ -58,7 +65,7 @@ class GuidanceGrammar:
     def _compile(self) -> Any:
         from llguidance import LLMatcher
 
-        inner = LLMatcher(self.tokenizer, self._text, log_level=0, limits=limits())
+        inner = LLMatcher(self.tokenizer, self._text, log_level=0, limits=limits(self._step))
         if inner.is_error():
             raise GrammarError(f"grammar: {short(inner.get_error())}")
         return inner
