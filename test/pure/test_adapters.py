@@ -15,7 +15,7 @@ from helpers.fake_worker import TOKEN_BYTES, Corrupt, FakeWorker, next_token
 from srt.config import ScheduleConfig
 from srt.core.batch import Batch, Row, RowOutput, StepResult
 from srt.core.ints import ints
-from srt.core.messages import Close, Embed, Fork, LoadAdapter, Open, UnloadAdapter
+from srt.core.messages import Close, Embed, Fill, Fork, LoadAdapter, Open, UnloadAdapter
 from srt.engine.engine import Engine
 from srt.engine.executor import Inline
 
@@ -169,6 +169,22 @@ def test_an_adapter_leaves_when_its_last_context_is_closed() -> None:
     assert desk.settled(number)
     assert desk.worker.loaded == {}
     assert [space.adapter for space in desk.engine.store.tree.namespaces] == []
+    desk.finish()
+
+
+def test_a_filled_context_needs_no_place_in_a_pass() -> None:
+    """Its KV is all cached. It ends although the pass has as many adapters as it may."""
+    desk = AdapterDesk(max_loras_per_batch=1)
+    assert desk.load("a")
+    assert desk.load("b")
+    desk.advance(desk.with_adapter([1, 2, 3], "b"), Fill(), close=True)
+    desk.run()
+    request = desk.advance(desk.with_adapter([4, 5], "a"), generate(3), close=True)
+    desk.step()
+    filled = desk.advance(desk.with_adapter([1, 2, 3], "b"), Fill(), close=True)
+    desk.run()
+    assert desk.done(filled).cached == 3
+    assert desk.tokens(request) == text([4, 5], 1, 3)
     desk.finish()
 
 

@@ -172,14 +172,14 @@ class Planner:
             elif request.context.work > 1:
                 self._found(request, self.store.acquire(request.context, request.match_limit))
             context = request.context
-            if not self._adapts(planned, context):
-                continue
             work = len(context.tokens) - context.saved
             if count > work:
                 saved += count - work
                 count = work
             if count == 0:
                 self.filled.append(request)
+                continue
+            if not self._adapts(planned, context):
                 continue
             prompt = context.saved < request.prompt
             drafts: Sequence[int] = ()
