@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from srt.core import messages
 from srt.core.ints import Ints, ints
 from srt.core.media import Media, Numbers, cut, marked, verify, within
-from srt.core.messages import Append, Embed, Fork, Goal, Open, Score, Truncate
+from srt.core.messages import Append, Close, Embed, Fork, Goal, Open, Score, Truncate
 from srt.core.request import Request
 from srt.core.segments import Segment, key, unmarked
 from srt.engine.admission import verify as admit
@@ -193,6 +193,38 @@ def test_an_image_that_cannot_be_encoded_fails_those_who_have_it(depth: int) -> 
     d.run()
     for request in (again, waited):  # nobody meets what was computed in its place
         assert d.tokens(request) == text(prompt([1], 4, [2])[2], 4)
+    d.finish()
+
+
+def test_wrong_kv_of_an_aborted_request_is_not_met() -> None:
+    """The tree shows KV as soon as a pass is planned. The request is aborted before it is known
+    that its image could not be encoded."""
+    worker = FakeWorker(1)
+    worker.blind = {image(4).key}
+    d = desk(worker=worker, depth=2, chunked_prefill_size=7)
+    context = opened(d, [1], 4, [2, 3, 5, 6])
+    bad = d.advance(context, generate(4))
+    d.step()
+    assert d.engine.store.tree.protected
+    d.send(Close(context))
+    assert d.done(bad).reason == "abort"
+    d.run()
+    worker.blind = set()
+    again = ask(d, [1], 4, [2, 3, 5, 6])
+    d.run()
+    assert d.tokens(again) == text(prompt([1], 4, [2, 3, 5, 6])[2], 4)
+    d.finish()
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 64])
+def test_text_behind_a_cut_image_is_text(chunk: int) -> None:
+    """More tokens are appended than the cut took away, and a chunk begins among them."""
+    d = desk(chunked_prefill_size=chunk)
+    context = opened(d, [1], 4, [2])
+    d.send(Truncate(context, 3), Append(context, ints([5, 6, 7, 8, 9]).tobytes()))
+    request = d.advance(context, generate(4))
+    d.run()
+    assert d.tokens(request) == text([*prompt([1], 4)[2][:3], 5, 6, 7, 8, 9], 4)
     d.finish()
 
 

@@ -288,12 +288,14 @@ class Engine:
         events: list[Event] = []
         rows, unseen = computed.batch.rows, dict[bytes, str]()
         budget = self.planner.new_budget()
+        for out in outputs:  # those of requests that have ended too: the tree may show their KV
+            if out.unseen:
+                unseen |= dict.fromkeys(out.unseen, out.error)
         for request, first, last, tip in computed.parts.values():
             if self._requests.get(request.context.id) is not request:
                 continue  # it has ended meanwhile
             at = next((i for i in range(first, last) if outputs[i].error), last)
             row, out = rows[at], outputs[at]
-            unseen |= dict.fromkeys(out.unseen, out.error)
             request.passes += 1
             if row.sample is not None:
                 request.pending -= 1

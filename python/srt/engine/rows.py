@@ -92,8 +92,10 @@ def _row(request: Request, start: int, end: int, segment: Segment) -> Row:
 
 def _pieces(context: Context, start: int, end: int) -> list[Piece]:
     """The placeholders among the tokens ``[start, end)``. What a cut has left of a medium ends with
-    the marks."""
+    the marks: what was appended since is text, also where the medium would have gone on."""
     end = min(end, len(context.head))
+    if end <= start:
+        return []
     return [
         Piece(
             medium,
