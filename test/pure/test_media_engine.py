@@ -216,6 +216,20 @@ def test_wrong_kv_of_an_aborted_request_is_not_met() -> None:
     d.finish()
 
 
+def test_wrong_kv_is_not_read_within_its_pass() -> None:
+    """The second request goes on from the KV that the first one's row has written, and would end
+    in the same pass."""
+    worker = FakeWorker(1)
+    worker.blind = {image(4).key}
+    d = desk(worker=worker)
+    first, second = (ask(d, [1], 4, [2, n], goal=generate(1)) for n in (3, 5))
+    d.run()
+    assert worker.passes == worker.shared_in_pass == 1
+    for request in (first, second):
+        assert "encoded" in d.failed(request).message
+    d.finish()
+
+
 @pytest.mark.parametrize("chunk", [1, 2, 3, 64])
 def test_text_behind_a_cut_image_is_text(chunk: int) -> None:
     """More tokens are appended than the cut took away, and a chunk begins among them."""

@@ -286,11 +286,11 @@ class Engine:
 
     def _collect(self, computed: Pass, outputs: Sequence[RowOutput]) -> list[Event]:
         events: list[Event] = []
-        rows, unseen = computed.batch.rows, dict[bytes, str]()
-        budget = self.planner.new_budget()
-        for out in outputs:  # those of requests that have ended too: the tree may show their KV
-            if out.unseen:
-                unseen |= dict.fromkeys(out.unseen, out.error)
+        rows, budget = computed.batch.rows, self.planner.new_budget()
+        # Before all else, since other rows of the pass may have read that KV; and also of requests
+        # that have ended, since the tree may show it.
+        for key, error in {key: out.error for out in outputs for key in out.unseen}.items():
+            events += self._unseen(key, error)
         for request, first, last, tip in computed.parts.values():
             if self._requests.get(request.context.id) is not request:
                 continue  # it has ended meanwhile
@@ -308,8 +308,6 @@ class Engine:
             events += news
             if news and isinstance(news[-1], Done | Failed):
                 self._forget(request)
-        for key, error in unseen.items():
-            events += self._unseen(key, error)
         return events
 
     def _unseen(self, key: bytes, error: str) -> list[Event]:
