@@ -329,3 +329,29 @@ def test_the_page_pool() -> None:
         pool.owned()
     with pytest.raises(ValueError, match="at least 1"):
         PagePool(0)
+
+
+def test_compaction_keeps_every_leaf() -> None:
+    """Ten leaves that are used again and again: the heap stays short, and all can be evicted."""
+    pool = PagePool(20)
+    tree = RadixTree(pool, 1)
+    keys = [ints([number, number]) for number in range(10)]
+    for key in keys:
+        node, _ = tree.lock(key, 2, "")
+        tree.unlock(tree.publish(node, key, 0, pool.take(2))[0])
+    longest = 0
+    for turn in range(1000):
+        tree.unlock(tree.lock(keys[turn % 10], 2, "")[0])
+        longest = max(longest, len(tree._heap))
+        tree.check()
+    assert tree.heap_spare + tree.heap_share * 20 == longest < 1000
+    assert [tree.evict(2) for _ in keys] == [2] * 10
+    assert pool.free == 20
+
+
+def test_a_heap_that_is_dropped_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    mutate(monkeypatch, Edit(
+        RadixTree, "_offer", "[e for e in self._heap if e[2].used == e[0] and e[2].pages]", "[]"
+    ))  # fmt: skip
+    with pytest.raises(AssertionError, match="a leaf that eviction does not find"):
+        test_compaction_keeps_every_leaf()

@@ -64,7 +64,12 @@ class RadixTree:
 
     ``version`` grows whenever a match may change, be it only in its pins or its path; ``evictable``
     and ``protected`` are exact.
+
+    The heap of candidates for eviction may have ``heap_share`` entries a page of the tree, and
+    ``heap_spare`` more, before the outdated ones are removed.
     """
+
+    heap_spare, heap_share = 64, 4
 
     def __init__(self, pool: PagePool, page_size: int) -> None:
         self.pool = pool
@@ -285,6 +290,7 @@ class RadixTree:
         """Raise AssertionError on any inconsistency. Returns the pages in the tree."""
         owned: set[int] = set()
         evictable = protected = total = 0
+        offered = {(used, node.number) for used, _, node in self._heap}
         for node in self.nodes():
             assert node.pages, "an edge without pages"
             assert len(node.tokens) == len(node.pages) * self.page_size, "edge and pages differ"
@@ -297,6 +303,8 @@ class RadixTree:
                 protected += len(node.pages)
             else:
                 evictable += len(node.pages)
+                known = node.children or (node.used, node.number) in offered
+                assert known, "a leaf that eviction does not find"
         assert len(owned) == total, "a page is in the tree twice"
         assert (evictable, protected) == (self.evictable, self.protected), "counts are off"
         return owned
@@ -343,7 +351,8 @@ class RadixTree:
         """Note an evictable leaf."""
         if node.parent is not None and not node.locks and not node.children:
             heapq.heappush(self._heap, (node.used, next(self._numbers), node))
-            if len(self._heap) > 64 + 4 * (self.evictable + self.protected):
+            pages = self.evictable + self.protected
+            if len(self._heap) > self.heap_spare + self.heap_share * pages:
                 self._heap = [e for e in self._heap if e[2].used == e[0] and e[2].pages]
                 heapq.heapify(self._heap)
 
