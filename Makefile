@@ -19,7 +19,7 @@ PIP := -m pip install -qq --disable-pip-version-check --no-input
 PEERS := vllm llama guidance dspy
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser demo test test-clients soak lint format bench bench-peers paper paper-smoke clean
+.PHONY: help setup browser demo test test-clients soak histories lint format bench bench-peers paper paper-smoke clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,10 @@ test-clients: $(STAMP)  ## other people's clients, installed into .clients, run 
 
 soak: $(STAMP)  ## half an hour of everything at once, with kills (MINUTES=30 SEED=0)
 	@PYTHONPATH=test $(BIN)/python -m soak --minutes $(or $(MINUTES),30) --seed $(or $(SEED),0) $(ARGS)
+
+histories: $(STAMP)  ## random histories of the engine (COUNT=10000 SEED=0); 1,000,000 take an hour
+	@PYTHONPATH=test OMP_NUM_THREADS=1 $(BIN)/python -m histories --count $(or $(COUNT),10000) \
+	  --seed $(or $(SEED),0) --jobs $(JOBS)
 
 lint: $(STAMP)  ## ruff check, ruff format --check, mypy (strict)
 	@$(BIN)/ruff check .

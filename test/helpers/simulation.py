@@ -1,40 +1,30 @@
 """Random histories of the real engine, scheduler and memory over a fake worker.
 
-A history is a function of its seed. After every step the books are audited; at the end every
-request has had one terminal event, every text equals the one computed alone, no request was
-overtaken beyond the bound and no page is in use. ``simulate`` names the seed of a history that
-breaks a promise.
+A history is a function of its seed. After every step the books are audited. At the end every
+request has had one terminal event, every text equals the one computed alone (``reference``), no
+request was overtaken beyond the bound and no page is in use. ``simulate`` names the seed of a
+history that breaks a promise.
 
-In half of the histories two passes are under way at a time. Some of those are computed when they
-are given, and some when their result is asked for: the engine may not notice.
+In half of the histories two passes are in flight at a time. Some of those are computed when they
+are submitted, and some when their result is asked for: the engine may not notice.
 """
 
 from __future__ import annotations
 
 import random
-from array import array
+import time
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
+from helpers import reference
 from helpers.either import Either
-from helpers.fake_worker import (
-    ECHO,
-    EOS,
-    TOKEN_BYTES,
-    VOCAB,
-    Corrupt,
-    FakeWorker,
-    Guesser,
-    draw,
-    fake_info,
-    hidden_state,
-    logprob,
-    next_token,
-)
-from helpers.toy_grammar import ToyGrammars, allowed, bits
+from helpers.fake_worker import Corrupt, FakeWorker, Guesser, fake_info
+from helpers.reference import Known, Text, expected
+from helpers.toy_grammar import ToyGrammars
+from helpers.wishes import TEXT, Kind, Wishes
 from srt.config import ScheduleConfig
-from srt.config.sections import POLICIES
-from srt.core.constraint import Constraint
+from srt.core.batch import Batch
 from srt.core.ints import ints
 from srt.core.messages import (
     Advance,
@@ -46,25 +36,28 @@ from srt.core.messages import (
     Embed,
     Event,
     Failed,
-    Fill,
     Fork,
     Generate,
     Goal,
+    LoadAdapter,
     Open,
     Prompt,
     Reply,
-    Score,
     Tokens,
     Truncate,
+    UnloadAdapter,
     Verb,
 )
-from srt.core.sampling import SamplingParams
+from srt.core.request import Request
 from srt.engine.draft_model import ModelDrafter
 from srt.engine.drafts import Drafts
 from srt.engine.engine import Engine
 from srt.engine.executor import Inline
-from srt.engine.rows import uniform
 from srt.schedule.scheduler import Reserve
+
+__all__ = ["History", "expected", "simulate"]
+NAMES = "xyz"  # of adapters
+MOST_LOADED, MOST_IN_PASS = 2, 1
 
 
 def simulate(seed: int) -> History:
@@ -74,88 +67,76 @@ def simulate(seed: int) -> History:
     except (Exception, Corrupt) as error:
         raise AssertionError(
             f"history {seed} broke a promise: {type(error).__name__}: {error} "
-            f"(replay: SIMULATION_FIRST={seed} SIMULATION_HISTORIES=1)"
+            f"(replay: make histories SEED={seed} COUNT=1)"
         ) from error
 
 
 @dataclass
 class Asked:
-    """A request under way, as the client sees it."""
+    """A request in flight, as the client sees it.
 
+    Attributes:
+        told: events with tokens. shown: bytes that a stream has shown by now.
+        computed: prompt tokens that rows of this request have computed.
+        at_tip: the first row that samples has been planned.
+        overtaken: later requests that were admitted while this one waited.
+    """
+
+    id: int
     context: int
     goal: Goal
-    prompt: list[int]
+    prompt: Known
+    close: bool
+    refusal: str = ""
     drawn: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    scores: list[float | None] | None = None
-    told: int = 0  # times
+    tops: list[Any] = field(default_factory=list)
+    probes: list[list[float]] = field(default_factory=list)
+    report: Prompt | None = None
+    told: int = 0
+    length: int = 0
+    shown: int = 0
+    computed: int = 0
+    at_tip: bool = False
+    overtaken: int = 0
 
     @property
     def seldom(self) -> bool:
         return isinstance(self.goal, Generate) and self.goal.interval > 1
 
+    @property
+    def probe(self) -> tuple[int, ...]:
+        return getattr(self.goal, "probe", ())
 
-@dataclass
-class Text:
-    """How a generation must end."""
-
-    tokens: list[int]
-    reason: str = "length"
-    matched: str | int | None = None
-    cut: int = -1
-
-
-def expected(prompt: list[int], sampling: SamplingParams) -> Text:
-    """The text of a generation on its own, by the plainest code."""
-    tokens, out, text = list(prompt), Text([]), b""
-    eos = set() if sampling.ignore_eos else {EOS}
-    ends = {*sampling.stop_token_ids} | eos
-    grammar = int(sampling.constraint.text) if sampling.constraint else None
-    while len(out.tokens) < sampling.max_new_tokens:
-        ids = None if grammar is None else allowed(grammar, tuple(out.tokens))
-        if ids == {EOS}:
-            out.reason = "stop"
-            break
-        barred = ends if len(out.tokens) < sampling.min_new_tokens else set()
-        if grammar is not None and sampling.ignore_eos:
-            barred = barred | {EOS}
-        token = draw(
-            tokens,
-            sampling,
-            uniform(sampling.seed or 0, len(out.tokens)),
-            out.tokens if sampling.penalised else (),
-            prompt if sampling.repetition_penalty != 1.0 else (),
-            barred,
-            None if ids is None else bits(ids),
-        )
-        if token < 0:
-            out.reason = "error"
-            break
-        tokens.append(token)
-        out.tokens.append(token)
-        before, text = len(text), text + TOKEN_BYTES[token]
-        if token in ends:
-            out.reason, out.matched, out.cut = "stop", token, before
-            break
-        found = [(text.index(s.encode()), s) for s in sampling.stop if s.encode() in text]
-        if found:
-            out.cut, out.matched = min(found)
-            out.reason = "stop"
-            break
-        if grammar is not None and allowed(grammar, tuple(out.tokens)) == {EOS}:
-            out.reason = "stop"
-            break
-    return out
-
-
-@dataclass(frozen=True)
-class Shape:
-    """How much a history asks for."""
-
-    requests: int
-    prompt: int
-    growth: int
-    burst: int
+    @property
+    def features(self) -> set[str]:
+        """What is special about it, for the counts of what histories contain."""
+        known, found = self.prompt, set()
+        if known.adapter > 0:
+            found.add("an adapter")
+        if known.salt:
+            found.add("a salt")
+        if known.keys:
+            found.add("images")
+        if known.segments:
+            found.add("parts")
+        if isinstance(self.goal, Generate):
+            sampling = self.goal.sampling
+            if sampling.stop or sampling.stop_regex:
+                found.add("a watch")
+            if sampling.penalised:
+                found.add("penalties")
+            if sampling.logit_bias:
+                found.add("a bias")
+            if not sampling.greedy and (sampling.top_k, sampling.top_p, sampling.min_p) != (
+                -1, 1.0, 0.0,
+            ):  # fmt: skip
+                found.add("a cut distribution")
+            if sampling.constraint is not None:
+                found.add("a grammar")
+            if self.goal.top >= 0 or self.goal.probe:
+                found.add("log-probabilities")
+        return found
 
 
 class History:
@@ -163,57 +144,53 @@ class History:
 
     def __init__(self, seed: int) -> None:
         r = self.random = random.Random(seed)
-        self.intervals = random.Random(seed)  # of its own: the rest is as it is without them
         self.seen: Counter[str] = Counter()
-        tight = r.random() < 0.6
-        if tight:  # many requests that grow long, in a memory that holds one or two of them
-            self.shape = Shape(r.randint(6, 20), prompt=8, growth=24, burst=8)
-        else:
-            self.shape = Shape(r.randint(2, 12), prompt=14, growth=10, burst=4)
-        page_size = r.choice([1, 1, 2, 4])
-        longest = self.shape.prompt + self.shape.growth
-        pages = r.randint(longest, (2 if tight else 3) * longest) // page_size + 1
-        self.capacity = pages * page_size
+        kind = self.kind = Kind.chosen(r)
+        self.faulty = kind.faulty
         self.schedule = ScheduleConfig(
-            schedule_policy=r.choice(POLICIES),
-            chunked_prefill_size=r.choice([1, 3, 8, 32, -1]),
-            max_running_requests=r.choice([4, 16] if tight else [1, 2, 4, 16]),
-            max_queued_requests=100_000,
-            max_overtakes=r.choice([0, 1, 3, 10]),
-        )
-        self.faulty = r.random() < 0.15
-        steps = range(1, 200) if self.faulty else ()
+            schedule_policy=kind.policy, chunked_prefill_size=kind.chunk,
+            max_running_requests=kind.running, max_queued_requests=kind.queue,
+            max_overtakes=kind.overtakes,
+        )  # fmt: skip
+        steps = range(1, 200) if kind.faulty else ()
         self.worker = FakeWorker(
-            page_size,
-            fail_at={s for s in steps if r.random() < 0.05},
+            kind.page_size,
+            fail_at={s for s in steps if r.random() < 0.1},
             break_at={s for s in steps if r.random() < 0.05},
         )
         share = r.random() < 0.9
         jumps = r.choice(["exact", "exact", "off"])
         drafts = self._drafts(jumps, share)
         info = fake_info(
-            self.capacity, page_size, self.schedule.max_running_requests,
-            draft="fake" if self.model else "",
+            kind.capacity, kind.page_size, kind.running, kind.context,
+            draft="fake" if self.model else "", max_queued_requests=kind.queue,
+            vision=kind.media, lora=kind.adapters, max_loras_per_batch=MOST_IN_PASS,
+            max_loaded_loras=MOST_LOADED,
         )  # fmt: skip
         self.grammars = ToyGrammars(seed)
         self.executor = Inline(self.worker) if seed % 2 else Either(self.worker, seed)
         self.engine = Engine(
-            self.executor, info, self.schedule, TOKEN_BYTES, share=share, seed=seed,
+            self.executor, info, self.schedule, TEXT, share=share, seed=seed,
             grammars=self.grammars, jumps=jumps, drafts=drafts,
         )  # fmt: skip
-        if tight and r.random() < 0.5:  # an optimist, who must retract
+        if kind.tight and r.random() < 0.7:  # an optimist, who must retract
             self.engine.planner.reserve = Reserve(share=0.0, low=0.0, step_up=0.0)
-        self._count_splits()
-        self.seen["histories"] += 1
-        self.seen["histories of large pages"] += page_size > 1
-        self.stems = [[r.randrange(VOCAB) for _ in range(12)] for _ in range(2)]
         if r.random() < 0.5:
-            self.stems[0][0] = ECHO
+            self.engine.store.tree.heap_spare, self.engine.store.tree.heap_share = 0, 1
+        self._count_what_is_inside()
+        self.seen["histories"] += 1
+        self.seen["histories of large pages"] += kind.page_size > 1
+        self.seen["long histories"] += kind.long
+        self.wishes = Wishes(r, kind, bool(self.model))
         self.asked: dict[int, Asked] = {}
-        self.contexts: dict[int, list[int]] = {}  # idle and busy ones, as the client believes
-        self.spaces: dict[int, str] = {}
+        self.contexts: dict[int, Known] = {}  # idle and busy ones, as the client believes
+        self.opened: tuple[Any, str, str] | None = None  # prompt, adapter and salt of the last one
         self.ended: dict[int, str] = {}
         self.numbers = iter(range(1, 1 << 30))
+        self.loaded: dict[str, int] = {}  # adapters by name
+        self.adapters = 0  # loaded so far
+        self.replies: dict[int, Reply | None] = {}  # by the number of the verb
+        self.loading = 0  # the verb whose adapter waits at the worker's gate
         self.most_overtaken = 0
         self.bound = 0  # of passes: were nothing shared and nothing batched
 
@@ -221,272 +198,373 @@ class History:
         """Who guesses: now and then a draft model, whose memory may be much too small."""
         r = self.random
         self.model: ModelDrafter | None = None
+        self.guesser: Guesser | None = None
         if r.random() < 0.5:
-            room = r.choice([20, 60, 2 * self.capacity])
-            guesser = Guesser(
+            room = r.choice([20, 60, 2 * self.kind.capacity])
+            self.guesser = Guesser(
                 r.choice([2, 5, 1000]), {r.randint(5, 60)} if self.faulty else None
             )  # fmt: skip
-            self.model = ModelDrafter(guesser, fake_info(room, 1), r.choice([-1, 3]), share)
+            self.model = ModelDrafter(self.guesser, fake_info(room, 1), r.choice([-1, 3]), share)
         default = r.choice(["none", "ngram", *(["draft"] if self.model else [])])
         return Drafts(jumps, default, r.choice([1, 4, 16]), r.choice([3, 64]), self.model)
 
     def run(self) -> History:
-        r, engine = self.random, self.engine
-        asked = 0
-        while asked < self.shape.requests or engine.busy or engine.compiling:
+        try:
+            self._run()
+            self._finish()
+        finally:
+            self.worker.gate.set()
+            self.engine.close()
+        return self
+
+    def _run(self) -> None:
+        r, shape = self.random, self.kind.shape
+        begun, pace = 0, r.choice([0.5, 0.5, 0.5, 0.15])  # how often somebody comes
+        while begun < shape.requests or self.asked:
             self.grammars.pass_time()
-            self._take(engine.handle([]))
-            if asked < self.shape.requests and r.random() < 0.5:
-                for _ in range(min(r.randint(1, self.shape.burst), self.shape.requests - asked)):
+            self._handle()
+            if begun < shape.requests and r.random() < pace:
+                for _ in range(min(r.randint(1, shape.burst), shape.requests - begun)):
                     self._act()
-                    asked += 1
-            if self.asked and r.random() < 0.06:
+                    begun += 1
+            if self.asked and r.random() < (0.002 if self.kind.long else 0.06):
                 self._abort()
             if r.random() < 0.04:
                 self._flush()
-            oldest = min(engine.running.values(), key=lambda q: q.arrival, default=None)
-            busy, before, failed = engine.busy, self._state(), engine.stats.failed_passes
-            events = engine.step()
-            self._take(events)
-            failed = engine.stats.failed_passes - failed
-            moved = self._state() != before or events
-            assert moved or not busy, "the engine is busy and does nothing"
-            assert engine.stats.passes <= self.bound, "requests undo each other's work"
-            if oldest is not None and not failed:
-                assert oldest.id not in engine.waiting, "the oldest request gave way"
-            engine.store.check()
-            if self.model is not None:
-                self.model.store.check()
-            self._check_matches()
-            for request in engine.waiting.values():
-                self.most_overtaken = max(self.most_overtaken, request.overtaken)
-        self._finish()
-        return self
+            if self.kind.adapters and r.random() < (0.15 if self.loaded else 0.9):
+                self._change_adapters()
+            if self.kind.blind and r.random() < 0.2:
+                self.worker.blind = {bytes([r.randint(1, 4)]) * 16} if r.random() < 0.4 else set()
+            self._step()
 
-    def _state(self) -> tuple[int, int]:
-        """What a step changes: passes planned, passes under way."""
+    def _step(self) -> None:
+        engine = self.engine
+        oldest = min(engine.running.values(), key=lambda q: q.arrival, default=None)
+        waiting = list(engine.waiting.values())
+        busy, before, failed = engine.busy, self._progress(), engine.stats.failed_passes
+        events = engine.step()
+        self._take(events)
+        failed = engine.stats.failed_passes - failed
+        moved = self._progress() != before or events
+        assert moved or not busy, "the engine is busy and does nothing"
+        assert engine.stats.passes <= self.bound, "requests undo each other's work"
+        if not failed:
+            assert oldest is None or oldest.id not in engine.waiting, "the oldest gave way"
+            self._check_order(waiting)
+        engine.store.check()
+        if self.model is not None:
+            self.model.store.check()
+        self._check_matches()
+
+    def _progress(self) -> tuple[int, int]:
+        """What a step changes: passes planned, passes in flight."""
         return self.engine.planner.step_number, len(self.engine._under_way)
 
     # -- the client ------------------------------------------------------------------------------
 
     def _act(self) -> None:
-        """One more request: on a new context, a fork, or an idle context made longer or shorter."""
+        """Another request: on a new context, a fork, or an idle context made longer or shorter."""
         r = self.random
-        busy = {a.context for a in self.asked.values()}
-        idle = [c for c in self.contexts if c not in busy]
-        verbs: list[Verb] = []
+        busy = {asked.context for asked in self.asked.values()}
+        idle = [number for number in self.contexts if number not in busy]
         kind = r.random()
-        if self.contexts and kind < 0.2:  # a parent may be busy: its KV so far is shared
-            parent = r.choice(idle if idle and r.random() < 0.6 else list(self.contexts))
-            context, tokens = next(self.numbers), self.contexts[parent]
-            length = r.choice([-1, r.randint(1, len(tokens))])
+        if self.contexts and kind < 0.25:  # a parent may be busy: its KV so far is shared
+            running = [a.context for a in self.asked.values() if a.id in self.engine.running]
+            parent = r.choice(r.choice([idle, running, running]) or list(self.contexts))
+            length = r.choice([-1, -1, r.randint(1, len(self.contexts[parent].tokens))])
             if any(a.context == parent and a.seldom for a in self.asked.values()):
                 length = abs(length)  # it may have tokens which the client was not told of
-            verbs.append(Fork(parent, context, length))
-            self.contexts[context] = tokens[: length if length > 0 else None]
-            self.spaces[context] = self.spaces[parent]
             self.seen["forks of busy contexts" if parent in busy else "forks of idle contexts"] += 1
-        elif idle and kind < 0.3:
+            self._advance(*self._fork(parent, length))
+        elif idle and kind < 0.35:
             context = r.choice(idle)
-            length = r.randint(1, len(self.contexts[context]))
-            verbs.append(Truncate(context, length))
-            del self.contexts[context][length:]
+            length = r.randint(1, len(self.contexts[context].tokens))
+            self.contexts[context].cut(length)
+            self._advance(context, [Truncate(context, length)])
         elif idle and kind < 0.45:
             context = r.choice(idle)
-            more = [r.randrange(VOCAB) for _ in range(r.randint(1, 4))]
-            verbs.append(Append(context, ints(more).tobytes()))
-            self.contexts[context] += more
+            more = [r.randrange(96) for _ in range(r.randint(1, 4))]
+            self.contexts[context].append(more)
+            self._advance(context, [Append(context, ints(more).tobytes())])
+        elif idle and kind < 0.5:  # n answers to one prompt
+            parent, goal = r.choice(idle), Generate(self.wishes.sampling())
+            for _ in range(r.randint(2, 4)):
+                self._advance(*self._fork(parent, -1), goal)
+            self.seen["families of forks"] += 1
         else:
-            context = next(self.numbers)
-            tokens = list(r.choice(self.stems)[: r.randint(1, self.shape.prompt)])
-            tokens += [r.randrange(VOCAB) for _ in range(r.randint(0, 4))]
-            self.contexts[context] = tokens
-            self.spaces[context] = r.choice(["", "", "", "salt"])
-            verbs.append(Open(context, ints(tokens).tobytes(), self.spaces[context]))
-        self._advance(context, verbs)
+            self._advance(*self._open())
 
-    def _advance(self, context: int, verbs: list[Verb]) -> None:
-        r = self.random
-        tokens = self.contexts[context]
-        goal = self._goal(len(tokens))
-        request = next(self.numbers)
-        verbs.append(Advance(context, request, goal, r.choice([0, 0, 1]), close=r.random() < 0.3))
-        self.asked[request] = Asked(context, goal, list(tokens))
-        self.bound += len(tokens) + self._growth(goal) + 1
+    def _fork(self, parent: int, length: int) -> tuple[int, list[Verb]]:
+        child = next(self.numbers)
+        known = self.contexts[child] = self.contexts[parent].copy()
+        if length > 0:
+            known.cut(length)
+        self._salt(child)
+        return child, [Fork(parent, child, length)]
+
+    def _open(self) -> tuple[int, list[Verb]]:
+        r, context = self.random, next(self.numbers)
+        if self.opened is None or r.random() < 0.5:
+            names = [*self.loaded] * 4 + ["", "", r.choice(NAMES)] if self.kind.adapters else [""]
+            self.opened = self.wishes.prompt(), r.choice(names), r.choice(["", "", "", "salt"])
+        (tokens, segments, media), name, salt = self.opened  # else once more
+        adapter = self.loaded.get(name, -1) if name else 0
+        self.contexts[context] = Known.opened(tokens, segments, media, salt, adapter)
+        self._salt(context)
+        return context, [Open(context, ints(tokens).tobytes(), salt, segments, media, name)]
+
+    def _salt(self, context: int) -> None:
+        if self.contexts[context].salt:
+            self.worker.salted.add(context)
+
+    def _advance(self, context: int, verbs: list[Verb], goal: Goal | None = None) -> None:
+        r, known, request = self.random, self.contexts[context], next(self.numbers)
+        goal = goal or self.wishes.goal(len(known.tokens), known.tail)
+        close = r.random() < (0.3 if known.adapter >= 0 else 0.9)
+        asked = self.asked[request] = Asked(request, context, goal, known.copy(), close)
+        queued = len(self.engine.waiting) + self.engine.compile_counts["compiling"]
+        if queued >= self.kind.queue:
+            asked.refusal = "busy"
+        elif reference.refused(known, goal, self.kind.limit):
+            asked.refusal = "invalid"
+        if known.salt and self.guesser is not None:
+            self.guesser.salted.add(request)
+        self.bound += len(known.tokens) + _growth(goal) + 1
         self.seen["requests"] += 1
-        self._take(self.engine.handle(verbs))
-
-    def _goal(self, length: int) -> Goal:
-        r = self.random
-        kind = r.random()
-        if kind < 0.76:
-            most = r.randint(1, self.shape.growth)
-            sampling = SamplingParams(
-                max_new_tokens=most,
-                min_new_tokens=r.choice([0, most, r.randint(0, most)]),
-                temperature=r.choice([0.0, 1.0]),
-                seed=r.randrange(1 << 40),
-                speculation=r.choice(
-                    ["auto", "off", "ngram", "ngram", *(["draft", "draft"] if self.model else [])]
-                ),
-                frequency_penalty=r.choice([0.0, 0.0, 0.5]),
-                repetition_penalty=r.choice([1.0, 1.0, 1.5]),
-                stop_token_ids=tuple(r.sample(range(VOCAB), r.choice([0, 0, 0, 4]))),
-                stop=tuple(chr(r.randrange(33, 123)) for _ in range(r.choice([0, 0, 0, 2]))),
-                ignore_eos=r.random() < 0.5,
-                constraint=self._constraint(),
-            )
-            top = r.choice([-1, -1, 0, 2])
-            start = r.choice([-1, -1, 0, length // 2]) if top >= 0 else -1
-            return Generate(sampling, top, start, interval=self.intervals.choice([1, 1, 3, 32]))
-        if kind < 0.84:
-            return Score(start=r.randint(0, length))
-        if kind < 0.94:
-            return Fill() if kind < 0.89 else Distribution(top=1)
-        return Embed(r.choice(["last", "mean"]))
-
-    def _constraint(self) -> Constraint | None:
-        if self.random.random() < 0.6:
-            return None
-        bad = self.random.random() < 0.03
-        return Constraint("regex", "bad" if bad else str(self.random.randrange(1 << 30)))
-
-    @staticmethod
-    def _growth(goal: Goal) -> int:
-        return goal.sampling.max_new_tokens if isinstance(goal, Generate) else 0
+        self.seen.update(f"requests with {feature}" for feature in asked.features)
+        priority = r.choice([0, 0, 1, 5, -2])
+        self.seen["requests with a priority"] += priority != 0
+        self._handle(*verbs, Advance(context, request, goal, priority, close))
 
     def _abort(self) -> None:
-        retracted = [n for n in self.asked if n in self.engine.waiting and
-                     self.engine.waiting[n].passes]  # fmt: skip
+        waiting = self.engine.waiting
+        retracted = [n for n in self.asked if n in waiting and waiting[n].passes]
         number = self.random.choice(retracted or list(self.asked))
         context = self.asked[number].context
-        waiting = self.engine.waiting.get(number)
-        state = "running" if waiting is None else "retracted" if waiting.passes else "waiting"
+        state = "running"
+        if number in waiting:
+            state = "retracted" if waiting[number].passes else "waiting"
         self.seen[f"aborts of {state} requests"] += 1
-        events = self.engine.handle([Close(context)])
-        end = events[-1]
-        assert isinstance(end, Done), "an abort ends its request"
-        assert end.reason == "abort"
-        self.seen["aborts that tell what was drawn"] += len(events) > 1
-        self._take(events)
-        self.contexts.pop(context, None)
+        self.asked[number].close = True
+        events = self._handle(Close(context))
+        own = [e for e in events if not isinstance(e, Reply) and e.request == number]
+        assert isinstance(own[-1], Done), "an abort ends its request"
+        assert own[-1].reason == "abort"
+        self.seen["aborts that tell what was drawn"] += len(own) > 1
 
     def _flush(self) -> None:
-        busy = bool(self.asked)
-        (reply,) = self.engine.handle([Control(1, "flush")])
-        assert isinstance(reply, Reply)
+        busy, number = bool(self.asked), next(self.numbers)
+        self.replies[number] = None
+        self._handle(Control(number, "flush"))
+        reply = self.replies[number]
+        assert reply is not None
         assert reply.ok is not busy, "only an idle engine can be flushed"
         self.seen["flushes"] += reply.ok
 
+    # -- adapters --------------------------------------------------------------------------------
+
+    def _change_adapters(self) -> None:
+        """Load one, whose file may be read for some steps; or unload one that may be in use."""
+        r, number = self.random, next(self.numbers)
+        if self.loading:
+            self._loaded()
+            return
+        name = r.choice(NAMES)
+        if name in self.loaded and r.random() < 0.6:
+            used = any(a.prompt.adapter == self.loaded[name] for a in self.asked.values())
+            self.seen["adapters unloaded in use"] += used
+            del self.loaded[name]
+            self.replies[number] = None
+            self._handle(UnloadAdapter(number, name))
+            return
+        leaving = len(self.worker.loaded) - len(self.loaded)
+        self.replies[number] = None
+        path = "bad" if r.random() < 0.1 else name
+        self.worker.gate.clear()
+        self._handle(LoadAdapter(number, name, path))
+        if name in self.loaded or len(self.loaded) + leaving >= MOST_LOADED:
+            assert self.replies[number] is not None, "a load that cannot be is refused at once"
+            assert not self.replies[number].ok  # type: ignore[union-attr]
+            self.worker.gate.set()
+            return
+        self.adapters += 1  # its number, whether or not its files are good
+        self.loading, self.name, self.path = number, name, path
+        if r.random() < 0.5:
+            self._loaded()
+
+    def _loaded(self) -> None:
+        """Let the adapter in, and wait until the engine says so."""
+        number, self.loading = self.loading, 0
+        self.worker.gate.set()
+        deadline = time.monotonic() + 60
+        while self.replies[number] is None:
+            assert time.monotonic() < deadline, "an adapter is never loaded"
+            time.sleep(2e-5)  # the thread that reads it is to run
+            self._handle()
+        assert self.replies[number].ok is (self.path != "bad")  # type: ignore[union-attr]
+        if self.path != "bad":
+            self.loaded[self.name] = self.adapters
+            self.seen["adapters loaded"] += 1
+            self.seen["adapters loaded while others compute"] += bool(self.asked)
+
+    # -- events ----------------------------------------------------------------------------------
+
+    def _handle(self, *verbs: Verb) -> list[Event]:
+        events = self.engine.handle(verbs)
+        self._take(events)
+        return events
+
     def _take(self, events: list[Event]) -> None:
         for event in events:
-            assert not isinstance(event, Reply)
+            if isinstance(event, Reply):
+                assert self.replies[event.id] is None, "a verb is answered twice"
+                self.replies[event.id] = event
+                continue
             assert event.request in self.asked, "an event of a request that has ended"
             asked = self.asked[event.request]
             if isinstance(event, Tokens):
-                assert event.tokens, "an event of nothing"
-                asked.drawn += event.tokens
-                asked.told += 1
-                asked.logprobs += event.logprobs
-                self.contexts[asked.context] += event.tokens
+                self._told(asked, event)
             elif isinstance(event, Prompt):
-                assert asked.scores is None, "the prompt was reported twice"
-                asked.scores = event.logprobs
+                assert asked.report is None, "the prompt was reported twice"
+                asked.report = event
             else:
                 del self.asked[event.request]
                 assert event.request not in self.ended
                 self._ended(asked, event)
-                context = self.engine.store.contexts.get(asked.context)
-                if context is None:
-                    self.contexts.pop(asked.context, None)
-                else:
-                    known = self.contexts[asked.context]
-                    assert list(context.tokens) == known, "its tokens are not those told of"
+                self._check_context(asked)
+
+    def _told(self, asked: Asked, event: Tokens) -> None:
+        assert event.tokens, "an event of nothing"
+        asked.drawn += event.tokens
+        asked.told += 1
+        asked.logprobs += event.logprobs
+        asked.tops += event.tops
+        asked.probes += event.probes
+        asked.length += sum(len(TEXT[token]) for token in event.tokens)
+        asked.shown = max(asked.shown, asked.length - event.held)
+        self.contexts[asked.context].append(event.tokens)
+
+    def _check_context(self, asked: Asked) -> None:
+        context = self.engine.store.contexts.get(asked.context)
+        assert (context is None) is asked.close, "a context is closed with its request, or kept"
+        if context is None:
+            del self.contexts[asked.context]
+            return
+        known = self.contexts[asked.context]
+        assert list(context.tokens) == known.tokens, "its tokens are not those told of"
 
     def _ended(self, asked: Asked, event: Done | Failed) -> None:
         goal = asked.goal
         if isinstance(event, Failed):
             self.ended[event.request] = event.code
-            over = len(asked.prompt) + self._growth(goal) > self.capacity
-            over = over or "is bad" in event.message
-            assert over if event.code == "invalid" else self.faulty, event.message
+            unseen = "could not be encoded" in event.message and self.kind.blind
+            broken = event.code == "internal" and (self.faulty or unseen)
+            if asked.refusal and not broken:
+                assert event.code == asked.refusal, event.message
+                self.seen[f"requests refused as {event.code}"] += 1
+                self.seen["requests beyond the context"] += "exceed the limit" in event.message
+                self.seen["requests on unknown adapters"] += "not loaded" in event.message
+            else:
+                assert broken, event.message
+                self.seen["images that cannot be encoded"] += unseen
             return
         self.ended[event.request] = event.reason
-        if isinstance(goal, Generate):
-            assert event.completion == len(asked.drawn), "tokens that nobody was told of"
         if event.reason == "abort":
+            assert event.completion == len(asked.drawn), "tokens that nobody was told of"
             return
-        assert event.prompt == len(asked.prompt)
-        assert event.cached <= event.prompt
+        assert not asked.refusal, f"a request that is {asked.refusal} was answered"
+        assert event.prompt == len(asked.prompt.tokens)
+        if event.passes and not event.retracted:
+            assert event.cached == event.prompt - asked.computed, "cached tokens are miscounted"
+        self.seen.update(f"answers with {feature}" for feature in asked.features)
+        if event.retracted:
+            self.seen.update(f"retracted with {feature}" for feature in asked.features)
+        if event.cached:
+            self.seen.update(f"cached with {feature}" for feature in asked.features)
+        if event.accepted:
+            self.seen.update(f"drafted with {feature}" for feature in asked.features)
         if isinstance(goal, Generate):
-            want = expected(asked.prompt, goal.sampling)
-            assert asked.drawn == want.tokens, "the text has changed"
-            if asked.seldom and goal.sampling.constraint is None:
-                assert asked.told <= 2 + event.completion // goal.interval, "told too often"
-            assert event.accepted <= min(event.drafted, event.completion)
-            self.seen["forced tokens"] += event.forced
-            self.seen["accepted drafts"] += event.accepted
-            self.seen["rejected drafts"] += event.drafted - event.accepted
-            if event.accepted and not goal.sampling.constraint:
-                self.seen[f"texts drafted by {goal.sampling.speculation}"] += 1
-            self.seen["dead ends"] += event.reason == "error"
-            self._check_logprobs(asked)
-            assert (event.reason, event.matched, event.cut) == (want.reason, want.matched, want.cut)
-        start = goal.start if isinstance(goal, Score) else getattr(goal, "score_from", -1)
-        if start >= 0:
-            scores = [
-                None if i == 0 else logprob(asked.prompt[:i], asked.prompt[i])
-                for i in range(start, len(asked.prompt))
-            ]
-            assert asked.scores == scores, "log-probabilities of the prompt have changed"
+            self._check_text(asked, goal, event)
+        self._check_report(asked)
         if isinstance(goal, Distribution):
-            assert event.top == [(next_token(asked.prompt), -0.5)]
+            found = event.top, event.probe
+            assert found == reference.tip(asked.prompt, goal), "a distribution has changed"
         if isinstance(goal, Embed):
-            self._check_embedding(asked, goal, event.embedding)
+            want = reference.embedding(asked.prompt, goal.pooling)
+            assert event.embedding == want, "an embedding has changed"
+            self.seen[f"embeddings by {goal.pooling}"] += 1
 
-    def _check_embedding(self, asked: Asked, goal: Embed, found: bytes) -> None:
-        places = range(1 if goal.pooling == "mean" else len(asked.prompt), len(asked.prompt) + 1)
-        states = [hidden_state(asked.prompt[:i]) for i in places]
-        want = array("f", [sum(column) / len(states) for column in zip(*states)])
-        assert found == want.tobytes(), "an embedding has changed"
-        self.seen[f"embeddings by {goal.pooling}"] += 1
+    def _check_text(self, asked: Asked, goal: Generate, event: Done) -> None:
+        sampling = goal.sampling
+        want = expected(asked.prompt, sampling, TEXT)
+        assert asked.drawn == want.tokens, "the text has changed"
+        assert event.completion == len(asked.drawn), "tokens that nobody was told of"
+        assert event.reason == want.reason, f"{event.reason}, not {want.reason}"
+        assert (event.matched, event.cut) in want.ends, f"{event.matched!r} at {event.cut}"
+        if asked.seldom and sampling.constraint is None:
+            assert asked.told <= 2 + event.completion // goal.interval, "told too often"
+        assert event.accepted <= min(event.drafted, event.completion)
+        if isinstance(event.matched, str):
+            assert asked.shown <= event.cut, "a stream has shown a part of the stop"
+            pattern = event.matched not in sampling.stop
+            self.seen["ends by a pattern" if pattern else "ends by a string"] += 1
+        self.seen["forced tokens"] += event.forced
+        self.seen["accepted drafts"] += event.accepted
+        self.seen["rejected drafts"] += event.drafted - event.accepted
+        if event.accepted and not sampling.constraint:
+            self.seen[f"texts drafted by {sampling.speculation}"] += 1
+        self.seen["dead ends"] += event.reason == "error"
+        self.seen["answers of a hundred tokens"] += event.completion >= 100
+        self._check_logprobs(asked, goal, want)
 
-    def _check_logprobs(self, asked: Asked) -> None:
-        """One for every drawn token, that of the token."""
-        assert isinstance(asked.goal, Generate)
-        if asked.goal.top < 0:
+    def _check_logprobs(self, asked: Asked, goal: Generate, want: Text) -> None:
+        """One for every token of the answer."""
+        readings = want.readings
+        if goal.top < 0:
             assert not asked.logprobs
+        else:
+            found = reference.logprobs(readings, want.tokens)
+            assert asked.logprobs == found, "log-probabilities have changed"
+        assert asked.tops == reference.tops(readings, goal.top), "the likeliest have changed"
+        assert asked.probes == reference.probes(readings, goal.probe), "the probes have changed"
+
+    def _check_report(self, asked: Asked) -> None:
+        """Log-probabilities of the prompt."""
+        start, report = reference.score_start(asked.goal), asked.report
+        assert (report is not None) is (start >= 0)
+        if report is None:
             return
-        tokens = asked.prompt + asked.drawn
-        first = len(asked.prompt)
-        want = [logprob(tokens[:i], tokens[i]) for i in range(first, len(tokens))]
-        assert asked.logprobs == want, "log-probabilities have changed"
+        readings = reference.scores(asked.prompt, start)
+        want = reference.logprobs(readings, asked.prompt.tokens[start:])
+        assert (report.start, report.logprobs) == (start, want), "a prompt's scores have changed"
+        assert report.tops == reference.tops(readings, asked.goal.top)  # type: ignore[union-attr]
+        assert report.probes == reference.probes(readings, asked.probe)
+        self.seen["scored prompts"] += 1
 
     # -- the end ---------------------------------------------------------------------------------
 
     def _finish(self) -> None:
         engine, store, s = self.engine, self.engine.store, self.engine.stats
+        if self.loading:
+            self._loaded()
         if self.model is not None:
             self.seen["passes of draft models"] += self.model.passes
-            assert not self.model.store.contexts, "a shadow is left"
+            assert not self.model.store.contexts, "a draft model's context is left"
             self.model.store.flush()
             assert self.model.store.pool.free == self.model.store.pool.size, "its pages are lost"
-        assert not self.asked, "a request without a terminal event"
+        while engine.busy:  # a pass whose requests were all aborted
+            self._step()
         assert store.protected == 0, "memory is held though nothing runs"
         assert set(store.contexts) == set(self.contexts), "a context is left, or closed too early"
-        engine.handle([Close(c) for c in list(store.contexts)])
+        self._handle(*[Close(c) for c in list(store.contexts)])
         assert not store.contexts
+        self._finish_adapters()
         store.check()
         store.flush()
         assert store.pool.free == store.pool.size, "pages lost"
         assert s.received == s.finished + s.aborted + s.failed
         assert s.plan_misses == 0, "the plan counted on memory that was not there"
         assert s.bad_verbs == 0
-        bound = self.schedule.max_overtakes + self.schedule.max_running_requests
-        if self.schedule.schedule_policy == "fcfs":
-            assert self.most_overtaken == 0, "first come was not first served"
-        if self.schedule.schedule_policy != "priority":
-            assert self.most_overtaken <= bound, "starvation beyond the bound"
         self.seen.update(
             retractions=s.retractions,
             evictions=store.tree.evicted,
@@ -498,8 +576,46 @@ class History:
         self.seen["cached tokens"] += s.cached_tokens
         self.seen["rows sharing within a pass"] += self.worker.shared_in_pass
         self.seen["rows that follow"] += self.worker.followed
+        self.seen["rows of adapters that are gone"] += self.worker.gone
+        self.seen["rows that follow with penalties"] += self.worker.penalised
         self.seen["histories that retract"] += s.retractions > 0
         self.seen["refused requests"] += s.rejected
+
+    def _finish_adapters(self) -> None:
+        for name in list(self.loaded):
+            number = next(self.numbers)
+            self.replies[number] = None
+            self._handle(UnloadAdapter(number, name))
+        self._handle()
+        assert None not in self.replies.values(), "a verb without an answer"
+        assert not self.worker.loaded, "an adapter is left"
+        assert self.worker.adapters <= MOST_IN_PASS, "too many adapters in a pass"
+        spaces = {space.adapter for space in self.engine.store.tree.namespaces}
+        assert spaces <= {0, -1}, "KV of an adapter that is gone"
+
+    # -- inside the engine -----------------------------------------------------------------------
+
+    def _check_order(self, before: list[Request]) -> None:
+        """Of the requests that waited before a step, those it admitted come first in the order of
+        the policy, where that is fixed; and nobody is overtaken beyond the bound."""
+        waiting, policy = self.engine.waiting, self.schedule.schedule_policy
+        before = [q for q in before if self.ended.get(q.id) != "internal"]  # their image is bad
+        admitted = [request for request in before if request.id not in waiting]
+        if not admitted:
+            return
+        if policy in ("fcfs", "priority"):
+            by_priority = policy == "priority"
+            ranks = sorted(before, key=lambda q: (-q.priority * by_priority, q.arrival))
+            first = {request.id for request in ranks[: len(admitted)]}
+            assert first == {request.id for request in admitted}, f"admitted against {policy}"
+        last = max(request.arrival for request in admitted)
+        for request in before:
+            if request.id in self.asked and request.id in waiting and request.arrival < last:
+                asked = self.asked[request.id]
+                asked.overtaken += sum(q.arrival > request.arrival for q in admitted)
+                self.most_overtaken = max(self.most_overtaken, asked.overtaken)
+        bound = self.schedule.max_overtakes + self.schedule.max_running_requests
+        assert policy == "priority" or self.most_overtaken <= bound, "starvation"
 
     def _check_matches(self) -> None:
         """Matches that the engine remembers and would use are those it would find."""
@@ -511,12 +627,42 @@ class History:
                     now = engine.store.match(request.context, request.match_limit)
                     assert found == now, "a remembered match is stale"
 
-    def _count_splits(self) -> None:
-        tree = self.engine.store.tree
-        split = tree._split
+    def _count_what_is_inside(self) -> None:
+        """Splits and compactions of the tree; what each request computes of its prompt."""
+        tree, executor = self.engine.store.tree, self.executor
+        split, offer, submit = tree._split, tree._offer, executor.submit
 
-        def counted(*arguments):  # type: ignore[no-untyped-def]
+        def split_(*arguments: Any) -> Any:
             self.seen["splits"] += 1
             return split(*arguments)
 
-        tree._split = counted  # type: ignore[method-assign]
+        def offer_(node: Any) -> None:
+            heap = tree._heap
+            offer(node)
+            self.seen["compactions of the heap"] += tree._heap is not heap
+
+        def submit_(batch: Batch) -> None:
+            self._count_computed(batch)
+            submit(batch)
+
+        tree._split, tree._offer = split_, offer_  # type: ignore[method-assign]
+        executor.submit = submit_  # type: ignore[method-assign]
+
+    def _count_computed(self, batch: Batch) -> None:
+        """Prompt tokens by request: those of its rows up to the first that samples, less the tokens
+        of the answer that precede the sample (a grammar's forced beginning)."""
+        by_context = {asked.context: asked for asked in self.asked.values()}
+        for row in batch.rows:
+            asked = by_context.get(row.context)
+            if asked is None or asked.at_tip:
+                continue
+            asked.computed += len(row.tokens)
+            if row.sample is not None:
+                asked.at_tip = True
+                tokens = self.engine.store.contexts[row.context].tokens
+                answer = len(tokens) - len(asked.prompt.tokens)
+                asked.computed = max(asked.computed - answer, 0)
+
+
+def _growth(goal: Goal) -> int:
+    return goal.sampling.max_new_tokens if isinstance(goal, Generate) else 0

@@ -36,7 +36,7 @@ HOOKS: dict[str, Callable[[Engine], AbstractContextManager[None]]] = {
 def test_the_books_are_kept_in_random_histories(name: str) -> None:
     """They are audited after every step, and every text is checked (``helpers/simulation``)."""
     seen: Counter[str] = Counter()
-    for seed in range(1000, 1080):
+    for seed in range(1000, 1120):
         history = History(seed)
         try:
             with HOOKS[name](history.engine):

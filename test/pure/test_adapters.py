@@ -11,54 +11,18 @@ import msgspec
 import pytest
 from helpers.desk import Desk, generate
 from helpers.either import Either
-from helpers.fake_worker import TOKEN_BYTES, Corrupt, FakeWorker, next_token
+from helpers.fake_worker import ADAPTED, TOKEN_BYTES, FakeWorker, next_token
 from srt.config import ScheduleConfig
-from srt.core.batch import Batch, Row, RowOutput, StepResult
 from srt.core.ints import ints
 from srt.core.messages import Close, Embed, Fill, Fork, LoadAdapter, Open, UnloadAdapter
 from srt.engine.engine import Engine
 from srt.engine.executor import Inline
 
-MARK = 1000  # what a token's KV is under adapter n: the token and n times this
-
-
-class AdaptedWorker(FakeWorker):
-    """KV shows which adapter has written it. ``most``: distinct adapters of one pass."""
-
-    def __init__(self, page_size: int) -> None:
-        super().__init__(page_size)
-        self.loaded: dict[int, str] = {}
-        self.most = 0
-
-    def load_adapter(self, number: int, path: str, pinned: bool) -> dict[str, Any]:
-        if path == "bad":
-            raise ValueError("no adapter in PEFT's layout")
-        assert number not in self.loaded
-        self.loaded[number] = path
-        return {"rank": 4, "bytes": 100}
-
-    def unload_adapter(self, number: int) -> None:
-        del self.loaded[number]
-
-    def run(self, batch: Batch) -> StepResult:
-        self.most = max(self.most, len({row.adapter for row in batch.rows} - {0}))
-        return super().run(batch)
-
-    def _contents(self, row: Row) -> list[int]:
-        return [token + MARK * row.adapter for token in super()._contents(row)]
-
-    def _output(self, row: Row, written: set[int]) -> RowOutput:
-        end = row.start + len(row.tokens)
-        owners = {self.kv[self._slot(row, i)][0] // MARK for i in range(end)}
-        if owners != {row.adapter}:
-            raise Corrupt(f"a row with adapter {row.adapter} reads KV of {owners}")
-        return super()._output(row, written)
-
 
 class AdapterDesk(Desk):
     def __init__(self, page_size: int = 1, depth: int = 1, seed: int = 0, **changes: Any) -> None:
         super().__init__(600, page_size, max_running_requests=6)
-        self.worker: AdaptedWorker = AdaptedWorker(page_size)
+        self.worker = FakeWorker(page_size)
         facts = {"lora": True, "max_loras_per_batch": 2, "max_loaded_loras": 4, **changes}
         info = msgspec.structs.replace(self.engine.info, **facts)
         executor = Either(self.worker, seed) if depth == 2 else Inline(self.worker)
@@ -96,10 +60,10 @@ class AdapterDesk(Desk):
 
 def text(prompt: list[int], adapter: int, count: int) -> list[int]:
     """What is drawn after the prompt, greedily, by whoever computes it."""
-    seen = [token + MARK * adapter for token in prompt]
+    seen = [token + ADAPTED * adapter for token in prompt]
     for _ in range(count):
-        seen.append(next_token(seen) + MARK * adapter)
-    return [token - MARK * adapter for token in seen[len(prompt) :]]
+        seen.append(next_token(seen) + ADAPTED * adapter)
+    return [token - ADAPTED * adapter for token in seen[len(prompt) :]]
 
 
 def test_kv_is_met_under_the_same_loading_alone() -> None:
@@ -231,7 +195,7 @@ def history(seed: int) -> tuple[int, int]:
         got = desk.tokens(request)
         assert got == tokens[: len(got)]
         whole += got == tokens
-    assert desk.worker.most <= 2
+    assert desk.worker.adapters <= 2
     for name in names:
         if desk.engine.adapters.number(name) > 0:
             assert desk.settled(desk.unload(name))

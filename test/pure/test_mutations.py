@@ -6,8 +6,11 @@ import pytest
 from helpers.lru import evicts_least_recently_used
 from helpers.mutation import Edit, mutate
 from helpers.simulation import simulate
+from srt.core import context
+from srt.core.media import Numbers
 from srt.core.request import Request
-from srt.engine import rows
+from srt.engine import admission, rows
+from srt.engine.adapters import Adapters
 from srt.engine.collect import Collector
 from srt.engine.draft_model import ModelDrafter
 from srt.engine.drafts import Drafts
@@ -17,7 +20,7 @@ from srt.memory.radix import RadixTree
 from srt.memory.store import Store
 from srt.schedule import scheduler
 
-WITHIN = 300  # histories
+WITHIN = 1500  # histories
 
 MUTATIONS = {
     "a path is unlocked only at its end": [
@@ -169,6 +172,121 @@ MUTATIONS = {
         Edit(Planner, "_match", "if self._matched_at != self.store.tree.version:",
              "self._matched_at = self.store.tree.version\n    if False:"),
     ],
+    "the heap is dropped where it is compacted": [
+        Edit(RadixTree, "_offer", "[e for e in self._heap if e[2].used == e[0] and e[2].pages]",
+             "[]"),
+    ],
+    "a penalty history has a placeholder in it": [
+        Edit(rows, "_samples", "len(tokens) - count - pending + i]", "len(tokens) - count + i]"),
+    ],
+    "the first row's bias is everybody's": [
+        Edit(Planner, "_add", "if rows[-1].sample is not None:",
+             """if rows[-1].sample and rows[0].sample:
+        import dataclasses, msgspec
+        bias = rows[0].sample.params.logit_bias
+        params = msgspec.structs.replace(rows[-1].sample.params, logit_bias=bias)
+        rows[-1].sample = dataclasses.replace(rows[-1].sample, params=params)
+    if rows[-1].sample is not None:"""),
+    ],
+    "top-k and the like are forgotten after a retraction": [
+        Edit(rows, "_samples", "pending, masks = request.pending, None",
+             """pending, masks = request.pending, None
+    if request.retracted:
+        import msgspec
+        params = msgspec.structs.replace(params, top_k=-1, top_p=1.0, min_p=0.0)"""),
+    ],
+    "a greedy row keeps the parameters of the one before": [
+        Edit(rows, "_samples", "request.plain or Sample(params, top=goal.top)",
+             "request.plain or Sample(type(params)(temperature=0.0), top=goal.top)"),
+    ],
+    "a stop is found one token late": [
+        Edit(Collector, "_take", "request.watch.feed(data)",
+             "request.watch.feed(self._bytes[tokens[request.known - 2]])"),
+    ],
+    "nothing is held back for a stop": [
+        Edit(Collector, "_take", "news.held = held", "news.held = 0"),
+    ],
+    "the adapter is no part of the namespace": [
+        *(Edit(Store, name, "context.namespace)", "context.namespace._replace(adapter=0))")
+          for name in ("match", "acquire")),
+        Edit(Store, "check", "assert root is self.tree.root(context.namespace)", "assert True"),
+    ],
+    "the salt is no part of the namespace": [
+        *(Edit(Store, name, "context.namespace)", "context.namespace._replace(salt=''))")
+          for name in ("match", "acquire")),
+        Edit(Store, "check", "assert root is self.tree.root(context.namespace)", "assert True"),
+    ],
+    "a fork forgets its namespace": [
+        Edit(Store, "fork", "tokens, context.namespace,", "tokens, BASE,"),
+    ],
+    "an adapter leaves while a context has it": [
+        Edit(Adapters, "settle", "for leaving in self._leaving if leaving.number not in used]",
+             "for leaving in self._leaving]"),
+        Edit(Adapters, "settle", "if leaving.number in used]", "if False]"),
+    ],
+    "KV of an adapter outlives it": [
+        Edit(Adapters, "_gone", "self._store.drop_adapter(leaving.number)", "0"),
+    ],
+    "an adapter loaded again has its old number": [
+        Edit(Adapters, "load", "self._next, self._next + 1", "self._next, self._next"),
+    ],
+    "a pass has more adapters than fit": [
+        Edit(Planner, "_adapts", "return False", "pass"),
+    ],
+    "all images are one": [
+        Edit(Numbers, "of", "self._known[key] = number", "number = 0"),
+    ],
+    "a fork forgets its images": [
+        Edit(Store, "fork", "context.head[:length]", "ints()"),
+    ],
+    "a cut leaves the marks of images": [
+        Edit(Store, "truncate", "del context.head[length:]", "pass"),
+    ],
+    "KV of an image that could not be encoded is found again": [
+        Edit(Store, "disown", "self.numbers.forget(key)", "pass"),
+    ],
+    "a text sees its siblings": [
+        Edit(rows, "_row", "del view[segment.sees : segment.start]", "place = start"),
+    ],
+    "texts side by side are cached as if they followed": [
+        Edit(context, "key", "if not segments:", "if True:"),
+    ],
+    "a fork forgets the segments": [
+        Edit(Store, "fork", "cut(context.segments, len(tokens))", "()"),
+    ],
+    "a score is read where not all is seen": [
+        Edit(Request, "__post_init__", "self.context.tail + 1", "1"),
+    ],
+    "a busy refusal leaves its context open": [
+        Edit(Engine, "_accept", "self._close_refused(verb)\n        return", "return"),
+    ],
+    "the queue takes one more than it may": [
+        Edit(Engine, "_accept", "queued >= limit", "queued > limit"),
+    ],
+    "an invalid request leaves its context open": [
+        Edit(Engine, "_accept", "self._close_refused(verb)\n        raise", "raise"),
+    ],
+    "the context length is not looked at": [
+        Edit(admission, "verify", "min(info.context_length, ", "max(0, "),
+    ],
+    "the priority is not looked at": [
+        Edit(Planner, "_view", "r.priority, r.overtaken)", "0, r.overtaken)"),
+    ],
+    "one cached token too few is told of": [
+        Edit(Planner, "_admit", "min(request.context.saved, request.prompt)",
+             "max(min(request.context.saved, request.prompt) - 1, 0)"),
+    ],
+    "all drafts have the log-probability of the first": [
+        Edit(Collector, "_news", "news.logprobs.append(draw.logprob)",
+             "news.logprobs.append(draws[0].logprob)"),
+    ],
+    "all drafts have the top tokens of the first": [
+        Edit(Collector, "_news", "news.tops.append(draw.top)", "news.tops.append(draws[0].top)"),
+    ],
+    "all drafts have the probes of the first": [
+        Edit(Collector, "_news", "news.probes.append(draw.probe)",
+             "news.probes.append(draws[0].probe)"),
+    ],
 }  # fmt: skip
 
 
@@ -193,6 +311,7 @@ def test_a_wrong_eviction_order_is_caught(monkeypatch: pytest.MonkeyPatch) -> No
     assert evicts_least_recently_used()
     mutate(monkeypatch, Edit(RadixTree, "_offer", "(node.used,", "(-node.used,"))
     mutate(monkeypatch, Edit(RadixTree, "evict", "node.used != used", "node.used != -used"))
+    mutate(monkeypatch, Edit(RadixTree, "check", "{(used,", "{(-used,"))
     assert not evicts_least_recently_used()
     assert not caught(3), "the order of eviction is no matter of correctness"
 
