@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from srt.grammar.watch import PATTERN_HOLD, Hit, Watch
+from srt.core.work import TooMuchWork
+from srt.grammar.stop_automaton import (
+    MAX_ATOMS,
+    MAX_MOVES,
+    MAX_OPERATIONS,
+    MAX_POSITIONS,
+    StopAutomaton,
+)
+from srt.grammar.watch import (
+    PATTERN_HOLD,
+    PROGRAM_LIMIT,
+    Hit,
+    Patterns,
+    Watch,
+    compile_pattern,
+)
 
 LETTERS = "abé€😀"  # of 1 to 4 bytes
 words = st.text(LETTERS, min_size=1, max_size=4)
@@ -144,3 +161,162 @@ def test_a_watch_without_stops_holds_nothing() -> None:
     watch = Watch()
     assert watch.feed(b"abc") is None
     assert watch.held == 0
+
+
+ATOMS = [
+    "a", "b", "Z", "k", "s", "K", "é", "€", "😀", "_", "]", "}", "{", "-", " ", ".", r"\d", r"\w",
+    r"\W", r"\s", r"\n", r"\.", r"\pL", r"\PL", r"\p{Greek}", "[ab]", "[^a]", r"[^\n]", "[]a]",
+    "[^]a]", r"[\]b]", "[[:alpha:]]", "[a-cé€]", r"\x{20ac}", r"\x61", r"\141", r"\Qa.b\E",
+    r"\Q*\E",
+]  # fmt: skip
+ASSERTIONS = ["^", "$", r"\b", r"\B", r"\A", r"\z"]
+REPEATS = ["*", "+", "?", "{2}", "{1,}", "{0,2}", "{1,3}", "*?", "+?", "??", "{2,4}?", "{0}"]
+FLAGS = ["(?i)", "(?i:", "(?s:", "(?m)", "(?im:", "(?s-i:", "(?U:", "(?P<name>", "("]
+leaves = st.sampled_from([*ATOMS, *ASSERTIONS])
+
+
+def _wrapped(parts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    def flagged(flags: str, part: str) -> str:
+        return f"(?:{flags}{part})" if flags.endswith(")") else f"{flags}{part})"
+
+    return st.one_of(
+        st.lists(parts, min_size=2, max_size=3).map("".join),
+        st.lists(parts, min_size=2, max_size=3).map(lambda some: f"(?:{'|'.join(some)})"),
+        st.builds(lambda part, repeat: f"(?:{part}){repeat}", parts, st.sampled_from(REPEATS)),
+        st.builds(flagged, st.sampled_from(FLAGS), parts),
+    )
+
+
+re2_patterns = st.recursive(leaves, _wrapped, max_leaves=8)
+STRAY = [b"\x80", b"\xc3", b"\xe2\x82", b"\xf0", b"\xff", b"\xe0\x80\x80", b"\xed\xa0\x80"]
+pieces = st.one_of(
+    st.sampled_from("abZkKsSſKé€😀α \n.1_-{}]*").map(str.encode), st.sampled_from(STRAY)
+)
+
+
+@st.composite
+def tokens(draw: st.DrawFn) -> list[bytes]:
+    """A text that need not be UTF-8, cut anywhere."""
+    text = b"".join(draw(st.lists(pieces, max_size=24)))
+    cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=12)))
+    return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)])]
+
+
+def usable(texts: list[str]) -> list[Any]:
+    """RE2 objects of the patterns, none where one of them is refused."""
+    try:
+        found = [compile_pattern(text) for text in texts]
+    except ValueError:
+        return []
+    return [] if any(each.search(b"") for each in found) else found
+
+
+@settings(max_examples=1500, deadline=None, derandomize=True)
+@given(
+    texts=st.lists(re2_patterns, min_size=1, max_size=3),
+    chunks=st.lists(tokens(), min_size=2, max_size=2),
+)
+def test_patterns_stop_where_re2_finds_them_in_all_the_text(
+    texts: list[str], chunks: list[list[bytes]]
+) -> None:
+    """After every token RE2 searches the whole text anew, as plainly as can be."""
+    found = usable(texts)
+    for each in chunks if found else []:
+        watch, text = Watch((), texts), b""
+        for chunk in each:
+            text += chunk
+            spans = [match.span() for one in found if (match := one.search(text))]
+            hit = watch.feed(chunk)
+            if not spans:
+                assert hit is None
+                continue
+            assert hit is not None
+            assert (hit.cut, hit.end) == min(spans, key=lambda span: span[1])
+            break
+
+
+def test_random_patterns_are_mostly_usable() -> None:
+    """Otherwise the test above would test nothing."""
+    seen = Counter()
+
+    @settings(max_examples=300, deadline=None, derandomize=True, database=None)
+    @given(text=re2_patterns)
+    def count(text: str) -> None:
+        seen["used" if usable([text]) else "refused"] += 1
+
+    count()
+    assert seen["used"] > 100
+
+
+class Counting:
+    """A stop automaton that counts what it is asked."""
+
+    def __init__(self, automaton: StopAutomaton) -> None:
+        self.moves, self.cost, self._taken = automaton.moves, automaton.cost, automaton.taken
+        self.read = 0
+
+    def taken(self, character: bytes) -> int:
+        self.read += 1
+        return self._taken(character)
+
+
+@pytest.mark.parametrize("text", [r"(?s)<a>.*</a>", r"x.*y$", r"[a-m][^Z]{900}Z1", r"\bno\b"])
+def test_no_character_is_read_twice(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many tokens the text comes in, and however long a match has been open."""
+    patterns = Patterns((text,))
+    automaton = Counting(patterns._automaton)
+    monkeypatch.setattr(patterns, "_automaton", automaton)
+    monkeypatch.setattr(patterns, "_search", lambda: pytest.fail("RE2 searches without a match"))
+    for _ in range(2000):
+        assert patterns.feed(b"<a>x") is None
+    assert automaton.read == 2000 * 4
+
+
+@pytest.mark.parametrize(
+    ("texts", "size", "limit"),
+    [
+        ([r"[a-m][^Z]{900}Z1"] * 16, "21621 RE2 instructions", PROGRAM_LIMIT),
+        ([chr(0x4E00 + i) + "a{130}" for i in range(16)], "2096 characters", MAX_POSITIONS),
+        (["(a?){100}b"], "102 operations", MAX_OPERATIONS),
+        ([r"(?m)(?:^a|b$|\bc|\Bd){250}x"], "7 cases of its assertions", MAX_MOVES),
+        (["".join(f"[{chr(c)}x]" for c in range(256, 512)), "[yz]"], "257 different", MAX_ATOMS),
+        (["(" * 65 + "a" + ")" * 65], "nests more than 64 groups", 64),
+    ],
+)
+def test_patterns_beyond_a_limit_are_refused(texts: list[str], size: str, limit: int) -> None:
+    with pytest.raises(ValueError, match="stop_regex") as caught:
+        Watch((), texts)
+    assert size in str(caught.value)
+    assert str(limit) in str(caught.value)
+
+
+def test_a_byte_of_a_character_is_no_pattern() -> None:
+    with pytest.raises(ValueError, match=r"stop_regex has \\C"):
+        Watch((), [r"a\Cb"])
+
+
+def test_repeats_of_nothing_cost_nothing() -> None:
+    patterns = Patterns(("x" + r"(?:(?:\b){1000})?" * 50 + "y",))
+    assert patterns.cost < 10
+    assert patterns.feed(b"x.y") is None
+    assert patterns.feed(b"xy") == Hit(3, 5, "xy")
+
+
+def test_a_search_that_costs_too_much_is_not_made() -> None:
+    """Each letter begins a match of 900 characters, which are all open when one ends."""
+    watch = Watch((), [r"[a-m][^Z]{900}Z1"])
+    watch.feed(b"abcdefghijklm" * 300)
+    with pytest.raises(TooMuchWork, match="at most"):
+        watch.feed(b"Z1")
+
+
+@pytest.mark.parametrize(
+    ("text", "end"), [(r"(?s)<a>.*</a>", b"</a>"), (r"(?s)[b-d].+x.*END", b"xEND")]
+)
+def test_long_matches_of_few_beginnings_are_found(text: str, end: bytes) -> None:
+    watch = Watch((), [text])
+    for _ in range(20_000):
+        assert watch.feed(b"<a>b") is None
+    hit = watch.feed(end)
+    assert hit is not None
+    assert (hit.cut, hit.end) == (0 if text[4] == "<" else 3, 80_000 + len(end))

@@ -37,10 +37,13 @@ class Hit(Protocol):
 
 
 class Watch(Protocol):
-    """Looks for stops in the text as it is drawn (``grammar/watch``)."""
+    """Looks for stops in the text as it is generated (``grammar/watch``). ``feed`` raises
+    TooMuchWork."""
 
     @property
     def held(self) -> int: ...
+    @property
+    def cost(self) -> int: ...
     def feed(self, data: bytes) -> Hit | None: ...
 
 

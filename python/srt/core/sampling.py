@@ -15,7 +15,7 @@ from srt.core.constraint import Constraint
 MAX_STOPS = 128
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOTAL = 4096  # characters of all stop strings: one automaton holds them
-MAX_PATTERNS = 16  # each reads the whole text again for every token
+MAX_PATTERNS = 16  # one automaton holds them; its size has limits too (grammar/stop_automaton)
 MAX_LOGIT_BIAS = 4096
 MAX_N = 128
 MAX_TOP_LOGPROBS = 128

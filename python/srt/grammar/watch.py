@@ -1,9 +1,15 @@
-"""Watch: a byte automaton over generated text that tells where a stop begins.
+"""Watch: the stops of one request, looked for in its text token by token.
 
 Stop strings are one Aho-Corasick automaton: its depth after each byte is the length of the longest
-suffix that may still become a stop, exactly what a stream has to hold back. Patterns go to RE2,
-which is linear in the text whatever the pattern. Both see raw bytes, so a stop is found across
-token and UTF-8 boundaries.
+suffix that may still become a stop, exactly what a stream has to hold back.
+
+Patterns (``stop_regex``) are in RE2's dialect. ``StopAutomaton`` says after each character whether
+a match ends there, at a cost per character that does not depend on the text, so no text is read
+twice. Once it says yes, RE2 searches the text from where the oldest open match can have begun, and
+its answer is the stop: the leftmost match, as it is in all the text up to this token. So RE2 runs
+once a request, and what this one search may cost is bounded (``Patterns._search``).
+
+Both see raw bytes, so a stop is found across token and UTF-8 boundaries.
 """
 
 from __future__ import annotations
@@ -14,8 +20,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from srt.core.work import TooMuchWork
+from srt.grammar.stop_automaton import EDGE, KIND, OTHER, StopAutomaton, length
+
 PATTERN_HOLD = 128  # bytes a stream holds back while a pattern may still match them
-PATTERN_MEMORY = 1 << 22  # bytes RE2 may use for one pattern
+PATTERN_MEMORY = 1 << 19  # bytes RE2 may use for one pattern
+PROGRAM_LIMIT = 1 << 14  # RE2 instructions of all patterns of a request
+SEARCH_WORK = 1 << 18  # what the search for a stop may cost in a short text, see ``_search``
 CACHED = 64  # automata kept, and patterns: each may be as large as a request may make it
 
 
@@ -71,38 +82,134 @@ def stop_strings(stops: tuple[str, ...]) -> StopStrings:
     return StopStrings(stops)
 
 
-@lru_cache(maxsize=CACHED)
-def pattern(text: str) -> Any:
-    """Raises ValueError where RE2 does not take the pattern."""
+def compile_pattern(text: str) -> Any:
+    """An RE2 object. Raises ValueError where RE2 does not take the pattern."""
     import re2
 
     options = re2.Options()
     options.max_mem = PATTERN_MEMORY
     options.log_errors = False
+    options.never_capture = True
     try:
-        compiled = re2.compile(text.encode(), options)
+        return re2.compile(text.encode(), options)
     except re2.error as error:
         reason = error.args[0] if error.args else error
         if isinstance(reason, bytes):
             reason = reason.decode(errors="replace")
         raise ValueError(f"stop_regex {text!r} is not a valid RE2 pattern: {reason}") from None
-    if compiled.search(b"") is not None:
-        raise ValueError(f"stop_regex {text!r} matches the empty text; make it match something.")
-    return compiled
+
+
+@lru_cache(maxsize=CACHED)
+def stop_patterns(texts: tuple[str, ...]) -> tuple[list[Any], StopAutomaton]:
+    """The patterns for RE2, and their automaton. Raises ValueError."""
+    compiled, size = [], 0
+    for text in texts:
+        pattern = compile_pattern(text)
+        if pattern.search(b"") is not None:
+            raise ValueError(
+                f"stop_regex {text!r} matches the empty text; make it match something."
+            )
+        size += pattern.programsize
+        if size > PROGRAM_LIMIT:
+            raise ValueError(
+                f"stop_regex is {size} RE2 instructions long; at most {PROGRAM_LIMIT} in all "
+                "patterns. Lower a repeat count."
+            )
+        compiled.append(pattern)
+    return compiled, StopAutomaton(texts, compile_pattern)
+
+
+class Patterns:
+    """The patterns of one request, and where its text stands in them."""
+
+    def __init__(self, texts: tuple[str, ...]) -> None:
+        self._compiled, self._automaton = stop_patterns(texts)
+        self._text = bytearray()
+        self._reached = 0  # positions after the last whole character
+        self._before = EDGE  # kind of the last byte
+        self._pending = b""  # the beginning of a character
+        self._open = 0  # no match that may still come begins before this byte
+        self._live = 0  # positions reached since then, added up over the characters
+        self.cost = self._automaton.cost
+
+    def feed(self, data: bytes) -> Hit | None:
+        """The leftmost match of the pattern that ends first in the text so far. Raises
+        TooMuchWork."""
+        self._text += data
+        return self._search() if self._scan(data) else None
+
+    def _scan(self, data: bytes) -> bool:
+        """Whether a match ends in ``data``, or at its end."""
+        moves, taken = self._automaton.moves, self._automaton.taken
+        reached, before, pending = self._reached, self._before, self._pending
+        at = len(self._text) - len(data)
+        for byte in data:
+            at += 1
+            kind = KIND[byte]
+            if pending and byte & 0xC0 != 0x80:  # it was no character
+                reached, before, pending = 0, OTHER, b""
+                self._open, self._live = at - 1, 0
+            move = moves[4 * before + kind]
+            if pending:
+                pending += _BYTES[byte]
+                if len(pending) < length(pending[0]):
+                    continue
+                character, pending = pending, b""
+            elif reached & move.last or move.empty:
+                return True
+            elif length(byte) > 1:
+                pending = _BYTES[byte]
+                continue
+            else:
+                character = _BYTES[byte]
+            reached = (move.step(reached) if reached else move.first) & taken(character)
+            before = kind
+            if reached:
+                self._live += reached.bit_count()
+            else:
+                self._open, self._live = at, 0
+        self._reached, self._before, self._pending = reached, before, pending
+        end = moves[4 * before + EDGE]
+        return not pending and bool(reached & end.last or end.empty)
+
+    def _search(self) -> Hit:
+        """The match that ``_scan`` says is there. RE2 at its slowest steps once for each byte and
+        each position reached there. Matches that are open two or three times everywhere are always
+        found, however long the text is. Raises TooMuchWork."""
+        size = len(self._text)
+        work, limit = size - self._open + self._live, SEARCH_WORK + 4 * size
+        if work > limit:
+            raise TooMuchWork(
+                f"to find where stop_regex matches takes {work} steps in {size} bytes of text; at "
+                f"most {limit}. Use a pattern that fewer places of the text can begin."
+            )
+        found = [pattern.search(self._text, self._open) for pattern in self._compiled]
+        spans = [match.span() for match in found if match is not None]
+        if not spans:
+            raise RuntimeError("RE2 finds no match where the stop automaton does")
+        start, end = min(spans, key=lambda span: span[1])
+        return Hit(start, end, self._text[start:end].decode(errors="replace"))
+
+
+_BYTES = [bytes((byte,)) for byte in range(256)]
 
 
 class Watch:
-    """The stops of one request, fed with its text as it is drawn.
+    """The stops of one generation, fed with its text as it is generated.
 
-    Raises ValueError for a pattern that is not one.
+    Attributes:
+        length: bytes of text so far.
+        cost: most operations that a byte costs; 0 without patterns.
+
+    Raises ValueError for a pattern that is invalid, or costs too much.
     """
 
     def __init__(self, stops: Sequence[str] = (), patterns: Sequence[str] = ()) -> None:
         self._strings = stop_strings(tuple(stops)) if stops else None
-        self._patterns = [pattern(text) for text in patterns]
+        self._patterns = Patterns(tuple(patterns)) if patterns else None
         self._state = 0
-        self._text = bytearray()  # all of it, but only where patterns are watched
         self.length = 0
+        self.cost = self._patterns.cost if self._patterns else 0
 
     @property
     def held(self) -> int:
@@ -111,16 +218,11 @@ class Watch:
         return max(strings, min(self.length, PATTERN_HOLD) if self._patterns else 0)
 
     def feed(self, data: bytes) -> Hit | None:
-        """Take the next bytes. The first stop to end in them wins; of those the longest."""
+        """Take the next bytes. The first stop to end in them wins; of those the longest. Raises
+        TooMuchWork."""
         hit = self._feed_strings(data) if self._strings else None
-        if self._patterns:
-            self._text += data
-            text = bytes(self._text)
-            for compiled in self._patterns:
-                found = compiled.search(text)
-                if found and (hit is None or found.end() < hit.end):
-                    matched = found.group().decode(errors="replace")
-                    hit = Hit(found.start(), found.end(), matched)
+        if self._patterns and (found := self._patterns.feed(data)):
+            hit = found if hit is None or found.end < hit.end else hit
         self.length += len(data)
         return hit
 

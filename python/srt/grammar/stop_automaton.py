@@ -1,0 +1,305 @@
+"""Automaton of stop patterns: after each character, whether a match of one of them ends there.
+
+A Glushkov automaton (1961) of all patterns of a request, run with bits as in Navarro and Raffinot,
+*Flexible Pattern Matching in Strings* (2002), section 5.2: position i of the patterns is bit i, and
+the positions that the text has reached are one integer. A character costs the same number of
+integer operations whatever the text is (``cost``), so nothing has to be searched again.
+
+A transition crosses one boundary between two characters, and the assertions on its way (``^``,
+``$``, ``\\b``, ...) depend on the two bytes around that boundary alone: nothing, a line feed, a
+byte of a word, another. ``Moves`` are made for each such pair, so assertions are exact.
+
+Which atoms take a character is asked of RE2, once for each character that comes (``_taken``): the
+dialect's classes and case folding are not repeated here. Characters are split as RE2's own UTF-8
+programs split them, see ``length``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from srt.grammar import re2_tree as tree
+
+MAX_POSITIONS = 2048  # characters in the patterns of a request, repeats written out
+MAX_MOVES = 4096  # positions, written out for each kind of boundary that assertions tell apart
+MAX_OPERATIONS = 64  # most of ``StopAutomaton.cost``
+MAX_ATOMS = 256  # different classes, escapes and letters that ignore case
+KEPT_CHARACTERS = 4096  # whose atoms are remembered
+_FEW = 64  # transitions of an edge that may be written one by one
+
+EDGE, LINE, WORD, OTHER = range(4)  # what is on one side of a boundary; EDGE: the text begins, ends
+KIND = bytes(
+    LINE if b == 10 else WORD if chr(b) in "_" or (b < 128 and chr(b).isalnum()) else OTHER
+    for b in range(256)
+)
+
+
+def length(lead: int) -> int:
+    """Bytes of the character that ``lead`` begins; 1 for a byte that begins none. RE2 takes
+    overlong forms after E0 and F0 for characters, and so does this."""
+    if lead < 0xC2 or lead > 0xF4:
+        return 1
+    return 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
+
+
+def holds(assertion: str, before: int, after: int) -> bool:
+    """Whether an assertion holds between two of EDGE, LINE, WORD, OTHER."""
+    if assertion == "begin text":
+        return before == EDGE
+    if assertion == "end text":
+        return after == EDGE
+    if assertion == "begin line":
+        return before in (EDGE, LINE)
+    if assertion == "end line":
+        return after in (EDGE, LINE)
+    return ((before == WORD) != (after == WORD)) == (assertion == "word")
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """What may happen at a boundary of one kind.
+
+    Attributes:
+        first: positions where a match may begin behind it.
+        last: positions where a match may end before it.
+        empty: a match of no character is here.
+        shifts: (distance, positions that go on so far ahead).
+        jumps: (positions, the positions that any of them leads to).
+    """
+
+    first: int
+    last: int
+    empty: bool
+    shifts: tuple[tuple[int, int], ...]
+    jumps: tuple[tuple[int, int], ...]
+
+    def step(self, reached: int) -> int:
+        """Positions that the next character may be at, after ``reached``."""
+        out = self.first
+        for distance, those in self.shifts:
+            some = reached & those
+            out |= some << distance if distance >= 0 else some >> -distance
+        for those, into in self.jumps:
+            if reached & those:
+                out |= into
+        return out
+
+
+class StopAutomaton:
+    """All patterns of a request. Positions reached so far are the caller's (``Watch``).
+
+    Args:
+        patterns: RE2 patterns that were compiled.
+        compile: makes an RE2 object of an atom.
+
+    Attributes:
+        moves: at ``4 * before + after``, for the kinds around a boundary.
+        cost: most integer operations that a character costs. A character that is new also costs
+            one question to RE2 for each atom.
+
+    Raises ValueError, naming size, limit and fix, for patterns that cost too much.
+    """
+
+    def __init__(self, patterns: Sequence[str], compile: Callable[[str], Any]) -> None:
+        root = tree.Choice(tuple(tree.parse(pattern) for pattern in patterns))
+        self._letters: dict[bytes, int] = {}  # positions of each literal character
+        self._atoms: list[tuple[Any, int]] = []
+        self._known: dict[bytes, int] = {}
+        positions = _Positions()
+        positions.read(root)
+        self._take_atoms(positions.atoms, compile)
+        self.moves = _moves(root, positions)
+        operations = 2 + max(len(moves.shifts) + len(moves.jumps) for moves in self.moves)
+        if operations > MAX_OPERATIONS:
+            raise ValueError(
+                f"stop_regex costs {operations} operations a character; at most "
+                f"{MAX_OPERATIONS}. Use fewer repeats inside repeats and fewer optional parts."
+            )
+        self.cost = operations + len(self._atoms) // 4
+
+    def _take_atoms(self, atoms: Sequence[tree.Atom], compile: Callable[[str], Any]) -> None:
+        asked: dict[str, int] = {}
+        for position, atom in enumerate(atoms):
+            if atom.text:
+                key = atom.text.encode()
+                self._letters[key] = self._letters.get(key, 0) | 1 << position
+            else:
+                asked[atom.source] = asked.get(atom.source, 0) | 1 << position
+        if len(asked) > MAX_ATOMS:
+            raise ValueError(
+                f"stop_regex has {len(asked)} different classes; at most {MAX_ATOMS}. "
+                "Use fewer or simpler patterns."
+            )
+        self._atoms = [(compile(source), where) for source, where in asked.items()]
+
+    def taken(self, character: bytes) -> int:
+        """Positions that take ``character``."""
+        found = self._known.get(character)
+        if found is None:
+            found = self._letters.get(character, 0)
+            for atom, where in self._atoms:
+                if atom.fullmatch(character) is not None:
+                    found |= where
+            if len(self._known) >= KEPT_CHARACTERS:
+                self._known.clear()
+            self._known[character] = found
+        return found
+
+
+def _moves(root: tree.Node, positions: _Positions) -> list[Moves]:
+    """For each pair of kinds around a boundary. Raises ValueError where that is much."""
+    names, sides = sorted(positions.assertions), range(4)
+    facts = [
+        tuple(holds(name, before, after) for name in names) for before in sides for after in sides
+    ]
+    size = len(positions.atoms) * len(set(facts))
+    if size > MAX_MOVES:
+        raise ValueError(
+            f"stop_regex is {len(positions.atoms)} characters long with its repeats written out, "
+            f"for each of {len(set(facts))} cases of its assertions (^, $, \\b, \\B); at most "
+            f"{MAX_MOVES} in all. Lower a repeat count, or use fewer kinds of assertions."
+        )
+    made = {true: _Builder(dict(zip(names, true))).moves(root) for true in set(facts)}
+    return [made[true] for true in facts]
+
+
+class _Positions:
+    """The atoms in order, repeats written out, and the assertions in use."""
+
+    def __init__(self) -> None:
+        self.atoms: list[tree.Atom] = []
+        self.assertions: set[str] = set()
+
+    def read(self, node: tree.Node) -> None:
+        """Raises ValueError where there are too many positions."""
+        if isinstance(node, tree.Atom):
+            self.atoms.append(node)
+        elif isinstance(node, tree.Assertion):
+            self.assertions.add(node.name)
+        elif isinstance(node, tree.Repeat):
+            self._repeat(node)
+        else:
+            for part in node.parts if isinstance(node, tree.Sequence) else node.branches:
+                self.read(part)
+        if len(self.atoms) > MAX_POSITIONS:
+            raise ValueError(
+                f"stop_regex is {len(self.atoms)} characters long with its repeats written out; "
+                f"at most {MAX_POSITIONS} in all patterns. Lower a repeat count."
+            )
+
+    def _repeat(self, node: tree.Repeat) -> None:
+        start = len(self.atoms)
+        self.read(node.node)
+        one = self.atoms[start:]
+        del self.atoms[start:]
+        times = copies(node)
+        if times * len(one) + start > MAX_POSITIONS:
+            one, times = one[:1] * (times * len(one)), 1  # counted, and refused by ``read``
+        self.atoms += one * times
+
+
+def copies(node: tree.Repeat) -> int:
+    """How often the repeated node is written out."""
+    return max(node.least, 1) if node.most < 0 else node.most
+
+
+@dataclass(slots=True)
+class _Part:
+    """A part of the automaton at boundaries of one kind: may it be empty, and its ends."""
+
+    empty: bool
+    first: int = 0
+    last: int = 0
+
+
+class _Builder:
+    """Glushkov's construction, where some assertions hold and others do not."""
+
+    def __init__(self, facts: dict[str, bool]) -> None:
+        self._facts = facts
+        self._count = 0  # positions given so far
+        self._edges: dict[int, int] = {}  # last positions of a part to the first ones of the next
+
+    def moves(self, root: tree.Node) -> Moves:
+        whole = self._part(root)
+        shapes = {edge: _shape(*edge) for edge in self._edges.items()}
+        usual = Counter(shape for shape in shapes.values() if len(shape) > 1)
+        shifts: dict[int, int] = {}
+        jumps: dict[int, int] = {}
+        for (last, first), shape in shapes.items():
+            if len(shape) == 1 or usual[shape] > 2:
+                for position, distance in _transitions(last, first):
+                    shifts[distance] = shifts.get(distance, 0) | 1 << position
+            else:
+                jumps[first] = jumps.get(first, 0) | last
+        return Moves(
+            whole.first, whole.last, whole.empty, tuple(shifts.items()),
+            tuple((last, first) for first, last in jumps.items()),
+        )  # fmt: skip
+
+    def _part(self, node: tree.Node) -> _Part:
+        if isinstance(node, tree.Atom):
+            bit = 1 << self._count
+            self._count += 1
+            return _Part(False, bit, bit)
+        if isinstance(node, tree.Assertion):
+            return _Part(self._facts[node.name])
+        if isinstance(node, tree.Repeat):
+            return self._repeat(node)
+        if isinstance(node, tree.Choice):
+            parts = [self._part(branch) for branch in node.branches]
+            out = _Part(any(part.empty for part in parts))
+            for part in parts:
+                out.first |= part.first
+                out.last |= part.last
+            return out
+        return self._sequence([self._part(part) for part in node.parts])
+
+    def _sequence(self, parts: Sequence[_Part]) -> _Part:
+        out = _Part(True)
+        for part in parts:
+            self._edge(out.last, part.first)
+            out.first |= part.first if out.empty else 0
+            out.last = part.last | (out.last if part.empty else 0)
+            out.empty = out.empty and part.empty
+        return out
+
+    def _repeat(self, node: tree.Repeat) -> _Part:
+        parts = [self._part(node.node) for _ in range(copies(node))]
+        if node.most < 0:
+            self._edge(parts[-1].last, parts[-1].first)
+            parts[-1].empty |= not node.least
+            return self._sequence(parts)
+        rest = _Part(True)  # the copies that may be left out, from the last to the first
+        for part in reversed(parts[node.least :]):
+            rest = self._sequence([part, rest])
+            rest.empty = True
+        return self._sequence([*parts[: node.least], rest])
+
+    def _edge(self, last: int, first: int) -> None:
+        if last and first:
+            self._edges[last] = self._edges.get(last, 0) | first
+
+
+def _bits(positions: int) -> list[int]:
+    out = []
+    while positions:
+        low = positions & -positions
+        out.append(low.bit_length() - 1)
+        positions ^= low
+    return out
+
+
+def _transitions(last: int, first: int) -> list[tuple[int, int]]:
+    """(position, distance) of each."""
+    return [(p, q - p) for p in _bits(last) for q in _bits(first)]
+
+
+def _shape(last: int, first: int) -> frozenset[int]:
+    """The distances of an edge of few transitions; none of one with many."""
+    if last.bit_count() * first.bit_count() > _FEW:
+        return frozenset()
+    return frozenset(distance for _, distance in _transitions(last, first))
