@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Sequence
+from itertools import accumulate, takewhile
 from operator import add
 
 from srt.core.batch import NONE_ALLOWED, Drawn, Row, RowOutput
 from srt.core.matcher import POSTPONED, GrammarError, Matcher
 from srt.core.messages import Distribution, Done, Embed, Event, Failed, Generate, Prompt, Tokens
 from srt.core.request import Request
+from srt.core.work import STEP_SEARCH, TooMuchWork
 from srt.engine.grammar_budget import GrammarBudget
 from srt.engine.rows import forbidden
 from srt.engine.stats import Stats
@@ -27,6 +29,9 @@ class Collector:
         eos: ids that end a generation unless it ignores them.
         token_bytes: the text of each id; beyond its end an id has none.
         jumps: how forced text is written (``GrammarConfig.jumps``).
+
+    Attributes:
+        searched: operations on stop patterns since the step began; the engine sets it to 0.
     """
 
     def __init__(
@@ -41,6 +46,7 @@ class Collector:
         self._ends, self._eos, self._jumps = eos, frozenset(eos), jumps
         self._bytes = token_bytes
         self._stats = stats
+        self.searched = 0
 
     def collect(
         self,
@@ -233,10 +239,19 @@ class Collector:
         while request.forced < most and budget.open:
             before = request.forced
             forced = request.matcher.forced(min(request.growth, FORCED_AT_ONCE))
-            events = self._force(request, goal, forced, news)
+            events = self._force(request, goal, self._affordable(request, forced), news)
             if events or request.forced - before < FORCED_AT_ONCE:
                 return events
         return []
+
+    def _affordable(self, request: Request, forced: Sequence[int]) -> Sequence[int]:
+        """The beginning of ``forced`` that can be searched for stop patterns in this step. The rest
+        comes one a pass, sampled, or is forced in a later step: the text is the same."""
+        if request.watch is None or not request.watch.cost:
+            return forced
+        room = (STEP_SEARCH - self.searched) // request.watch.cost
+        ends = accumulate(len(self._bytes[token]) for token in forced)
+        return forced[: sum(1 for _ in takewhile(room.__ge__, ends))]
 
     def _force(
         self,
@@ -292,11 +307,17 @@ class Collector:
         before = request.length
         data = (self._bytes[token] if token < len(self._bytes) else b"")[again:]
         request.length += len(data)
-        hit = request.watch.feed(data) if request.watch else None
-        held = request.watch.held if request.watch else 0
+        news.tokens.append(token)
+        hit, held = None, 0
+        if request.watch is not None:
+            self.searched += len(data) * request.watch.cost
+            try:
+                hit = request.watch.feed(data)
+            except TooMuchWork as error:
+                return self.dead_end(request, str(error))
+            held = request.watch.held
         if hit is not None:  # the token may go on behind the stop
             held = request.length - hit.cut
-        news.tokens.append(token)
         news.held = held
         ended = token in self._eos and not sampling.ignore_eos
         if ended or token in sampling.stop_token_ids:

@@ -252,6 +252,7 @@ class Engine:
         """Plan and start a pass, then collect the oldest one where no further may be under way, or
         none could be planned. Returns the events of all this."""
         events: list[Event] = []
+        self._collector.searched = 0
         passes = self._under_way
         if passes and passes[-1].waits:
             events += self._finish()
