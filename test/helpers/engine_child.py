@@ -3,7 +3,8 @@
     python engine_child.py DIRECTORY PARENT
 
 It starts in a fraction of the time. SIGUSR1 makes it hang: it lives and answers nothing. The
-variables ENGINE_CHILD_FAULT, _DEVICE, _CAPACITY and _SECONDS make it another one.
+variables ENGINE_CHILD_FAULT, _DEVICE, _CAPACITY and _SECONDS make it another one. While the file
+ENGINE_CHILD_STALL is there, its loop comes to no end at a request with stop patterns.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from helpers.text_worker import TextWorker
 from srt.config import Config
 from srt.core.messages import Reply
+from srt.core.progress import Progress
 from srt.engine.engine import Engine
 from srt.engine.executor import Threaded
 from srt.engine.info import EngineInfo
 from srt.engine.loop import serve
 from srt.engine.parent import follow
-from srt.engine.process import read_vocab
+from srt.engine.process import map_progress, read_vocab
 from srt.engine.socket import SocketChannel
+from srt.grammar.watch import Patterns
 
 PASS_SECONDS = 0.002
 
@@ -41,9 +44,22 @@ def hang(*_: object) -> None:
         time.sleep(60)
 
 
+def stall(file: Path) -> None:
+    feed = Patterns.feed
+
+    def stalled(self: Patterns, data: bytes) -> object:
+        while file.exists():
+            time.sleep(0.01)
+        return feed(self, data)
+
+    Patterns.feed = stalled  # type: ignore[method-assign, assignment]
+
+
 def main(directory: str, parent: int) -> None:
     signal.signal(signal.SIGUSR1, hang)
     root = Path(directory)
+    if file := setting("STALL"):
+        stall(Path(file))
     config = msgspec.msgpack.decode((root / "config").read_bytes(), type=Config)
     follow(parent, root)
     channel = SocketChannel(f"ipc://{root}/wire")
@@ -62,7 +78,8 @@ def main(directory: str, parent: int) -> None:
         max_running_requests=16, max_queued_requests=64, eos=(),
     )  # fmt: skip
     worker = Threaded(TextWorker(len(vocab), seconds=PASS_SECONDS))
-    engine = Engine(worker, info, config.schedule, vocab)
+    progress = Progress(map_progress(root))
+    engine = Engine(worker, info, config.schedule, vocab, progress=progress)
     channel.emit([Reply(0, data=msgspec.to_builtins(info))])
     serve(engine, channel)
     channel.close()

@@ -20,9 +20,11 @@ from helpers import engine_child
 from helpers.threads import running_threads
 from helpers.toy_tokenizer import byte_level
 from srt.config import Config
+from srt.core.progress import PASS, STOP_PATTERNS, Progress
 from srt.core.sampling import SamplingParams
 from srt.engine import process
 from srt.engine.client import EngineLost
+from srt.engine.stall import Stall
 from srt.program.completion import Completion
 from srt.program.output import Output
 from srt.program.request import Ask
@@ -131,6 +133,99 @@ def test_a_lost_engine_is_started_again(
         assert all(child.poll() is not None for child in children)
 
     run(test)
+
+
+async def stalling(completion: Completion, http: httpx.AsyncClient) -> asyncio.Task[list[Output]]:
+    """A request that the engine's loop does not come back from, once /health has told of it."""
+    sampling = SamplingParams(max_new_tokens=4, temperature=0.0, ignore_eos=True, stop_regex=("@",))
+    prompt = completion.tokenizer.encode("the lazy dog")
+    task = asyncio.create_task(completion.generate(Ask(prompt, sampling, rid="mine")))
+    deadline = time.monotonic() + SECONDS
+    while (reply := await http.get("/health")).status_code == 200:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+    assert reply.status_code == 503
+    assert reply.headers["retry-after"]
+    assert reply.json()["error"]["code"] == "engine_stalled"
+    assert "it is at stop patterns, for request" in reply.json()["error"]["message"]
+    assert "('mine')" in reply.json()["error"]["message"]
+    return task
+
+
+def test_health_tells_of_steps_that_do_not_come(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """The engine lives, and goes on later: its request is answered, and /health is 200 again."""
+    file = tmp_path / "stall"
+    file.touch()
+    monkeypatch.setenv("ENGINE_CHILD_STALL", str(file))
+    monkeypatch.setattr(process, "STALL_SECONDS", 0.5)
+
+    async def test() -> None:
+        supervisor = Supervisor(Config.of(), tokenizer)
+        completion = await supervisor.start()
+        transport = httpx.ASGITransport(make_app(Service(Config.of(), completion)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+            before = await golden(completion, 4)
+            task = await stalling(completion, http)
+            assert completion.lost is None
+            file.unlink()
+            assert (await task)[0].tokens == before.tokens
+            await until(lambda: not completion.client.stalled)
+            assert (await http.get("/health")).status_code == 200
+        told = [record.message for record in caplog.records if "request" in record.message]
+        assert len([text for text in told if "stop patterns" in text]) == 1, "logged once"
+        await supervisor.stop()
+
+    run(test)
+
+
+def test_an_engine_is_killed_after_health_has_told(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What is lost says at which stage of which request the loop was."""
+    file = tmp_path / "stall"
+    file.touch()
+    monkeypatch.setenv("ENGINE_CHILD_STALL", str(file))
+    monkeypatch.setattr(module, "GRACE", 0.1)
+
+    async def test() -> None:
+        config = Config.of(watchdog_timeout=2.0, max_engine_restarts=0)
+        supervisor = Supervisor(config, tokenizer)
+        completion = await supervisor.start()
+        keeping = asyncio.create_task(supervisor.run())
+        transport = httpx.ASGITransport(make_app(Service(config, completion)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+            task = await stalling(completion, http)
+        with pytest.raises(
+            EngineLost, match=r"did not answer for 2 s; it is at stop patterns.*mine"
+        ):
+            await task
+        assert "stop patterns" in str(await keeping)
+        await supervisor.stop()
+
+    run(test)
+
+
+def test_a_long_forward_pass_is_no_stall() -> None:
+    """Nor is a long sleep of the process that looks, or many short steps."""
+    progress = Progress()
+    stall = Stall(progress, interval=0.25, seconds=10.0)
+    for _ in range(1000):
+        progress.at(PASS)
+        assert not stall.look()
+    for _ in range(1000):
+        progress.turn()
+        progress.at(STOP_PATTERNS, 7)
+        assert not stall.look()
+    looks = [stall.look() for _ in range(60)]
+    assert looks == [False] * 39 + [True] * 21
+    assert (stall.stage, stall.request) == ("stop patterns", 7)
+    progress.at(PASS)
+    assert stall.look(), "the step has not ended"
+    progress.turn()
+    assert not stall.look()
 
 
 def test_an_answer_that_waits_to_be_read_is_an_answer(

@@ -266,7 +266,8 @@ class OperationsConfig:
         3, "times in ten minutes that a lost engine is started again; 0: the server ends", type=int
     )
     watchdog_timeout: float = flag(
-        300.0, "seconds without an answer after which the engine counts as lost; 0: never",
+        300.0, "seconds without an answer after which the engine counts as lost (/health says so "
+        "at half of them); 0: never",
         type=float,
     )  # fmt: skip
     exit_with_parent: int = flag(

@@ -22,6 +22,7 @@ from srt.core.messages import (
     Tokens,
     TopPairs,
 )
+from srt.core.progress import NOWHERE, Progress
 
 NEVER = 1 << 60
 UNKNOWN_COST = 1e-3  # seconds, more than most masks take
@@ -84,6 +85,7 @@ class Request:
         received: time.monotonic() of the arrival; queued: seconds from there to admission;
             first: to the first token that was drawn, 0 before that.
         retracted: how often it gave its place back and waited again.
+        progress: of the loop that works for it.
     """
 
     id: int
@@ -97,6 +99,7 @@ class Request:
     queued: float = 0.0
     first: float = 0.0
     retracted: int = 0
+    progress: Progress = NOWHERE
     prompt: int = 0
     most: int = 0
     drawn: int = 0

@@ -35,8 +35,8 @@ class EngineLost(RuntimeError):
 class Inbox:
     """Events of one request, in order, ending with its terminal event."""
 
-    def __init__(self, client: Client, request: int) -> None:
-        self._client, self.request = client, request
+    def __init__(self, client: Client, request: int, name: str = "") -> None:
+        self._client, self.request, self.name = client, request, name
         self._events: list[Event] = []
         self._lost: EngineLost | None = None
         self._news: asyncio.Future[None] | None = None  # somebody waits for the next event
@@ -98,11 +98,16 @@ class Client:
     OSError where it takes none of them.
 
     Every method belongs to the event loop that the client was made on.
+
+    Attributes:
+        lost: why nothing will be answered any more; None while that is not so.
+        stalled: why the engine's steps do not come for now; empty while they do.
     """
 
     def __init__(self, info: EngineInfo, transmit: Callable[[Sequence[Verb]], None]) -> None:
         self.info = info
         self.lost: EngineLost | None = None
+        self.stalled = ""
         self._transmit = transmit
         self._unsent: list[Verb] = []
         self._ids = itertools.count(1)
@@ -139,9 +144,10 @@ class Client:
             self._unsent = verbs
             asyncio.get_running_loop().call_later(RETRY_SECONDS, self._flush)
 
-    def submit(self, request: int, verbs: Sequence[Verb]) -> Inbox:
-        """Send ``verbs``, one of which is the Advance of ``request``. Raises EngineLost."""
-        inbox = Inbox(self, request)
+    def submit(self, request: int, verbs: Sequence[Verb], name: str = "") -> Inbox:
+        """Send ``verbs``, one of which is the Advance of ``request``. ``name`` is its user's name
+        for it. Raises EngineLost."""
+        inbox = Inbox(self, request, name)
         self._inboxes[request] = inbox
         try:
             self.send(*verbs)
@@ -149,6 +155,11 @@ class Client:
             inbox.close()
             raise
         return inbox
+
+    def name_of(self, request: int) -> str:
+        """What its user calls a pending request; empty where it has no name."""
+        inbox = self._inboxes.get(request)
+        return "" if inbox is None else inbox.name
 
     async def control(self, op: str, limit: int = 0) -> Reply:
         """Raises EngineLost."""

@@ -11,6 +11,7 @@ from operator import add
 from srt.core.batch import NONE_ALLOWED, Drawn, Row, RowOutput
 from srt.core.matcher import POSTPONED, GrammarError, Matcher
 from srt.core.messages import Distribution, Done, Embed, Event, Failed, Generate, Prompt, Tokens
+from srt.core.progress import GRAMMAR, STOP_PATTERNS
 from srt.core.request import Request
 from srt.core.work import STEP_SEARCH, TooMuchWork
 from srt.engine.grammar_budget import GrammarBudget
@@ -220,6 +221,7 @@ class Collector:
         if matcher is None or goal.top >= 0 or goal.probe:
             return [news] if news.tokens else []
         more: list[Event] = []
+        request.progress.at(GRAMMAR, request.id)
         try:
             if self._jumps == "exact":
                 more = self._force_all(request, goal, news, budget)
@@ -310,7 +312,9 @@ class Collector:
         news.tokens.append(token)
         hit, held = None, 0
         if request.watch is not None:
-            self.searched += len(data) * request.watch.cost
+            if request.watch.cost:
+                request.progress.at(STOP_PATTERNS, request.id)
+                self.searched += len(data) * request.watch.cost
             try:
                 hit = request.watch.feed(data)
             except TooMuchWork as error:
@@ -334,6 +338,7 @@ class Collector:
 
     def _obeyed(self, request: Request, matcher: Matcher, token: int) -> Event | None:
         """The grammar goes on behind a token; the terminal event where it does not."""
+        request.progress.at(GRAMMAR, request.id)
         try:
             if matcher.advance(token):
                 return None

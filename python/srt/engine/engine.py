@@ -38,6 +38,7 @@ from srt.core.messages import (
     Verb,
 )
 from srt.core.namespace import Namespace
+from srt.core.progress import MESSAGES, NOWHERE, PASS, PLANNING, RESULTS, Progress
 from srt.core.request import Request
 from srt.engine import admission
 from srt.engine.adapters import Adapters
@@ -66,6 +67,7 @@ class Engine:
         grammars: compiles constraints; without it they are refused.
         jumps: how forced text is written (``GrammarConfig.jumps``).
         drafts: who guesses tokens ahead; by default grammars alone, and n-grams where asked for.
+        progress: where the loop tells its stage.
     """
 
     def __init__(
@@ -80,12 +82,14 @@ class Engine:
         grammars: Grammars | None = None,
         jumps: str = "exact",
         drafts: Drafts | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self.executor = executor
         self.info = info
         self.schedule = schedule
         self.store = Store(info.capacity // info.page_size, info.page_size, share)
         self.stats = Stats()
+        self.progress = progress or NOWHERE
         self._drafts = drafts or Drafts(jumps)
         self.planner = Planner(info, schedule, self.store, self.stats, self._drafts)
         self.paused = False  # no pass is planned; set by a Control
@@ -134,6 +138,7 @@ class Engine:
             space = Namespace(verb.namespace, self.adapters.number(verb.adapter))
             self.store.open(verb.context, tokens, space, verb.segments, verb.media)
         elif isinstance(verb, Advance):
+            self.progress.at(MESSAGES, verb.request)
             self._accept(verb, events)
         elif isinstance(verb, Close):
             context = self.store.contexts.get(verb.context)
@@ -224,6 +229,7 @@ class Engine:
             priority=verb.priority,
             close=verb.close,
             received=time.monotonic(),
+            progress=self.progress,
         )
         if isinstance(verb.goal, Generate):
             sampling = verb.goal.sampling
@@ -259,6 +265,7 @@ class Engine:
             self._compiled(events)
         if self.paused:
             return events + (self._finish() if passes else [])
+        self.progress.at(PLANNING)
         planned = self.planner.plan(passes[-1] if passes else None)
         for request in self.planner.filled:
             events += self._end(request, "done")
@@ -278,10 +285,12 @@ class Engine:
     def _finish(self) -> list[Event]:
         """Wait for the oldest pass under way."""
         oldest = self._under_way.popleft()
+        self.progress.at(PASS)
         try:
             result = self.executor.result()
         except Exception as error:
             return self._fail(oldest, error)
+        self.progress.at(RESULTS)
         self.stats.computed(oldest.batch, result)
         return self._collect(oldest, result.rows)
 

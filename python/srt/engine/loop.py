@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from srt.core.messages import Event, Verb
+from srt.core.progress import MESSAGES, SENDING
 from srt.engine.engine import Engine
 
 log = logging.getLogger("srt.engine")
@@ -32,12 +33,15 @@ def serve(engine: Engine, channel: Channel) -> None:
     """Until the client is gone."""
     audited, passes = time.monotonic(), 0
     events: list[Event] = []  # that were not taken yet
+    progress = engine.progress
     while True:
+        progress.turn()
         idle = SOON_SECONDS if engine.compiling or events else IDLE_SECONDS
         verbs = channel.receive(0.0 if engine.busy else idle)
         if verbs is None:
             return
         if verbs or engine.compiling:
+            progress.at(MESSAGES)
             events += engine.handle(verbs)
         if engine.busy:
             events += engine.step()
@@ -45,6 +49,7 @@ def serve(engine: Engine, channel: Channel) -> None:
             audited, passes = time.monotonic(), engine.stats.passes
             audit(engine)
         if events:
+            progress.at(SENDING)
             try:
                 channel.emit(events)
             except OSError as error:

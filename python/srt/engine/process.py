@@ -1,13 +1,15 @@
 """The engine as a process of its own: the child's main, and the parent's handle on it.
 
 The two meet in a directory that only this user may enter: ``config`` and ``vocab`` (MessagePack)
-for the child to read, ``wire`` (a ZMQ ipc socket) to talk. The child starts with ``config`` alone
-and loads the model; ``vocab`` comes while it does. The first frame the child sends is a Reply
-numbered 0: EngineInfo, or the reason why there is none.
+for the child to read, ``wire`` (a ZMQ ipc socket) to talk, ``progress`` (memory that both map) to
+see where its loop is. The child starts with ``config`` alone and loads the model; ``vocab`` comes
+while it does. The first frame the child sends is a Reply numbered 0: EngineInfo, or the reason why
+there is none.
 
 A child that dies or is stopped is lost: its parent notices within ``WATCH_SECONDS``, or two times
-that, and every pending request ends with EngineLost. A child ends when its parent does, at whatever
-stage (``engine/parent``).
+that, and every pending request ends with EngineLost. A child whose loop has been in one step for
+``STALL_SECONDS``, forward passes not counted, has stalled: ``Client.stalled`` says where. A child
+ends when its parent does, at whatever stage (``engine/parent``).
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from mmap import mmap
 from pathlib import Path
 
 import msgspec
@@ -34,13 +37,16 @@ import msgspec
 from srt.config import Config, EdgeConfig
 from srt.core import logs
 from srt.core.messages import Reply, decode_events, encode
+from srt.core.progress import SIZE, Progress
 from srt.core.vocabulary import Vocabulary
 from srt.engine.client import Client, EngineLost
 from srt.engine.info import EngineInfo
 from srt.engine.parent import follow
+from srt.engine.stall import Stall
 
 log = logging.getLogger("srt.engine")
 WATCH_SECONDS = 0.25
+STALL_SECONDS = 10.0
 POLL_SECONDS = 0.002
 SOCKET = "wire"
 SOCKET_BYTES = 103 if sys.platform == "darwin" else 107  # of the path of a Unix socket
@@ -56,6 +62,8 @@ class Started:
     def __init__(self, config: Config) -> None:
         self.directory = socket_directory()
         try:
+            (self.directory / "progress").write_bytes(bytes(SIZE))
+            self.memory = map_progress(self.directory)
             self.child = _child(config, self.directory)
         except BaseException:
             shutil.rmtree(self.directory, ignore_errors=True)
@@ -72,6 +80,7 @@ class Started:
         if self.child.poll() is None:
             self.child.kill()
         self.child.wait()
+        self.memory.close()
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def __enter__(self) -> Started:
@@ -98,6 +107,9 @@ class EngineProcess:
             raise
         self._watching: asyncio.Task[None] | None = None
         self._lost = asyncio.Event()
+        self._stall = Stall(Progress(started.memory), WATCH_SECONDS, STALL_SECONDS)
+        self._working_for = (0, "")  # number and name of the request that the loop works for
+        self._stalled, self._silent = False, 0.0
         self.client: Client
 
     @property
@@ -122,6 +134,33 @@ class EngineProcess:
         self.kill()
         if hasattr(self, "client"):
             self._fail("the engine was shut down")
+
+    def silent(self, seconds: float) -> None:
+        """It has not answered for so long; 0: it has answered."""
+        self._silent = seconds
+        self._say()
+
+    @property
+    def place(self) -> str:
+        """Where its loop is, and for which request."""
+        number, name = self._working_for
+        if not number:
+            return f"it is at {self._stall.stage}"
+        named = f" ({name!r})" if name else ""
+        return f"it is at {self._stall.stage}, for request {number}{named}"
+
+    def _say(self) -> None:
+        """Set ``client.stalled``. Log it once it is true, and once it is over."""
+        before, stalled = self.client.stalled, ""
+        if self._silent:
+            stalled = f"the engine has not answered for {self._silent:g} s; {self.place}"
+        elif self._stalled:
+            stalled = f"a step of the engine has not ended for {STALL_SECONDS:g} s; {self.place}"
+        self.client.stalled = stalled
+        if stalled and not before:
+            log.error("%s", stalled)
+        elif before and not stalled:
+            log.warning("the engine's steps come again")
 
     def lose(self, message: str) -> None:
         """Kill it and treat it as dead, for what ``message`` says: it lives and cannot be used."""
@@ -179,6 +218,11 @@ class EngineProcess:
                 return self._fail(f"the engine process exited with code {code}")
             if stopped():
                 return self.lose("the engine process was stopped from outside")
+            self._stalled = self._stall.look()
+            if self._stall.request != self._working_for[0]:
+                number = self._stall.request
+                self._working_for = number, self.client.name_of(number)
+            self._say()
 
     def _fail(self, message: str) -> None:
         self.client.fail(EngineLost(message))
@@ -260,6 +304,12 @@ def _vocabulary(config: Config, size: int, eos: Sequence[int]) -> Vocabulary:
     return tokenizer.vocabulary(size, eos)
 
 
+def map_progress(directory: Path) -> mmap:
+    """The memory of ``Progress`` that parent and child share."""
+    with (directory / "progress").open("r+b") as file:
+        return mmap(file.fileno(), SIZE)
+
+
 def read_vocab(directory: Path) -> list[bytes]:
     """The bytes of every token id, once the parent has written them."""
     while not (directory / "vocab").exists():
@@ -300,6 +350,7 @@ def main(directory: str, parent: int) -> int:
     engine = Engine(
         executor, info, config.schedule, vocab, share=share, seed=seed,
         grammars=grammars, jumps=config.grammar.jumps, drafts=drafts,
+        progress=Progress(map_progress(root)),
     )  # fmt: skip
     channel.stats = engine.stats
     channel.connected()

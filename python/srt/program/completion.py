@@ -362,7 +362,7 @@ class _Run:
             yield [Done(request, "abort")]
             return
         advance = Advance(context, request, goal, self.ask.priority, close)
-        inbox = self._client.submit(request, [*before, advance])
+        inbox = self._client.submit(request, [*before, advance], self.ask.rid)
         self._inboxes.add(inbox)
         while not inbox.ended:
             events = await inbox.take()

@@ -74,6 +74,7 @@ class Reading:
                 ask.opening(self._context),
                 Advance(self._context, request, self._goal, ask.priority, close=True),
             ],
+            ask.rid,
         )
 
     async def done(self) -> Done:

@@ -29,9 +29,11 @@ PROBE_SECONDS = 20.0  # how long /health_generate waits for a token
 
 
 async def health(service: Service, request: Request) -> Response:
-    """200 while requests are taken."""
+    """200 while requests are taken and the engine's steps come."""
     if service.completion.lost is not None:
         raise service.completion.lost.again()
+    if stalled := service.completion.client.stalled:
+        raise ServerError("engine_stalled", f"{stalled}.")
     if service.draining:
         raise ServerError("draining", "The server is shutting down.")
     return json_response({"status": "ok"})

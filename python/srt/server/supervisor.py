@@ -149,17 +149,20 @@ class Supervisor:
 
 
 async def watchdog(engine: EngineProcess, seconds: float) -> None:
-    """Kill the engine where it answers no ping for ``seconds`` (0: never). It answers between two
-    passes, so ``seconds`` must be longer than the longest pass."""
+    """Kill the engine where it answers no ping for ``seconds`` (0: never), and say so at half of
+    them (``EngineProcess.silent``). It answers between two passes, so half of ``seconds`` must be
+    longer than the longest pass."""
     while seconds:
         await asyncio.sleep(min(PERIOD, seconds / 4))
         ping = asyncio.ensure_future(engine.client.control("ping"))
         try:
-            for limit in (seconds, GRACE):
-                if not ping.done():
-                    await asyncio.wait([ping], timeout=limit)
+            for half in (seconds / 2, seconds):
+                for limit in (seconds / 2, GRACE):
+                    if not ping.done():
+                        await asyncio.wait([ping], timeout=limit)
+                engine.silent(0 if ping.done() else half)
             if not ping.done():
-                engine.lose(f"the engine process did not answer for {seconds:g} s")
+                engine.lose(f"the engine process did not answer for {seconds:g} s; {engine.place}")
         finally:
             ping.cancel()
             await asyncio.gather(ping, return_exceptions=True)

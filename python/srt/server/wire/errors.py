@@ -40,6 +40,7 @@ CODES: dict[str, tuple[int, str]] = {
     "headers_too_large": (431, "invalid_request_error"),
     "internal_error": (500, "server_error"),
     "engine_lost": (503, "server_error"),
+    "engine_stalled": (503, "server_error"),
     "draining": (503, "server_error"),
     "paused": (503, "server_error"),
     "too_many_connections": (503, "server_error"),
@@ -49,6 +50,7 @@ CODES: dict[str, tuple[int, str]] = {
 
 _RETRY = {
     "queue_full": 1, "rate_limit_exceeded": 1, "draining": 5, "paused": 5, "engine_lost": 5,
+    "engine_stalled": 5,
     "too_many_connections": 5, "overloaded": 5,
 }  # fmt: skip
 """``Retry-After``, seconds, where the error itself says nothing."""
