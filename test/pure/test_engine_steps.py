@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
 
 import pytest
+import zmq
 from helpers.desk import Desk, generate
 from helpers.fake_worker import TOKEN_BYTES
 from helpers.toy_grammar import bits
 from srt.core.constraint import Constraint
-from srt.core.messages import Done
-from srt.core.work import STEP_SEARCH
+from srt.core.ints import ints
+from srt.core.messages import Advance, Done, Fork, Open, Verb, encode
+from srt.core.work import STEP_BYTES, STEP_SEARCH, STEP_VERBS
+from srt.engine import admission
 from srt.engine.collect import MAX_FORCED
+from srt.engine.loop import affordable, serve, work
+from srt.engine.socket import SocketChannel, configure
 from srt.grammar.base import Grammar, Matcher
 from srt.grammar.watch import Patterns
 
@@ -147,4 +154,119 @@ def test_a_costly_search_ends_its_own_request() -> None:
     assert desk.done(found).matched == "mabcZ1"
     assert desk.done(found).cut == 12
     assert desk.done(free).reason == "length"
+    desk.finish()
+
+
+def forks(size: int, count: int) -> list[Verb]:
+    """A context and ``count`` requests on forks of it, as ``n`` completions of one prompt come."""
+    verbs: list[Verb] = [Open(1, ints([3] * size).tobytes())]
+    verbs += [Fork(1, 1 + i) for i in range(1, count)]
+    verbs += [Advance(1 + i, 1000 + i, generate(2), close=True) for i in range(count)]
+    return verbs
+
+
+def test_messages_are_obeyed_over_several_steps() -> None:
+    """128 forks of 100,000 tokens: no step copies more than its share, and nothing changes."""
+    verbs, steps = forks(100_000, 128), []
+    desk = Desk(capacity=64)
+    while verbs:
+        contexts, sizes = desk.engine.store.contexts, dict[int, int]()
+        count = affordable(verbs, contexts)
+        costs = [work(verb, contexts, sizes) for verb in verbs[:count]]
+        assert sum(costs) <= STEP_VERBS
+        desk.send(*verbs[:count])
+        del verbs[:count]
+        steps.append(count)
+    assert 3 < len(steps) < 10
+    assert len(desk.events) == 128, "each of them is refused: they are longer than the memory"
+    desk.finish()
+
+
+def test_small_messages_are_obeyed_at_once() -> None:
+    verbs: list[Verb] = []
+    for number in range(1000):
+        verbs += [Open(number, ints([1] * 100).tobytes()), Advance(number, number, generate(2))]
+    assert affordable(verbs, {}) == len(verbs)
+    huge: list[Verb] = [Open(1, bytes(4 * STEP_VERBS)), Open(2, bytes(4))]
+    assert affordable(huge, {}) == 1, "at least one"
+
+
+def test_the_loop_obeys_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for its step is not overtaken by what comes later."""
+    desk, sent, handled = Desk(capacity=1 << 16), forks(2000, 64), []
+    expected = list(sent)
+    handle = desk.engine.handle
+    monkeypatch.setattr("srt.engine.loop.STEP_VERBS", 50_000)
+    monkeypatch.setattr(desk.engine, "handle", lambda verbs: handled.append(verbs) or handle(verbs))
+    done: list[int] = []
+
+    class Channel:
+        def receive(self, seconds: float) -> list[Verb] | None:
+            if sent:
+                return [sent.pop(0)]
+            return [] if len(done) < 64 else None
+
+        def emit(self, events: list[object]) -> None:
+            done.extend(event.request for event in events if isinstance(event, Done))
+
+    serve(desk.engine, Channel())
+    assert [verb for verbs in handled for verb in verbs] == expected
+
+
+def test_a_step_takes_so_many_bytes(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/wire"
+    channel, client = SocketChannel(address), configure(zmq.Context.instance().socket(zmq.PAIR))
+    client.connect(address)
+    try:
+        for number in range(3):
+            client.send(encode([Open(number, bytes(STEP_BYTES - 100))]))
+        taken: list[int] = []
+        while sum(taken) < 3:
+            taken.append(len(channel.receive(10.0) or ()))
+        assert max(taken) <= 2
+    finally:
+        client.close(linger=0)
+        channel._socket.close(linger=0)
+
+
+def test_tokens_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of forks, and of a context that is asked again, only what is new."""
+    seen: list[int] = []
+
+    def lowest(*found: Any) -> int:
+        if len(found) == 1:  # tokens
+            seen.append(len(found[0]))
+        return min(*found)
+
+    monkeypatch.setattr(admission, "min", lowest, raising=False)
+    desk = Desk(capacity=1 << 16)
+    desk.send(*forks(1000, 16))
+    desk.run()
+    assert seen == [1000]
+    context = desk.open([5] * 30)
+    desk.advance(context, generate(4))
+    desk.run()
+    desk.advance(context, generate(4))
+    desk.run()
+    assert seen == [1000, 30, 4]
+
+
+def test_long_waiting_prompts_are_admitted_over_several_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is looked up in a step, cached or not, is bounded; one that is longer is still taken."""
+    monkeypatch.setattr("srt.engine.planner.STEP_LOOKUP", 3500)
+    desk = Desk(capacity=1 << 16)
+    first = desk.ask([7] * 1500, generate(2))
+    desk.run()
+    many = [desk.ask([7] * 1500, generate(2)) for _ in range(9)]
+    long = desk.ask([9] * 4000, generate(2))
+    admitted = []
+    while desk.engine.busy:
+        before = len(desk.engine.waiting)
+        desk.step()
+        admitted.append(before - len(desk.engine.waiting))
+    assert max(admitted) == 2
+    for request in (first, *many, long):
+        assert desk.done(request).reason == "length"
     desk.finish()

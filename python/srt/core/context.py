@@ -48,6 +48,7 @@ class Context:
         head: the tokens up to the end of the media, with marks for their placeholders.
         ready: tokens whose KV is on the device.
         saved: tokens whose KV is on the device or in a lower tier.
+        checked: tokens that are known to be ids of the vocabulary.
         pages: page table; page ``i`` holds positions ``[i * page_size, (i + 1) * page_size)``.
         shared: how many leading pages belong to the radix cache; the rest are this context's own.
         lock: handle of the locked radix node, None while the context holds nothing.
@@ -61,6 +62,7 @@ class Context:
     head: Ints = field(default_factory=_empty)
     ready: int = 0
     saved: int = 0
+    checked: int = 0
     pages: Ints = field(default_factory=_empty)
     shared: int = 0
     lock: object | None = None

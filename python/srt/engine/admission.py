@@ -43,9 +43,23 @@ def verify(goal: Goal, context: Context, info: EngineInfo) -> None:
     if isinstance(goal, Embed):
         _verify_pooling(goal, context)
     probe = () if isinstance(goal, Fill | Embed) else goal.probe
-    for token in (min(tokens), max(tokens), *probe):
-        if not 0 <= token < info.vocab_size:
-            raise ValueError(f"token id {token} is outside the vocabulary of {info.vocab_size}")
+    verify_tokens(context, info)
+    for token in probe:
+        _verify_token(token, info)
+
+
+def verify_tokens(context: Context, info: EngineInfo) -> None:
+    """Those that were not checked yet. Raises ValueError."""
+    new = context.tokens[context.checked :]
+    if new:
+        _verify_token(min(new), info)
+        _verify_token(max(new), info)
+    context.checked = len(context.tokens)
+
+
+def _verify_token(token: int, info: EngineInfo) -> None:
+    if not 0 <= token < info.vocab_size:
+        raise ValueError(f"token id {token} is outside the vocabulary of {info.vocab_size}")
 
 
 def _verify_pooling(goal: Embed, context: Context) -> None:

@@ -154,6 +154,9 @@ class Engine:
             busy = self._requests.get(verb.context)
             known = len(parent.tokens) if busy is None else busy.known
             length = min(verb.length, known) if verb.length >= 0 else known
+            if busy is None:
+                with suppress(ValueError):  # told to the request that needs them
+                    admission.verify_tokens(parent, self.info)  # once for all children
             self.store.fork(parent, verb.child, length)
         elif isinstance(verb, Append):
             self.store.append(self._idle(verb.context), from_bytes(verb.tokens))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
+from itertools import accumulate, islice, takewhile
 from operator import attrgetter
 
 from srt.config import ScheduleConfig
@@ -22,6 +22,7 @@ from srt.core.batch import Batch
 from srt.core.context import Context
 from srt.core.ints import ints
 from srt.core.request import Request
+from srt.core.work import STEP_LOOKUP
 from srt.engine.drafts import Drafts
 from srt.engine.grammar_budget import GrammarBudget, by_cost
 from srt.engine.info import EngineInfo
@@ -148,8 +149,14 @@ class Planner:
         )  # fmt: skip
 
     def _window(self) -> Iterable[Request]:
+        """The oldest waiting requests, as many as a step can look up and admit; the first one
+        always. Where priorities count, all of them."""
         waiting = self.waiting.values()
-        return waiting if self.schedule.schedule_policy == "priority" else islice(waiting, WINDOW)
+        if self.schedule.schedule_policy == "priority":
+            return waiting
+        sums = accumulate(len(request.context.tokens) for request in islice(waiting, WINDOW))
+        count = sum(1 for _ in takewhile(STEP_LOOKUP.__ge__, sums))
+        return islice(waiting, max(count, 1))
 
     def _match(self, number: int) -> Match:
         if self._matched_at != self.store.tree.version:

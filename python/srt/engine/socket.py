@@ -10,6 +10,7 @@ import msgspec
 import zmq
 
 from srt.core.messages import Event, Verb, decode_verbs, encode
+from srt.core.work import STEP_BYTES
 from srt.engine.stats import Stats
 
 log = logging.getLogger("srt.engine")
@@ -42,18 +43,21 @@ class SocketChannel:
         out: list[Verb] = []
         if seconds and not self._socket.poll(seconds * 1000):
             return out
-        while True:
+        size = 0
+        while size < STEP_BYTES:
             try:
                 frame = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return out
             if frame == EXIT:
                 return None
+            size += len(frame)
             try:
                 out.extend(decode_verbs(frame))
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 self.stats.bad_frames += 1
                 log.error("dropped a malformed frame of %d bytes: %s", len(frame), error)
+        return out
 
     def emit(self, events: Sequence[Event]) -> None:
         try:

@@ -78,6 +78,7 @@ class Store:
         segments = cut(context.segments, len(tokens))
         media = cut_media(context.media, length)
         copy = Context(child, tokens, context.namespace, segments, media, context.head[:length])
+        copy.checked = min(context.checked, length)
         return self._add(copy)
 
     def append(self, context: Context, tokens: Ints) -> None:
@@ -95,6 +96,7 @@ class Store:
         del context.head[length:]
         context.saved = min(context.saved, length)
         context.ready = min(context.ready, length)
+        context.checked = min(context.checked, length)
         keep = max(context.shared, self._pages(length))
         if keep < len(context.pages):
             self.pool.give(context.pages[keep:])
