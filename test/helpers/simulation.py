@@ -49,6 +49,7 @@ from srt.core.messages import (
     Verb,
 )
 from srt.core.request import Request
+from srt.core.work import STEP_SEARCH
 from srt.engine.draft_model import ModelDrafter
 from srt.engine.drafts import Drafts
 from srt.engine.engine import Engine
@@ -175,6 +176,7 @@ class History:
         )  # fmt: skip
         if kind.tight and r.random() < 0.7:  # an optimist, who must retract
             self.engine.planner.reserve = Reserve(share=0.0, low=0.0, step_up=0.0)
+        self._bound_steps(seed)
         if r.random() < 0.5:
             self.engine.store.tree.heap_spare, self.engine.store.tree.heap_share = 0, 1
         self._count_what_is_inside()
@@ -626,6 +628,24 @@ class History:
                 if request is not None:
                     now = engine.store.match(request.context, request.match_limit)
                     assert found == now, "a remembered match is stale"
+
+    def _bound_steps(self, seed: int) -> None:
+        """Hold what a step costs, in counted work, under its bound, which is small here."""
+        engine, step = self.engine, self.engine.step
+        engine.planner.lookup = random.Random(seed).choice([8, 30, 1 << 21])
+
+        def counted() -> list[Event]:
+            waiting = dict(engine.waiting)
+            events = step()
+            sizes = [len(q.context.tokens) for i, q in waiting.items() if i in engine.running]
+            if self.schedule.schedule_policy != "priority" and len(sizes) > 1:
+                grown = self.schedule.max_running_requests  # a forced or a placeholder token each
+                assert sum(sizes) <= engine.planner.lookup + grown, "a step looks up too much"
+            self.seen["steps that admit more than one"] += len(sizes) > 1
+            assert engine._collector.searched <= STEP_SEARCH, "a step searches too much"
+            return events
+
+        engine.step = counted  # type: ignore[method-assign]
 
     def _count_what_is_inside(self) -> None:
         """Splits and compactions of the tree; what each request computes of its prompt."""

@@ -251,12 +251,10 @@ def test_tokens_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == [1000, 30, 4]
 
 
-def test_long_waiting_prompts_are_admitted_over_several_steps(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_long_waiting_prompts_are_admitted_over_several_steps() -> None:
     """What is looked up in a step, cached or not, is bounded; one that is longer is still taken."""
-    monkeypatch.setattr("srt.engine.planner.STEP_LOOKUP", 3500)
     desk = Desk(capacity=1 << 16)
+    desk.engine.planner.lookup = 3500
     first = desk.ask([7] * 1500, generate(2))
     desk.run()
     many = [desk.ask([7] * 1500, generate(2)) for _ in range(9)]

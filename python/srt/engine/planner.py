@@ -46,6 +46,7 @@ class Planner:
         leaving: by request id; their last pass is under way and they hold no memory.
         filled: requests whose every token was in the cache, to be ended.
         new_budget: makes the budget of a pass's grammars.
+        lookup: tokens of waiting requests that a step may look up in the cache.
     """
 
     def __init__(
@@ -61,6 +62,8 @@ class Planner:
         self.reserve = Reserve()
         self.new_budget: Callable[[], GrammarBudget] = GrammarBudget
         self.step_number = 0
+        self.lookup = STEP_LOOKUP
+        self._admitted = 0  # tokens of the requests that this step has admitted
         self.waiting: dict[int, Request] = {}
         self.running: dict[int, Request] = {}
         self.leaving: dict[int, Request] = {}
@@ -92,6 +95,7 @@ class Planner:
         ``waits``.
         """
         self._follows.clear()
+        self._admitted = 0
         if under_way is not None:
             self._foresee(under_way)
         planned = Pass(Batch(self.step_number + 1, []), self.new_budget())
@@ -149,14 +153,14 @@ class Planner:
         )  # fmt: skip
 
     def _window(self) -> Iterable[Request]:
-        """The oldest waiting requests, as many as a step can look up and admit; the first one
-        always. Where priorities count, all of them."""
+        """The oldest waiting requests, as many as this step can still look up and admit, and one
+        in any case. Where priorities count, all of them."""
         waiting = self.waiting.values()
         if self.schedule.schedule_policy == "priority":
             return waiting
         sums = accumulate(len(request.context.tokens) for request in islice(waiting, WINDOW))
-        count = sum(1 for _ in takewhile(STEP_LOOKUP.__ge__, sums))
-        return islice(waiting, max(count, 1))
+        count = sum(1 for _ in takewhile((self.lookup - self._admitted).__ge__, sums))
+        return islice(waiting, count or not self._admitted)
 
     def _match(self, number: int) -> Match:
         if self._matched_at != self.store.tree.version:
@@ -270,6 +274,7 @@ class Planner:
     def _admit(self, request: Request) -> Request:
         del self.waiting[request.id]
         self.running[request.id] = request
+        self._admitted += len(request.context.tokens)
         if request.cached < 0:
             request.origin = self.store.origin(request.context, request.match_limit)
         self.store.acquire(request.context, request.match_limit)
