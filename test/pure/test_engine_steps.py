@@ -13,8 +13,8 @@ from helpers.fake_worker import TOKEN_BYTES
 from helpers.toy_grammar import bits
 from srt.core.constraint import Constraint
 from srt.core.ints import ints
-from srt.core.messages import Advance, Done, Fork, Open, Verb, encode
-from srt.core.work import STEP_BYTES, STEP_SEARCH, STEP_VERBS
+from srt.core.messages import Advance, Done, Fork, Open, Score, Verb, encode
+from srt.core.work import STEP_BYTES, STEP_NUMBERS, STEP_SEARCH, STEP_VERBS
 from srt.engine import admission
 from srt.engine.collect import MAX_FORCED
 from srt.engine.loop import affordable, serve, work
@@ -268,3 +268,18 @@ def test_long_waiting_prompts_are_admitted_over_several_steps() -> None:
     for request in (first, *many, long):
         assert desk.done(request).reason == "length"
     desk.finish()
+
+
+def test_a_step_reports_so_many_log_probabilities() -> None:
+    """A long prompt with 128 likely tokens at each position comes in shorter chunks."""
+    reports = []
+    for top in (0, 128):
+        desk = Desk(capacity=1 << 16, chunked_prefill_size=8192)
+        requests = [desk.ask([number] * 3000, Score(1, top=top)) for number in (1, 2)]
+        desk.run()
+        for batch in desk.worker.batches:
+            tokens = sum(count for _, count in batch)
+            assert (tokens - len(batch)) * top <= STEP_NUMBERS, "one token each, in any case"
+        assert (len(desk.worker.batches) > 4) == (top > 0)
+        reports.append([desk.prompt(request).logprobs for request in requests])
+    assert reports[0] == reports[1]

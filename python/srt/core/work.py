@@ -9,6 +9,7 @@ from __future__ import annotations
 
 STEP_SEARCH = 1 << 16  # operations on stop patterns, beyond which no text is forced
 STEP_LOOKUP = 1 << 21  # tokens of the waiting requests that are looked up in the cache
+STEP_NUMBERS = 1 << 17  # log-probabilities that are reported of prompts, beside the tokens' own
 STEP_VERBS = 1 << 22  # of ``engine/loop.work``: the client's messages
 STEP_BYTES = 1 << 22  # of the client's messages, a message is taken whole
 

@@ -22,7 +22,7 @@ from srt.core.batch import Batch
 from srt.core.context import Context
 from srt.core.ints import ints
 from srt.core.request import Request
-from srt.core.work import STEP_LOOKUP
+from srt.core.work import STEP_LOOKUP, STEP_NUMBERS
 from srt.engine.drafts import Drafts
 from srt.engine.grammar_budget import GrammarBudget, by_cost
 from srt.engine.info import EngineInfo
@@ -64,6 +64,7 @@ class Planner:
         self.step_number = 0
         self.lookup = STEP_LOOKUP
         self._admitted = 0  # tokens of the requests that this step has admitted
+        self._numbers = 0  # log-probabilities of prompts that this step may still report
         self.waiting: dict[int, Request] = {}
         self.running: dict[int, Request] = {}
         self.leaving: dict[int, Request] = {}
@@ -95,7 +96,7 @@ class Planner:
         ``waits``.
         """
         self._follows.clear()
-        self._admitted = 0
+        self._admitted, self._numbers = 0, STEP_NUMBERS
         if under_way is not None:
             self._foresee(under_way)
         planned = Pass(Batch(self.step_number + 1, []), self.new_budget())
@@ -193,6 +194,7 @@ class Planner:
             if not self._adapts(planned, context):
                 continue
             prompt = context.saved < request.prompt
+            count = self._reported(request, count)
             drafts: Sequence[int] = ()
             if number in proposed and count == work and not prompt:
                 drafts = self._room_for(proposed[number], request, decided)
@@ -209,6 +211,16 @@ class Planner:
             if count > 1 or prompt:
                 used += count
         return used, saved
+
+    def _reported(self, request: Request, count: int) -> int:
+        """How many of the next ``count`` tokens this step can report on, at least one."""
+        each = request.top + len(request.probe)
+        if not each or request.unscored >= request.prompt:
+            return count
+        silent = max(request.unscored - 1 - request.context.saved, 0)  # nothing is asked of these
+        count = min(count, silent + max(self._numbers // each, 1))
+        self._numbers -= max(count - silent, 0) * each
+        return count
 
     def _adapts(self, planned: Pass, context: Context) -> bool:
         """Whether the pass has room for the context's adapter. The oldest requests come first, so
