@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 from srt.grammar import re2_tree as tree
 
@@ -29,6 +29,8 @@ MAX_OPERATIONS = 64  # most of ``StopAutomaton.cost``
 MAX_ATOMS = 256  # different classes, escapes and letters that ignore case
 KEPT_CHARACTERS = 4096  # whose atoms are remembered
 _FEW = 64  # transitions of an edge that may be written one by one
+
+Matching: TypeAlias = Callable[[bytes], list[int] | None]
 
 EDGE, LINE, WORD, OTHER = range(4)  # what is on one side of a boundary; EDGE: the text begins, ends
 KIND = bytes(
@@ -93,24 +95,25 @@ class StopAutomaton:
 
     Args:
         patterns: RE2 patterns that were compiled.
-        compile: makes an RE2 object of an atom.
+        matching: makes, of the atoms, what says which of them match a character (None: none).
 
     Attributes:
         moves: at ``4 * before + after``, for the kinds around a boundary.
-        cost: most integer operations that a character costs. A character that is new also costs
-            one question to RE2 for each atom.
+        cost: most integer operations that a character costs, and the question to RE2 that one
+            which is new costs.
 
     Raises ValueError, naming size, limit and fix, for patterns that cost too much.
     """
 
-    def __init__(self, patterns: Sequence[str], compile: Callable[[str], Any]) -> None:
+    def __init__(self, patterns: Sequence[str], matching: Callable[[list[str]], Matching]) -> None:
         root = tree.Choice(tuple(tree.parse(pattern) for pattern in patterns))
         self._letters: dict[bytes, int] = {}  # positions of each literal character
-        self._atoms: list[tuple[Any, int]] = []
         self._known: dict[bytes, int] = {}
         positions = _Positions()
         positions.read(root)
-        self._take_atoms(positions.atoms, compile)
+        sources = self._sort(positions.atoms)
+        self._atoms = list(sources.values())  # positions of each
+        self._matching = matching(list(sources)) if sources else None
         self.moves = _moves(root, positions)
         operations = 2 + max(len(moves.shifts) + len(moves.jumps) for moves in self.moves)
         if operations > MAX_OPERATIONS:
@@ -120,7 +123,8 @@ class StopAutomaton:
             )
         self.cost = operations + len(self._atoms) // 4
 
-    def _take_atoms(self, atoms: Sequence[tree.Atom], compile: Callable[[str], Any]) -> None:
+    def _sort(self, atoms: Sequence[tree.Atom]) -> dict[str, int]:
+        """Positions of each atom; literal characters are put aside."""
         asked: dict[str, int] = {}
         for position, atom in enumerate(atoms):
             if atom.text:
@@ -133,16 +137,16 @@ class StopAutomaton:
                 f"stop_regex has {len(asked)} different classes; at most {MAX_ATOMS}. "
                 "Use fewer or simpler patterns."
             )
-        self._atoms = [(compile(source), where) for source, where in asked.items()]
+        return asked
 
     def taken(self, character: bytes) -> int:
         """Positions that take ``character``."""
         found = self._known.get(character)
         if found is None:
             found = self._letters.get(character, 0)
-            for atom, where in self._atoms:
-                if atom.fullmatch(character) is not None:
-                    found |= where
+            if self._matching is not None:
+                for index in self._matching(character) or ():
+                    found |= self._atoms[index]
             if len(self._known) >= KEPT_CHARACTERS:
                 self._known.clear()
             self._known[character] = found

@@ -21,12 +21,13 @@ from functools import lru_cache
 from typing import Any
 
 from srt.core.work import TooMuchWork
-from srt.grammar.stop_automaton import EDGE, KIND, OTHER, StopAutomaton, length
+from srt.grammar.stop_automaton import EDGE, KIND, OTHER, Matching, StopAutomaton, length
 
 PATTERN_HOLD = 128  # bytes a stream holds back while a pattern may still match them
 PATTERN_MEMORY = 1 << 19  # bytes RE2 may use for one pattern
+ATOMS_MEMORY = 1 << 24  # and for their classes: more than the longest that are taken need
 PROGRAM_LIMIT = 1 << 14  # RE2 instructions of all patterns of a request
-SEARCH_WORK = 1 << 18  # what the search for a stop may cost in a short text, see ``_search``
+SEARCH_WORK = 1 << 17  # what the search for a stop may cost in a short text, see ``_search``
 CACHED = 64  # automata kept, and patterns: each may be as large as a request may make it
 
 
@@ -99,6 +100,21 @@ def compile_pattern(text: str) -> Any:
         raise ValueError(f"stop_regex {text!r} is not a valid RE2 pattern: {reason}") from None
 
 
+def compile_atoms(sources: list[str]) -> Matching:
+    """One RE2 automaton of all classes and escapes."""
+    import re2
+
+    options = re2.Options()
+    options.max_mem = ATOMS_MEMORY
+    options.never_capture = True
+    atoms = re2.Set.FullMatchSet(options)
+    for source in sources:
+        atoms.Add(source.encode())
+    atoms.Compile()
+    matching: Matching = atoms.Match
+    return matching
+
+
 @lru_cache(maxsize=CACHED)
 def stop_patterns(texts: tuple[str, ...]) -> tuple[list[Any], StopAutomaton]:
     """The patterns for RE2, and their automaton. Raises ValueError."""
@@ -116,7 +132,7 @@ def stop_patterns(texts: tuple[str, ...]) -> tuple[list[Any], StopAutomaton]:
                 "patterns. Lower a repeat count."
             )
         compiled.append(pattern)
-    return compiled, StopAutomaton(texts, compile_pattern)
+    return compiled, StopAutomaton(texts, compile_atoms)
 
 
 class Patterns:
@@ -181,7 +197,7 @@ class Patterns:
         if work > limit:
             raise TooMuchWork(
                 f"to find where stop_regex matches takes {work} steps in {size} bytes of text; at "
-                f"most {limit}. Use a pattern that fewer places of the text can begin."
+                f"most {limit}. Use a pattern that begins at fewer places."
             )
         found = [pattern.search(self._text, self._open) for pattern in self._compiled]
         spans = [match.span() for match in found if match is not None]
