@@ -332,6 +332,14 @@ def test_an_invalid_stop_regex_is_a_400(http: httpx.Client) -> None:
         is_error(http.post("/generate", json=sampling(stop_regex=pattern)), 400)
 
 
+def test_a_stop_regex_beyond_its_size_is_a_400(http: httpx.Client) -> None:
+    """Sixteen of these stopped the engine for minutes."""
+    patterns = [rf"[a-m][^Z]{{900}}Z{number}" for number in range(16)]
+    error = is_error(http.post("/generate", json=sampling(stop_regex=patterns)), 400)
+    assert "RE2 instructions" in error["message"]
+    assert "16384" in error["message"]
+
+
 def test_a_request_may_not_bring_a_template(http: httpx.Client) -> None:
     body = {"messages": [{"role": "user", "content": "a"}], "chat_template": "{{ 1 }}"}
     is_error(http.post("/v1/chat/completions", json=body), 403)
