@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from srt.core.constraint import Constraint
 from srt.core.context import Context
 from srt.core.matcher import CompilerBusy
@@ -55,6 +57,13 @@ def verify_tokens(context: Context, info: EngineInfo) -> None:
         _verify_token(min(new), info)
         _verify_token(max(new), info)
     context.checked = len(context.tokens)
+
+
+def inherit(context: Context, info: EngineInfo) -> None:
+    """Check a context's tokens before it is forked, once for all its children. Wrong ones are the
+    matter of the request that has them."""
+    with suppress(ValueError):
+        verify_tokens(context, info)
 
 
 def _verify_token(token: int, info: EngineInfo) -> None:

@@ -155,8 +155,7 @@ class Engine:
             known = len(parent.tokens) if busy is None else busy.known
             length = min(verb.length, known) if verb.length >= 0 else known
             if busy is None:
-                with suppress(ValueError):  # told to the request that needs them
-                    admission.verify_tokens(parent, self.info)  # once for all children
+                admission.inherit(parent, self.info)
             self.store.fork(parent, verb.child, length)
         elif isinstance(verb, Append):
             self.store.append(self._idle(verb.context), from_bytes(verb.tokens))
@@ -248,8 +247,7 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        planning = not self.paused and (self.waiting or self.running)
-        return bool(planning or self._under_way)
+        return bool(self._under_way or (not self.paused and (self.waiting or self.running)))
 
     @property
     def compiling(self) -> int:
