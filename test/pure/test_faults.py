@@ -15,7 +15,7 @@ from helpers.simulation import expected
 from srt.core.batch import Batch, StepResult
 from srt.core.ints import Ints, ints
 from srt.core.messages import Append, Close, Distribution, Failed, Fill, Fork, Score
-from srt.engine import engine as engine_module
+from srt.engine import admission
 from srt.grammar.watch import Watch
 from srt.memory.pages import PagePool
 from srt.memory.store import Store
@@ -170,7 +170,7 @@ def test_the_nth_watch_cannot_be_made(
                 raise error("injected")
             return Watch(*given)
 
-        monkeypatch.setattr(engine_module, "Watch", faulty)
+        monkeypatch.setattr(admission, "Watch", faulty)
 
     for n in range(1, count(arm, 1) + 1):
         arm(Nth(n))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 
 from srt.core.constraint import Constraint
 from srt.core.context import Context
 from srt.core.matcher import CompilerBusy
-from srt.core.messages import EVERY, POOLINGS, Embed, Failed, Fill, Generate, Goal
-from srt.core.request import score_from
+from srt.core.messages import EVERY, POOLINGS, Advance, Embed, Failed, Fill, Generate, Goal
+from srt.core.progress import Progress
+from srt.core.request import Request, score_from
 from srt.core.segments import verify_score
 from srt.engine.info import EngineInfo
+from srt.grammar.watch import Watch
 
 
 def verify(goal: Goal, context: Context, info: EngineInfo) -> None:
@@ -78,6 +81,19 @@ def _verify_pooling(goal: Embed, context: Context) -> None:
         raise ValueError(
             f"pooling is {goal.pooling!r}, which texts side by side have not; use 'last'"
         )
+
+
+def new_request(verb: Advance, context: Context, seed: int, progress: Progress) -> Request:
+    """Raises ValueError for stop patterns that are invalid, or cost too much."""
+    request = Request(
+        verb.request, context, verb.goal, seed, priority=verb.priority, close=verb.close,
+        received=time.monotonic(), progress=progress,
+    )  # fmt: skip
+    if isinstance(verb.goal, Generate):
+        sampling = verb.goal.sampling
+        if sampling.stop or sampling.stop_regex:
+            request.watch = Watch(sampling.stop, sampling.stop_regex)
+    return request
 
 
 def refusal(request: int, error: Exception) -> Failed:

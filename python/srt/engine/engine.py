@@ -14,7 +14,6 @@ a view; the executor computes. Nothing here knows torch.
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -32,7 +31,6 @@ from srt.core.messages import (
     Event,
     Failed,
     Fork,
-    Generate,
     Open,
     Truncate,
     Verb,
@@ -52,7 +50,6 @@ from srt.engine.info import EngineInfo
 from srt.engine.passes import Pass
 from srt.engine.planner import Planner
 from srt.engine.stats import Stats
-from srt.grammar.watch import Watch
 from srt.memory.store import Store
 
 log = logging.getLogger("srt.engine")
@@ -223,21 +220,8 @@ class Engine:
 
     def _request(self, verb: Advance, context: Context) -> Request:
         admission.verify(verb.goal, context, self.info)
-        request = Request(
-            verb.request,
-            context,
-            verb.goal,
-            admission.seed_of(verb.goal, self._seed, self._accepted),
-            priority=verb.priority,
-            close=verb.close,
-            received=time.monotonic(),
-            progress=self.progress,
-        )
-        if isinstance(verb.goal, Generate):
-            sampling = verb.goal.sampling
-            if sampling.stop or sampling.stop_regex:
-                request.watch = Watch(sampling.stop, sampling.stop_regex)
-        return request
+        seed = admission.seed_of(verb.goal, self._seed, self._accepted)
+        return admission.new_request(verb, context, seed, self.progress)
 
     def _close_refused(self, verb: Advance) -> None:
         if verb.close and verb.context not in self._requests:
