@@ -16,6 +16,7 @@ from srt.core.constraint import Constraint
 from srt.core.vocabulary import Vocabulary
 from srt.grammar.base import GrammarError
 from srt.grammar.guidance import GuidanceGrammar, check, grammar_of
+from srt.grammar.guidance.checking import SCHEMA
 
 ROUNDS = int(os.environ.get("GRAMMAR_CASES", "120"))
 ANY: dict[str, Any] = {"type": "any_text"}
@@ -52,8 +53,8 @@ def times(kind: str, content: dict[str, Any], **fields: Any) -> dict[str, Any]:
 def compiled(form: dict[str, Any], vocabulary: Vocabulary = BYTES) -> GuidanceGrammar:
     value = json.dumps({"type": "structural_tag", "format": form})
     text = grammar_of(Constraint("structural_tag", value), "")
-    check(text)
-    return GuidanceGrammar(text, vocabulary)
+    check(text, SCHEMA)
+    return GuidanceGrammar(text, vocabulary, step=SCHEMA)
 
 
 def verdicts(form: dict[str, Any], texts: list[str]) -> list[str]:

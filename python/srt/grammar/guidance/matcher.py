@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 Run = tuple[list[int], int]
 T = TypeVar("T")
 NO_RUN: Run = ([], 0)
+PANIC = "panic"
+MOST_PANICS = 8  # in one generation: each costs a compilation and a walk over its tokens
 LOOSE: Run = ([], 1)  # text is forced, but its first token depends on what follows
 _MASK: Callable[[Any], bytes] = methodcaller("compute_bitmask")
 _FORCED: Callable[[Any], list[int]] = methodcaller("compute_ff_tokens")
@@ -32,7 +34,7 @@ class GuidanceMatcher:
     depends on the tokens taken and on nothing else.
     """
 
-    __slots__ = ("_accepted", "_failure", "_grammar", "_inner", "_runs", "_tokens")
+    __slots__ = ("_accepted", "_failure", "_grammar", "_inner", "_panics", "_runs", "_tokens")
 
     def __init__(
         self,
@@ -48,6 +50,7 @@ class GuidanceMatcher:
         self._runs: list[Run | None] = runs or [None]
         self._failure = ""  # the error that ``inner`` has met
         self._accepted = False  # whether the text was whole before that
+        self._panics = 0  # of llguidance, when it was asked for forced tokens
 
     @property
     def accepting(self) -> bool:
@@ -140,6 +143,7 @@ class GuidanceMatcher:
         inner = self._inner.deep_copy()
         other = GuidanceMatcher(self._grammar, inner, self._tokens.copy(), self._runs.copy())
         other._failure, other._accepted = self._failure, self._accepted
+        other._panics = self._panics
         return other
 
     # -- llguidance ------------------------------------------------------------------------------
@@ -150,7 +154,7 @@ class GuidanceMatcher:
         if run is None:
             run = NO_RUN
             if self._grammar.canonical and not self._failure and not self._inner.is_stopped():
-                found = self._call(_FORCED) or []
+                found = self._forced()
                 ends = self._grammar.vocabulary.eos
                 stop = next((at for at, token in enumerate(found) if token in ends), len(found))
                 if found[:stop]:
@@ -198,6 +202,18 @@ class GuidanceMatcher:
         ahead = self._inner.deep_copy()
         ahead.try_consume_tokens(self._grammar.tokenizer.tokenize_bytes(forced))
         return ahead
+
+    def _forced(self) -> list[int]:
+        """The tokens that llguidance says are forced; none where it panics, which it does in rare
+        states of free text that ends in several ways. Raises GrammarError."""
+        try:
+            return self._call(_FORCED) or []
+        except GrammarError:
+            if not self._failure.startswith(PANIC) or self._panics >= MOST_PANICS:
+                raise
+            self._panics += 1
+            self._replay(afresh=True)
+            return []
 
     def _rest(self) -> list[int]:
         """Tokens that may write the forced text ahead, the last of them perhaps cut short."""
