@@ -12,8 +12,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
-from helpers.launched import Server, best_model, launched
+from helpers.launched import best_model, launched
 
 pytest.importorskip("torch")
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,7 +59,9 @@ def test_the_curl_lines_of_all_pages_are_answered(tmp_path: Path) -> None:
     assert len(commands) >= 7
     asked = 0
     with launched(["--log-level", "warning", *best_model(tmp_path)]) as server:
+        session = httpx.post(f"{server.url}/open_session", timeout=60).text
         for line in commands:
+            line = line.replace("'$S'", session)
             command = shlex.split(line.replace("localhost:30000", server.url))
             body = command[command.index("-d") + 1]
             assert command[command.index("-H") + 1] == "Content-Type: application/json", line
@@ -72,22 +75,19 @@ def test_the_curl_lines_of_all_pages_are_answered(tmp_path: Path) -> None:
     assert asked >= 4
 
 
-def test_the_programs_of_the_http_page_run(tmp_path: Path) -> None:
+def test_the_programs_of_the_http_page_print_what_it_shows(tmp_path: Path) -> None:
     for client in ("openai", "anthropic"):
         pytest.importorskip(client)
     page = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
-    programs = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(programs) >= 6
-    server = Server(["--log-level", "warning", *best_model(tmp_path)])
-    try:
-        server.wait_ready()
+    found = re.findall(r"```python\n(.*?)```\n(?:\n```text\n(.*?)```)?", page, re.DOTALL)
+    assert len(found) >= 6
+    with launched(["--log-level", "warning", *best_model(tmp_path)]) as server:
         port = server.url.rpartition(":")[2]
         file = tmp_path / "program.py"
-        file.write_text("\n".join(programs).replace(":30000", f":{port}"), encoding="utf-8")
+        programs = "\n".join(program for program, _ in found)
+        file.write_text(programs.replace(":30000", f":{port}"), encoding="utf-8")
         done = subprocess.run(
             [sys.executable, file], capture_output=True, text=True, timeout=120, cwd=tmp_path
         )
-        assert done.returncode == 0, done.stderr
-    finally:
-        server.process.terminate()
-        assert server.wait_end() == 0
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == "".join(shown for _, shown in found).split()

@@ -17,8 +17,10 @@ def launch_server(server_args: ServerArgs) -> None:
     Raises SystemExit where a setting is out of range, or serving failed.
     """
     from srt.server.arguments import Parser
-    from srt.server.launch import run
+    from srt.server.launch import add_parser_arguments, run
 
-    chosen = argparse.Namespace(**server_args.chosen())
-    if status := run(chosen, Parser(prog="launch_server")):
+    parser = Parser(prog="launch_server")
+    add_parser_arguments(parser)
+    arguments = parser.parse_args([], argparse.Namespace(**server_args.chosen()))
+    if status := run(arguments, parser):
         sys.exit(status)
