@@ -102,6 +102,7 @@ def test_a_section_is_frozen() -> None:
         ("chunked_prefill_size", 0, "at least 1, or -1"),
         ("chunked_prefill_size", -2, "at least 1, or -1"),
         ("max_overtakes", -1, "0 or more"),
+        ("random_seed", 2**63, "a whole number of 64 bits"),
         ("port", 65536, "in [0, 65535]"),
         ("stream_interval", 0, "at least 1"),
         ("max_body_bytes", 0, "at least 1"),
@@ -211,7 +212,7 @@ def test_an_empty_model_path_is_not_the_embedded_model() -> None:
 @pytest.mark.parametrize(
     "flag",
     ["host", "api-key", "admin-api-key", "api-keys-file", "allowed-hosts", "allowed-media-domains",
-     "ssl-certfile", "ssl-ca-certs"],
+     "ssl-certfile", "ssl-ca-certs", "served-model-name"],
 )  # fmt: skip
 def test_a_flag_that_guards_is_never_empty(flag: str, value: str) -> None:
     """``--api-key "$KEY"``, where that is not set, would be a server open to everybody."""

@@ -58,10 +58,12 @@ _NEVER_EMPTY = {
     "api_keys_file": "give a path, or leave it out for a server without such keys",
     "allowed_hosts": "give names, or leave it out",
     "allowed_media_domains": "give hosts, or leave it out",
+    "served_model_name": "give a name, or leave it out for the model's path",
     "ssl_certfile": "give a path, or leave it out for a server without TLS",
     "ssl_ca_certs": "give a path, or leave it out for clients without a certificate",
 }
-"""Flags whose empty value, as of a variable that is not set, would open a door, and what to do."""
+"""Flags whose empty value, as of a variable that is not set, would open a door or be taken for no
+value, and what to do."""
 _POSITIVE = (
     "max_connections", "max_header_bytes", "header_timeout", "body_timeout", "keep_alive_timeout",
     "stream_write_timeout",
@@ -129,6 +131,8 @@ class Config:
              0 <= self.memory.mem_fraction_static < 1, "in [0, 1)"),
             ("context_length", self.model.context_length,
              self.model.context_length >= 0, "0 or more"),
+            ("random_seed", self.model.random_seed,
+             -(2**63) <= self.model.random_seed < 2**63, "a whole number of 64 bits"),
             ("max_running_requests", self.schedule.max_running_requests,
              self.schedule.max_running_requests >= 1, "at least 1"),
             ("max_queued_requests", self.schedule.max_queued_requests,

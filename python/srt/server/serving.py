@@ -44,6 +44,17 @@ async def serve(config: Config, listener: socket.socket, engine: Started) -> int
     calm(asyncio.get_running_loop())
     signals = _Signals()
     signals.kill = engine.kill
+    try:
+        return await _serve(config, listener, engine, signals)
+    except asyncio.CancelledError:
+        if not signals.asked.is_set():
+            raise
+        return 128 + signals.number  # it came while the model was loaded
+
+
+async def _serve(
+    config: Config, listener: socket.socket, engine: Started, signals: _Signals
+) -> int:
     async with signals.installed(), _parented(config.operations.exit_with_parent, signals):
         if config.edge.api_keys_file:  # read when the model is there
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _nothing)
@@ -75,6 +86,7 @@ class _Signals:
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
+        self.number = int(signal.SIGTERM)  # the first signal's
         self.serving = False
         self.kill: Callable[[], None] = _nothing
         self._task = asyncio.current_task()
@@ -97,6 +109,7 @@ class _Signals:
         if self.asked.is_set():
             self.kill()
             os._exit(128 + number)
+        self.number = number
         self.ask()
 
     def ask(self) -> None:

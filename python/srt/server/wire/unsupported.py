@@ -14,8 +14,9 @@ from srt.program.request import RequestError
 
 _FEATURES = {
     "a custom logit processor": "custom_logit_processor",
-    "a session": "session_params",
-    "hidden states in the answer": "return_hidden_states return_pooled_hidden_states",
+    "a session on this route (/generate has them)": "session_params",
+    "hidden states on this route (/generate has them)": "return_hidden_states",
+    "pooled hidden states in the answer": "return_pooled_hidden_states",
     "routed experts in the answer": "return_routed_experts routed_experts_start_len "
     "return_indexer_topk",
     "entropies in the answer": "return_entropy",
