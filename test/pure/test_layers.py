@@ -191,6 +191,17 @@ def test_the_frontend_imports_in_a_fifth_of_a_second_of_cpu() -> None:
     assert min(loaded("import sglang", ())[1] for _ in range(5)) < 0.2
 
 
+def test_the_engine_is_started_before_the_server_is_imported() -> None:
+    """``run`` starts it; what takes long to import is imported behind that."""
+    slow = ("starlette", "uvicorn", "tokenizers", "prometheus_client", "numpy", "torch")
+    assert loaded("import srt.server.launch", slow)[0] == []
+    source = ast.parse((PYTHON / "srt" / "server" / "launch.py").read_text(encoding="utf-8"))
+    names = {node.name: node for node in source.body if isinstance(node, ast.FunctionDef)}
+    run = ast.unparse(names["run"])
+    assert run.index("Started(config)") < run.index("_serve(")
+    assert "serving" in ast.unparse(names["_serve"])
+
+
 @pytest.mark.parametrize(
     "module",
     ["srt.core.messages", "srt.memory.store", "srt.schedule.scheduler", "srt.engine.client",
