@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -17,10 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from srt.config import Config
 from srt.core.ints import ints
+from srt.program.completion import EngineLost
 from srt.program.output import Output
 from srt.program.request import RequestError
+from srt.server.service import Service
 from srt.server.text import sessions as module
-from srt.server.text.sessions import OpenSessionBody, SessionParams, Sessions, Turn
+from srt.server.text.generate_call import GenerateCall
+from srt.server.text.sessions import OpenSessionBody, SessionParams, Sessions, SessionTurn
 from srt.server.wire.caller import Caller, current
 
 # -- the tree of one session ----------------------------------------------------------------------
@@ -44,13 +47,13 @@ class Book:
     def open(self, **body: Any) -> str:
         return self.sessions.open(OpenSessionBody(**body))
 
-    def begin(self, session: str, name: str, tokens: list[int], **params: Any) -> Turn:
+    def begin(self, session: str, name: str, tokens: list[int], **params: Any) -> SessionTurn:
         return self.sessions.begin(SessionParams(id=session, **params), name, ints(tokens))
 
-    def end(self, turn: Turn, tokens: list[int]) -> None:
+    def end(self, turn: SessionTurn, tokens: list[int]) -> None:
         asyncio.run(self._end(turn, tokens))
 
-    async def _end(self, turn: Turn, tokens: list[int]) -> None:
+    async def _end(self, turn: SessionTurn, tokens: list[int]) -> None:
         async def run() -> AsyncGenerator[tuple[int, Output], None]:
             yield 0, Output(0, len(turn.prompt), tokens=tokens)
 
@@ -197,6 +200,112 @@ def test_an_idle_session_is_closed(book: Book) -> None:
     assert book.sessions._tenants == {}
 
 
+def test_sessions_close_idle_ones_of_other_tenants(
+    book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenant that never returns keeps nothing; one call looks at a bounded number of sessions."""
+    monkeypatch.setattr(module, "SWEPT_SESSIONS", 4)
+    token = current.set(Caller("gone", "gone"))
+    for _ in range(10):
+        book.end(book.begin(book.open(timeout=5.0), "a", [1, 2, 3]), [4])
+    running = book.begin(book.open(timeout=5.0), "a", [1])
+    current.reset(token)
+    gone = book.sessions._tenants["gone"]
+    book.now = 3.0
+    book.open(timeout=5.0)
+    assert (len(gone.sessions), gone.tokens) == (11, 41), "none of them is idle yet"
+    book.now = 6.0
+    left = []
+    for _ in range(5):
+        book.open(timeout=5.0)
+        left.append(len(gone.sessions))
+    assert left[0] >= 7, "at most four are closed in one call"
+    assert (left[-1], gone.tokens) == (1, 1), "a request that runs keeps its session"
+    assert book.aborted == []
+    book.end(running, [2])
+    book.now = 20.0
+    for _ in range(3):
+        book.open(timeout=5.0)
+    assert "gone" not in book.sessions._tenants
+    assert gone.tokens == 0
+
+
+def test_a_sweep_removes_a_bounded_number_of_turns(
+    book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SWEPT_REQUESTS", 6)
+    for _ in range(4):
+        session = book.open(timeout=5.0)
+        for name in "abc":
+            book.end(book.begin(session, name, [1]), [])
+    book.now, left = 6.0, []
+    for _ in range(2):
+        assert not book.sessions.close("none")
+        left.append(len(book.sessions._ring))
+    assert left == [2, 0]
+
+
+def test_a_tenant_at_its_limit_closes_its_idle_ones(
+    book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SWEPT_SESSIONS", 0)
+    monkeypatch.setattr(module, "MAX_SESSIONS", 2)
+    monkeypatch.setattr(module, "MAX_TOKENS", 8)
+    for _ in range(2):
+        book.end(book.begin(book.open(timeout=5.0), "a", [1, 2]), [3])
+    with pytest.raises(RequestError, match="2 sessions are open"):
+        book.open()
+    book.now = 6.0
+    session = book.open(timeout=5.0)
+    book.end(book.begin(session, "a", [1] * 8), [])
+    book.now = 12.0
+    book.begin(book.open(), "a", [1] * 8)
+    assert book.sessions._tenants[""].tokens == 8
+
+
+@pytest.mark.parametrize("close", [True, False])
+def test_removing_siblings_compares_none_of_them(
+    book: Book, monkeypatch: pytest.MonkeyPatch, close: bool
+) -> None:
+    """Each sibling is found by its id: a search among the others would compare them."""
+    session = book.open()
+    book.end(book.begin(session, "top", [1]), [])
+    for number in range(200):
+        book.end(book.begin(session, f"{number}", [1], rid="top"), [])
+    compared = 0
+
+    def compare(one: object, other: object) -> bool:
+        nonlocal compared
+        compared += 1
+        return one is other
+
+    monkeypatch.setattr(SessionTurn, "__eq__", compare)
+    if close:
+        book.sessions.close(session)
+    else:
+        turn = book.begin(session, "new", [1], rid="top", replace=True)
+        assert set(turn.session.turns) == {"top", "new"}
+        assert set(turn.session.turns["top"].children) == {"new"}
+    assert compared == 0
+
+
+def test_finish_of_no_output_says_that_the_engine_is_lost() -> None:
+    class Empty:
+        async def follow(self, turn: Any, run: Any) -> AsyncGenerator[tuple[int, Output], None]:
+            for item in ():
+                yield item
+
+    class Served:
+        sessions = Empty()
+
+        def run(self) -> None:
+            raise AssertionError
+
+    call = GenerateCall([], True, False, None, [], turn=cast(SessionTurn, object()))
+    with pytest.raises(EngineLost, match="without an answer"):
+        asyncio.run(call.finish(cast(Service, Served())))
+
+
 def test_tenants_meet_their_own_sessions_alone(book: Book) -> None:
     number = book.open(session_id="mine")
     book.begin(number, "a", [1])
@@ -231,7 +340,7 @@ def test_any_history_of_a_session_is_a_tree_of_texts(
     book = Book()
     number = book.open()
     known: dict[str, tuple[str | None, list[int], list[int], bool]] = {}
-    turns: dict[str, Turn] = {}
+    turns: dict[str, SessionTurn] = {}
 
     def remove(rid: str) -> None:
         for child in [name for name, turn in known.items() if turn[0] == rid]:

@@ -24,7 +24,7 @@ from srt.program.request import Ask, Logprobs, RequestError, namespace_of, sampl
 from srt.program.sources import sources_of
 from srt.server.service import Service
 from srt.server.telemetry.record import record
-from srt.server.text.asked import Asked
+from srt.server.text.generate_call import GenerateCall
 from srt.server.text.sessions import SessionParams
 from srt.server.text.states import states_of, verify_states
 from srt.server.wire.body import read_body
@@ -180,7 +180,7 @@ class _Streamed:
         return shown
 
 
-async def _asks(service: Service, body: GenerateBody) -> Asked:
+async def _asks(service: Service, body: GenerateBody) -> GenerateCall:
     received = time.monotonic() if body.return_spans else None
     record().private = bool(body.no_logs)
     prompts, listed = _prompts(body)
@@ -217,7 +217,7 @@ async def _asks(service: Service, body: GenerateBody) -> Asked:
         )  # fmt: skip
     single = not listed and asks[0].sampling.n == 1
     states = _each(body.return_hidden_states, count, "return_hidden_states", False)
-    asked = Asked(asks, single, bool(body.return_text_in_logprobs), received, states)
+    asked = GenerateCall(asks, single, bool(body.return_text_in_logprobs), received, states)
     verify_states(service, [ask for ask, wanted in zip(asks, states) if wanted])
     params = body.session_params
     return asked if params is None else asked.in_session(service, params)

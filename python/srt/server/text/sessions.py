@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ MAX_REQUESTS = 4096  # of one session
 MAX_TOKENS = 1 << 22  # kept for one tenant: 16 MiB
 IDLE_SECONDS = 3600.0  # without a request until a session is closed, where it names no time
 MOST_IDLE_SECONDS = 7 * 86400.0
+SWEPT_SESSIONS = 64  # of any tenant, looked at in one call
+SWEPT_REQUESTS = 4096  # removed with them in one call, after which the sweep ends
 
 
 class SessionParams(msgspec.Struct, kw_only=True):
@@ -62,16 +65,17 @@ class CloseSessionBody(msgspec.Struct, kw_only=True):
 
 
 @dataclass(eq=False, slots=True)
-class Turn:
-    """One request of a session. ``output`` grows while it runs."""
+class SessionTurn:
+    """One request of a session. ``parent`` is the id of the request that it continues; ``output``
+    grows while it runs."""
 
     session: Session
     rid: str
-    parent: Turn | None
+    parent: str | None
     prompt: Ints
     output: Sequence[int] = ()
     running: bool = True
-    children: list[Turn] = field(default_factory=list)
+    children: dict[str, SessionTurn] = field(default_factory=dict)
 
     def context(self, drop_output: bool) -> Ints:
         return self.prompt if drop_output else self.prompt + ints(self.output)
@@ -79,7 +83,8 @@ class Turn:
 
 @dataclass(eq=False, slots=True)
 class Session:
-    """``used``: when a request of it last began or ended. ``turns``: by the id of the request."""
+    """``used``: when a request of it last began or ended. ``turns``: by the id of the request.
+    ``running``: requests that began and have not ended."""
 
     id: str
     tenant: Tenancy
@@ -87,11 +92,8 @@ class Session:
     streaming: bool
     idle: float
     used: float
-    turns: dict[str, Turn] = field(default_factory=dict)
-
-    @property
-    def running(self) -> bool:
-        return any(turn.running for turn in self.turns.values())
+    running: int = 0
+    turns: dict[str, SessionTurn] = field(default_factory=dict)
 
 
 @dataclass(eq=False, slots=True)
@@ -104,7 +106,10 @@ class Tenancy:
 
 
 class Sessions:
-    """The sessions of all tenants; a tenant meets its own alone.
+    """The sessions of all tenants. Each tenant sees only its own.
+
+    Every call looks at some sessions of all tenants and closes those that were idle for too long,
+    so that one whose tenant does not return is closed too.
 
     Args:
         abort: ends the requests of an id and an owner.
@@ -119,6 +124,7 @@ class Sessions:
     ) -> None:
         self._abort, self._begin, self._clock = abort, list(begin), clock
         self._tenants: dict[str, Tenancy] = {}
+        self._ring: OrderedDict[Session, None] = OrderedDict()  # all; the next to look at is first
 
     def open(self, body: OpenSessionBody) -> str:
         """The id of a new session. Raises RequestError."""
@@ -135,11 +141,13 @@ class Sessions:
                 "seconds.",
                 "timeout",
             )
-        number = body.session_id or uuid.uuid4().hex
-        _verify_name(number)
+        session_id = body.session_id or uuid.uuid4().hex
+        _verify_name(session_id)
         tenant = self._tenant()
-        if number in tenant.sessions:
-            raise RequestError(f"The session {number!r:.80} is open already.", "session_id")
+        if self._open(tenant, session_id):
+            raise RequestError(f"The session {session_id!r:.80} is open already.", "session_id")
+        if len(tenant.sessions) >= MAX_SESSIONS:
+            self._close_idle(tenant)
         if len(tenant.sessions) >= MAX_SESSIONS:
             raise RequestError(
                 f"{len(tenant.sessions)} sessions are open and {MAX_SESSIONS} may be; close some.",
@@ -147,21 +155,23 @@ class Sessions:
                 "queue_full",
             )
         self._tenants[tenant.name] = tenant
-        tenant.sessions[number] = Session(
-            number, tenant, body.capacity_of_str_len, bool(body.streaming), idle, self._clock()
+        session = Session(
+            session_id, tenant, body.capacity_of_str_len, bool(body.streaming), idle, self._clock()
         )
-        return number
+        tenant.sessions[session_id] = session
+        self._ring[session] = None
+        return session_id
 
-    def close(self, number: str) -> bool:
+    def close(self, session_id: str) -> bool:
         """Close a session; what runs in it ends with reason "abort". False where there is none.
         Raises RequestError for a name that none can have."""
-        _verify_name(number)
-        session = self._tenant().sessions.get(number)
+        _verify_name(session_id)
+        session = self._open(self._tenant(), session_id)
         if session is not None:
             self._close(session)
         return session is not None
 
-    def begin(self, params: SessionParams, rid: str, tokens: Ints) -> Turn:
+    def begin(self, params: SessionParams, rid: str, tokens: Ints) -> SessionTurn:
         """The next request of a session, with its whole prompt. It must then be followed
         (``follow``). Raises RequestError."""
         session = self._named(params.id)
@@ -178,15 +188,16 @@ class Sessions:
         self._verify_room(session, len(prompt))
         if params.replace:
             self._replace(session, parent)
-        turn = Turn(session, rid, parent, prompt)
+        turn = SessionTurn(session, rid, parent.rid if parent is not None else None, prompt)
         if parent is not None:
-            parent.children.append(turn)
+            parent.children[rid] = turn
         session.turns[rid], session.used = turn, self._clock()
+        session.running += 1
         session.tenant.tokens += len(prompt)
         return turn
 
     async def follow(
-        self, turn: Turn, run: Callable[[], AsyncGenerator[tuple[int, Output], None]]
+        self, turn: SessionTurn, run: Callable[[], AsyncGenerator[tuple[int, Output], None]]
     ) -> AsyncGenerator[tuple[int, Output], None]:
         """The items of ``run()``; what is generated becomes the turn's. A request that is refused
         leaves no turn. Raises what ``run`` raises."""
@@ -199,6 +210,7 @@ class Sessions:
         finally:
             turn.running, turn.output = False, ints(turn.output)
             turn.session.used = self._clock()
+            turn.session.running -= 1
             if turn.session.turns.get(turn.rid) is turn:
                 turn.session.tenant.tokens += len(turn.output)
                 if not seen:
@@ -206,7 +218,7 @@ class Sessions:
 
     # -- the tree -----------------------------------------------------------------------------
 
-    def _parent(self, session: Session, params: SessionParams) -> Turn | None:
+    def _parent(self, session: Session, params: SessionParams) -> SessionTurn | None:
         """The turn that a request continues."""
         rid = params.rid
         if session.streaming:
@@ -232,7 +244,7 @@ class Sessions:
             )
         return parent
 
-    def _continued(self, parent: Turn, params: SessionParams, tokens: Ints) -> Ints:
+    def _continued(self, parent: SessionTurn, params: SessionParams, tokens: Ints) -> Ints:
         """The parent's context, cut where asked for, and ``tokens``."""
         context, offset = parent.context(bool(params.drop_previous_output)), params.offset or 0
         if abs(offset) > len(context):
@@ -245,32 +257,35 @@ class Sessions:
             tokens = tokens[count:]
         return (context[:offset] if offset else context) + tokens
 
-    def _replace(self, session: Session, parent: Turn | None) -> None:
+    def _replace(self, session: Session, parent: SessionTurn | None) -> None:
         """End and remove what follows ``parent``, or everything."""
         if parent is None:
             self._remove(list(session.turns.values()))
             return
         if parent.running:
             self._abort(parent.rid, session.tenant.name)
-        self._remove(list(parent.children))
+        self._remove(list(parent.children.values()))
 
     def _close(self, session: Session) -> None:
         self._remove(list(session.turns.values()))
+        del self._ring[session]
         del session.tenant.sessions[session.id]
         if not session.tenant.sessions:
             del self._tenants[session.tenant.name]
 
-    def _remove(self, turns: Sequence[Turn]) -> None:
-        """Take turns and what follows them out of their session, ending those that run."""
+    def _remove(self, turns: Sequence[SessionTurn]) -> None:
+        """Take turns and what follows them out of their session, ending those that run. Each turn
+        costs the same, however many siblings it has."""
         waiting = list(turns)
         while waiting:
             turn = waiting.pop()
-            waiting += turn.children
             session = turn.session
             if session.turns.pop(turn.rid, None) is None:
                 continue
-            if turn.parent is not None and turn in turn.parent.children:
-                turn.parent.children.remove(turn)
+            waiting += turn.children.values()
+            parent = session.turns.get(turn.parent) if turn.parent is not None else None
+            if parent is not None:
+                del parent.children[turn.rid]
             session.tenant.tokens -= len(turn.prompt)
             if turn.running:  # its output is not counted yet
                 self._abort(turn.rid, session.tenant.name)
@@ -280,25 +295,54 @@ class Sessions:
     # -- bounds -------------------------------------------------------------------------------
 
     def _tenant(self) -> Tenancy:
-        """The caller's; sessions that were idle for too long are closed."""
-        name, now = current.get().tenant, self._clock()
-        tenant = self._tenants.get(name) or Tenancy(name)
-        for session in list(tenant.sessions.values()):
-            if now - session.used > session.idle and not session.running:
-                self._close(session)
-        return tenant
+        """The sessions of the caller's tenant, after a sweep over those of all."""
+        self._sweep()
+        name = current.get().tenant
+        return self._tenants.get(name) or Tenancy(name)
 
-    def _named(self, number: str | None) -> Session:
-        session = self._tenant().sessions.get(number or "")
+    def _sweep(self) -> None:
+        """Close idle sessions of all tenants, as far as one call may take: the next call looks at
+        those that follow."""
+        removed = 0
+        for _ in range(min(SWEPT_SESSIONS, len(self._ring))):
+            session = next(iter(self._ring))
+            self._ring.move_to_end(session)
+            if self._is_idle(session):
+                removed += len(session.turns)
+                self._close(session)
+            if removed >= SWEPT_REQUESTS:
+                break
+
+    def _is_idle(self, session: Session) -> bool:
+        return not session.running and self._clock() - session.used > session.idle
+
+    def _close_idle(self, tenant: Tenancy) -> None:
+        """Close all idle sessions of a tenant, which has reached a limit."""
+        for session in list(tenant.sessions.values()):
+            if self._is_idle(session):
+                self._close(session)
+
+    def _open(self, tenant: Tenancy, session_id: str) -> Session | None:
+        """The session of this id, which is closed if it is idle and the sweep is yet to come."""
+        session = tenant.sessions.get(session_id)
+        if session is not None and self._is_idle(session):
+            self._close(session)
+            return None
+        return session
+
+    def _named(self, session_id: str | None) -> Session:
+        session = self._open(self._tenant(), session_id or "")
         if session is None:
             raise RequestError(
-                f"There is no session {number!r:.80}; POST /open_session makes one, and one that "
-                "is not used for its timeout is closed.",
+                f"There is no session {session_id!r:.80}; POST /open_session makes one, and one "
+                "that is not used for its timeout is closed.",
                 "session_params",
             )
         return session
 
     def _verify_room(self, session: Session, more: int) -> None:
+        if session.tenant.tokens + more > MAX_TOKENS:
+            self._close_idle(session.tenant)
         held = session.tenant.tokens
         if held + more > MAX_TOKENS:
             raise RequestError(
@@ -314,8 +358,8 @@ class Sessions:
             )
 
 
-def _verify_name(number: str) -> None:
-    if len(number) > MAX_NAME:
+def _verify_name(session_id: str) -> None:
+    if len(session_id) > MAX_NAME:
         raise RequestError(
-            f"session_id has {len(number)} characters; at most {MAX_NAME}.", "session_id"
+            f"session_id has {len(session_id)} characters; at most {MAX_NAME}.", "session_id"
         )

@@ -1,4 +1,4 @@
-"""Asked: what one body of ``/generate`` asks for, and how it is run."""
+"""GenerateCall: the requests of one body of ``/generate``, and how they are run."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from functools import partial
 
 import msgspec
 
+from srt.program.completion import EngineLost
 from srt.program.output import Output
 from srt.program.request import Ask, RequestError
 from srt.server.service import Service
-from srt.server.text.sessions import SessionParams, Turn
+from srt.server.text.sessions import SessionParams, SessionTurn
 
 
-class Asked(msgspec.Struct):
-    """The asks of one body and how to show what comes back."""
+class GenerateCall(msgspec.Struct):
+    """The requests of one body and how their answers are shown."""
 
     asks: list[Ask]
     single: bool  # one prompt, not in a list, one completion
     with_text: bool
     received: float | None  # time.monotonic(), where spans are wanted
     states: Sequence[bool]  # of each ask, whether hidden states are wanted
-    turn: Turn | None = None  # of a session
+    turn: SessionTurn | None = None  # of a session
 
-    def in_session(self, service: Service, params: SessionParams) -> Asked:
+    def in_session(self, service: Service, params: SessionParams) -> GenerateCall:
         """The same with the prompt of its session. Nothing may be awaited until it is run: the
         session has it by then. Raises RequestError."""
         [ask, *others] = self.asks
@@ -47,10 +48,13 @@ class Asked(msgspec.Struct):
         return service.sessions.follow(self.turn, partial(service.run, self.asks))
 
     async def finish(self, service: Service) -> list[list[Output]]:
-        """The finished outputs of each ask."""
+        """The finished outputs of each ask. Raises EngineLost where none came."""
         if self.turn is None:
             return await service.finish(self.asks)
-        async with aclosing(self.run(service)) as items:  # what it writes may be replaced
+        last = None
+        async with aclosing(self.run(service)) as items:  # tokens may be replaced until the end
             async for _, output in items:
                 last = output
+        if last is None:
+            raise EngineLost("the engine ended a request without an answer")
         return [[last]]
