@@ -54,14 +54,14 @@ def main(argv: Sequence[str] | None = None) -> int:
                     f"least {least}"
                 )
         found = asyncio.run(_measure(options, ServerArgs.from_cli_args(options)))
+        for line in found:
+            print(_shown(line))
+        if options.result_filename:
+            with open(options.result_filename, "a", encoding="utf-8") as file:
+                file.writelines(json.dumps(line) + "\n" for line in found)
     except (ValueError, TypeError, OSError, SglangError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    for line in found:
-        print(_shown(line))
-    if options.result_filename:
-        with open(options.result_filename, "a", encoding="utf-8") as file:
-            file.writelines(json.dumps(line) + "\n" for line in found)
     return 1 if any("error" in line for line in found) else 0
 
 
@@ -90,36 +90,54 @@ async def _batch(
 
 
 def _figures(name: str, results: Sequence[Result], read: int) -> dict[str, Any]:
+    """Figures of one batch. A latency that was not seen is None, and so is a rate without one:
+    an answer that comes in one event has no gap between its tokens."""
     size, written = len(results), max(result.asked for result in results)
     line: dict[str, Any] = {"run_name": name, "batch_size": size, "input_len": read,
                             "output_len": written}  # fmt: skip
-    if errors := [result.error for result in results if result.error]:
+    errors = [result.error for result in results if result.error]
+    if not all(result.first for result in results):
+        errors.append("a request ended without a token")
+    if errors:
         return {**line, "error": errors[0]}
     start, end = min(r.sent for r in results), max(r.end for r in results)
     prefill = max(r.first for r in results) - start
-    step = median([gap for r in results for gap in r.gaps])
+    gaps = [gap for r in results for gap in r.gaps]
+    step = median(gaps) if gaps else None
     return {
         **line,
         "prefill_latency": prefill,
-        "prefill_throughput": size * read / prefill,
+        "prefill_throughput": _rate(size * read, prefill),
         "median_decode_latency": step,
-        "median_decode_throughput": size / step,
+        "median_decode_throughput": _rate(size, step),
         "total_latency": end - start,
-        "overall_throughput": size * (read + written) / (end - start),
+        "overall_throughput": _rate(size * (read + written), end - start),
     }
+
+
+def _rate(count: int, seconds: float | None) -> float | None:
+    """``count`` a second; None where no time was seen to pass."""
+    return count / seconds if seconds else None
 
 
 def _shown(line: dict[str, Any]) -> str:
     head = "batch {batch_size}, input {input_len}, output {output_len}".format(**line)
     if "error" in line:
         return f"{head}\nerror: {line['error']}"
+
+    def figure(name: str, digits: int) -> str:
+        value = line[name]
+        return "-" if value is None else f"{value:.{digits}f}"
+
     return (
-        "{head}\n"
-        "Prefill. latency: {prefill_latency:.5f} s, throughput: {prefill_throughput:.2f} token/s\n"
-        "Decode.  median latency: {median_decode_latency:.5f} s, median throughput: "
-        "{median_decode_throughput:.2f} token/s\n"
-        "Total.   latency: {total_latency:.3f} s, throughput: {overall_throughput:.2f} token/s"
-    ).format(head=head, **line)
+        f"{head}\n"
+        f"Prefill. latency: {figure('prefill_latency', 5)} s, "
+        f"throughput: {figure('prefill_throughput', 2)} token/s\n"
+        f"Decode.  median latency: {figure('median_decode_latency', 5)} s, "
+        f"median throughput: {figure('median_decode_throughput', 2)} token/s\n"
+        f"Total.   latency: {figure('total_latency', 3)} s, "
+        f"throughput: {figure('overall_throughput', 2)} token/s"
+    )
 
 
 if __name__ == "__main__":

@@ -18,12 +18,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import itertools
 
+from sglang import bench_one_batch
 from sglang.bench.arrivals import offsets
 from sglang.bench.endpoint import read_native, read_openai
 from sglang.bench.result import Call, Part, Result
 from sglang.bench.sse import ChunkedDecoder, EventParser
 from sglang.bench.stats import Spread, as_json, percentile, summarise
-from sglang.bench.target import numbers
+from sglang.bench.target import Target, numbers
 from sglang.bench.workload import (
     Conversation,
     Turn,
@@ -358,3 +359,52 @@ def test_a_prompt_of_text_cannot_be_sent_as_ids() -> None:
 def test_numbers_are_found_at_any_depth() -> None:
     info = {"a": 1, "on": True, "inner": [{"b": 2.5, "a": 9}], "name": "x"}
     assert numbers(info) == {"a": 1, "b": 2.5}
+
+
+# -- batches --------------------------------------------------------------------------------------
+
+
+class Events(Target):
+    """Answers every request with ``count`` events at one time."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    async def answer(self, call: Call, result: Result) -> None:
+        for _ in range(self._count):
+            result.arrived(result.sent)
+
+
+@pytest.mark.parametrize(
+    ("count", "latency", "rate", "error"),
+    [
+        (0, None, None, "a request ended without a token"),
+        (1, "-", "-", ""),
+        (2, "0.00000", "-", ""),
+    ],
+)
+def test_one_batch_shows_what_it_cannot_measure(
+    count: int, latency: str, rate: str, error: str, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Answers of one event have no gap, and gaps may be 0: neither is a traceback."""
+    monkeypatch.setattr(bench_one_batch, "Offline", lambda settings: Events(count))
+    out = tmp_path / "runs.jsonl"
+    words = ["--batch-size", "2", "--input-len", "8", "--result-filename", str(out)]
+    assert bench_one_batch.main(words) == (1 if error else 0)
+    shown, line = capsys.readouterr().out, json.loads(out.read_text())
+    if error:
+        assert f"error: {error}" in shown
+        return
+    assert f"median latency: {latency} s, median throughput: {rate} token/s" in shown
+    assert line["median_decode_latency"] == (None if count == 1 else 0.0)
+    assert line["median_decode_throughput"] is None
+
+
+def test_one_batch_without_a_folder_for_its_figures_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench_one_batch, "Offline", lambda settings: Events(1))
+    out = tmp_path / "none" / "runs.jsonl"
+    assert bench_one_batch.main(["--input-len", "8", "--result-filename", str(out)]) == 2
+    assert "error: [Errno 2] No such file" in capsys.readouterr().err
