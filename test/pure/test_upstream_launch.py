@@ -9,6 +9,7 @@ import argparse
 import logging
 import re
 import shlex
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from sglang.backend.runtime import _flags
 from srt.config import Config, add_arguments, from_arguments
 from srt.config.translation import FLAGS, MEANS, add_upstream_arguments, near, option
-from srt.config.upstream import ABSENT, ABSENT_VALUES, SPELLINGS, VALUES, WITHOUT_EFFECT
+from srt.config.upstream import ABSENT, ABSENT_VALUES, SPELLINGS, VALUES, WITHOUT_EFFECT, FlagRow
 from srt.server.arguments import ELSEWHERE, Parser
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "coming-from.md"
@@ -405,13 +406,64 @@ def test_did_you_mean_proposes_a_slip(slip: str, meant: str) -> None:
     assert near(slip, names if "_" in slip else map(option, names)) == meant
 
 
+def table(heading: str) -> list[tuple[str, str]]:
+    """The rows of the page's table with this first line, as pairs of cells."""
+    lines = DOCS.read_text(encoding="utf-8").splitlines()
+    rows = lines[lines.index(heading) + 2 :]
+    end = rows.index("")
+    return [tuple(row.strip("| ").split(" | ")) for row in rows[:end]]
+
+
+def rows_of(rows: Iterable[FlagRow]) -> list[tuple[str, str]]:
+    """Rows as the page shows them: the reason, and each flag with its inert values."""
+    found = []
+    for row in rows:
+        flags = []
+        for text in row.flags.split():
+            flag = FLAGS[re.split("[=*]", text)[0].replace("-", "_")]
+            but = f" (but {', '.join(f'`{one}`' for one in flag.inert)})" if flag.inert else ""
+            flags.append(f"`{option(flag.name)}`{but}")
+        what = f"{row.what}; {row.advice}" if row.advice else row.what
+        found.append((what, ", ".join(flags)))
+    return found
+
+
 def test_the_documentation_has_every_flag() -> None:
-    text = DOCS.read_text(encoding="utf-8")
-    missing = [name for name in {*FLAGS, *MEANS, *SPELLINGS} if f"`{option(name)}`" not in text]
-    assert sorted(missing) == []
+    """Row by row: a flag stands in the table of what becomes of it, with its reason, and nowhere
+    else."""
+    assert table("| why | flags |") == rows_of(WITHOUT_EFFECT)
+    values = [
+        (f"{feature.rstrip(',')}; {advice}", f"`{option(setting)}` {names}")
+        for setting, absent in ABSENT_VALUES.items()
+        for (feature, advice), names in together(absent).items()
+    ]
+    refused_rows = table("| what is not here | flags |")
+    assert refused_rows[: len(ABSENT)] == rows_of(ABSENT)
+    assert sorted(refused_rows[len(ABSENT) :]) == sorted(values)
+
+
+def test_the_documentation_has_every_meaning() -> None:
+    meant = table("| meant | |")
+    expected = [
+        (f"`{option(name)}`", f"`{option(setting)}`") for name, setting in SPELLINGS.items()
+    ]
     for setting, values in VALUES.items():
-        for value in values:
-            assert f"`{value}`" in text, (setting, value)
+        for (value, note), names in together(values).items():
+            warned = f", with a warning: {note}" if note else ""
+            expected.append((f"`{option(setting)}` {names}", f"`{value}`{warned}"))
+    assert set(expected) <= set(meant)
+    others = [first for first, _ in meant if (first, dict(meant)[first]) not in expected]
+    flags = {re.split("`", first)[1] for first in others}
+    assert flags == {option(name) for name in MEANS} | {"--lora-target-modules", "--lora-paths"}
+    assert len(meant) == len(set(meant))
+
+
+def together(values: Mapping[str, tuple[Any, str]]) -> dict[tuple[Any, str], str]:
+    """The names of values by what they mean."""
+    found: dict[tuple[Any, str], list[str]] = {}
+    for name, meaning in values.items():
+        found.setdefault(meaning, []).append(f"`{name}`")
+    return {meaning: ", ".join(names) for meaning, names in found.items()}
 
 
 def test_runtime_passes_settings_of_upstream_on() -> None:

@@ -15,7 +15,7 @@ from srt.config.upstream import (
     SPELLINGS,
     VALUES,
     WITHOUT_EFFECT,
-    Row,
+    FlagRow,
 )
 
 SLIP = 0.75  # closeness from which on two words are one, misspelt
@@ -32,7 +32,7 @@ class Flag(NamedTuple):
     name: str
     nargs: str
     inert: tuple[str, ...]
-    row: Row
+    row: FlagRow
     absent: bool
 
 

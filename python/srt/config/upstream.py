@@ -90,7 +90,7 @@ MEANS: Mapping[str, tuple[str, Mapping[Any, Any]]] = {
 """Flags that are values of a setting here."""
 
 
-class Row(NamedTuple):
+class FlagRow(NamedTuple):
     """Flags with one fate, and why: ``what`` is the feature of an absent one."""
 
     what: str
@@ -99,12 +99,12 @@ class Row(NamedTuple):
 
 
 WITHOUT_EFFECT = (
-    Row("always on", "is-embedding enable-multimodal enable-cache-report enable-mixed-chunk "
+    FlagRow("always on", "is-embedding enable-multimodal enable-cache-report enable-mixed-chunk "
         "enable-overlap-schedule enable-return-hidden-states"),
-    Row("architectures are this package's own, and no code of a checkpoint is run",
+    FlagRow("architectures are this package's own, and no code of a checkpoint is run",
         "trust-remote-code model-impl="),
-    Row("a tokenizer is always there, and texts come beside output_ids", "skip-tokenizer-init"),
-    Row(_BY_DEVICE,
+    FlagRow("a tokenizer is always there, and texts come beside output_ids", "skip-tokenizer-init"),
+    FlagRow(_BY_DEVICE,
         "prefill-attention-backend= decode-attention-backend= mm-attention-backend= "
         "sampling-backend= lora-backend= fp8-gemm-backend= fp4-gemm-backend= moe-runner-backend= "
         "dsa-prefill-backend= dsa-decode-backend= nsa-prefill-backend= nsa-decode-backend= "
@@ -119,14 +119,14 @@ WITHOUT_EFFECT = (
         "enable-aiter-allreduce-fusion disable-flashinfer-cutlass-moe-fp4-allgather "
         "enable-flashinfer-cutlass-moe enable-flashinfer-cutedsl-moe enable-flashinfer-trtllm-moe "
         "enable-flashinfer-mxfp4-moe enable-triton-kernel-moe"),
-    Row("passes are compiled and captured in one way",
+    FlagRow("passes are compiled and captured in one way",
         "enable-torch-compile torch-compile-max-bs= enable-torch-compile-debug-mode "
         "disable-cuda-graph-padding cuda-graph-bs* enable-profile-cuda-graph enable-cudagraph-gc "
         "enable-piecewise-cuda-graph disable-piecewise-cuda-graph enforce-piecewise-cuda-graph "
         "piecewise-cuda-graph-tokens* piecewise-cuda-graph-compiler= "
         "piecewise-cuda-graph-max-tokens= cuda-graph-max-bs-decode= cuda-graph-max-bs-prefill= "
         "cuda-graph-backend-decode= cuda-graph-backend-prefill= enable-layerwise-nvtx-marker"),
-    Row("the scheduler needs no such setting; see --chunked-prefill-size, --max-overtakes",
+    FlagRow("the scheduler needs no such setting; see --chunked-prefill-size, --max-overtakes",
         "max-prefill-tokens= prefill-max-requests= schedule-conservativeness= "
         "enable-dynamic-chunking num-continuous-decode-steps= scheduler-recv-interval= "
         "num-reserved-decode-tokens= enable-prefill-delayer prefill-delayer-max-delay-passes= "
@@ -137,17 +137,17 @@ WITHOUT_EFFECT = (
         "disable-hybrid-swa-memory hybrid-kvcache-ratio= radix-eviction-policy= "
         "lora-eviction-policy= lora-drain-wait-threshold= enable-lora-overlap-loading "
         "sleep-on-idle load-watch-interval="),
-    Row("one process serves one device",
+    FlagRow("one process serves one device",
         "nccl-port= dist-timeout= dist-init-addr= nccl-init-addr= disable-custom-all-reduce "
         "enable-p2p-check enable-nccl-nvls enable-symm-mem enable-torch-symm-mem enable-mscclpp "
         "load-balance-method= gpu-id-step= pp-max-micro-batch-size= pp-async-batch-depth= "
         "enable-attn-tp-input-scattered enable-quant-communications moe-dense-tp-size= "
         "prefill-round-robin-balance deepep-mode= deepep-dispatcher-output-dtype= numa-node*"),
-    Row("texts become tokens, and tokens texts, in one way",
+    FlagRow("texts become tokens, and tokens texts, in one way",
         "tokenizer-mode= tokenizer-worker-num= enable-tokenizer-batch-encode "
         "disable-tokenizer-batch-decode enable-dynamic-batch-tokenizer "
         "dynamic-batch-tokenizer-batch-size= dynamic-batch-tokenizer-batch-timeout="),
-    Row("logs and metrics are set by --log-level, --log-format and --log-requests",
+    FlagRow("logs and metrics are set by --log-level, --log-format and --log-requests",
         "log-level-http= log-requests-format= uvicorn-access-log-exclude-prefixes* "
         "show-time-cost enable-metrics-for-all-schedulers enable-mfu-metrics "
         "tokenizer-metrics-custom-labels-header= tokenizer-metrics-allowed-custom-labels* "
@@ -156,30 +156,30 @@ WITHOUT_EFFECT = (
         "gc-warning-threshold-secs= decode-log-interval= enable-request-time-stats-logging "
         "soft-watchdog-timeout= crash-dump-folder= enable-nan-detection crash-on-nan= "
         "weight-version="),
-    Row("images and videos are processed in one way",
+    FlagRow("images and videos are processed in one way",
         "disable-fast-image-processor keep-mm-feature-on-device mm-max-concurrent-calls= "
         "mm-per-request-timeout= enable-broadcast-mm-inputs-process mm-enable-dp-encoder "
         "enable-prefix-mm-cache"),
-    Row("weights are read in one way", "weight-loader-disable-mmap "
+    FlagRow("weights are read in one way", "weight-loader-disable-mmap "
         "weight-loader-prefetch-checkpoints weight-loader-prefetch-num-threads="),
-    Row("drafts change the speed alone; see --speculative-num-draft-tokens",
+    FlagRow("drafts change the speed alone; see --speculative-num-draft-tokens",
         "speculative-num-steps= speculative-eagle-topk= speculative-draft-model-revision= "
         "speculative-draft-load-format= speculative-draft-model-quantization= "
         "speculative-ngram-min-bfs-breadth= speculative-ngram-max-bfs-breadth= "
         "speculative-ngram-match-type= speculative-ngram-max-trie-depth= "
         "speculative-ngram-capacity= speculative-ngram-min-match-window-size= "
         "speculative-ngram-max-match-window-size= speculative-ngram-branch-length="),
-    Row("nothing here uses it",
+    FlagRow("nothing here uses it",
         "warmups= file-storage-path= disable-outlines-disk-cache disable-disk-cache"),
 )  # fmt: skip
 
 ABSENT = (
-    Row("tensor parallelism", "tp=1 tp-size=1 tensor-parallel-size=1",
+    FlagRow("tensor parallelism", "tp=1 tp-size=1 tensor-parallel-size=1",
         "one process serves one device"),
-    Row("data parallelism", "dp=1 dp-size=1 data-parallel-size=1 enable-dp-attention "
+    FlagRow("data parallelism", "dp=1 dp-size=1 data-parallel-size=1 enable-dp-attention "
         "enable-dp-lm-head", "start several servers behind a balancer"),
-    Row("pipeline parallelism", "pp=1 pp-size=1 pipeline-parallel-size=1"),
-    Row("expert parallelism",
+    FlagRow("pipeline parallelism", "pp=1 pp-size=1 pipeline-parallel-size=1"),
+    FlagRow("expert parallelism",
         "ep=1 ep-size=1 expert-parallel-size=1 moe-a2a-backend=none ep-num-redundant-experts=0 "
         "ep-dispatch-algorithm= init-expert-location=trivial enable-eplb eplb-algorithm= "
         "eplb-rebalance-num-iterations= eplb-rebalance-layers-per-chunk= "
@@ -187,78 +187,78 @@ ABSENT = (
         "enable-elastic-expert-backup elastic-ep-rejoin mooncake-ib-device= "
         "enable-deepep-waterfill deepep-config= enable-fused-grouped-gemm-combine "
         "enable-ep-moe enable-deepep-moe"),
-    Row("context parallelism", "attn-cp-size=1 attention-context-parallel-size=1 moe-dp-size=1 "
+    FlagRow("context parallelism", "attn-cp-size=1 attention-context-parallel-size=1 moe-dp-size=1 "
         "moe-data-parallel-size=1 enable-dsa-prefill-context-parallel "
         "enable-nsa-prefill-context-parallel dsa-prefill-cp-mode= nsa-prefill-cp-mode="),
-    Row("serving on several machines", "nnodes=1 node-rank=0"),
-    Row("choosing a GPU by its number", "base-gpu-id=0", "set CUDA_VISIBLE_DEVICES"),
-    Row("disaggregated serving", "disaggregation-mode=null disaggregation-transfer-backend= "
+    FlagRow("serving on several machines", "nnodes=1 node-rank=0"),
+    FlagRow("choosing a GPU by its number", "base-gpu-id=0", "set CUDA_VISIBLE_DEVICES"),
+    FlagRow("disaggregated serving", "disaggregation-mode=null disaggregation-transfer-backend= "
         "disaggregation-bootstrap-port= disaggregation-ib-device= "
         "disaggregation-decode-enable-offload-kvcache disaggregation-decode-polling-interval= "
         "encoder-only language-only encoder-transfer-backend= encoder-urls* "
         "enable-mm-global-cache enable-pdmux pdmux-config-path= sm-group-num="),
-    Row("a KV cache in several kinds of memory",
+    FlagRow("a KV cache in several kinds of memory",
         "enable-hierarchical-cache hicache-ratio= hicache-size= hicache-write-policy= "
         "hicache-io-backend= hicache-mem-layout= hicache-storage-backend= "
         "hicache-storage-prefetch-policy= hicache-storage-backend-extra-config= enable-lmcache "
         "hierarchical-sparse-attention-extra-config= kv-events-config="),
-    Row("offloading of weights",
+    FlagRow("offloading of weights",
         "cpu-offload-gb=0 offload-group-size= offload-num-in-group= offload-prefetch-step= "
         "offload-mode= kt-weight-path= kt-method= kt-cpuinfer= kt-threadpool-count= "
         "kt-num-gpu-experts= kt-max-deferred-experts-per-token="),
-    Row("giving memory back while serving", "enable-memory-saver enable-weights-cpu-backup "
+    FlagRow("giving memory back while serving", "enable-memory-saver enable-weights-cpu-backup "
         "enable-draft-weights-cpu-backup"),
-    Row(_EAGLE,
+    FlagRow(_EAGLE,
         "speculative-token-map= enable-multi-layer-eagle"),
-    Row("accepting drafts that change the distribution",
+    FlagRow("accepting drafts that change the distribution",
         "speculative-accept-threshold-single=1.0 speculative-accept-threshold-acc=1.0"),
-    Row("a diffusion model", "dllm-algorithm= dllm-algorithm-config="),
-    Row("a state-space model", "max-mamba-cache-size= mamba-ssm-dtype= mamba-full-memory-ratio= "
-        "mamba-scheduler-strategy= mamba-track-interval="),
-    Row("quantising a model while it is loaded, by ModelOpt or with tables",
+    FlagRow("a diffusion model", "dllm-algorithm= dllm-algorithm-config="),
+    FlagRow("a state-space model", "max-mamba-cache-size= mamba-ssm-dtype= "
+        "mamba-full-memory-ratio= mamba-scheduler-strategy= mamba-track-interval="),
+    FlagRow("quantising a model while it is loaded, by ModelOpt or with tables",
         "modelopt-quant= modelopt-checkpoint-restore-path= modelopt-checkpoint-save-path= "
         "modelopt-export-path= quantize-and-serve rl-quant-profile= quantization-param-path=",
         "see --quantization"),
-    Row("another precision of single layers", "enable-fp32-lm-head "
+    FlagRow("another precision of single layers", "enable-fp32-lm-head "
         "enable-precise-embedding-interpolation rl-on-policy-target="),
-    Row("batch-invariant arithmetic on a GPU", "enable-deterministic-inference",
+    FlagRow("batch-invariant arithmetic on a GPU", "enable-deterministic-inference",
         "on a CPU with native kernels it is always so, without a flag"),
-    Row("a custom logit processor", "enable-custom-logit-processor"),
-    Row("reporting which experts were taken", "enable-return-routed-experts "
+    FlagRow("a custom logit processor", "enable-custom-logit-processor"),
+    FlagRow("reporting which experts were taken", "enable-return-routed-experts "
         "expert-distribution-recorder-mode= expert-distribution-recorder-buffer-size= "
         "enable-expert-distribution-metrics"),
-    Row("truncation of prompts", "allow-auto-truncate"),
-    Row("scoring of several items in one prompt", "multi-item-scoring-delimiter="),
-    Row("sparse attention by a table of channels", "enable-double-sparsity "
+    FlagRow("truncation of prompts", "allow-auto-truncate"),
+    FlagRow("scoring of several items in one prompt", "multi-item-scoring-delimiter="),
+    FlagRow("sparse attention by a table of channels", "enable-double-sparsity "
         "ds-channel-config-path= ds-heavy-channel-num= ds-heavy-token-num= "
         "ds-heavy-channel-type= ds-sparse-decode-threshold="),
-    Row("gRPC, or HTTP/2", "grpc-mode enable-http2"),
-    Row("a path before all routes", "fastapi-root-path="),
-    Row("a configuration file", "config="),
-    Row("changing the model's configuration", "json-model-override-args={} "
+    FlagRow("gRPC, or HTTP/2", "grpc-mode enable-http2"),
+    FlagRow("a path before all routes", "fastapi-root-path="),
+    FlagRow("a configuration file", "config="),
+    FlagRow("changing the model's configuration", "json-model-override-args={} "
         "model-loader-extra-config={} mm-process-config={} decrypted-config-file= "
         "decrypted-draft-config-file="),
-    Row("a limit for each medium", "limit-mm-data-per-request=", "see --max-media-per-prompt"),
-    Row("defaults of sampling parameters by the model",
+    FlagRow("a limit for each medium", "limit-mm-data-per-request=", "see --max-media-per-prompt"),
+    FlagRow("defaults of sampling parameters by the model",
         "sampling-defaults=openai preferred-sampling-params="),
-    Row("other templates by name", "hf-chat-template-name= completion-template=",
+    FlagRow("other templates by name", "hf-chat-template-name= completion-template=",
         "give --chat-template"),
-    Row("a tool server", "tool-server="),
-    Row("priorities by other rules", "abort-on-priority-when-disabled "
+    FlagRow("a tool server", "tool-server="),
+    FlagRow("priorities by other rules", "abort-on-priority-when-disabled "
         "schedule-low-priority-values-first priority-scheduling-preemption-threshold="),
-    Row("a directory for downloads", "download-dir=", "set HF_HOME"),
-    Row("deleting the checkpoint", "delete-ckpt-after-loading"),
-    Row("verifying checksums of weights", "model-checksum*"),
-    Row("weights from another process", "checkpoint-engine-wait-weights-before-ready "
+    FlagRow("a directory for downloads", "download-dir=", "set HF_HOME"),
+    FlagRow("deleting the checkpoint", "delete-ckpt-after-loading"),
+    FlagRow("verifying checksums of weights", "model-checksum*"),
+    FlagRow("weights from another process", "checkpoint-engine-wait-weights-before-ready "
         "custom-weight-loader* remote-instance-weight-loader-seed-instance-ip= "
         "remote-instance-weight-loader-seed-instance-service-port= "
         "remote-instance-weight-loader-send-weights-group-ports* "
         "remote-instance-weight-loader-backend= "
         "remote-instance-weight-loader-start-seed-via-transfer-engine"),
-    Row("logs of requests in files", "log-requests-target*stdout export-metrics-to-file "
+    FlagRow("logs of requests in files", "log-requests-target*stdout export-metrics-to-file "
         "export-metrics-to-file-dir="),
-    Row("tracing over gRPC", "enable-trace", "give --otlp-traces-endpoint an http URL"),
-    Row("hooks and dumps inside the model", "forward-hooks= debug-tensor-dump-output-folder= "
+    FlagRow("tracing over gRPC", "enable-trace", "give --otlp-traces-endpoint an http URL"),
+    FlagRow("hooks and dumps inside the model", "forward-hooks= debug-tensor-dump-output-folder= "
         "debug-tensor-dump-layers* debug-tensor-dump-input-file= debug-tensor-dump-inject= "
         "msprobe-dump-config= custom-sigquit-handler="),
 )  # fmt: skip
