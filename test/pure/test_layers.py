@@ -112,6 +112,22 @@ def violations(modules: dict[str, str]) -> list[str]:
     return found
 
 
+PAGE = PYTHON.parent / "docs" / "architecture.md"
+
+
+def page_rules() -> dict[str, list[str]]:
+    """The table of the page: what each module may import."""
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    rows = lines[lines.index("| module | may import |") + 2 :]
+    cells = [row.strip("| ").split(" | ") for row in rows[: rows.index("")]]
+    return {name.strip("`"): names.replace("`", "").split(", ") for name, names in cells}
+
+
+def test_the_page_has_the_rules() -> None:
+    rules = {module: names.split() for module, names in RULES.items()}
+    assert list(page_rules().items()) == list(rules.items())
+
+
 def test_every_import_is_allowed() -> None:
     assert violations(sources()) == []
 
