@@ -107,6 +107,9 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"json_schema": {}, "whitespace_pattern": " " * 300}, "at most 256", "whitespace_pattern"),
     ({"json_schema": {}, "whitespace_pattern": "\xa0"}, "no JSON has", "whitespace_pattern"),
     ({"jsonschema": {}}, "Did you mean 'json_schema'", "jsonschema"),
+    ({"temprature": 1}, "Did you mean 'temperature'", "temprature"),
+    ({"max_new_token": 1}, "Did you mean 'max_new_tokens'", "max_new_token"),
+    ({"top_n": 1}, "Unknown sampling parameter 'top_n'.", "top_n"),  # neither top_k nor top_p
     ({"constraint": {"kind": "regex", "text": "a"}}, "Unknown sampling parameter", "constraint"),
 ]  # fmt: skip
 

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 from sglang.backend.runtime import _flags
 from srt.config import Config, add_arguments, from_arguments
-from srt.config.translation import FLAGS, MEANS, add_upstream_arguments, near, option
+from srt.config.translation import FLAGS, MEANS, add_upstream_arguments, option
 from srt.config.upstream import ABSENT, ABSENT_VALUES, SPELLINGS, VALUES, WITHOUT_EFFECT, FlagRow
+from srt.core.nearest import nearest
 from srt.server.arguments import ELSEWHERE, Parser
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "coming-from.md"
@@ -384,11 +385,12 @@ def test_did_you_mean_never_proposes_another_meaning() -> None:
     add_upstream_arguments(theirs)
     for flag in theirs._option_string_actions:
         if flag not in ("-h", "--help") and not flag.startswith("--no-"):
-            assert near(flag, settings) in (None, option(SPELLINGS.get(flag[2:], ""))), flag
+            assert nearest(flag, settings) in (None, option(SPELLINGS.get(flag[2:], ""))), flag
     for flag in ("--max-prefill-words", "--min-total-tokens", "--enable-overlap-schedule",
                  "--max-batch-size", "--cache-dtype", "--lora-rank", "--ssl-cafile"):  # fmt: skip
-        assert near(flag, settings) is None, flag
+        assert nearest(flag, settings) is None, flag
     assert not {*ELSEWHERE} & {*parser._option_string_actions}
+    assert nearest("x" * 257, ["x" * 256]) is None, "a name of any length is not compared"
 
 
 @pytest.mark.parametrize(
@@ -403,7 +405,7 @@ def test_did_you_mean_never_proposes_another_meaning() -> None:
 )
 def test_did_you_mean_proposes_a_slip(slip: str, meant: str) -> None:
     names = Config().settings()
-    assert near(slip, names if "_" in slip else map(option, names)) == meant
+    assert nearest(slip, names if "_" in slip else map(option, names)) == meant
 
 
 def table(heading: str) -> list[tuple[str, str]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import difflib
 import os
 import threading
 from collections.abc import (
@@ -310,12 +309,13 @@ def _translated() -> Iterator[None]:
 
 def _verify_names(fields: dict[str, Any], own: tuple[str, ...]) -> None:
     """Raise TypeError where a field is not in ``own`` and not one that upstream's requests have."""
+    from srt.core.nearest import nearest
     from srt.server.wire.unsupported import IGNORED, UNSUPPORTED
 
     for name in fields:
         if name not in own and name not in IGNORED and name not in UNSUPPORTED:
-            near = difflib.get_close_matches(name, own, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; the fields are {', '.join(own)}"
+            meant = nearest(name, own)
+            hint = f"; did you mean {meant!r}?" if meant else f"; the fields are {', '.join(own)}"
             raise TypeError(f"unknown field {name!r}{hint}")
 
 

@@ -27,9 +27,10 @@ from srt.config.sections import (
     ServerConfig,
     SpeculationConfig,
 )
-from srt.config.translation import FLAGS, add_upstream_arguments, near, translate
+from srt.config.translation import FLAGS, add_upstream_arguments, translate
 from srt.config.translation import option as _flag
 from srt.config.upstream import ABSENT_VALUES, MEANS, VALUES
+from srt.core.nearest import nearest
 
 log = logging.getLogger("srt.config")
 
@@ -106,7 +107,7 @@ class Config:
         }
         for name, value in settings.items():
             if name not in where:
-                meant = near(name, where)
+                meant = nearest(name, where)
                 hint = f"; did you mean {meant!r}?" if meant else ""
                 raise TypeError(f"unknown setting {name!r}{hint}")
             sections[where[name]][name] = _several(value) if name in several else value

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from srt.config.upstream import (
@@ -17,8 +16,6 @@ from srt.config.upstream import (
     WITHOUT_EFFECT,
     FlagRow,
 )
-
-SLIP = 0.75  # closeness from which on two words are one, misspelt
 
 
 class Flag(NamedTuple):
@@ -98,7 +95,7 @@ def translate(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _passed_over(flag: Flag, value: Any) -> list[str]:
-    """What to say of a flag whose value is ignored. Raises ValueError where it may not be."""
+    """Warning for an ignored value. Raises ValueError for a feature that is absent."""
     if value is None or value is False or value == []:
         return []
     shown = option(flag.name)
@@ -158,30 +155,3 @@ def _lora_path(entry: Any) -> Any:
             f"--lora-paths has {entry!r:.80}; an adapter is pinned by POST /load_lora_adapter only"
         )
     return f"{name}={path}"
-
-
-def _closeness(one: str, other: str) -> float:
-    """Of two words, in [0, 1]: by the letters that they share, and in which order."""
-    if sorted(one) == sorted(other):
-        return 1.0
-    return difflib.SequenceMatcher(None, one, other).ratio()
-
-
-def near(name: str, known: Iterable[str]) -> str | None:
-    """What ``name`` was to be: the one of ``known`` that differs by a slip in one word.
-
-    A name with another word in it has another meaning, and is not proposed.
-    """
-    words = name.strip("-").replace("_", "-").split("-")
-    best, found = 0.0, None
-    for one in known:
-        others = one.strip("-").replace("_", "-").split("-")
-        if len(words) != len(others):
-            same = "".join(words) == "".join(others)
-            closeness = 1.0 if same else 0.0
-        else:
-            differing = [pair for pair in zip(words, others) if pair[0] != pair[1]]
-            closeness = _closeness(*differing[0]) if len(differing) == 1 else 0.0
-        if closeness >= SLIP and closeness > best:
-            best, found = closeness, one
-    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from srt.core.constraint import KINDS
 from srt.core.ints import Ints
 from srt.core.media import Medias
 from srt.core.messages import Open
+from srt.core.nearest import nearest
 from srt.core.sampling import MAX_TOP_LOGPROBS, SamplingParams
 from srt.core.segments import Segments, verify, verify_score
 from srt.engine.info import EngineInfo
@@ -324,8 +324,8 @@ def sampling_from(settings: Mapping[str, Any]) -> SamplingParams:
     known = [name for name in SamplingParams.__struct_fields__ if name != "constraint"]
     for name in values:
         if name not in known:
-            near = difflib.get_close_matches(name[:MAX_PARAM], [*known, *CONSTRAINT_NAMES], n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            meant = nearest(name, [*known, *CONSTRAINT_NAMES])
+            hint = f" Did you mean {meant!r}?" if meant else ""
             raise RequestError(f"Unknown sampling parameter {name!r}.{hint}", name)
     bias = values.get("logit_bias")
     if isinstance(bias, Mapping):

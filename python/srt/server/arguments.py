@@ -8,7 +8,7 @@ import os
 import re
 from typing import Any, NoReturn
 
-from srt.config.translation import near
+from srt.core.nearest import nearest
 from srt.core.version import __version__
 
 # Flags of other servers than upstream's, whose own are in ``srt.config.upstream``.
@@ -51,8 +51,8 @@ class Parser(argparse.ArgumentParser):
         """What an unknown flag was to be: the same in other words, or a slip away."""
         if flag in ELSEWHERE:
             return [ELSEWHERE[flag]] if ELSEWHERE[flag] in self._option_string_actions else []
-        found = near(flag, [one for one, action in self._option_string_actions.items()
-                            if action.help != argparse.SUPPRESS])  # fmt: skip
+        found = nearest(flag, [one for one, action in self._option_string_actions.items()
+                               if action.help != argparse.SUPPRESS])  # fmt: skip
         return [found] if found else []
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
