@@ -74,7 +74,7 @@ class Measure:
         """Seconds of a prefill of ``count`` new prompts, and the prompts: they are cached now."""
         self.engine.flush_cache()
         tokens = Tokens(257, self.shape.vocab)
-        prompts = [list(tokens.draw(rng, length)) for _ in range(count)]
+        prompts = [list(tokens.sample(rng, length)) for _ in range(count)]
         return self._seconds(prompts, 1), prompts
 
     def _decoded(self, curve: str, x: int, prompts: list[list[int]]) -> Sample:
@@ -86,12 +86,12 @@ class Measure:
     def _hit(self, rng: random.Random, share: int) -> Sample:
         self.engine.flush_cache()
         tokens = Tokens(257, self.shape.vocab)
-        common = list(tokens.draw(rng, HIT_PROMPT * share // 100))
+        common = list(tokens.sample(rng, HIT_PROMPT * share // 100))
         if common:
             self._seconds([common], 1)
         own = max(1, HIT_PROMPT - len(common))
         kept = common[: HIT_PROMPT - own]
-        prompts = [kept + list(tokens.draw(rng, own)) for _ in range(HIT_REQUESTS)]
+        prompts = [kept + list(tokens.sample(rng, own)) for _ in range(HIT_REQUESTS)]
         seconds = self._seconds(prompts, HIT_DRAWN)
         return Sample("hits", share, HIT_REQUESTS * HIT_PROMPT, seconds, None)
 

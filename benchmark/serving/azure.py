@@ -31,7 +31,7 @@ def azure_lengths(
         prompt, output = rows[rng.randrange(len(rows))]
         wanted = min(max(1, round(output * scale)), max(1, longest // 4))
         length = min(max(1, round(prompt * scale)), longest - wanted)
-        conversations.append(Conversation(i, (Turn(tokens.draw(rng, length), wanted),)))
+        conversations.append(Conversation(i, (Turn(tokens.sample(rng, length), wanted),)))
     return conversations
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sglang.bench.load import Run, offer
+from sglang.bench.load import BenchRun, offer
 from sglang.bench.stats import Summary, median, summarise
 from sglang.bench.target import Target
 from sglang.bench.workload import Conversation
@@ -18,7 +18,7 @@ class Column:
     """One target: its runs, what they amount to, and what the engine counted during each."""
 
     target: Target
-    runs: list[Run] = field(default_factory=list)
+    runs: list[BenchRun] = field(default_factory=list)
     summaries: list[Summary] = field(default_factory=list)
     counted: list[dict[str, float]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -29,7 +29,7 @@ class Column:
         return self.summaries[self._middle]
 
     @property
-    def typical_run(self) -> Run:
+    def typical_run(self) -> BenchRun:
         """The run that ``typical`` is of."""
         return self.runs[self._middle]
 

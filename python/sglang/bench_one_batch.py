@@ -85,7 +85,7 @@ async def _batch(
     target: Offline, rng: random.Random, size: int, read: int, written: int
 ) -> list[Result]:
     tokens = Tokens()
-    work = [Conversation(i, (Turn(tokens.draw(rng, read), written),)) for i in range(size)]
+    work = [Conversation(i, (Turn(tokens.sample(rng, read), written),)) for i in range(size)]
     return (await offer(target, work, [0.0] * size)).results
 
 

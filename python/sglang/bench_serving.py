@@ -19,7 +19,7 @@ from sglang.bench.arrivals import offsets
 from sglang.bench.dataset import Dataset
 from sglang.bench.endpoint import Asking, Endpoint
 from sglang.bench.http import HttpError
-from sglang.bench.load import Run, offer
+from sglang.bench.load import BenchRun, offer
 from sglang.bench.result import Result
 from sglang.bench.show import figures, lines, serving_rows
 from sglang.bench.stats import summarise
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-async def _measure(options: argparse.Namespace, dataset: Dataset) -> Run:
+async def _measure(options: argparse.Namespace, dataset: Dataset) -> BenchRun:
     protocol, port = BACKENDS[options.backend]
     url = options.base_url or f"http://{options.host}:{options.port or port}"
     extra = dict(options.extra_request_body)
@@ -107,7 +107,7 @@ async def _measure(options: argparse.Namespace, dataset: Dataset) -> Run:
         await target.close()
 
 
-def _report(options: argparse.Namespace, run: Run) -> None:
+def _report(options: argparse.Namespace, run: BenchRun) -> None:
     summary = summarise(run.results, run.cpu_seconds)
     rows: list[tuple[str, object]] = [
         ("Backend", options.backend),

@@ -1,4 +1,4 @@
-"""Dataset: the flags that say what is asked, by upstream's names, and the work that they make."""
+"""Dataset: the flags of a workload, by upstream's names, and the conversations that they make."""
 
 from __future__ import annotations
 

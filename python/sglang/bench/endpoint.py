@@ -22,12 +22,12 @@ from sglang.bench.target import Target, numbers
 
 @dataclass(frozen=True)
 class Asking:
-    """How requests are put. Greedy, so that answers can be compared.
+    """Settings of the requests. Sampling is greedy, so that answers can be compared.
 
     Attributes:
         model: name sent to OpenAI-compatible servers; empty: the first that /v1/models lists.
         as_text: send words instead of ids.
-        ignore_eos: draw exactly as many tokens as asked; an extension most engines know.
+        ignore_eos: generate exactly as many tokens as requested; most engines know this extension.
         extra: further fields of every request's body.
     """
 
@@ -155,7 +155,7 @@ def read_openai(event: dict[str, Any], result: Result) -> bool:
     new = False
     for choice in event.get("choices") or ():
         text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
-        ids = choice.get("token_ids") or ()  # where asked for with return_token_ids
+        ids = choice.get("token_ids") or ()  # where return_token_ids was sent
         result.text += text
         result.ids += tuple(ids)
         result.finish = choice.get("finish_reason") or result.finish

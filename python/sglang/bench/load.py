@@ -15,7 +15,7 @@ from sglang.bench.workload import Conversation, Turn, words
 
 
 @dataclass(frozen=True)
-class Run:
+class BenchRun:
     """``cpu_seconds`` are this process's, children not counted."""
 
     results: list[Result]
@@ -29,7 +29,7 @@ async def offer(
     *,
     max_concurrency: int = 0,
     timeout: float = 600.0,
-) -> Run:
+) -> BenchRun:
     """Begin conversation ``i`` at ``offsets[i]`` seconds; its turns follow one another.
 
     Args:
@@ -48,7 +48,7 @@ async def offer(
             for conversation, offset in zip(conversations, offsets, strict=True)
         ]
         results = [result for talk in await asyncio.gather(*talks) for result in talk]
-    return Run(results, time.process_time() - began)
+    return BenchRun(results, time.process_time() - began)
 
 
 async def _converse(

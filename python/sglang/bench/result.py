@@ -19,7 +19,7 @@ class Part:
 
 @dataclass(slots=True)
 class Call:
-    """One request: the conversation so far, the last part by the user, and tokens to draw."""
+    """One request: the conversation so far, the last part by the user, and tokens to generate."""
 
     conversation: int
     turn: int

@@ -49,8 +49,8 @@ class Summary:
     spreads are in milliseconds, over the requests that succeeded.
 
     Attributes:
-        hit_rate: cached over all prompt tokens; None where the endpoint does not tell.
-        tpot, itl: None where no request drew two tokens, or the endpoint does not stream.
+        hit_rate: cached over all prompt tokens; None where the endpoint does not report it.
+        tpot, itl: None where no request generated two tokens, or the endpoint does not stream.
         lag: how late the generator sent requests that were due and allowed to go.
         generator_cpu: CPU seconds of the generator a second; near 1 it limits the run. It includes
             the engine's where that is in this process.
@@ -84,7 +84,7 @@ def summarise(results: Sequence[Result], cpu_seconds: float = 0.0) -> Summary:
     per = 1 / seconds if seconds > 0 else 0.0
     prompt, output = sum(r.prompt_tokens for r in good), sum(r.output_tokens for r in good)
     telling = [r for r in good if r.cached >= 0]
-    asked = sum(r.prompt_tokens for r in telling)
+    prompts = sum(r.prompt_tokens for r in telling)
     cached = sum(r.cached for r in telling)
 
     def spread(values: list[float]) -> Spread | None:
@@ -102,7 +102,7 @@ def summarise(results: Sequence[Result], cpu_seconds: float = 0.0) -> Summary:
         input_rate=prompt * per,
         output_rate=output * per,
         concurrency=sum(r.latency for r in good) * per,
-        hit_rate=cached / asked if asked else None,
+        hit_rate=cached / prompts if prompts else None,
         ttft=spread([r.ttft for r in good if r.first]),
         tpot=spread([r.tpot for r in streamed]),
         itl=spread([gap for r in streamed for gap in r.gaps]),

@@ -1,9 +1,9 @@
-"""Workload: what is asked, as seeded token ids, the same for every peer.
+"""Workload: the conversations of a benchmark, as seeded token ids, the same for every peer.
 
 A conversation is a list of turns; one that is not multi-turn has a single turn. Where an endpoint
 takes only text, every id stands for one synthetic word. Only ``random.Random`` is used, whose
-sequence for a seed does not change between Python versions, so peers in other environments draw the
-same work.
+sequence for a seed does not change between Python versions, so peers in other environments sample
+the same work.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ONSETS, _VOWELS = "bdfgklmnprstvz", "aeiou"
 @dataclass(frozen=True)
 class Turn:
     """``tokens`` are new; what came before is the conversation so far. ``output`` is how many
-    tokens are to be drawn in answer."""
+    tokens are to be generated."""
 
     tokens: tuple[int, ...]
     output: int
@@ -32,12 +32,12 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Ids are drawn uniformly from ``[low, high)``: above control tokens, inside any vocabulary."""
+    """Ids sampled uniformly from ``[low, high)``: above control tokens, inside any vocabulary."""
 
     low: int = 100
     high: int = 1000
 
-    def draw(self, rng: random.Random, count: int) -> tuple[int, ...]:
+    def sample(self, rng: random.Random, count: int) -> tuple[int, ...]:
         return tuple(rng.randrange(self.low, self.high) for _ in range(count))
 
 
@@ -55,8 +55,8 @@ def shared_prefix(
 
     With more prefixes than requests, only as many prefixes as requests occur.
     """
-    heads = [tokens.draw(rng, prefix_len) for _ in range(prefixes)]
-    prompts = [heads[i % prefixes] + tokens.draw(rng, question_len) for i in range(requests)]
+    heads = [tokens.sample(rng, prefix_len) for _ in range(prefixes)]
+    prompts = [heads[i % prefixes] + tokens.sample(rng, question_len) for i in range(requests)]
     rng.shuffle(prompts)
     return [Conversation(i, (Turn(prompt, output_len),)) for i, prompt in enumerate(prompts)]
 
@@ -73,12 +73,12 @@ def multi_turn(
 ) -> list[Conversation]:
     """``requests / turns`` conversations, rounded up, that share a system prompt of
     ``prefix_len``; the prompt of a turn is everything said before plus its question."""
-    head = tokens.draw(rng, prefix_len)
+    head = tokens.sample(rng, prefix_len)
     conversations = []
     for number in range(math.ceil(requests / turns)):
-        asked = [Turn(tokens.draw(rng, question_len), output_len) for _ in range(turns)]
-        asked[0] = replace(asked[0], tokens=head + asked[0].tokens)
-        conversations.append(Conversation(number, tuple(asked)))
+        questions = [Turn(tokens.sample(rng, question_len), output_len) for _ in range(turns)]
+        questions[0] = replace(questions[0], tokens=head + questions[0].tokens)
+        conversations.append(Conversation(number, tuple(questions)))
     return conversations
 
 
@@ -93,7 +93,7 @@ def random_lengths(
     """Prompt and output lengths uniform in the two ranges, ends included; nothing is shared."""
     return [
         Conversation(
-            i, (Turn(tokens.draw(rng, rng.randint(*input_len)), rng.randint(*output_len)),)
+            i, (Turn(tokens.sample(rng, rng.randint(*input_len)), rng.randint(*output_len)),)
         )
         for i in range(requests)
     ]

@@ -94,7 +94,7 @@ class Compiler:
 
     def submit(self, constraint: Constraint) -> Waiter:
         """The grammar, a GrammarError, or a CompilerBusy where the constraint is not at fault.
-        Cancelling it harms nobody else who waits; a constraint nobody waits for any more is not
+        If a waiter is cancelled, other waiters are unaffected; a constraint without waiters is not
         begun.
         """
         waiter: Waiter = Future()
@@ -125,7 +125,7 @@ class Compiler:
             self._start()
 
     def close(self) -> None:
-        """End the children and the threads. Whoever still waits gets a CompilerBusy."""
+        """End the children and the threads. Pending futures get a CompilerBusy."""
         with self._lock:
             self._closed = True
             threads, self._threads = self._threads, []

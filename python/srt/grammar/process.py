@@ -184,8 +184,8 @@ class PlanProcess:
         return process
 
     def _wait(self, number: int, event: int, deadline: float) -> None:
-        """Until the pipe can be used or is broken. A stopped child is killed: it may never go on.
-        Raises TimeoutError."""
+        """Wait until the pipe can be used or is broken. A stopped child is killed: it may never
+        go on. Raises TimeoutError."""
         poller = select.poll()
         poller.register(number, event)
         while (left := deadline - time.monotonic()) > 0:
@@ -198,7 +198,7 @@ class PlanProcess:
 
 
 def _stopped(pid: int) -> bool:
-    """Whether somebody has stopped a process; False where the platform does not say."""
+    """Whether a process is stopped; False where the platform does not say."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:

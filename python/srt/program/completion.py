@@ -59,7 +59,7 @@ class Completion:
         self.runs: set[_Run | Reading] = set()
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> Ints:
-        """As ``Encoder.encode``."""
+        """Token ids of a text (see ``Encoder.encode``)."""
         return await self.encoder.encode(text, add_special_tokens)
 
     async def encode_prompt(self, text: str, add_special_tokens: bool = True) -> Ints:

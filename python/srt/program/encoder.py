@@ -106,7 +106,7 @@ class Encoder:
             done.exception()  # it was seen, also where nobody awaits it any more
 
     def _admit(self) -> None:
-        """Forget those who gave up, and give turns as far as there is room for the first."""
+        """Drop cancelled waiters, and give turns while there is room for the first."""
         gone = [entry for entry in self._queue if entry[1].cancelled()]
         if gone:
             self._queue = deque(entry for entry in self._queue if not entry[1].cancelled())

@@ -31,7 +31,7 @@ log = logging.getLogger("sglang.server")
 DRAIN_SECONDS = 30.0  # open requests may take so long after the first signal
 CLOSE_SECONDS = 1  # and connections so long to take their last bytes
 BACKLOG = 2048
-PARENT_SECONDS = 0.25  # between two looks at who the parent is
+PARENT_SECONDS = 0.25  # between two checks of the parent's id
 GARBAGE = 20_000  # objects between two collections: a request alone makes thousands
 
 
@@ -113,7 +113,7 @@ class _Signals:
         self.ask()
 
     def ask(self) -> None:
-        """As the first signal does."""
+        """Begin the drain."""
         self.asked.set()
         if not self.serving and self._task is not None:
             self._task.cancel()
@@ -191,8 +191,8 @@ class _Server(uvicorn.Server):
         log.info("%s", _facts(self._service))
         if exposed(address := self._listener.getsockname()[0], self._service.config):
             log.warning(
-                "the server listens on %s without an API key: everybody who reaches this machine "
-                "can use it; set SGLANG_API_KEY, or --host 127.0.0.1", address,
+                "the server listens on %s without an API key: every client that reaches this "
+                "machine can use it; set SGLANG_API_KEY, or --host 127.0.0.1", address,
             )  # fmt: skip
         print(f"sglang serving {name} at {self._url()} - {info.capacity} KV tokens", flush=True)
 

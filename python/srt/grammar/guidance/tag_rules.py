@@ -127,14 +127,14 @@ class TagRules:
         return self.rule(f"{any_text}{_none_of(without)}", "FREE")
 
     def until(self, terminal: str, literal: str, without: Collection[str] = ()) -> str:
-        """What the terminal matches and the literal behind it, up to the first such place. Both
+        """Expression for the terminal and the literal behind it, up to the first occurrence. Both
         together hold none of the strings of ``without``."""
         body = f"({terminal} {quoted(literal)}){_none_of(without)}"
         name = self._once(("until", body), "until", lambda name: [f"{name}[lazy]: {body}"])
         return self.rule(f"{name} //@{terminal} {quoted(literal)}", "head")
 
     def ended(self, terminal: str, rest: Rest) -> str:
-        """What the terminal matches up to the first head of ``rest``, and what follows."""
+        """Expression for the terminal up to the first head of ``rest``, and for what follows."""
         assert rest.heads is not None
         options = []
         for head, after in self.grouped(rest.heads).items():
@@ -142,12 +142,12 @@ class TagRules:
         return either([*options, *([terminal] if rest.last else [])])
 
     def runs_over(self, pattern: str, heads: Heads) -> bool:
-        """Whether some text that the pattern matches holds one of the literals."""
+        """True where a text that the pattern matches holds one of the literals."""
         held = either(quoted(literal) for literal, _ in heads)
         return not unmatched(f"{pattern} & ({ANY} {held} {ANY})")
 
     def grouped(self, heads: Heads) -> dict[str, list[str]]:
-        """By those heads that no other head is the beginning of, what may follow them."""
+        """Continuations of each head that has no other head as its prefix."""
         found: dict[str, list[str]] = {}
         for literal, after in sorted(heads, key=lambda head: len(head[0])):
             short = next((one for one in found if literal.startswith(one)), literal)

@@ -1,8 +1,8 @@
-"""Rules: what a body must be as a whole, as /openapi.json tells it beside the limits of each field.
+"""Rules: what a body must be as a whole. /openapi.json documents it beside each field's limits.
 
-Enforced by the handlers, like the limits. Not told, because no schema can say it: whether a text
-fits the context, whether a pattern, a grammar or a schema can be enforced, and in what order the
-messages of a conversation may come.
+Enforced by the handlers, like the limits. Not documented, because no schema can say it: whether a
+text fits the context, whether a pattern, a grammar or a schema can be enforced, and in what order
+the messages of a conversation may come.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _lists(kind: Schema) -> Schema:
     return {"anyOf": [IDS, list_of(kind)]}
 
 
-# Fields that are read only to be refused with a reason: they are not told.
+# Fields that are read only to be refused with a reason: they are not documented.
 REFUSED: dict[str, Sequence[str]] = {
     "CompletionBody": tuple(completions.INSTEAD),
     "EmbeddingBody": ("truncate_prompt_tokens",),

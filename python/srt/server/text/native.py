@@ -99,8 +99,9 @@ async def answer(service: Service, body: GenerateBody) -> dict[str, Any] | list[
 
 
 async def events(service: Service, body: GenerateBody) -> AsyncGenerator[dict[str, Any], None]:
-    """What the route streams, as plain data. The prompt's log-probabilities come with the first
-    item of a completion, and with the last one of a cumulative stream. Raises as ``answer`` does.
+    """Stream the events of the route, as plain data. The prompt's log-probabilities come with the
+    first item of a completion, and with the last one of a cumulative stream. Raises as ``answer``
+    does.
     """
     incremental = _incremental(service, body)
     asked = await _asks(service, body)
@@ -147,7 +148,7 @@ def _incremental(service: Service, body: GenerateBody) -> bool:
 
 
 class _Streamed:
-    """What was streamed of one completion."""
+    """The streamed part of one completion."""
 
     def __init__(self, ask: Ask, incremental: bool, writer: _Logprobs | None) -> None:
         self._ask, self._incremental, self._writer = ask, incremental, writer
@@ -338,7 +339,7 @@ class _Logprobs:
         return found
 
     def output(self, output: Output, fresh: bool = False) -> dict[str, Any]:
-        """Of all tokens generated so far, or of those alone that are new since the last call."""
+        """Fields of all generated tokens, or of those alone that are new since the last call."""
         if fresh:
             self._read = self._read + len(self._tokens)
             self._tokens, self._tops, self._probes = [], [], []

@@ -74,8 +74,8 @@ async def rerank(service: Service, request: Request) -> Response:
 
 
 async def label_scores(service: Service, body: ScoreBody) -> dict[str, Any]:
-    """Of each item the probability of every label as the token behind query and item, as the route
-    answers. Raises RequestError."""
+    """Probability of every label for each item, as the route returns it: that of the label as the
+    token behind query and item. Raises RequestError."""
     labels = _label_ids(service, body)
     prompts, names = _joined(body)
     asks = await read_asks(service, body, prompts, names)

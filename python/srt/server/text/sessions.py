@@ -1,4 +1,4 @@
-"""Sessions: what requests have said and generated, kept so that the next one sends what is new.
+"""Sessions: token ids of earlier requests, kept so that the next one sends what is new.
 
 A session is a tree of requests. The prompt of a request is the context of the one that it names,
 which is that one's prompt and what it generated, and then its own tokens. The server keeps token
@@ -37,10 +37,10 @@ class SessionParams(msgspec.Struct, kw_only=True):
     Attributes:
         id: the session.
         rid: the request whose context is continued; None: a new beginning.
-        offset: only so many tokens of that context are taken (negative: all but so many).
+        offset: number of tokens of that context that are taken; negative: all but so many.
         replace: what followed that request is removed, and it is ended if it is running; with
             ``rid`` None everything is.
-        drop_previous_output: of that request the prompt alone is taken.
+        drop_previous_output: of that request only the prompt is taken.
     """
 
     id: str | None = None

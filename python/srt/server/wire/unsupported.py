@@ -1,8 +1,8 @@
 """Fields of upstream SGLang's requests that this server does not have.
 
-A field that would change the answer, or who may share a cache, is refused. A field without such an
-effect is accepted and ignored. A body that declares a field of its own honours it, whatever the
-tables here say: a field moves out of a table when a body declares it.
+A field that would change the answer, or which requests share a cache, is refused. A field without
+such an effect is accepted and ignored. A body that declares a field of its own honours it, whatever
+the tables here say: a field moves out of a table when a body declares it.
 """
 
 from __future__ import annotations
