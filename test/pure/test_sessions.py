@@ -78,6 +78,8 @@ def test_a_request_continues_another(book: Book) -> None:
     assert list(dropped.prompt) == [1, 5, 6, 9]
     assert list(book.begin(number, "f", [1, 2]).prompt) == [1, 2], "another beginning"
     assert book.aborted == []
+    with pytest.raises(RequestError, match=r"has no request 'n{59} \.\.\. n{19}'; name one"):
+        book.begin(number, "g", [1], rid="n" * 200)
 
 
 def test_replacing_ends_and_removes_what_followed(book: Book) -> None:

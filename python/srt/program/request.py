@@ -42,6 +42,11 @@ def brief(text: str, most: int = MAX_MESSAGE) -> str:
     return f"{text[: most * 3 // 4]} ... {text[len(text) - most // 4 :]}"
 
 
+def shown(value: object, most: int = 80) -> str:
+    """A value in an error's message: its ``repr``, cut in the middle, so that both quotes stay."""
+    return brief(repr(value), most)
+
+
 class RequestError(ValueError):
     """A request that cannot be served.
 

@@ -19,7 +19,7 @@ import msgspec
 
 from srt.core.ints import Ints, ints
 from srt.program.output import Output
-from srt.program.request import MAX_NAME, RequestError
+from srt.program.request import MAX_NAME, RequestError, shown
 from srt.server.wire.caller import current
 
 MAX_SESSIONS = 1024  # open at once, of one tenant
@@ -145,7 +145,7 @@ class Sessions:
         _verify_name(session_id)
         tenant = self._tenant()
         if self._open(tenant, session_id):
-            raise RequestError(f"The session {session_id!r:.80} is open already.", "session_id")
+            raise RequestError(f"The session {shown(session_id)} is open already.", "session_id")
         if len(tenant.sessions) >= MAX_SESSIONS:
             self._close_idle(tenant)
         if len(tenant.sessions) >= MAX_SESSIONS:
@@ -177,7 +177,7 @@ class Sessions:
         session = self._named(params.id)
         parent = self._parent(session, params)
         if rid in session.turns:
-            raise RequestError(f"The session has a request {rid!r:.80} already.", "rid")
+            raise RequestError(f"The session has a request {shown(rid)} already.", "rid")
         prompt = tokens if parent is None else self._continued(parent, params, tokens)
         if session.capacity and len(prompt) > session.capacity:
             raise RequestError(
@@ -234,12 +234,12 @@ class Sessions:
         parent = session.turns.get(rid)
         if parent is None:
             raise RequestError(
-                f"The session has no request {rid!r:.80}; name one of its answers' ids.",
+                f"The session has no request {shown(rid)}; name one of its answers' ids.",
                 "session_params",
             )
         if parent.running and not params.replace:
             raise RequestError(
-                f"The request {rid!r:.80} is still running; wait for it, or replace it.",
+                f"The request {shown(rid)} is still running; wait for it, or replace it.",
                 "session_params",
             )
         return parent
@@ -249,7 +249,8 @@ class Sessions:
         context, offset = parent.context(bool(params.drop_previous_output)), params.offset or 0
         if abs(offset) > len(context):
             raise RequestError(
-                f"offset is {offset}; the context of {parent.rid!r:.80} has {len(context)} tokens.",
+                f"offset is {offset}; the context of {shown(parent.rid)} has {len(context)} "
+                "tokens.",
                 "session_params",
             )
         count = len(self._begin)
@@ -334,7 +335,7 @@ class Sessions:
         session = self._open(self._tenant(), session_id or "")
         if session is None:
             raise RequestError(
-                f"There is no session {session_id!r:.80}; POST /open_session makes one, and one "
+                f"There is no session {shown(session_id)}; POST /open_session makes one, and one "
                 "that is not used for its timeout is closed.",
                 "session_params",
             )
