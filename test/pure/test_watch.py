@@ -168,11 +168,13 @@ ATOMS = [
     "a", "b", "Z", "k", "s", "K", "é", "€", "😀", "_", "]", "}", "{", "-", " ", ".", r"\d", r"\w",
     r"\W", r"\s", r"\n", r"\.", r"\pL", r"\PL", r"\p{Greek}", "[ab]", "[^a]", r"[^\n]", "[]a]",
     "[^]a]", r"[\]b]", "[[:alpha:]]", "[a-cé€]", r"\x{20ac}", r"\x61", r"\141", r"\Qa.b\E",
-    r"\Q*\E",
+    r"\Q*\E", "٣", "a{٣}", "a{01}", "a{1,02}", "a{1234567890}", "{,2}",
+    "[!-[:alpha:]]", "[+--[:digit:]]", r"[\d-[:alpha:]]", r"[\x{21}-[:alpha:]]",
 ]  # fmt: skip
 ASSERTIONS = ["^", "$", r"\b", r"\B", r"\A", r"\z", "(?m:^)", "(?m:$)"]
 REPEATS = ["*", "+", "?", "{2}", "{1,}", "{0,2}", "{1,3}", "*?", "+?", "??", "{2,4}?", "{0}"]
 FLAGS = ["(?i)", "(?i:", "(?s:", "(?m)", "(?im:", "(?s-i:", "(?U:", "(?P<name>", "("]
+FLAGS += ["(?P<é>", "(?P<a\u0301>", "(?<n٣>"]  # letters, marks and digits beyond ASCII
 leaves = st.sampled_from([*ATOMS, *ASSERTIONS])
 
 
@@ -264,7 +266,7 @@ def test_random_patterns_stop_where_re2_finds_them(seed: int) -> None:
         texts = [ends[0] + body + ends[1] if r.random() < 0.7 else body]
         texts += [random_pattern(r, 2) + "Z"] * (r.random() < 0.2)
         found = usable(texts)
-        few = [*"".join(ends), *r.sample("abZkKsS_1. \n-é€😀ſα", 3)]
+        few = [*"".join(ends), *r.sample("abZkKsS_1. \n-é€😀ſα٣{}!:]", 3)]
         for _ in range(3 if found else 0):
             parts = [r.choice(few).encode() for _ in range(r.randint(1, 16))]
             if r.random() < 0.3:
@@ -280,7 +282,40 @@ def test_random_patterns_stop_where_re2_finds_them(seed: int) -> None:
                 if hit:
                     hits += hit.end - hit.cut > 2
                     break
-    assert hits > 300, "matches of some length"
+    assert hits > 200, "matches of some length"
+
+
+SYNTAX = [
+    *"ab1٣é{}[]()|*+?.^$-,:!<>P \\", "{1}", "{٢}", "{1,2}", "{1,٣}", "{02}", "{1,}", "(?:", "(?i)",
+    "(?P<", "(?", "[^", "[[:", ":]", "[:alpha:]", "[:^digit:]", r"\d", r"\pL", r"\x{", r"\x41",
+    r"\Q", r"\E", r"\b", r"\]", r"\[", "a-", "!-", "x]",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_syntax_is_read_as_re2_reads_it(seed: int) -> None:
+    """Whatever RE2 takes, valid by chance, has a match where RE2 has one."""
+    r, used = random.Random(seed), 0
+    for _ in range(10_000):
+        text = "".join(r.choice(SYNTAX) for _ in range(r.randint(1, 7)))
+        found = usable([text])
+        used += bool(found)
+        for _ in range(2 if found else 0):
+            data = "".join(r.choices("ab1٣éx {}[]!:-,", k=6)).encode()
+            match = found[0].search(data)
+            hit = Watch((), [text]).feed(data)
+            assert (hit and (hit.cut, hit.end)) == (match and match.span()), (text, data)
+    assert used > 300
+
+
+@pytest.mark.parametrize("text", ["[a-z ]{٣}", "(?s){٢}x", "a{01}b", "a{1,02}", "a{1234567890}"])
+def test_braces_that_re2_takes_literally(text: str) -> None:
+    """A count has ASCII digits, no leading zero, and at most nine digits."""
+    (literal,) = usable([text])
+    example = {"[": "x{٣}", "(": "{٢}x"}.get(text[0], text).encode()
+    assert literal.search(example).span() == (0, len(example))
+    assert Watch((), [text]).feed(example) == Hit(0, len(example), example.decode())
+    assert Watch((), [text]).feed(b"aaa xxx b") is None
 
 
 def test_random_patterns_are_mostly_usable() -> None:

@@ -14,11 +14,13 @@ import re
 from dataclasses import dataclass, field
 
 MAX_DEPTH = 64  # groups inside groups: the tree is walked by recursion
-_REPEAT = re.compile(r"\{(\d+)(,(\d*))?\}")
+_COUNT = "0|[1-9][0-9]{0,8}"  # braces around anything else, such as 01 or ٣, are literals
+_REPEAT = re.compile(rf"\{{({_COUNT})(,({_COUNT})?)?\}}")
 _FLAGS = re.compile(r"\?(?P<on>[imsU]*)(?:-(?P<off>[imsU]+))?(?P<end>[:)])")
-_NAME = re.compile(r"\?P?<\w+>")
+_NAME = re.compile(r"\?P?<[^>]+>")
 _ESCAPE = re.compile(r"\\(?:[pP](?:\{[^}]*\}|.)|x(?:\{[^}]*\}|..)|[0-7]{1,3}|.)", re.S)
-_POSIX = re.compile(r"\[:\^?\w+:\]")
+_POSIX = re.compile(r"\[:\^?[a-z]+:\]")
+_CLASS_ITEM = re.compile(rf"{_POSIX.pattern}|\\[dDsSwW]|\\[pP](?:\{{[^}}]*\}}|.)", re.S)
 _ASSERTIONS = {r"\b": "word", r"\B": "not word", r"\A": "begin text", r"\z": "end text"}
 
 
@@ -176,17 +178,22 @@ class _Parser:
 
     def _class_end(self) -> int:
         """Index behind the class that begins here."""
-        at = self._at + 1
-        at += self._pattern[at] == "^"
-        at += self._pattern[at] == "]"
-        while self._pattern[at] != "]":
-            if self._pattern[at] == "\\":
-                at += 2
-            elif posix := _POSIX.match(self._pattern, at):
-                at = posix.end()
-            else:
-                at += 1
+        at, text = self._at + 1, self._pattern
+        at += text[at] == "^"
+        first = at
+        while text[at] != "]" or at == first:
+            if item := _CLASS_ITEM.match(text, at):
+                at = item.end()
+                continue
+            at = self._member_end(at)
+            if text[at] == "-" and text[at + 1] != "]":  # a range, which may end in "["
+                at = self._member_end(at + 1)
         return at + 1
+
+    def _member_end(self, at: int) -> int:
+        """Index behind the one character of a class that is written at ``at``."""
+        found = _ESCAPE.match(self._pattern, at)
+        return found.end() if found else at + 1
 
 
 def _takes(node: Node) -> bool:
