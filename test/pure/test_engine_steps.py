@@ -20,7 +20,7 @@ from srt.engine.collect import MAX_FORCED
 from srt.engine.loop import affordable, serve, work
 from srt.engine.socket import SocketChannel, configure
 from srt.grammar.base import Grammar, Matcher
-from srt.grammar.watch import Patterns
+from srt.grammar.watch import Patterns, Watch
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 HOSTILE = (r"[a-m][^Z]{900}Z1", r"[a-m][^Z]{800}Z2")
@@ -153,6 +153,33 @@ def test_a_costly_search_ends_its_own_request() -> None:
     assert text_of(desk, hostile) == text
     assert desk.done(found).matched == "mabcZ1"
     assert desk.done(found).cut == 12
+    assert desk.done(free).reason == "length"
+    desk.finish()
+
+
+def test_a_broken_search_ends_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a token, forced or sampled, or at admission. Others go on."""
+    feed = Watch.feed
+
+    def broken(self: Watch, data: bytes) -> object:
+        if self.length >= 3 and self.cost:
+            raise RuntimeError("no match")
+        return feed(self, data)
+
+    monkeypatch.setattr(Watch, "feed", broken)
+    desk = Desk(capacity=1 << 16, grammars=Forced())
+    forced, *_ = attack(desk, ("Z1",), LETTERS, 1)
+    sampled = desk.ask([1, 2, 3], generate(20, stop_regex=("Z1",)))
+    free = desk.ask([1, 2, 3], generate(20, stop=("no such text",)))
+    monkeypatch.setattr("srt.grammar.stop_automaton.tree.parse", lambda text: [][0])
+    refused = desk.ask([1, 2, 3], generate(20, stop_regex=("another",)))
+    desk.run()
+    for request in (forced, sampled):
+        assert desk.failed(request).code == "internal"
+        assert "the search for stops failed: RuntimeError: no match" in desk.failed(request).message
+        assert 3 <= len(desk.tokens(request)) < 20
+    assert desk.failed(refused).code == "internal"
+    assert "IndexError" in desk.failed(refused).message
     assert desk.done(free).reason == "length"
     desk.finish()
 

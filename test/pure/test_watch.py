@@ -25,6 +25,7 @@ from srt.grammar.watch import (
     Patterns,
     Watch,
     compile_pattern,
+    stop_patterns,
 )
 
 LETTERS = "abé€😀"  # of 1 to 4 bytes
@@ -391,6 +392,23 @@ def test_a_search_that_costs_too_much_is_not_made() -> None:
     watch.feed(b"abcdefghijklm" * 300)
     with pytest.raises(TooMuchWork, match="at most"):
         watch.feed(b"Z1")
+
+
+def test_a_stop_string_is_kept_where_a_search_costs_too_much() -> None:
+    """The pattern ends in the same token, and where it begins is too much work to find."""
+    watch = Watch(["Z1"], [r"[a-m][^Z]{900}Z1"])
+    watch.feed(b"abcdefghijklm" * 300)
+    assert watch.feed(b"Z1") == Hit(3900, 3902, "Z1")
+
+
+def test_classes_that_re2_does_not_take_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of them is left out: the numbers of the others would be wrong."""
+    text = r"[ab][cd]\pL"
+    assert Watch((), [text]).feed("xadλ".encode()) == Hit(1, 5, "adλ")
+    stop_patterns.cache_clear()
+    monkeypatch.setattr("srt.grammar.watch.ATOMS_MEMORY", 1000)
+    with pytest.raises(ValueError, match=r"3 different classes.* 1000 bytes .*Use fewer"):
+        Watch((), [text])
 
 
 @pytest.mark.parametrize(

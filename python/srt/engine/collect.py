@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from array import array
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from srt.engine.rows import forbidden
 from srt.engine.stats import Stats
 from srt.memory.store import Store
 
+log = logging.getLogger("srt.engine")
 MAX_FORCED = 256  # tokens a pass: all other requests wait while they are found
 FORCED_AT_ONCE = 32  # tokens between two looks at the budget
 
@@ -91,8 +93,11 @@ class Collector:
 
     def failed(self, request: Request, message: str) -> list[Event]:
         """The last events of a request that cannot go on, by no fault of its own."""
+        return [*_untold(request), self._failure(request, message)]
+
+    def _failure(self, request: Request, message: str) -> Failed:
         self._stats.failed += 1
-        return [*_untold(request), Failed(request.id, "internal", message)]
+        return Failed(request.id, "internal", message)
 
     def done(
         self, request: Request, reason: str, matched: str | int | None = None, cut: int = -1
@@ -319,6 +324,10 @@ class Collector:
                 hit = request.watch.feed(data)
             except TooMuchWork as error:
                 return self.dead_end(request, str(error))
+            except Exception as error:  # a bug; other requests go on
+                log.exception("the search for stops of request %d failed", request.id)
+                text = f"the search for stops failed: {type(error).__name__}: {error}"
+                return self._failure(request, text)
             held = request.watch.held
         if hit is not None:  # the token may go on behind the stop
             held = request.length - hit.cut
@@ -344,8 +353,7 @@ class Collector:
                 return None
         except GrammarError as error:  # a limit of a step: the token was allowed
             return self.dead_end(request, str(error))
-        self._stats.failed += 1
-        return Failed(request.id, "internal", f"token {token} was drawn against the grammar")
+        return self._failure(request, f"token {token} was drawn against the grammar")
 
     def dead_end(self, request: Request, message: str) -> Done:
         """No token can follow: the text so far stands."""

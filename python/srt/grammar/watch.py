@@ -101,16 +101,24 @@ def compile_pattern(text: str) -> Any:
 
 
 def compile_atoms(sources: list[str]) -> Matching:
-    """One RE2 automaton of all classes and escapes."""
+    """One RE2 automaton of all classes and escapes. Raises ValueError where they are too large: an
+    atom left out would give its number to the next one."""
     import re2
 
     options = re2.Options()
     options.max_mem = ATOMS_MEMORY
     options.never_capture = True
     atoms = re2.Set.FullMatchSet(options)
-    for source in sources:
-        atoms.Add(source.encode())
-    atoms.Compile()
+    try:
+        for number, source in enumerate(sources):
+            if atoms.Add(source.encode()) != number:
+                raise re2.error(f"{source!r} was not added")
+        atoms.Compile()
+    except re2.error as error:
+        raise ValueError(
+            f"stop_regex has {len(sources)} different classes, which RE2 does not take together in "
+            f"{ATOMS_MEMORY} bytes of memory ({error}). Use fewer or simpler classes."
+        ) from None
     matching: Matching = atoms.Match
     return matching
 
@@ -235,10 +243,18 @@ class Watch:
 
     def feed(self, data: bytes) -> Hit | None:
         """Take the next bytes. The first stop to end in them wins; of those the longest. Raises
-        TooMuchWork."""
+        TooMuchWork where a pattern matches, finding where costs too much, and no string is there
+        to stop at."""
         hit = self._feed_strings(data) if self._strings else None
-        if self._patterns and (found := self._patterns.feed(data)):
-            hit = found if hit is None or found.end < hit.end else hit
+        if self._patterns:
+            try:
+                found = self._patterns.feed(data)
+            except TooMuchWork:
+                if hit is None:
+                    raise
+                found = None
+            if found is not None and (hit is None or found.end < hit.end):
+                hit = found
         self.length += len(data)
         return hit
 
