@@ -13,12 +13,12 @@ from helpers.fake_worker import TOKEN_BYTES
 from helpers.toy_grammar import bits
 from srt.core.constraint import Constraint
 from srt.core.ints import ints
-from srt.core.messages import Advance, Done, Fork, Open, Score, Verb, encode
+from srt.core.messages import Advance, Append, Done, Fork, Open, Score, Verb, encode
 from srt.core.work import STEP_BYTES, STEP_NUMBERS, STEP_SEARCH, STEP_VERBS
 from srt.engine import admission
 from srt.engine.collect import MAX_FORCED
-from srt.engine.loop import affordable, serve, work
-from srt.engine.socket import SocketChannel, configure
+from srt.engine.loop import VerbCosts, affordable, serve
+from srt.engine.socket import EXIT, SocketChannel, configure
 from srt.grammar.base import Grammar, Matcher
 from srt.grammar.watch import Patterns, Watch
 
@@ -197,10 +197,9 @@ def test_messages_are_obeyed_over_several_steps() -> None:
     verbs, steps = forks(100_000, 128), []
     desk = Desk(capacity=64)
     while verbs:
-        contexts, sizes = desk.engine.store.contexts, dict[int, int]()
+        contexts = desk.engine.store.contexts
         count = affordable(verbs, contexts)
-        costs = [work(verb, contexts, sizes) for verb in verbs[:count]]
-        assert sum(costs) <= STEP_VERBS
+        assert sum(map(VerbCosts(contexts).of, verbs[:count])) <= STEP_VERBS
         desk.send(*verbs[:count])
         del verbs[:count]
         steps.append(count)
@@ -211,11 +210,71 @@ def test_messages_are_obeyed_over_several_steps() -> None:
 
 def test_small_messages_are_obeyed_at_once() -> None:
     verbs: list[Verb] = []
-    for number in range(1000):
+    for number in range(900):
         verbs += [Open(number, ints([1] * 100).tobytes()), Advance(number, number, generate(2))]
     assert affordable(verbs, {}) == len(verbs)
     huge: list[Verb] = [Open(1, bytes(4 * STEP_VERBS)), Open(2, bytes(4))]
     assert affordable(huge, {}) == 1, "at least one"
+
+
+def test_forks_cost_what_was_appended_too() -> None:
+    """To a context of the engine, or to one of the same step."""
+    desk = Desk(capacity=1 << 16)
+    old = desk.open([1] * 3000)
+    costs = VerbCosts(desk.engine.store.contexts)
+    piece = ints([2] * 500).tobytes()
+    verbs = [Append(old, piece), Fork(old, 90), Append(90, piece), Append(90, piece), Fork(90, 91)]
+    assert [costs.of(verb) - 64 for verb in verbs] == [8000, 3500, 8000, 8000, 4500]
+    assert costs.of(Fork(77, 92)) == 64, "of none: it is refused"
+
+
+DIFFERENT = [{"stop_regex": (rf"[a-m][^Z]{{900}}{number}Z1",)} for number in range(12)]
+LONG = [{"stop": tuple(f"{number:04}{i:04}" * 4 for i in range(128))} for number in range(12)]
+
+
+@pytest.mark.parametrize("stops", [DIFFERENT, LONG])
+def test_a_step_makes_few_large_automata(stops: list[dict[str, Any]]) -> None:
+    """Those of one step are made once, and small ones are made at once."""
+
+    def fit(some: list[dict[str, Any]]) -> int:
+        goals = [generate(2, **each) for each in some]
+        return affordable([Advance(i, i, goal) for i, goal in enumerate(goals)], {})
+
+    assert 1 <= fit(stops) <= 2
+    assert fit(stops[:1] * 500) == 500, "equal ones"
+    assert fit([{"stop": (f"{i}\n",), "stop_regex": (f"[0-9]+ {i}",)} for i in range(100)]) == 100
+
+
+def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a flood of messages lasts, no more of them are received than a step takes."""
+    desk, kept, most = Desk(capacity=1 << 16), [0], [0]
+    handle = desk.engine.handle
+    monkeypatch.setattr("srt.engine.loop.STEP_VERBS", 20_000)
+
+    def handled(verbs: list[Verb]) -> object:
+        kept[0] -= len(verbs)
+        return handle(verbs)
+
+    monkeypatch.setattr(desk.engine, "handle", handled)
+    numbers = iter(range(1, 2000))
+
+    class Channel:
+        def receive(self, seconds: float, limit: int) -> list[Verb] | None:
+            if not limit:
+                return []
+            assert limit == STEP_BYTES
+            some: list[Verb] = [
+                Open(i, ints([3] * 100).tobytes()) for _, i in zip("x" * 50, numbers)
+            ]
+            kept[0] += len(some)
+            most[0] = max(most[0], kept[0])
+            return some or None
+
+        def emit(self, events: list[object]) -> None: ...
+
+    serve(desk.engine, Channel())
+    assert most == [50]
+    assert len(desk.engine.store.contexts) == 1999
 
 
 def test_the_loop_obeys_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,8 +287,8 @@ def test_the_loop_obeys_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[int] = []
 
     class Channel:
-        def receive(self, seconds: float) -> list[Verb] | None:
-            if sent:
+        def receive(self, seconds: float, limit: int) -> list[Verb] | None:
+            if sent and limit:
                 return [sent.pop(0)]
             return [] if len(done) < 64 else None
 
@@ -249,8 +308,28 @@ def test_a_step_takes_so_many_bytes(tmp_path: Path) -> None:
             client.send(encode([Open(number, bytes(STEP_BYTES - 100))]))
         taken: list[int] = []
         while sum(taken) < 3:
-            taken.append(len(channel.receive(10.0) or ()))
+            taken.append(len(channel.receive(10.0, STEP_BYTES) or ()))
         assert max(taken) <= 2
+    finally:
+        client.close(linger=0)
+        channel._socket.close(linger=0)
+
+
+def test_an_exit_overtakes_what_waits(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/wire"
+    channel, client = SocketChannel(address), configure(zmq.Context.instance().socket(zmq.PAIR))
+    client.connect(address)
+    try:
+        for number in range(3):
+            client.send(encode([Open(number, bytes(4))]))
+        received: list[Verb] = []
+        while not received:
+            received += channel.receive(1.0, 1) or []
+        assert len(received) == 1, "a message is taken whole"
+        assert channel.receive(0.0, 0) == []
+        client.send(EXIT)
+        while (more := channel.receive(0.01, 0)) is not None:
+            assert more == []
     finally:
         client.close(linger=0)
         channel._socket.close(linger=0)

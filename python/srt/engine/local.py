@@ -28,7 +28,8 @@ class _QueueChannel:
         self.client: Client | None = None
         self.lost: EngineLost | None = None
 
-    def receive(self, seconds: float) -> list[Verb] | None:
+    def receive(self, seconds: float, limit: int) -> list[Verb] | None:
+        """All of them, whatever ``limit`` is: they are decoded, and in memory, already."""
         out: list[Verb] = []
         wait: float | None = seconds
         while True:

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Protocol
 
 from srt.core.context import Context
 from srt.core.messages import Advance, Append, Event, Fork, Generate, Open, Verb
 from srt.core.progress import MESSAGES, SENDING
-from srt.core.work import STEP_VERBS
+from srt.core.sampling import SamplingParams
+from srt.core.work import STEP_BYTES, STEP_VERBS
 from srt.engine.engine import Engine
 
 log = logging.getLogger("srt.engine")
 AUDIT_SECONDS = 10.0  # least time between two audits of an idle engine
 IDLE_SECONDS = 1.0
+MOST_PATTERNS = STEP_VERBS // 2  # cost of the largest stop patterns that are taken
+_COUNT = re.compile(r"(?<=[{,])[0-9]{1,4}(?=[,}])")  # of a repeat, or of what may be one
 SOON_SECONDS = 0.001  # until it is asked again whether a grammar is there, or events are taken
 
 
 class Channel(Protocol):
     """Where verbs come from and events go. Two: a queue in this process, a socket between two."""
 
-    def receive(self, seconds: float) -> list[Verb] | None:
-        """The verbs at hand, waiting at most so long for the first; None: the client is gone."""
+    def receive(self, seconds: float, limit: int) -> list[Verb] | None:
+        """The next verbs: messages of ``limit`` bytes, the last of them whole; no verbs where that
+        is 0. Waits at most so long for the first. None: the client is gone, and verbs that were
+        not received go with it."""
         ...
 
     def emit(self, events: Sequence[Event]) -> None:
@@ -40,7 +47,8 @@ def serve(engine: Engine, channel: Channel) -> None:
     while True:
         progress.turn()
         idle = SOON_SECONDS if engine.compiling or events else IDLE_SECONDS
-        more = channel.receive(0.0 if engine.busy or verbs else idle)
+        # What is left of the verbs is obeyed first: no more of them than a step receives are kept.
+        more = channel.receive(0.0 if engine.busy or verbs else idle, 0 if verbs else STEP_BYTES)
         if more is None:
             return
         verbs += more
@@ -65,31 +73,66 @@ def serve(engine: Engine, channel: Channel) -> None:
 
 
 def affordable(verbs: Sequence[Verb], contexts: Mapping[int, Context]) -> int:
-    """How many of the verbs, from the first one on, one step obeys: at least one."""
-    total, sizes = 0, dict[int, int]()
+    """Number of verbs, from the first, that fit one step: at least one."""
+    total, costs = 0, VerbCosts(contexts)
     for count, verb in enumerate(verbs):
-        total += work(verb, contexts, sizes)
+        total += costs.of(verb)
         if total > STEP_VERBS and count:
             return count
     return len(verbs)
 
 
-def work(verb: Verb, contexts: Mapping[int, Context], sizes: dict[int, int]) -> int:
-    """What a verb costs: a copied token is 1, one that is checked too is 16. ``sizes``: tokens of
-    the contexts that the verbs before it have made; it is kept up to date."""
-    if isinstance(verb, Fork):
-        parent = contexts.get(verb.context)
-        size = sizes.get(verb.context, len(parent.tokens) if parent is not None else 0)
-        sizes[verb.child] = size
-        return 64 + size
-    if isinstance(verb, Open | Append):
-        size = len(verb.tokens) // 4
-        sizes[verb.context] = size
-        return 64 + 16 * size
-    if isinstance(verb, Advance):
-        goal = verb.goal
-        return 512 + 16 * (len(goal.sampling.logit_bias) if isinstance(goal, Generate) else 0)
-    return 64
+class VerbCosts:
+    """Costs of the verbs of one step, in their order. The unit is a token that is copied.
+
+    Args:
+        contexts: those of the engine before the step.
+    """
+
+    def __init__(self, contexts: Mapping[int, Context]) -> None:
+        self._contexts = contexts
+        self._sizes: dict[int, int] = {}  # tokens of contexts that the verbs have made or extended
+        self._stops: set[tuple[tuple[str, ...], tuple[str, ...]]] = set()
+
+    def of(self, verb: Verb) -> int:
+        """Cost of a verb."""
+        if isinstance(verb, Fork):
+            size = self._sizes[verb.child] = self._size(verb.context)
+            return 64 + size
+        if isinstance(verb, Open | Append):
+            size = len(verb.tokens) // 4
+            before = self._size(verb.context) if isinstance(verb, Append) else 0
+            self._sizes[verb.context] = before + size
+            return 64 + 16 * size  # each is checked too
+        if isinstance(verb, Advance):
+            return 512 + (self._goal(verb.goal.sampling) if isinstance(verb.goal, Generate) else 0)
+        return 64
+
+    def _size(self, number: int) -> int:
+        if number in self._sizes:
+            return self._sizes[number]
+        context = self._contexts.get(number)
+        return 0 if context is None else len(context.tokens)
+
+    def _goal(self, sampling: SamplingParams) -> int:
+        """Cost of the biases, and of the stops unless a verb before it has the same."""
+        cost, stops = 16 * len(sampling.logit_bias), (sampling.stop, sampling.stop_regex)
+        if stops in self._stops:
+            return cost
+        self._stops.add(stops)
+        return cost + 256 * sum(map(len, sampling.stop)) + pattern_cost(sampling.stop_regex)
+
+
+def pattern_cost(patterns: Sequence[str]) -> int:
+    """Cost of the automaton of stop patterns. It grows with their characters, repeats written out:
+    all counts of a pattern multiplied are a bound of these."""
+    if not patterns:
+        return 0
+    characters = 0
+    for pattern in patterns:
+        copies = prod(min(int(count), 1000) or 1 for count in _COUNT.findall(pattern))
+        characters += len(pattern) * copies
+    return min(4096 + 1024 * characters, MOST_PATTERNS)
 
 
 def audit(engine: Engine) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,12 +11,12 @@ import msgspec
 import zmq
 
 from srt.core.messages import Event, Verb, decode_verbs, encode
-from srt.core.work import STEP_BYTES
 from srt.engine.stats import Stats
 
 log = logging.getLogger("srt.engine")
 EXIT = b""  # an empty frame asks the engine to exit
 MAX_FRAME = 1 << 30
+MAX_FRAMES = 4096  # taken from the socket in a step
 
 
 def configure(socket: Any) -> Any:
@@ -33,31 +34,40 @@ class SocketChannel:
     def __init__(self, address: str) -> None:
         self._socket = configure(zmq.Context.instance().socket(zmq.PAIR))
         self._socket.bind(address)
+        self._frames: deque[zmq.Frame] = deque()  # not decoded yet
         self.stats = Stats()  # replaced by the engine's once there is one
 
     def connected(self) -> None:
         """Wait until the parent has connected."""
         self._socket.poll(flags=zmq.POLLOUT)
 
-    def receive(self, seconds: float) -> list[Verb] | None:
+    def receive(self, seconds: float, limit: int) -> list[Verb] | None:
+        if seconds and not self._frames:
+            self._socket.poll(seconds * 1000)
+        if self._exits():
+            return None
         out: list[Verb] = []
-        if seconds and not self._socket.poll(seconds * 1000):
-            return out
-        size = 0
-        while size < STEP_BYTES:
-            try:
-                frame = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return out
-            if frame == EXIT:
-                return None
-            size += len(frame)
+        while self._frames and limit > 0:
+            frame = self._frames.popleft().bytes
+            limit -= len(frame)
             try:
                 out.extend(decode_verbs(frame))
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 self.stats.bad_frames += 1
                 log.error("dropped a malformed frame of %d bytes: %s", len(frame), error)
         return out
+
+    def _exits(self) -> bool:
+        """Take the frames at hand from the socket, undecoded; whether one of them asks to exit."""
+        for _ in range(MAX_FRAMES):
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return False
+            if len(frame) == len(EXIT):
+                return True
+            self._frames.append(frame)
+        return False
 
     def emit(self, events: Sequence[Event]) -> None:
         try:
