@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from srt.core.work import TooMuchWork
+from srt.grammar import watch
 from srt.grammar.stop_automaton import (
     MAX_ATOMS,
     MAX_MOVES,
@@ -25,7 +26,6 @@ from srt.grammar.watch import (
     Patterns,
     Watch,
     compile_pattern,
-    stop_patterns,
 )
 
 LETTERS = "abé€😀"  # of 1 to 4 bytes
@@ -374,6 +374,19 @@ def test_patterns_beyond_a_limit_are_refused(texts: list[str], size: str, limit:
     assert str(limit) in str(caught.value)
 
 
+def test_patterns_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal ones, also where they are refused after all the work."""
+    made = []
+    monkeypatch.setattr(
+        "srt.grammar.watch.compile_pattern", lambda text: made.append(text) or compile_pattern(text)
+    )
+    for _ in range(3):
+        with pytest.raises(ValueError, match="103 operations"):
+            Watch((), ["(a?){100}bb?c"])
+        assert Watch((), ["(a?){3}bb?c"]).feed(b"abc") == Hit(0, 3, "abc")
+    assert made == ["(a?){100}bb?c", "(a?){3}bb?c"]
+
+
 def test_a_byte_of_a_character_is_no_pattern() -> None:
     with pytest.raises(ValueError, match=r"stop_regex has \\C"):
         Watch((), [r"a\Cb"])
@@ -405,7 +418,7 @@ def test_classes_that_re2_does_not_take_are_refused(monkeypatch: pytest.MonkeyPa
     """None of them is left out: the numbers of the others would be wrong."""
     text = r"[ab][cd]\pL"
     assert Watch((), [text]).feed("xadλ".encode()) == Hit(1, 5, "adλ")
-    stop_patterns.cache_clear()
+    watch._stop_patterns.cache_clear()
     monkeypatch.setattr("srt.grammar.watch.ATOMS_MEMORY", 1000)
     with pytest.raises(ValueError, match=r"3 different classes.* 1000 bytes .*Use fewer"):
         Watch((), [text])

@@ -123,9 +123,24 @@ def compile_atoms(sources: list[str]) -> Matching:
     return matching
 
 
-@lru_cache(maxsize=CACHED)
 def stop_patterns(texts: tuple[str, ...]) -> tuple[list[Any], StopAutomaton]:
     """The patterns for RE2, and their automaton. Raises ValueError."""
+    made = _stop_patterns(texts)
+    if isinstance(made, str):
+        raise ValueError(made)
+    return made
+
+
+@lru_cache(maxsize=CACHED)
+def _stop_patterns(texts: tuple[str, ...]) -> tuple[list[Any], StopAutomaton] | str:
+    """The same; or why they are refused, which costs as much to find out and is kept likewise."""
+    try:
+        return _compile(texts), StopAutomaton(texts, compile_atoms)
+    except ValueError as error:
+        return str(error)
+
+
+def _compile(texts: tuple[str, ...]) -> list[Any]:
     compiled, size = [], 0
     for text in texts:
         pattern = compile_pattern(text)
@@ -140,7 +155,7 @@ def stop_patterns(texts: tuple[str, ...]) -> tuple[list[Any], StopAutomaton]:
                 "patterns. Lower a repeat count."
             )
         compiled.append(pattern)
-    return compiled, StopAutomaton(texts, compile_atoms)
+    return compiled
 
 
 class Patterns:
