@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import stat
@@ -23,6 +24,7 @@ from srt.core.sampling import SamplingParams
 from srt.engine import process as module
 from srt.engine.client import EngineLost
 from srt.engine.process import EngineProcess, Started, spawn
+from srt.engine.wire import Wire
 
 VOCAB = [bytes([i % 256]) for i in range(160)]
 
@@ -107,6 +109,33 @@ def test_a_temporary_directory_too_long_for_a_socket(
     with pytest.raises(OSError, match=r"at most 10\d bytes.*set TMPDIR to a shorter directory"):
         Started(config)
     assert not list(deep.iterdir())
+
+
+def test_a_vocabulary_that_cannot_be_written_leaves_nothing(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wires: list[Wire] = []
+
+    class Recorded(Wire):
+        def __init__(self, address: str, take: Callable[[bytes], None]) -> None:
+            super().__init__(address, take)
+            wires.append(self)
+
+    def full(self: Started, token_bytes: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("srt.engine.wire.Wire", Recorded)
+    monkeypatch.setattr(Started, "provide", full)
+
+    async def test() -> None:
+        started = Started(config)
+        with pytest.raises(OSError, match="No space"):
+            EngineProcess(started, [b"a"])
+        assert all(wire._socket.closed for wire in wires)
+        assert started.child.returncode is not None
+        assert not started.directory.exists()
+
+    run(test)
 
 
 def test_malformed_frames_are_dropped_and_counted(config: Config) -> None:

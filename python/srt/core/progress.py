@@ -20,7 +20,11 @@ SIZE = _LAYOUT.size
 
 
 class Progress:
-    """What the loop writes. ``memory``: ``SIZE`` bytes, of this process alone by default."""
+    """Shared memory with the loop's turn, stage and request.
+
+    Args:
+        memory: ``SIZE`` bytes; by default of this process alone.
+    """
 
     __slots__ = ("_memory", "_turn")
 

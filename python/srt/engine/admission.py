@@ -54,7 +54,7 @@ def verify(goal: Goal, context: Context, info: EngineInfo) -> None:
 
 
 def verify_tokens(context: Context, info: EngineInfo) -> None:
-    """Those that were not checked yet. Raises ValueError."""
+    """Check the tokens that were appended since the last check. Raises ValueError."""
     new = context.tokens[context.checked :]
     if new:
         _verify_token(min(new), info)
@@ -84,7 +84,7 @@ def _verify_pooling(goal: Embed, context: Context) -> None:
 
 
 def new_request(verb: Advance, context: Context, seed: int, progress: Progress) -> Request:
-    """Raises ValueError for stop patterns that are invalid, or cost too much."""
+    """Make a request. Raises ValueError where its stop patterns are invalid or too large."""
     request = Request(
         verb.request, context, verb.goal, seed, priority=verb.priority, close=verb.close,
         received=time.monotonic(), progress=progress,

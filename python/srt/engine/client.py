@@ -157,7 +157,7 @@ class Client:
         return inbox
 
     def name_of(self, request: int) -> str:
-        """What its user calls a pending request; empty where it has no name."""
+        """The client's id (rid) of a pending request; empty where it gave none."""
         inbox = self._inboxes.get(request)
         return "" if inbox is None else inbox.name
 

@@ -76,7 +76,7 @@ class Started:
         part.rename(self.directory / "vocab")
 
     def kill(self) -> None:
-        """At once. Leaves nothing behind."""
+        """Kill the engine now and remove its files."""
         if self.child.poll() is None:
             self.child.kill()
         self.child.wait()
@@ -100,8 +100,8 @@ class EngineProcess:
         self.pid = started.child.pid
         self._first: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         try:
-            self._wire = Wire(f"ipc://{started.directory / SOCKET}", self._take)
             started.provide(token_bytes)
+            self._wire = Wire(f"ipc://{started.directory / SOCKET}", self._take)
         except BaseException:
             started.kill()
             raise
@@ -109,7 +109,7 @@ class EngineProcess:
         self._lost = asyncio.Event()
         self._stall = Stall(Progress(started.memory), WATCH_SECONDS, STALL_SECONDS)
         self._working_for = (0, "")  # number and name of the request that the loop works for
-        self._stalled, self._silent = False, 0.0
+        self._stalled, self._unanswered = False, 0.0
         self.client: Client
 
     @property
@@ -135,14 +135,14 @@ class EngineProcess:
         if hasattr(self, "client"):
             self._fail("the engine was shut down")
 
-    def silent(self, seconds: float) -> None:
-        """It has not answered for so long; 0: it has answered."""
-        self._silent = seconds
+    def set_unanswered(self, seconds: float) -> None:
+        """Note how long the engine has not answered; 0: it has answered."""
+        self._unanswered = seconds
         self._say()
 
     @property
-    def place(self) -> str:
-        """Where its loop is, and for which request."""
+    def stage_text(self) -> str:
+        """The stage of its loop, and the request."""
         number, name = self._working_for
         if not number:
             return f"it is at {self._stall.stage}"
@@ -151,11 +151,11 @@ class EngineProcess:
 
     def _say(self) -> None:
         """Set ``client.stalled``. Log it once it is true, and once it is over."""
-        before, stalled = self.client.stalled, ""
-        if self._silent:
-            stalled = f"the engine has not answered for {self._silent:g} s; {self.place}"
+        before, stalled, stage = self.client.stalled, "", self.stage_text
+        if self._unanswered:
+            stalled = f"the engine has not answered for {self._unanswered:g} s; {stage}"
         elif self._stalled:
-            stalled = f"a step of the engine has not ended for {STALL_SECONDS:g} s; {self.place}"
+            stalled = f"a step of the engine has not ended for {STALL_SECONDS:g} s; {stage}"
         self.client.stalled = stalled
         if stalled and not before:
             log.error("%s", stalled)
@@ -169,7 +169,7 @@ class EngineProcess:
         self._fail(message)
 
     def kill(self) -> None:
-        """At once. Leaves nothing behind."""
+        """Kill the engine now and remove its files."""
         self._wire.close()
         self._started.kill()
 

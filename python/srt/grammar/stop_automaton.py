@@ -62,7 +62,7 @@ def holds(assertion: str, before: int, after: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """What may happen at a boundary of one kind.
+    """Transitions at a boundary of one kind.
 
     Attributes:
         first: positions where a match may begin behind it.
@@ -154,7 +154,7 @@ class StopAutomaton:
 
 
 def _moves(root: tree.Node, positions: _Positions) -> list[Moves]:
-    """For each pair of kinds around a boundary. Raises ValueError where that is much."""
+    """One ``Moves`` for each pair of kinds. Raises ValueError where they are too many."""
     names, sides = sorted(positions.assertions), range(4)
     facts = [
         tuple(holds(name, before, after) for name in names) for before in sides for after in sides
@@ -206,7 +206,7 @@ class _Positions:
 
 
 def copies(node: tree.Repeat) -> int:
-    """How often the repeated node is written out."""
+    """Number of copies that a repeat is written as."""
     return max(node.least, 1) if node.most < 0 else node.most
 
 

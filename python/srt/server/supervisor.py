@@ -150,8 +150,8 @@ class Supervisor:
 
 async def watchdog(engine: EngineProcess, seconds: float) -> None:
     """Kill the engine where it answers no ping for ``seconds`` (0: never), and say so at half of
-    them (``EngineProcess.silent``). It answers between two passes, so half of ``seconds`` must be
-    longer than the longest pass."""
+    them (``EngineProcess.set_unanswered``). It answers between two passes, so half of ``seconds``
+    must be longer than the longest pass."""
     while seconds:
         await asyncio.sleep(min(PERIOD, seconds / 4))
         ping = asyncio.ensure_future(engine.client.control("ping"))
@@ -160,9 +160,10 @@ async def watchdog(engine: EngineProcess, seconds: float) -> None:
                 for limit in (seconds / 2, GRACE):
                     if not ping.done():
                         await asyncio.wait([ping], timeout=limit)
-                engine.silent(0 if ping.done() else half)
+                engine.set_unanswered(0 if ping.done() else half)
             if not ping.done():
-                engine.lose(f"the engine process did not answer for {seconds:g} s; {engine.place}")
+                stage = engine.stage_text
+                engine.lose(f"the engine process did not answer for {seconds:g} s; {stage}")
         finally:
             ping.cancel()
             await asyncio.gather(ping, return_exceptions=True)
