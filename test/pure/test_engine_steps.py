@@ -229,10 +229,11 @@ def test_forks_cost_what_was_appended_too() -> None:
 
 
 DIFFERENT = [{"stop_regex": (rf"[a-m][^Z]{{900}}{number}Z1",)} for number in range(12)]
+CLASSES = [{"stop_regex": (rf"[\pL{number}]" * 25,)} for number in range(12)]
 LONG = [{"stop": tuple(f"{number:04}{i:04}" * 4 for i in range(128))} for number in range(12)]
 
 
-@pytest.mark.parametrize("stops", [DIFFERENT, LONG])
+@pytest.mark.parametrize("stops", [DIFFERENT, CLASSES, LONG])
 def test_a_step_makes_few_large_automata(stops: list[dict[str, Any]]) -> None:
     """Those of one step are made once, and small ones are made at once."""
 
