@@ -8,14 +8,18 @@ from typing import Any
 import pytest
 from helpers.desk import Desk, generate
 from helpers.fake_worker import ECHO, TOKEN_BYTES, VOCAB, FakeWorker, Guesser, fake_info
+from helpers.toy_grammar import ToyGrammar
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from srt.core.context import Context
 from srt.core.ints import ints
 from srt.core.messages import Close, Done, Fork
+from srt.core.request import Request
 from srt.engine import lookup
 from srt.engine.draft_model import ModelDrafter
 from srt.engine.drafts import Drafts, Pace, Stride
-from srt.engine.lookup import LEAST, LONGEST, WINDOW, Lookup
+from srt.engine.grammar_budget import GrammarBudget
+from srt.engine.lookup import LEAST, LONGEST, WINDOW, Lookup, LookupDrafter
 
 ROUND = [ECHO, 1, 2, 3]  # the fake model goes round in a circle of seven behind it
 PLAIN = [1, 2, 3, 4]
@@ -186,6 +190,20 @@ def test_a_copy_takes_a_pass_for_many_tokens() -> None:
     assert plain.passes == 100
     assert done.passes < 25
     assert done.accepted > 75
+
+
+def test_a_request_without_a_grammar_pays_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The grammar of another request has taken all that the pass may spend on grammars."""
+    monkeypatch.setattr(lookup, "GrammarBudget", lambda: GrammarBudget(0.0))
+    plain, constrained = (
+        Request(number, Context(number, ints([5, 6, 7, 8] * 10)), generate(), 0)
+        for number in (1, 2)
+    )
+    constrained.matcher = ToyGrammar(0).matcher()
+    before = plain.cost
+    drafts = LookupDrafter().propose([(constrained, 3), (plain, 3)])
+    assert drafts == [[], [5, 6, 7]]
+    assert plain.cost == before
 
 
 def test_drafts_behind_the_end_of_a_text_are_not_accepted() -> None:

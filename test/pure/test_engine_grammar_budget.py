@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 
+import msgspec
 import pytest
 from helpers.desk import Desk, generate
-from helpers.fake_worker import EOS
+from helpers.fake_worker import EOS, TOKEN_BYTES, FakeWorker
 from helpers.toy_grammar import bits
+from srt.config import ScheduleConfig
 from srt.core.constraint import Constraint
 from srt.core.ints import ints
-from srt.core.messages import Advance, Done, Open, Tokens
+from srt.core.messages import Advance, Done, LoadAdapter, Open, Tokens
+from srt.engine import planner
+from srt.engine.engine import Engine
+from srt.engine.executor import Inline
 from srt.engine.grammar_budget import SECONDS, GrammarBudget
 from srt.grammar.base import Grammar, Matcher
 
@@ -92,11 +97,26 @@ class Run:
         self.desk.engine.planner.new_budget = lambda: GrammarBudget(budget * UNIT, self.meter)
         self.steps: list[float] = []  # work of each
 
-    def ask(self, number: int, text: str, **changes: object) -> None:
+    def ask(self, number: int, text: str, adapter: str = "", **changes: object) -> None:
         goal = generate(constraint=Constraint("regex", text) if text else None, **changes)
         before = self.meter.now
-        self.desk.send(Open(number, ints([7, 8, number]).tobytes()), Advance(number, number, goal))
+        tokens = ints([7, 8, number]).tobytes()
+        self.desk.send(Open(number, tokens, adapter=adapter), Advance(number, number, goal))
         self.steps.append(self.meter.now - before)
+
+    def load(self, *names: str) -> None:
+        """Adapters, one of which a pass may have."""
+        before = self.desk.engine
+        facts = {"lora": True, "max_loras_per_batch": 1, "max_loaded_loras": len(names)}
+        info = msgspec.structs.replace(before.info, **facts)
+        engine = self.desk.engine = Engine(
+            Inline(FakeWorker(1)), info, ScheduleConfig(), TOKEN_BYTES, grammars=Shop(self.meter)
+        )
+        engine.planner.new_budget = before.planner.new_budget
+        for number, name in enumerate(names, 1):
+            self.desk.send(LoadAdapter(number, name, "here"))
+        while engine.adapters.pending:
+            self.desk.send()
 
     def step(self) -> None:
         before = self.meter.now
@@ -196,3 +216,49 @@ def test_memory_is_sound_where_rows_wait() -> None:
         run.step()
         run.desk.engine.store.check()
     assert run.desk.engine.stats.postponed_rows > 0
+
+
+def test_an_adapter_has_its_turn_whatever_its_grammar_costs() -> None:
+    """Its request is the oldest. Free ones with another adapter never cease to come."""
+    run = Run()
+    run.load("a", "b")
+    run.ask(1, "200", "a", most=3)
+    for number in range(2, 10):
+        run.ask(number, "200", most=100)
+    steps = 0
+    while not run.done(1):
+        if steps % 5 == 0:
+            run.ask(20 + steps, "", "b", most=10)
+        run.step()
+        steps += 1
+        assert steps <= 60, "others with another adapter pass it by"
+    run.run()
+    assert all(run.done(20 + step) for step in range(0, steps, 5))
+
+
+def test_plain_rows_pay_for_nothing_they_do_not_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither for the order of grammars nor for a report on prompts."""
+    calls: list[str] = []
+
+    def count(name: str, owner: object) -> None:
+        before = getattr(owner, name)
+
+        def counted(*args: object) -> object:
+            calls.append(name)
+            return before(*args)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    run = Run()
+    count("by_cost", planner)
+    count("_reported", run.desk.engine.planner)
+    for number in range(1, 9):
+        run.ask(number, "", most=20, **({"score_from": 0} if number == 1 else {}))
+    run.step()
+    assert calls == ["_reported"] * 8
+    run.run()
+    assert calls == ["_reported"] * 8
+    for number in range(11, 14):
+        run.ask(number, "99", most=5)
+    run.run()
+    assert "by_cost" in calls

@@ -19,7 +19,9 @@ SECONDS = 0.012  # of this thread's processor time, for masks, and as much for w
 
 
 class GrammarBudget:
-    """Of the masks of one pass, or of advancing its grammars. Used by one thread at a time.
+    """Processor time that the grammars of one pass may take. Used by one thread at a time.
+
+    There is one for the masks of a pass, and one for advancing its grammars.
 
     Args:
         limit: in the unit of ``clock``.
@@ -41,7 +43,7 @@ class GrammarBudget:
 
     @contextmanager
     def charge(self, request: Request) -> Iterator[None]:
-        """What is done inside is the request's."""
+        """Charge the block's processor time to ``request``."""
         self._since = self._clock()
         try:
             yield
@@ -58,8 +60,6 @@ UNLIMITED = GrammarBudget(float("inf"))
 def by_cost(rows: list[tuple[int, int]], running: dict[int, Request]) -> list[tuple[int, int]]:
     """Planned rows (request id, tokens) with the grammars that cost least first, so that a costly
     one delays none but its like. A request that has waited moves forward (``postponed``)."""
-    if not any(number in running and running[number].postponed for number, _ in rows):
-        return rows
     return sorted(rows, key=lambda row: _rank(running.get(row[0])))
 
 

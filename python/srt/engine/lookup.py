@@ -109,20 +109,28 @@ class LookupDrafter:
             if lookup is None:
                 lookup = self._lookups[request.id] = Lookup(len(tokens) + request.growth)
             left -= lookup.add(tokens, left)
-            drafts = lookup.find(tokens, limit) if budget.open else []
-            with budget.charge(request):
-                found.append(allowed(request, drafts))
+            drafts = lookup.find(tokens, limit)
+            if drafts and request.matcher is not None:
+                drafts = _affordable(request, drafts, budget)
+            found.append(drafts)
         return found
 
     def forget(self, request: Request) -> None:
         self._lookups.pop(request.id, None)
 
 
+def _affordable(request: Request, drafts: list[int], budget: GrammarBudget) -> list[int]:
+    """The drafts that the request's grammar allows; none where the budget is spent."""
+    if not budget.open:
+        return []
+    with budget.charge(request):
+        return allowed(request, drafts)
+
+
 def allowed(request: Request, drafts: list[int]) -> list[int]:
-    """The drafts that the request's grammar allows, up to the first that it does not. Others would
-    do no harm: they are never drawn."""
-    if request.matcher is None or not drafts:
-        return drafts
+    """The drafts up to the first that the request's grammar does not allow. The others would do no
+    harm: they are never sampled."""
+    assert request.matcher is not None
     try:
         matcher = request.matcher.fork()
         for place, token in enumerate(drafts):

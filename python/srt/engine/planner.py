@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate, islice, takewhile
+from itertools import islice
 from operator import attrgetter
 
 from srt.config import ScheduleConfig
@@ -65,6 +65,7 @@ class Planner:
         self.lookup = STEP_LOOKUP
         self._admitted = 0  # tokens of the requests that this step has admitted
         self._numbers = 0  # log-probabilities of prompts that this step may still report
+        self._postponed = 0  # rows postponed until the last plan (``Stats.postponed_rows``)
         self.waiting: dict[int, Request] = {}
         self.running: dict[int, Request] = {}
         self.leaving: dict[int, Request] = {}
@@ -112,18 +113,21 @@ class Planner:
                 retracted = True
                 self.retract([self.running[number] for number in decision.retract])
             before = len(planned.parts)
-            used, saved = self._apply(by_cost(decision.rows, self.running), planned)
+            used, saved = self._apply(self._ordered(decision.rows, planned), planned)
             budget -= used
             if len(planned.parts) == before or not (decision.retract or saved):
                 break
         if planned.parts:
             self.step_number += 1
             self.reserve.passed()
+        self._postponed = self.stats.postponed_rows
         return planned
 
     def _foresee(self, under_way: Pass) -> None:
-        """Those who draw get a place for the token, and those who draw their last one, or nothing,
-        leave."""
+        """Account for the pass in flight. A request that will sample again gets a placeholder
+        token, filled on the device (``Row.follows``). A request on its last token moves to
+        ``leaving`` and frees its pages now: passes run in the order they were planned, so a later
+        pass may reuse them."""
         for number, (request, _, last, tip) in under_way.parts.items():
             if not tip or self.running.get(number) is not request:  # it was aborted or retracted
                 continue
@@ -159,9 +163,15 @@ class Planner:
         waiting = self.waiting.values()
         if self.schedule.schedule_policy == "priority":
             return waiting
-        sums = accumulate(len(request.context.tokens) for request in islice(waiting, WINDOW))
-        count = sum(1 for _ in takewhile((self.lookup - self._admitted).__ge__, sums))
-        return islice(waiting, count or not self._admitted)
+        left, count = self.lookup - self._admitted, 0
+        for request in islice(waiting, WINDOW):
+            left -= len(request.context.tokens)
+            if left < 0:
+                break
+            count += 1
+        if count == 0 and self._admitted == 0:
+            count = 1
+        return islice(waiting, count)
 
     def _match(self, number: int) -> Match:
         if self._matched_at != self.store.tree.version:
@@ -171,6 +181,16 @@ class Planner:
             request = self.waiting[number]
             self._matches[number] = self.store.match(request.context, request.match_limit)
         return self._matches[number]
+
+    def _ordered(self, decided: list[tuple[int, int]], planned: Pass) -> list[tuple[int, int]]:
+        """The decided rows, those of cheap grammars first where a row was postponed since the last
+        plan. Adapters are taken in order of arrival before that: everybody's turn comes."""
+        if self.stats.postponed_rows == self._postponed:
+            return decided
+        for number, _ in decided:
+            if number in self.running:
+                self._adapts(planned, self.running[number].context)
+        return by_cost(decided, self.running)
 
     def _apply(self, decided: list[tuple[int, int]], planned: Pass) -> tuple[int, int]:
         """Rows for what was decided. Returns prompt tokens used, and how many were not needed since
@@ -194,7 +214,8 @@ class Planner:
             if not self._adapts(planned, context):
                 continue
             prompt = context.saved < request.prompt
-            count = self._reported(request, count)
+            if prompt:
+                count = self._reported(request, count)
             drafts: Sequence[int] = ()
             if number in proposed and count == work and not prompt:
                 drafts = self._room_for(proposed[number], request, decided)
@@ -213,7 +234,8 @@ class Planner:
         return used, saved
 
     def _reported(self, request: Request, count: int) -> int:
-        """How many of the next ``count`` tokens this step can report on, at least one."""
+        """Number of the next ``count`` tokens whose log-probabilities fit this step; at least
+        one."""
         each = request.top + len(request.probe)
         if not each or request.unscored >= request.prompt:
             return count
