@@ -463,3 +463,114 @@ def test_a_regex_is_matched_whole() -> None:
     assert accepts_text(grammar.matcher(), 'a/"\\b@12')
     assert not accepts_text(grammar.matcher(), "a@1")
     assert not accepts_text(grammar.matcher(), "x a@12")
+
+
+# -- panics of llguidance ------------------------------------------------------------------------
+
+# Asked for forced tokens behind "aaa", "aaaaa" and so on, llguidance panics, and the lexer that all
+# matchers of the grammar share is broken.
+PANICS = r"""start: ("a" "ab"? "a" | "b") tag* FREE
+FREE: /(?s:.*)/ & ~(/(?s:.*)/ ("a" | "b") /(?s:.*)/)
+until_a[lazy]: (FREE "a")
+until_b[lazy]: (FREE "b")
+tag: (until_a "ab"? "a" | until_b PATTERN ("a" | "b"))
+PATTERN: /c?/"""
+
+
+class Counted(GuidanceGrammar):
+    """``compiled``: how often."""
+
+    compiled = 0
+
+    def _compile(self) -> Any:
+        self.compiled += 1
+        return super()._compile()
+
+
+def panicking() -> Counted:
+    return Counted(PANICS, BYTES)
+
+
+def after(grammar: GuidanceGrammar, text: bytes) -> GuidanceMatcher:
+    matcher = grammar.matcher()
+    assert all(matcher.advance(token) for token in text)
+    return matcher
+
+
+def test_a_state_panics_once_whoever_visits_it() -> None:
+    """Behind "aaa" for its forced tokens and for its mask, and so behind "aaaaa"."""
+    grammar = panicking()
+    matcher = after(grammar, b"aa")
+    mask = matcher.mask()
+    for _ in range(3):
+        matcher.draft(8)
+        fork = matcher.fork()
+        assert all(fork.advance(token) for token in b"aaaab")
+        assert all(matcher.advance(token) for token in b"a")
+        with pytest.raises(GrammarError, match="panic"):
+            matcher.mask()
+        matcher.rollback(1)
+        assert matcher.mask() == mask
+    assert grammar.compiled == 1 + 3
+
+
+def test_a_panic_breaks_no_other_matcher() -> None:
+    grammar = panicking()
+    others = [after(grammar, text) for text in (b"", b"a", b"aab")]
+    assert after(grammar, b"aaa").forced(8) == []
+    for other, text in zip(others, (b"", b"a", b"aab")):
+        plain = after(panicking(), text)
+        assert (other.accepting, other.finished) == (plain.accepting, plain.finished)
+        assert other.mask() == plain.mask()
+        assert other.fork().mask() == plain.mask()
+    assert grammar.matcher().mask() == panicking().matcher().mask()
+    assert grammar.compiled == 2
+
+
+def test_drafts_do_not_decide_when_panics_end_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text ends behind the states of its own that panic, not behind those that a guess visits."""
+    monkeypatch.setattr("srt.grammar.guidance.matcher.MOST_PANICS", 2)
+    monkeypatch.setattr("srt.grammar.guidance.matcher.KNOWN_PANICS", 1)
+    matcher = after(panicking(), b"aa")
+    for _ in range(3):
+        for one in (matcher.fork(), matcher):
+            assert all(one.advance(token) for token in b"aab"), "the state between panics"
+        matcher.rollback(3)
+    over = after(panicking(), b"aaaaaaa")
+    with pytest.raises(GrammarError, match="panic"):
+        over.forced(8)
+    again = over.fork()
+    over.rollback(1)
+    assert over.forced(8) == []
+    with pytest.raises(GrammarError, match="panic"):
+        again.advance(ord("a"))
+
+
+def test_a_panic_at_a_mask_ends_the_request_at_once() -> None:
+    class Panics:
+        calls = 0
+
+        def is_accepting(self) -> bool:
+            return False
+
+        def compute_bitmask(self) -> bytes:
+            self.calls += 1
+            return b""
+
+        def is_error(self) -> bool:
+            return self.calls > 0
+
+        def get_error(self) -> str:
+            return "panic: index out of range"
+
+    grammar = panicking()
+    grammar.canonical = False
+    matcher, other = grammar.matcher(), grammar.matcher()
+    matcher._copy = inner = Panics()
+    for _ in range(2):
+        with pytest.raises(GrammarError, match="index out of range"):
+            matcher.mask()
+    assert inner.calls == 1
+    assert grammar.compiled == 1
+    other.mask()
+    assert grammar.compiled == 2, "the lexer that they shared is broken"

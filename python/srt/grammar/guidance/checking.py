@@ -18,6 +18,7 @@ LEXER_STATES = 30_000
 GRAMMAR_SYMBOLS = 500_000
 LONGEST = 240  # characters of a message
 DEAD_END = "NoExtensionBias"
+PANIC, POISONED = "panic", "PoisonError"  # what a panic says, and later ones of the same lexer
 FINAL = (DEAD_END.lower(), "too many items", "current row has", "too many expressions")
 
 
@@ -66,6 +67,11 @@ def is_final(message: str) -> bool:
     """Whether an error is met again at the same state: a limit of the step, or a dead end. Others
     are of the lexer that the matchers of a grammar share, and a new one has not met them."""
     return any(sign in message.lower() for sign in FINAL)
+
+
+def is_panic(message: str) -> bool:
+    """Whether llguidance panicked at this very call, and not before."""
+    return message.startswith(PANIC) and POISONED not in message
 
 
 def short(message: str) -> str:

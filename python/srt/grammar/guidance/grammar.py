@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from srt.core.vocabulary import Vocabulary
@@ -15,6 +16,15 @@ from srt.grammar.guidance.tag_rules import for_vocabulary
 from srt.grammar.guidance.tokens import TOKENIZERS
 
 NOT_CANONICAL = '%llguidance {"no_forcing": true}\n'
+
+
+@dataclass(slots=True)
+class Root:
+    """A matcher of llguidance before the first token, and the lexer that its copies share. A panic
+    of one copy breaks the lexer for all: ``sound`` is False then."""
+
+    inner: Any
+    sound: bool = True
 
 
 class GuidanceGrammar:
@@ -46,21 +56,24 @@ class GuidanceGrammar:
             self._text = NOT_CANONICAL + self._text
         self._step = step
         self._lock = threading.Lock()
-        self._root = self._compile()
+        self._root = Root(self._compile())
 
     def matcher(self) -> GuidanceMatcher:
-        with self._lock:
-            return GuidanceMatcher(self, self._root.deep_copy())
+        return GuidanceMatcher(self, *self._begin())
 
-    def replay(self, tokens: Sequence[int], afresh: bool) -> Any:
-        """A matcher of llguidance after ``tokens``. ``afresh``: with a lexer of its own, which the
-        matchers made from now on share. It may be in error."""
-        with self._lock:
-            if afresh:
-                self._root = self._compile()
-            inner = self._root.deep_copy()
+    def replay(self, tokens: Sequence[int], afresh: bool = False) -> tuple[Root, Any]:
+        """The root and a matcher of llguidance after ``tokens``, which may be in error. ``afresh``:
+        with a lexer of its own, which the matchers made from now on share."""
+        root, inner = self._begin(afresh)
         inner.try_consume_tokens(list(tokens))
-        return inner
+        return root, inner
+
+    def _begin(self, afresh: bool = False) -> tuple[Root, Any]:
+        """The root and a copy of it. A root that is not sound is compiled again, once for all."""
+        with self._lock:
+            if afresh or not self._root.sound:
+                self._root = Root(self._compile())
+            return self._root, self._root.inner.deep_copy()
 
     def _compile(self) -> Any:
         from llguidance import LLMatcher

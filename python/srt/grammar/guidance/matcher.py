@@ -10,17 +10,18 @@ import numpy as np
 
 from srt.grammar.base import GrammarError
 from srt.grammar.guidance.certain import FOLLOWING, LONG, certain, ends_inside, far_from_end
-from srt.grammar.guidance.checking import DEAD_END, is_final, short
+from srt.grammar.guidance.checking import DEAD_END, POISONED, is_final, is_panic, short
 
 if TYPE_CHECKING:
-    from srt.grammar.guidance.grammar import GuidanceGrammar
+    from srt.grammar.guidance.grammar import GuidanceGrammar, Root
 
 Run = tuple[list[int], int]
 T = TypeVar("T")
 NO_RUN: Run = ([], 0)
-PANIC = "panic"
-MOST_PANICS = 8  # in one generation: each costs a compilation and a walk over its tokens
 LOOSE: Run = ([], 1)  # text is forced, but its first token depends on what follows
+PANICKED: Run = ([], 2)  # llguidance panics when it is asked for forced tokens here
+MOST_PANICS = 8  # states of one text: each costs a compilation and a walk over its tokens
+KNOWN_PANICS = 16  # that a generation and its forks remember
 _MASK: Callable[[Any], bytes] = methodcaller("compute_bitmask")
 _FORCED: Callable[[Any], list[int]] = methodcaller("compute_ff_tokens")
 
@@ -32,25 +33,33 @@ class GuidanceMatcher:
     While a generation keeps to a run its masks are single tokens. The run begun at a state belongs
     to the state: it is found before a token is taken there, asked for or not, so that a mask
     depends on the tokens taken and on nothing else.
+
+    llguidance panics in rare states of free text that ends in several ways, when it is asked for
+    forced tokens or a mask. Without the first a state has no run, and a text with more than
+    MOST_PANICS of such states ends; without a mask it ends at once. The states are remembered for
+    all forks, so that each panics once, whoever visits it.
     """
 
-    __slots__ = ("_accepted", "_failure", "_grammar", "_inner", "_panics", "_runs", "_tokens")
+    __slots__ = (
+        "_accepted", "_copy", "_failure", "_grammar", "_panics", "_root", "_runs", "_tokens"
+    )  # fmt: skip
 
     def __init__(
         self,
         grammar: GuidanceGrammar,
+        root: Root,
         inner: Any,
         tokens: list[int] | None = None,
         runs: list[Run | None] | None = None,
     ) -> None:
         self._grammar = grammar
-        self._inner = inner  # an LLMatcher
+        self._root, self._copy = root, inner  # an LLMatcher made of the root
         self._tokens = tokens or []
         # For each state passed, the run it is in and how far; None: not looked for yet.
         self._runs: list[Run | None] = runs or [None]
         self._failure = ""  # the error that ``inner`` has met
         self._accepted = False  # whether the text was whole before that
-        self._panics = 0  # of llguidance, when it was asked for forced tokens
+        self._panics: dict[tuple[Any, ...], str] = {}  # messages by call and tokens taken
 
     @property
     def accepting(self) -> bool:
@@ -70,7 +79,7 @@ class GuidanceMatcher:
         if self._runs[-1] is LOOSE and not self._failure:
             return self._spellings()
         size = 4 * vocabulary.words  # llguidance's may have one word more
-        data = bytearray((self._call(_MASK) or b"")[:size].ljust(size, b"\0"))
+        data = bytearray((self._call_once(_MASK) or b"")[:size].ljust(size, b"\0"))
         accepting = self.accepting
         for token in vocabulary.eos:
             if accepting:
@@ -98,13 +107,16 @@ class GuidanceMatcher:
         if not found or len(found) == limit:
             return found
         ahead = self.fork()
-        while found and len(found) < limit:
-            if not all(ahead.advance(token) for token in run[at:]):
-                break
-            run, at = ahead._run()
-            if at == len(run):
-                break
-            found += run[at : at + limit - len(found)]
+        try:
+            while len(found) < limit:
+                if not all(ahead.advance(token) for token in run[at:]):
+                    break
+                run, at = ahead._run()
+                if at >= len(run):
+                    break
+                found += run[at : at + limit - len(found)]
+        except GrammarError:
+            pass  # the text up to there stands, and the mask there says why it ends
         return found
 
     def draft(self, limit: int) -> list[int]:
@@ -117,6 +129,8 @@ class GuidanceMatcher:
                 token, rest = run[at], []
             elif rest:
                 token = rest.pop()
+            elif ahead._runs[-1] is PANICKED:
+                break
             else:
                 rest = ahead._rest()[::-1]
                 if not rest:
@@ -137,16 +151,24 @@ class GuidanceMatcher:
             return
         del self._tokens[-count:], self._runs[-count:]
         if self._failure or not self._inner.rollback(count):
-            self._replay(afresh=False)
+            self._replay()
 
     def fork(self) -> GuidanceMatcher:
         inner = self._inner.deep_copy()
-        other = GuidanceMatcher(self._grammar, inner, self._tokens.copy(), self._runs.copy())
+        tokens, runs = self._tokens.copy(), self._runs.copy()
+        other = GuidanceMatcher(self._grammar, self._root, inner, tokens, runs)
         other._failure, other._accepted = self._failure, self._accepted
         other._panics = self._panics
         return other
 
     # -- llguidance ------------------------------------------------------------------------------
+
+    @property
+    def _inner(self) -> Any:
+        """The LLMatcher. It is made again where a panic of another one broke the lexer."""
+        if not self._root.sound and not self._failure:
+            self._replay()
+        return self._copy
 
     def _run(self) -> Run:
         """The run at this state, and how far in it."""
@@ -154,14 +176,21 @@ class GuidanceMatcher:
         if run is None:
             run = NO_RUN
             if self._grammar.canonical and not self._failure and not self._inner.is_stopped():
-                found = self._forced()
-                ends = self._grammar.vocabulary.eos
-                stop = next((at for at, token in enumerate(found) if token in ends), len(found))
-                if found[:stop]:
-                    kept = self._certain(found[:stop])
-                    run = (kept, 0) if kept else LOOSE
+                run = self._new_run()
             self._runs[-1] = run
         return run
+
+    def _new_run(self) -> Run:
+        """The run that begins at this state."""
+        found = self._forced()
+        if found is None:
+            return PANICKED
+        ends = self._grammar.vocabulary.eos
+        stop = next((at for at, token in enumerate(found) if token in ends), len(found))
+        if stop == 0:
+            return NO_RUN
+        kept = self._certain(found[:stop])
+        return (kept, 0) if kept else LOOSE
 
     def _certain(self, run: list[int]) -> list[int]:
         """The tokens of a run that are canonical whatever follows."""
@@ -203,22 +232,35 @@ class GuidanceMatcher:
         ahead.try_consume_tokens(self._grammar.tokenizer.tokenize_bytes(forced))
         return ahead
 
-    def _forced(self) -> list[int]:
-        """The tokens that llguidance says are forced; none where it panics, which it does in rare
-        states of free text that ends in several ways. Raises GrammarError."""
+    def _forced(self) -> list[int] | None:
+        """The tokens that llguidance says are forced; None where it panics. Raises GrammarError."""
         try:
-            return self._call(_FORCED) or []
+            return self._call_once(_FORCED) or []
         except GrammarError:
-            if not self._failure.startswith(PANIC) or self._panics >= MOST_PANICS:
+            if not is_panic(self._failure) or self._runs.count(PANICKED) >= MOST_PANICS:
                 raise
-            self._panics += 1
-            self._replay(afresh=True)
-            return []
+        if self._copy.is_error():
+            self._replay()
+        self._failure = ""
+        return None
 
     def _rest(self) -> list[int]:
         """Tokens that may write the forced text ahead, the last of them perhaps cut short."""
         forced = bytes(self._inner.compute_ff_bytes())
         return list(self._grammar.tokenizer.tokenize_bytes(forced)) if forced else []
+
+    def _call_once(self, call: Callable[[Any], T]) -> T | None:
+        """``_call``, unless it is known to panic at this state."""
+        if self._panics and not self._failure:
+            self._failure = self._panics.get((call, *self._tokens), "")
+        try:
+            return self._call(call)
+        except GrammarError:
+            if is_panic(self._failure):
+                self._panics[(call, *self._tokens)] = self._failure
+                if len(self._panics) > KNOWN_PANICS:
+                    del self._panics[next(iter(self._panics))]
+            raise
 
     def _call(self, call: Callable[[Any], T]) -> T | None:
         """What ``call`` of llguidance's matcher returns; None at a dead end. Raises GrammarError
@@ -231,24 +273,38 @@ class GuidanceMatcher:
             return None
         self._accepted = bool(self._inner.is_accepting())
         found = call(self._inner)
-        if self._inner.is_error() and not is_final(self._inner.get_error()):
-            self._replay(afresh=True)
+        if self._met_error() and not is_final(self._failure) and not is_panic(self._failure):
+            self._replay(afresh=self._root.sound)
+            self._accepted = bool(self._inner.is_accepting())
             found = call(self._inner)
-        if not self._inner.is_error():
+            self._met_error()
+        if not self._failure:
             return found
-        self._failure = self._inner.get_error()
         self._raise()
         return None
 
+    def _met_error(self) -> bool:
+        """Whether llguidance's matcher is in error, which is noted."""
+        if not self._copy.is_error():
+            return False
+        self._failure = self._copy.get_error()
+        if is_panic(self._failure) or POISONED in self._failure:
+            self._root.sound = False
+        return True
+
     def _raise(self) -> None:
-        """The error that was met, unless it was a dead end."""
+        """Raise the matcher's error unless it is a dead end."""
         if not self._failure.startswith(DEAD_END):
             raise GrammarError(f"grammar: {short(self._failure)}")
 
-    def _replay(self, afresh: bool) -> None:
-        """A matcher of llguidance that is not in error, at the same state. Raises GrammarError."""
-        self._inner = self._grammar.replay(self._tokens, afresh)
+    def _replay(self, afresh: bool = False) -> None:
+        """Make a matcher of llguidance that is not in error, at the same state. Raises
+        GrammarError."""
+        self._root, self._copy = self._grammar.replay(self._tokens, afresh)
         self._failure = ""
-        if self._inner.is_error():
-            self._failure = self._inner.get_error()
+        if self._met_error() and not self._root.sound:
+            self._root, self._copy = self._grammar.replay(self._tokens)
+            self._failure = ""
+            self._met_error()
+        if self._failure:
             raise GrammarError(f"grammar: {short(self._failure)}")
