@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from srt.core.batch import Sample
+from srt.core.batch import RowOutput, Sample
 from srt.core.ints import ints
+from srt.core.matcher import Postponed
 from srt.core.sampling import SamplingParams
 from srt.worker import sampler
+from srt.worker.drawing import drawn
+from srt.worker.runner import _settle
 from srt.worker.sampler import NONE_ALLOWED, NOT_FINITE, draw
 from torch import Tensor
 from transformers import (
@@ -203,3 +207,19 @@ def test_plain_rows_pay_nothing_for_special_ones(monkeypatch: pytest.MonkeyPatch
     assert shapes == {"_mask": [1], "_least": [1], "_invert": [2], "_adjust": []}
     draw(logits, [Sample(GREEDY)] * 5 + [Sample(GREEDY, forbidden=(1,))])
     assert shapes["_adjust"] == [6]
+
+
+def test_a_postponed_mask_is_a_field_of_the_output() -> None:
+    """Any other error of the row counts more."""
+
+    def late() -> bytes:
+        raise Postponed
+
+    logits, samples = torch.zeros(2, 40), [Sample(GREEDY, mask=late)] * 2
+    outputs = [RowOutput(), RowOutput(error="its image could not be read")]
+    tips = [SimpleNamespace(out=out) for out in outputs]
+    fetched = SimpleNamespace(wait=lambda: [drawing.tokens])
+    drawing = drawn(*draw(logits, samples))
+    _settle(tips, drawing, fetched)
+    assert [out.postponed for out in outputs] == [True, False]
+    assert all(out.error for out in outputs)

@@ -19,7 +19,7 @@ from operator import mul
 from typing import Any
 
 from srt.core.batch import NONE_ALLOWED, Batch, Drawn, Row, RowOutput, Sample, StepResult
-from srt.core.matcher import GrammarError
+from srt.core.matcher import GrammarError, Postponed
 from srt.core.sampling import SamplingParams
 from srt.core.segments import Segments
 from srt.engine.info import EngineInfo
@@ -303,7 +303,8 @@ class FakeWorker:
             out.checks.append(self._draw(readings[at], check, row.probe))
         if row.sample is not None:
             drawn = self._draw(readings[count - 1], row.sample, row.probe)
-            out.token, out.error = drawn.token, out.error or drawn.error
+            out.token, out.postponed = drawn.token, drawn.postponed and not out.error
+            out.error = out.error or drawn.error
             out.logprob, out.top, out.probe = drawn.logprob, drawn.top, drawn.probe
         elif drawing:
             out.top = likeliest(readings[count - 1], row.tip_top)
@@ -334,6 +335,8 @@ class FakeWorker:
     def _draw(reading: int, want: Sample, probe: Sequence[int]) -> Drawn:
         try:
             mask = want.mask() if callable(want.mask) else want.mask
+        except Postponed as error:
+            return Drawn(error=str(error), postponed=True)
         except GrammarError as error:
             return Drawn(error=f"{NONE_ALLOWED}: {error}")
         token = draw(

@@ -13,6 +13,7 @@ from srt.config import ScheduleConfig
 from srt.core.constraint import Constraint
 from srt.core.ints import ints
 from srt.core.messages import Advance, Done, LoadAdapter, Open, Tokens
+from srt.core.progress import GRAMMAR, MESSAGES, PASS, RESULTS, Progress
 from srt.engine import planner
 from srt.engine.engine import Engine
 from srt.engine.executor import Inline
@@ -262,3 +263,35 @@ def test_plain_rows_pay_for_nothing_they_do_not_use(monkeypatch: pytest.MonkeyPa
         run.ask(number, "99", most=5)
     run.run()
     assert "by_cost" in calls
+
+
+def test_the_place_of_the_loop_names_who_it_works_for() -> None:
+    """The grammar's own request while a mask is made in a pass, and none when that is over."""
+    run = Run()
+    engine = run.desk.engine
+    progress = engine.progress = Progress()
+    places: list[tuple[int, int, int]] = []
+    clock = run.meter
+
+    class Watching(Worker):
+        def matcher(self) -> Matcher:
+            return Watching(clock, self.work)
+
+        def mask(self) -> bytes:
+            places.append(progress.read())
+            progress.at(MESSAGES)  # as the loop goes on beside a worker of another thread
+            places.append(progress.read())
+            progress.at(PASS)
+            return super().mask()
+
+    future: Future[Grammar] = Future()
+    future.set_result(Watching(clock, 1))
+    engine._compiling._grammars.submit = lambda constraint: future  # type: ignore[union-attr]
+    run.ask(1, "1", most=2)
+    assert progress.read() == (0, MESSAGES, 0)
+    run.ask(2, "", most=2, stop=("none",))
+    run.step()
+    assert places == [(0, GRAMMAR, 1), (0, MESSAGES, 0)]
+    assert progress.read() == (0, RESULTS, 0)
+    progress.at(PASS)
+    assert progress.read() == (0, PASS, 0)

@@ -151,6 +151,7 @@ class Drawn:
         top: most likely tokens, as many as ``sample.top`` or ``tip_top`` asked for.
         probe: log-probabilities of ``Row.probe``.
         error: set where no token could be drawn.
+        postponed: the mask was not made, since the budget of the pass for masks was spent.
     """
 
     token: int = -1
@@ -158,6 +159,7 @@ class Drawn:
     top: TopList = field(default_factory=list)
     probe: list[float] = field(default_factory=list)
     error: str = ""
+    postponed: bool = False
 
 
 @dataclass(slots=True)

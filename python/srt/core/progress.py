@@ -1,7 +1,8 @@
 """Progress of the engine's loop: its turn, its stage and the request it works for.
 
-They are three numbers in memory that another process may map (``engine/process``), so that a loop
-that does not come back can still be asked where it is.
+They are numbers in memory that another process may map (``engine/process``), so that a loop that
+does not come back can still be asked where it is. A worker in a thread of its own has a stage of
+its own, which counts while the loop waits for the forward pass.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ STAGES = (
     "waiting for messages", "reading messages", "planning", "the forward pass",
     "results of the forward pass", "stop patterns", "the grammar", "sending events",
 )  # fmt: skip
-_LAYOUT = struct.Struct("=QQQ")  # turn, stage, request
-_STAGE = struct.Struct("=QQ")
-SIZE = _LAYOUT.size
+_LOOP = struct.Struct("=QQQ")  # turn, stage, request
+_STAGE = struct.Struct("=QQ")  # stage, request
+_ALL = struct.Struct("=QQQQQ")  # of the loop, then stage and request of the worker
+SIZE = _ALL.size
 
 
 class Progress:
@@ -35,15 +37,23 @@ class Progress:
     def turn(self) -> None:
         """The loop begins once more."""
         self._turn += 1
-        _LAYOUT.pack_into(self._memory, 0, self._turn, WAITING, 0)
+        _LOOP.pack_into(self._memory, 0, self._turn, WAITING, 0)
 
     def at(self, stage: int, request: int = 0) -> None:
         """The loop begins a stage, for a request or (0) for all."""
         _STAGE.pack_into(self._memory, 8, stage, request)
 
+    def worker_at(self, stage: int, request: int = 0) -> None:
+        """The worker begins a stage of a forward pass; WAITING: it is done with it."""
+        _STAGE.pack_into(self._memory, _LOOP.size, stage, request)
+
     def read(self) -> tuple[int, int, int]:
-        """Turn, stage, request. Another process may be writing them: they may not fit together."""
-        return _LAYOUT.unpack_from(self._memory)
+        """Turn, stage, request; in a forward pass the stage and request of the worker, if it has
+        one. Another process may be writing them: they may not fit together."""
+        turn, stage, request, worker_stage, worker_request = _ALL.unpack_from(self._memory)
+        if stage == PASS and worker_stage != WAITING:
+            return turn, worker_stage, worker_request
+        return turn, stage, request
 
 
 NOWHERE = Progress()  # of requests and engines that nobody watches

@@ -6,11 +6,10 @@ import logging
 import time
 from array import array
 from collections.abc import Sequence
-from itertools import accumulate, takewhile
 from operator import add
 
 from srt.core.batch import NONE_ALLOWED, Drawn, Row, RowOutput
-from srt.core.matcher import POSTPONED, GrammarError, Matcher
+from srt.core.matcher import GrammarError, Matcher
 from srt.core.messages import Distribution, Done, Embed, Event, Failed, Generate, Prompt, Tokens
 from srt.core.progress import GRAMMAR, STOP_PATTERNS
 from srt.core.request import Request
@@ -63,8 +62,8 @@ class Collector:
         """Events of one computed row and the draws of it that count; a terminal one, if any, is the
         last. ``tip``: it was all the work there was. ``budget``: of what the grammars of the pass's
         requests may cost now."""
-        error = draws[-1].error
-        if error and not (error.startswith(NONE_ALLOWED) and request.matcher is not None):
+        error, grammar = draws[-1].error, request.matcher is not None
+        if error and not draws[-1].postponed and not (grammar and error.startswith(NONE_ALLOWED)):
             return self.failed(request, error)
         if row.score is not None:
             self._scored(request, row, out)
@@ -72,7 +71,7 @@ class Collector:
             _pool(request, row, out)
         if not tip:
             return []  # more of the prompt to compute
-        if request.matcher is not None and (_postponed(draws[0]) or not budget.open):
+        if grammar and (draws[0].postponed or not budget.open):
             return self._postpone(request)
         events: list[Event] = []
         if request.drawn == 0 and request.score_from >= 0:
@@ -196,7 +195,7 @@ class Collector:
         """``news`` with the draws added, and what else there is to tell."""
         drafts = len(draws) - 1
         for place, draw in enumerate(draws):
-            if _postponed(draw) or (place and request.matcher is not None and not budget.open):
+            if draw.postponed or (place and request.matcher is not None and not budget.open):
                 self._postpone(request)
                 return [news]
             if draw.error:
@@ -257,8 +256,11 @@ class Collector:
         if request.watch is None or not request.watch.cost:
             return forced
         room = (STEP_SEARCH - self.searched) // request.watch.cost
-        ends = accumulate(len(self._bytes[token]) for token in forced)
-        return forced[: sum(1 for _ in takewhile(room.__ge__, ends))]
+        for count, token in enumerate(forced):
+            room -= len(self._bytes[token])
+            if room < 0:
+                return forced[:count]
+        return forced
 
     def _force(
         self,
@@ -360,10 +362,6 @@ class Collector:
         done = self.done(request, "error")
         done.message = message
         return done
-
-
-def _postponed(draw: Drawn) -> bool:
-    return draw.error.endswith(POSTPONED)
 
 
 def _untold(request: Request) -> list[Tokens]:

@@ -113,6 +113,7 @@ class Engine:
         the requests whose grammar has been made."""
         events: list[Event] = []
         for verb in verbs:
+            self.progress.at(MESSAGES, verb.request if isinstance(verb, Advance) else 0)
             try:
                 self._obey(verb, events)
             except Exception as error:
@@ -123,6 +124,7 @@ class Engine:
                     self.stats.bad_verbs += 1
                 else:
                     raise
+        self.progress.at(MESSAGES)
         if not any(planned.waits for planned in self._under_way):
             self._compiled(events)
         if self.adapters.pending:
@@ -135,7 +137,6 @@ class Engine:
             space = Namespace(verb.namespace, self.adapters.number(verb.adapter))
             self.store.open(verb.context, tokens, space, verb.segments, verb.media)
         elif isinstance(verb, Advance):
-            self.progress.at(MESSAGES, verb.request)
             self._accept(verb, events)
         elif isinstance(verb, Close):
             context = self.store.contexts.get(verb.context)
@@ -212,6 +213,7 @@ class Engine:
                 continue
             with budget.charge(request):
                 news = self._written(request, partial(self._collector.begin, request, budget))
+            self.progress.at(MESSAGES)
             events += news
             if news and isinstance(news[-1], Done | Failed):
                 self._forget(request)
@@ -300,14 +302,16 @@ class Engine:
             else:
                 with budget.charge(request):
                     news = self._written(request, collect)
+            if request.matcher is not None or request.watch is not None:
+                self.progress.at(RESULTS)  # the stage of its own is over
             events += news
             if news and isinstance(news[-1], Done | Failed):
                 self._forget(request)
         return events
 
     def _unseen(self, key: bytes, error: str) -> list[Event]:
-        """An image or video could not be encoded, so its KV, which the tree may show, is wrong.
-        Whoever has the same one fails with it, and nobody meets that KV again."""
+        """An image or video could not be encoded, so its KV, which the tree may show, is wrong. All
+        requests with that medium fail, and the cache forgets its KV."""
         events: list[Event] = []
         for request in list(self._requests.values()):
             if any(medium.key == key for medium in request.context.media):
@@ -323,7 +327,7 @@ class Engine:
         return self._collector.collect(request, row, out, draws, tip, budget)
 
     def _written(self, request: Request, write: Callable[[], list[Event]]) -> list[Event]:
-        """What ``write`` returns. A grammar that breaks takes nobody but its own request along."""
+        """Return what ``write`` returns. A grammar that breaks fails its own request only."""
         if request.matcher is None:
             return write()
         try:

@@ -12,7 +12,7 @@ from srt.core.matcher import GrammarError, Postponed
 from srt.core.media import within
 from srt.core.messages import EVERY, Distribution, Embed, Generate
 from srt.core.places import places
-from srt.core.progress import GRAMMAR, PASS
+from srt.core.progress import GRAMMAR, WAITING
 from srt.core.request import Request
 from srt.core.segments import Segment, split
 from srt.engine.grammar_budget import UNLIMITED, GrammarBudget
@@ -184,11 +184,11 @@ class DraftMasks:
         pass's budget is spent."""
         if not self._made and self._error is None:
             if self._budget.open:
-                self._request.progress.at(GRAMMAR, self._request.id)
+                self._request.progress.worker_at(GRAMMAR, self._request.id)
                 self._request.cost = 0.0
                 with self._budget.charge(self._request):
                     self._make()
-                self._request.progress.at(PASS)
+                self._request.progress.worker_at(WAITING)
             else:
                 self._error = Postponed()
         if index < len(self._made):

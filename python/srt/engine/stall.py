@@ -23,7 +23,8 @@ class Stall:
         turn, self._stage, self._request = self._progress.read()
         if turn != self._turn:
             self._turn, self._looks = turn, 0
-        self._looks += self._stage != PASS
+        if self._stage != PASS:
+            self._looks += 1
         return self._looks * self._interval > self._seconds
 
     @property

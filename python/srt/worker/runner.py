@@ -14,7 +14,7 @@ from torch import Tensor
 
 from srt.attention.base import Int32Array
 from srt.core.batch import Batch, Drawn, Row, RowOutput, Sample, Score, StepResult
-from srt.core.matcher import GrammarError
+from srt.core.matcher import POSTPONED, GrammarError
 from srt.parallel.staging import send
 from srt.worker import logprobs as readout
 from srt.worker.adapters import Adapters
@@ -210,6 +210,7 @@ class ModelRunner:
 def _settle(tips: list[_Tip], drawing: Drawing, fetched: Fetched) -> None:
     """Wait for a draw and put it into the outputs."""
     for tip, value, error in zip(tips, *drawing.outcome(fetched.wait())):
+        tip.out.postponed = error == POSTPONED and not tip.out.error
         tip.out.token, tip.out.error = (-1, error) if error else (value, tip.out.error)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from srt.core.batch import NONE_ALLOWED, Sample
 from srt.core.ints import Ints
-from srt.core.matcher import GrammarError
+from srt.core.matcher import POSTPONED, GrammarError, Postponed
 
 # Most likely tokens that a nucleus is looked for in before the whole vocabulary is sorted.
 NUCLEUS = 1024
@@ -151,6 +151,8 @@ def made(mask: bytes | Callable[[], bytes] | None, size: int) -> tuple[bytes, st
     """The mask, and why there is none: then it allows all, for a draw that does not count."""
     try:
         made = mask() if callable(mask) else mask or b""
+    except Postponed:
+        return b"\xff" * size, POSTPONED
     except GrammarError as error:
         return b"\xff" * size, f"{NONE_ALLOWED}: {error}"
     if len(made) != size:

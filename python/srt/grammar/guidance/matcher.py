@@ -257,7 +257,8 @@ class GuidanceMatcher:
             return self._call(call)
         except GrammarError:
             if is_panic(self._failure):
-                self._panics[(call, *self._tokens)] = self._failure
+                state = (call, *self._tokens)
+                self._panics[state] = self._failure
                 if len(self._panics) > KNOWN_PANICS:
                     del self._panics[next(iter(self._panics))]
             raise
