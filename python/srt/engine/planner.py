@@ -272,9 +272,9 @@ class Planner:
         are drafts. Then all wait, lest it lose every other pass to those who need not."""
         if request.matcher is not None:  # also at its last token, whose mask may be postponed
             return True
-        if request.growth <= request.pending:
+        if not request.guessed or request.growth <= request.pending:
             return False
-        return request.guessed and self.drafts.wanted(request, len(self.running))
+        return self.drafts.wanted(request, len(self.running))
 
     def _proposed(self, planned: Sequence[tuple[int, int]]) -> Mapping[int, list[int]]:
         """Guesses for the requests whose work this plan ends with a draw."""
