@@ -160,7 +160,7 @@ MUTATIONS = {
     ],
     "a mask is made before it is known what it follows": [
         Edit(Planner, "_waits", "if request.matcher is not None:", "if False:"),
-        Edit(Planner, "_waits", "return request.guessed and", "return False and"),
+        Edit(Planner, "_waits", "return self.drafts.wanted", "return False and self.drafts.wanted"),
     ],
     "an aborted request stays in the queue": [
         Edit(Planner, "drop", "self.waiting.pop(request.id, None)", "pass"),
