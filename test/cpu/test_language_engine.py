@@ -377,7 +377,7 @@ def test_a_session_of_the_offline_engine(engine: sgl.Engine) -> None:
 
 
 def test_hidden_states_of_the_offline_engine(engine: sgl.Engine) -> None:
-    """Those of ``encode``, token by token."""
+    """Ids of ``encode``, token by token."""
     params = {"max_new_tokens": 4, "temperature": 0.0, "ignore_eos": True}
     prompts = ["The quick brown fox", "jumps"]
     answers = engine.generate(prompts, params, return_hidden_states=True)

@@ -47,7 +47,7 @@ def serve(engine: Engine, channel: Channel) -> None:
     while True:
         progress.turn()
         idle = SOON_SECONDS if engine.compiling or events else IDLE_SECONDS
-        # What is left of the verbs is obeyed first: no more of them than a step receives are kept.
+        # Verbs left over are obeyed first: no more of them than a step receives are kept.
         more = channel.receive(0.0 if engine.busy or verbs else idle, 0 if verbs else STEP_BYTES)
         if more is None:
             return

@@ -277,7 +277,7 @@ class Compiler:
             raise self._verdict(key, death) from None
 
     def _verdict(self, key: Constraint, death: ProcessDied) -> GrammarError | CompilerBusy:
-        """Whose fault it is that a child has ended."""
+        """The party at fault where a child has ended."""
         if self._closed:
             return CompilerBusy(CLOSED)
         if death.code == -signal.SIGPROF:

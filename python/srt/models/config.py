@@ -199,7 +199,7 @@ def read_config(directory: Path) -> tuple[Fields, str]:
 
 
 def json_whitespace(directory: Path) -> str | None:
-    """What the model writes between two tokens of JSON, as a pattern: ``json_whitespace_pattern``
+    """White space that the model writes between tokens of JSON: ``json_whitespace_pattern``
     of ``generation_config.json``; None where it does not say. Raises ValueError."""
     path, key = directory / "generation_config.json", "json_whitespace_pattern"
     if not path.is_file():

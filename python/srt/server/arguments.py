@@ -48,7 +48,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--version", action="version", version=text, help="print it and exit")
 
     def _near(self, flag: str) -> list[str]:
-        """What an unknown flag was to be: the same in other words, or a slip away."""
+        """The flag that an unknown one stands for: the same in other words, or a slip away."""
         if flag in ELSEWHERE:
             return [ELSEWHERE[flag]] if ELSEWHERE[flag] in self._option_string_actions else []
         found = nearest(flag, [one for one, action in self._option_string_actions.items()

@@ -231,7 +231,7 @@ class _Server(uvicorn.Server):
 
 
 def _facts(service: Service) -> str:
-    """What was chosen, by flags or by itself, in one line."""
+    """Settings in force, by flags or by default, in one line."""
     info, tokenizer, tenants = service.info, service.tokenizer, service.tenants
     form = type(service.tool_format).__name__.lower()
     thoughts = "read apart" if service.thought_marks is not None else "not told apart"

@@ -218,7 +218,7 @@ class GuidanceMatcher:
         return table.row(np.array(found, dtype=np.int64), False).mask(table.words, table.eos)
 
     def _following(self, ahead: Any) -> list[bytes] | None:
-        """What the tokens that a matcher allows write; None where there are more than FOLLOWING."""
+        """Texts of the tokens that a matcher allows; None where there are more than FOLLOWING."""
         bits = np.unpackbits(np.frombuffer(ahead.compute_bitmask(), np.uint8), bitorder="little")
         table = self._grammar.table
         found = [token for token in np.flatnonzero(bits).tolist() if token < len(table.tokens)]

@@ -72,7 +72,7 @@ class Closed(Status):
 
 
 class Load(Struct):
-    """Of the one engine: requests in it, those of them that wait, tokens whose KV is in use."""
+    """Load of the engine: its requests, the waiting ones, tokens whose KV is in use."""
 
     dp_rank: Literal[0]
     num_reqs: Count
