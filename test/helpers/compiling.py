@@ -55,8 +55,8 @@ def build_nothing(plan: Plan, vocabulary: Vocabulary, canonical: bool = True) ->
 def odd_compiler(
     monkeypatch: Any, vocabulary: Callable[[], Vocabulary] = lambda: BYTES, **options: Any
 ) -> Iterator[Compiler]:
-    """Whose children run ``odd_planner``, for 60 s of processor time and 90 s of waiting at most,
-    unless ``seconds`` and ``patience`` say otherwise."""
+    """A compiler whose children run ``odd_planner``. A plan may take 60 s of processor time and
+    90 s of waiting, unless ``seconds`` and ``patience`` say otherwise."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[1]))
     monkeypatch.setattr(module, "build", build_nothing)
     monkeypatch.setattr(module, "warm", lambda vocabulary: None)

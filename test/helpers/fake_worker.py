@@ -114,7 +114,7 @@ def logprob_at(reading: int, token: int) -> float:
 
 
 def hidden_at(reading: int) -> list[float]:
-    """Whole numbers, whose sums are exact."""
+    """Values that are whole numbers: their sums are exact."""
     return [float(reading % VOCAB), float(reading % 7), 1.0]
 
 
@@ -160,7 +160,7 @@ def draw(
 
 
 def seen_as(key: bytes, index: int) -> int:
-    """What a placeholder of an image or video is shown as."""
+    """The value that stands for a placeholder of an image or video."""
     return 1000 + key[0] * 1000 + index
 
 

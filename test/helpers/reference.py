@@ -1,4 +1,4 @@
-"""What the engine must answer over the fake worker, by the plainest code: one token after another,
+"""Reference of the engine over the fake worker, in the plainest code: one token after another,
 one request alone, no cache, no batch, and texts searched anew at each token."""
 
 from __future__ import annotations

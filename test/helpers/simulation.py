@@ -111,7 +111,7 @@ class Asked:
 
     @property
     def features(self) -> set[str]:
-        """What is special about it, for the counts of what histories contain."""
+        """Special features, for the counts of what histories contain."""
         known, found = self.prompt, set()
         if known.adapter > 0:
             found.add("an adapter")
@@ -259,7 +259,7 @@ class History:
         self._check_matches()
 
     def _progress(self) -> tuple[int, int]:
-        """What a step changes: passes planned, passes in flight."""
+        """State that a step changes: passes planned, passes in flight."""
         return self.engine.planner.step_number, len(self.engine._under_way)
 
     # -- the client ------------------------------------------------------------------------------
@@ -598,8 +598,8 @@ class History:
     # -- inside the engine -----------------------------------------------------------------------
 
     def _check_order(self, before: list[Request]) -> None:
-        """Of the requests that waited before a step, those it admitted come first in the order of
-        the policy, where that is fixed; and nobody is overtaken beyond the bound."""
+        """Check the order of admission. The admitted requests come first in the policy's order,
+        where that is fixed, and no request is overtaken beyond the bound."""
         waiting, policy = self.engine.waiting, self.schedule.schedule_policy
         before = [q for q in before if self.ended.get(q.id) != "internal"]  # their image is bad
         admitted = [request for request in before if request.id not in waiting]

@@ -1,4 +1,4 @@
-"""What the clients of a random history ask for: prompts, goals and sampling."""
+"""Random requests of a history's clients: prompts, goals and sampling."""
 
 from __future__ import annotations
 

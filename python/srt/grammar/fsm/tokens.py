@@ -127,8 +127,8 @@ class TokenTable:
         return [token for end in ends for token in self.numbers.get(data[:end], ())]
 
     def beyond(self, data: bytes, following: Collection[bytes]) -> Iterator[bytes]:
-        """What the longer tokens that begin with ``data`` add to it, as far as each token that the
-        addition begins with is one of ``following``."""
+        """Additions of the longer tokens that begin with ``data``. Each token that begins such an
+        addition is one of ``following``."""
         may = set(following)
         for first in {text[:1] for text in may}:
             at = bisect_left(self.ordered, data + first)

@@ -47,7 +47,7 @@ TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 
 
 def places_of(schema: dict[str, Any]) -> dict[str, int]:
-    """Where each keyword stands among the others, which tells the order of the names in it. Objects
+    """Index of each keyword among the others, which gives the order of the names in it. Objects
     among listed values come first: they are written as they stand there. Conditions come last."""
     places = {keyword: at for at, keyword in enumerate(schema)}
     if "properties" in places:  # applied together with those of its scope
