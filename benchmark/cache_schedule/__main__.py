@@ -16,7 +16,7 @@ from pathlib import Path
 if __package__ in (None, ""):  # run as a file
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from srt.config.sections import POLICIES
+from sglang.srt.config.sections import POLICIES
 
 from benchmark.cache_schedule.measure import Result, longest, measure
 from benchmark.cache_schedule.workloads import WORKLOADS, lower_bound, workload

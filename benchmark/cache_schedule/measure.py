@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from srt.config import ScheduleConfig
-from srt.core.batch import Batch, RowOutput, StepResult
-from srt.core.ints import ints
-from srt.core.messages import Advance, Distribution, Done, Event, Generate, Goal, Open
-from srt.core.sampling import SamplingParams
-from srt.engine.engine import Engine
-from srt.engine.executor import Inline
-from srt.engine.info import EngineInfo
+from sglang.srt.config import ScheduleConfig
+from sglang.srt.core.batch import Batch, RowOutput, StepResult
+from sglang.srt.core.ints import ints
+from sglang.srt.core.messages import Advance, Distribution, Done, Event, Generate, Goal, Open
+from sglang.srt.core.sampling import SamplingParams
+from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.executor import Inline
+from sglang.srt.engine.info import EngineInfo
 
 from benchmark.cache_schedule.workloads import Prompts, lower_bound
 

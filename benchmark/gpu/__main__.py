@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from srt.config.sections import ATTENTION_BACKENDS
+from sglang.srt.config.sections import ATTENTION_BACKENDS
 
 if TYPE_CHECKING:
     from benchmark.gpu.bench import Bench

@@ -22,15 +22,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from srt.attention.base import Capturable
-from srt.attention.choose import build
-from srt.config import Config
-from srt.core.batch import Batch, Row, Sample, StepResult
-from srt.core.ints import ints
-from srt.core.sampling import SamplingParams
-from srt.worker.forward import Eager
-from srt.worker.graphs import Again, Graphs
-from srt.worker.worker import Worker
+from sglang.srt.attention.base import Capturable
+from sglang.srt.attention.choose import build
+from sglang.srt.config import Config
+from sglang.srt.core.batch import Batch, Row, Sample, StepResult
+from sglang.srt.core.ints import ints
+from sglang.srt.core.sampling import SamplingParams
+from sglang.srt.worker.forward import Eager
+from sglang.srt.worker.graphs import Again, Graphs
+from sglang.srt.worker.worker import Worker
 
 from benchmark.gpu.bench import Bench, Table
 

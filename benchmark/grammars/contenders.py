@@ -59,8 +59,8 @@ def unanchored(pattern: str) -> str:
 
 class Ours:
     def __init__(self, tokens: Tokens) -> None:
-        from srt.grammar.build import warm
-        from srt.grammar.planning import warm as warm_planning
+        from sglang.srt.grammar.build import warm
+        from sglang.srt.grammar.planning import warm as warm_planning
 
         from benchmark.grammars.vocabulary import vocabulary
 
@@ -69,9 +69,9 @@ class Ours:
         warm_planning()
 
     def compile(self, kind: str, text: str) -> Callable[[], Walker]:
-        from srt.core.constraint import Constraint
-        from srt.grammar.build import build
-        from srt.grammar.planning import make_plan
+        from sglang.srt.core.constraint import Constraint
+        from sglang.srt.grammar.build import build
+        from sglang.srt.grammar.planning import make_plan
 
         plan = make_plan(Constraint(kind, text), "auto", "")
         grammar = build(plan, self._vocabulary)
@@ -261,7 +261,7 @@ CONTENDERS: dict[str, Callable[[Tokens], Any]] = {
     "xgrammar": Xgrammar,
     "outlines-core": Outlines,
 }
-PACKAGES = {"sglang": "srt", "outlines-core": "outlines_core"}
+PACKAGES = {"sglang": "sglang.srt", "outlines-core": "outlines_core"}
 
 
 def accepts(make: Callable[[], Walker], tokens: Sequence[int]) -> bool:

@@ -17,7 +17,7 @@ NAMES = ("tekken", "embedded", "bytes")
 def vocabulary(name: str) -> Any:
     """tekken: 131,072 tokens; embedded: the embedded model's 3,072; bytes: the 256 and an end."""
     from helpers.vocabularies import embedded, tekken
-    from srt.core.vocabulary import Vocabulary
+    from sglang.srt.core.vocabulary import Vocabulary
 
     if name == "tekken":
         return tekken()

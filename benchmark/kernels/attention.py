@@ -16,11 +16,11 @@ from statistics import median, quantiles
 import numpy as np
 import torch
 from sgl_kernel import native, paged, rows
-from srt.attention.base import Heads, Layout
-from srt.attention.native import NativeAttention
-from srt.core.batch import Sample
-from srt.core.sampling import SamplingParams
-from srt.worker import sampler
+from sglang.srt.attention.base import Heads, Layout
+from sglang.srt.attention.native import NativeAttention
+from sglang.srt.core.batch import Sample
+from sglang.srt.core.sampling import SamplingParams
+from sglang.srt.worker import sampler
 
 Q, KV, DIM = 12, 4, 64
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

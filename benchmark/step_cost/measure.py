@@ -9,16 +9,16 @@ from time import thread_time
 from typing import Any
 
 import torch
-from srt.config import ScheduleConfig
-from srt.core.batch import Batch, RowOutput, StepResult
-from srt.core.ints import ints
-from srt.core.messages import Advance, Event, Failed, Generate, Open, Tokens, encode
-from srt.core.sampling import SamplingParams
-from srt.engine.engine import Engine
-from srt.engine.executor import Inline, Runs
-from srt.engine.info import EngineInfo
-from srt.memory.radix import RadixTree
-from srt.worker.inputs import read_batch
+from sglang.srt.config import ScheduleConfig
+from sglang.srt.core.batch import Batch, RowOutput, StepResult
+from sglang.srt.core.ints import ints
+from sglang.srt.core.messages import Advance, Event, Failed, Generate, Open, Tokens, encode
+from sglang.srt.core.sampling import SamplingParams
+from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.executor import Inline, Runs
+from sglang.srt.engine.info import EngineInfo
+from sglang.srt.memory.radix import RadixTree
+from sglang.srt.worker.inputs import read_batch
 
 VOCAB = 1 << 20
 TREE = ("match", "lock", "deepen", "unlock", "continues", "exclusive", "publish", "evict", "walk")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 import time
 
-from srt.config import Config
-from srt.core.ints import ints
-from srt.core.messages import Advance, Generate, Open
-from srt.core.sampling import SamplingParams
-from srt.engine.engine import Engine
-from srt.engine.executor import Executor, local_executor
-from srt.engine.info import EngineInfo
+from sglang.srt.config import Config
+from sglang.srt.core.ints import ints
+from sglang.srt.core.messages import Advance, Generate, Open
+from sglang.srt.core.sampling import SamplingParams
+from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.executor import Executor, local_executor
+from sglang.srt.engine.info import EngineInfo
 
 from benchmark.step_cost.measure import Clock, take
 

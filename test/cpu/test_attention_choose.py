@@ -10,13 +10,13 @@ import pytest
 import torch
 from helpers.paged import Paged
 from helpers.tiny_model import write_config
-from srt.attention import choose as module
-from srt.attention.base import KVShape
-from srt.attention.choose import choose
-from srt.config import Config
-from srt.config.sections import ATTENTION_BACKENDS
-from srt.server.doctor.machine import device as examine
-from srt.worker.worker import Worker
+from sglang.srt.attention import choose as module
+from sglang.srt.attention.base import KVShape
+from sglang.srt.attention.choose import choose
+from sglang.srt.config import Config
+from sglang.srt.config.sections import ATTENTION_BACKENDS
+from sglang.srt.server.doctor.machine import device as examine
+from sglang.srt.worker.worker import Worker
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 

@@ -11,14 +11,24 @@ import random
 
 import pytest
 from helpers.tiny_model import write_config
-from srt.config import Config, MemoryConfig, ModelConfig, ScheduleConfig
-from srt.config.sections import POLICIES
-from srt.core.ints import ints
-from srt.core.messages import Advance, Close, Done, Failed, Fork, Generate, Open, Prompt, Tokens
-from srt.core.sampling import SamplingParams
-from srt.engine.engine import Engine
-from srt.engine.executor import Executor, local_executor
-from srt.engine.info import EngineInfo
+from sglang.srt.config import Config, MemoryConfig, ModelConfig, ScheduleConfig
+from sglang.srt.config.sections import POLICIES
+from sglang.srt.core.ints import ints
+from sglang.srt.core.messages import (
+    Advance,
+    Close,
+    Done,
+    Failed,
+    Fork,
+    Generate,
+    Open,
+    Prompt,
+    Tokens,
+)
+from sglang.srt.core.sampling import SamplingParams
+from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.executor import Executor, local_executor
+from sglang.srt.engine.info import EngineInfo
 
 HISTORIES = int(os.environ.get("NEUTRALITY_HISTORIES", "200"))
 CHUNKS = 4

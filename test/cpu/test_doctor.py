@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 from helpers.http_server import serve_text
 from helpers.toy_tokenizer import byte_level
-from srt import cli
-from srt.config import Config
-from srt.core.version import __version__
-from srt.server.doctor import machine
-from srt.server.doctor.command import model
-from srt.server.doctor.finding import FAIL, OK, WARN, Finding, examine
-from srt.tokenizer.tokenizer import EMBEDDED
+from sglang.srt import cli
+from sglang.srt.config import Config
+from sglang.srt.core.version import __version__
+from sglang.srt.server.doctor import machine
+from sglang.srt.server.doctor.command import model
+from sglang.srt.server.doctor.finding import FAIL, OK, WARN, Finding, examine
+from sglang.srt.tokenizer.tokenizer import EMBEDDED
 
 PYTHON = Path(__file__).resolve().parents[2] / "python"
 NEEDS_MODEL = pytest.mark.skipif(
@@ -268,17 +268,17 @@ def test_versions_are_one() -> None:
     language = (PYTHON / "sglang" / "version.py").read_text()
     assert f'version = "{__version__}"' in project
     assert f'__version__ = "{__version__}"' in language
-    for words in (("srt.cli",), ("sglang.launch_server",), ("srt.cli", "doctor")):
+    for words in (("sglang.srt.cli",), ("sglang.launch_server",), ("sglang.srt.cli", "doctor")):
         assert command(*words, "--version").stdout == f"sglang {__version__}\n"
 
 
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (("srt.cli", "serve", "--modle-path", "x"), "did you mean --model-path?"),
+        (("sglang.srt.cli", "serve", "--modle-path", "x"), "did you mean --model-path?"),
         (("sglang.launch_server", "--max-runing-requests=3"), "did you mean --max-running-requ"),
-        (("srt.cli", "doctor", "--zzzzzzz"), "unrecognized arguments: --zzzzzzz\n"),
-        (("srt.cli", "doctr"), "invalid choice: 'doctr'"),
+        (("sglang.srt.cli", "doctor", "--zzzzzzz"), "unrecognized arguments: --zzzzzzz\n"),
+        (("sglang.srt.cli", "doctr"), "invalid choice: 'doctr'"),
     ],
 )
 def test_an_unknown_flag_is_told_what_it_was_to_be(words: tuple[str, ...], hint: str) -> None:
@@ -294,7 +294,7 @@ def test_it_is_fast() -> None:
     at = [resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime]
     subprocess.run([sys.executable, "-c", "import torch"], check=True)
     at.append(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime)
-    done = command("srt.cli", "doctor", "--port", "0")
+    done = command("sglang.srt.cli", "doctor", "--port", "0")
     at.append(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime)
     assert done.returncode == 0, done.stdout
     assert at[2] - at[1] < 3 * (at[1] - at[0]), at

@@ -10,12 +10,12 @@ import pytest
 import torch
 from helpers.hf_models import make, save
 from helpers.paged import Paged, Sequence
-from srt.config import Config
-from srt.core.ints import ints
-from srt.core.messages import Advance, Done, Embed, Open
-from srt.engine.engine import Engine
-from srt.engine.executor import local_executor
-from srt.worker.pooling import NOT_FINITE
+from sglang.srt.config import Config
+from sglang.srt.core.ints import ints
+from sglang.srt.core.messages import Advance, Done, Embed, Open
+from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.executor import local_executor
+from sglang.srt.worker.pooling import NOT_FINITE
 from torch import Tensor
 
 VOCAB = 97

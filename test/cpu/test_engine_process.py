@@ -17,14 +17,14 @@ from pathlib import Path
 import psutil
 import pytest
 from helpers.tiny_model import write_config
-from srt.config import Config, MemoryConfig, ModelConfig
-from srt.core.ints import ints
-from srt.core.messages import Advance, Close, Done, Event, Generate, Open, Tokens
-from srt.core.sampling import SamplingParams
-from srt.engine import process as module
-from srt.engine.client import EngineLost
-from srt.engine.process import EngineProcess, Started, spawn
-from srt.engine.wire import Wire
+from sglang.srt.config import Config, MemoryConfig, ModelConfig
+from sglang.srt.core.ints import ints
+from sglang.srt.core.messages import Advance, Close, Done, Event, Generate, Open, Tokens
+from sglang.srt.core.sampling import SamplingParams
+from sglang.srt.engine import process as module
+from sglang.srt.engine.client import EngineLost
+from sglang.srt.engine.process import EngineProcess, Started, spawn
+from sglang.srt.engine.wire import Wire
 
 VOCAB = [bytes([i % 256]) for i in range(160)]
 
@@ -124,7 +124,7 @@ def test_a_vocabulary_that_cannot_be_written_leaves_nothing(
     def full(self: Started, token_bytes: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("srt.engine.wire.Wire", Recorded)
+    monkeypatch.setattr("sglang.srt.engine.wire.Wire", Recorded)
     monkeypatch.setattr(Started, "provide", full)
 
     async def test() -> None:
@@ -234,8 +234,8 @@ def test_the_engine_dies_with_its_parent(config: Config, tmp_path: Path) -> None
     script = tmp_path / "parent.py"
     script.write_text(
         "import asyncio, sys\n"
-        "from srt.config import Config\n"
-        "from srt.engine.process import spawn\n"
+        "from sglang.srt.config import Config\n"
+        "from sglang.srt.engine.process import spawn\n"
         "async def main():\n"
         f"    config = Config.of(model_path={config.model.model_path!r}, load_format='dummy',"
         " dtype='float32', max_total_tokens=512)\n"

@@ -11,11 +11,11 @@ import torch
 from sgl_kernel import native, reference
 from sgl_kernel.experts import Routing as NativeRouting
 from sgl_kernel.packed import Arena
-from srt.layers.experts import Experts, ExpertsShape, Names
-from srt.layers.routing import Routing
-from srt.layers.weight import Place
-from srt.models import weights
-from srt.parallel.groups import Group
+from sglang.srt.layers.experts import Experts, ExpertsShape, Names
+from sglang.srt.layers.routing import Routing
+from sglang.srt.layers.weight import Place
+from sglang.srt.models import weights
+from sglang.srt.parallel.groups import Group
 from torch import Tensor
 
 RULE = Routing(6, 2, "sigmoid", renormalise=True, scale=1.5, groups=3, kept=2, group_best=2)

@@ -12,11 +12,11 @@ import pytest
 import torch
 from helpers import fake_flashinfer
 from helpers.layouts import hold_to_the_definition, random_layout
-from srt.attention import flashinfer, reference
-from srt.attention.base import Capturable, Heads, Layout
-from srt.attention.flashinfer import FlashInferAttention
-from srt.attention.native import NativeAttention
-from srt.attention.slots import padded
+from sglang.srt.attention import flashinfer, reference
+from sglang.srt.attention.base import Capturable, Heads, Layout
+from sglang.srt.attention.flashinfer import FlashInferAttention
+from sglang.srt.attention.native import NativeAttention
+from sglang.srt.attention.slots import padded
 
 CPU = torch.device("cpu")
 EXACT = {"rtol": 1e-5, "atol": 2e-6}

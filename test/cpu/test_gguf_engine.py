@@ -11,9 +11,9 @@ import sglang as sgl
 import transformers
 from helpers.gguf_files import Q, write_model
 from helpers.tokenizer_files import gguf_of_json
-from srt import cli
-from srt.tokenizer import Tokenizer
-from srt.tokenizer.tokenizer import EMBEDDED
+from sglang.srt import cli
+from sglang.srt.tokenizer import Tokenizer
+from sglang.srt.tokenizer.tokenizer import EMBEDDED
 
 pytestmark = pytest.mark.skipif(
     not (EMBEDDED / "model.safetensors").is_file(), reason="the embedded model is missing"

@@ -13,15 +13,15 @@ import torch
 from helpers import fake_flashinfer
 from helpers.paged import Paged, Sequence
 from helpers.tiny_model import write_config
-from srt.attention import flashinfer
-from srt.attention.choose import build
-from srt.core.batch import Batch, Row, Sample, Score
-from srt.core.ints import ints
-from srt.core.sampling import SamplingParams
-from srt.worker import graphs
-from srt.worker.forward import Eager
-from srt.worker.graphs import Again, Graphs, buckets
-from srt.worker.inputs import read_batch
+from sglang.srt.attention import flashinfer
+from sglang.srt.attention.choose import build
+from sglang.srt.core.batch import Batch, Row, Sample, Score
+from sglang.srt.core.ints import ints
+from sglang.srt.core.sampling import SamplingParams
+from sglang.srt.worker import graphs
+from sglang.srt.worker.forward import Eager
+from sglang.srt.worker.graphs import Again, Graphs, buckets
+from sglang.srt.worker.inputs import read_batch
 
 GREEDY = Sample(SamplingParams(temperature=0.0))
 

@@ -24,13 +24,13 @@ from helpers.tokenizer_files import (
     tiktoken_file,
 )
 from helpers.toy_tokenizer import byte_level
-from srt.config import Config
-from srt.files.gguf import Gguf
-from srt.models.config import read_config
-from srt.models.open import open_checkpoint
-from srt.tokenizer import Tokenizer, TokenizerError
-from srt.tokenizer.templates import built_in
-from srt.worker.worker import plan_of
+from sglang.srt.config import Config
+from sglang.srt.files.gguf import Gguf
+from sglang.srt.models.config import read_config
+from sglang.srt.models.open import open_checkpoint
+from sglang.srt.tokenizer import Tokenizer, TokenizerError
+from sglang.srt.tokenizer.templates import built_in
+from sglang.srt.worker.worker import plan_of
 
 TEST = Path(__file__).resolve().parents[1]
 CHILD = TEST / "helpers" / "hostile_child.py"

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sgl_kernel import native, packed, reference
 from sgl_kernel.experts import Experts, Routing
-from srt.layers import routing
+from sglang.srt.layers import routing
 from torch import Tensor
 
 pytestmark = pytest.mark.skipif(not native.AVAILABLE, reason=f"no extension: {native.WHY}")

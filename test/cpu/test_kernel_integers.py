@@ -10,7 +10,7 @@ import torch
 from sgl_kernel import native, packed
 from sgl_kernel.paged import Pass
 from sgl_kernel.tape import Tape
-from srt.layers.quantised import Quantised, joined, native_form
+from sglang.srt.layers.quantised import Quantised, joined, native_form
 from torch import Tensor
 
 pytestmark = pytest.mark.skipif(not native.AVAILABLE, reason=f"no extension: {native.WHY}")

@@ -86,7 +86,7 @@ def test_columns_are_normed_in_place(isa) -> None:
 
 @pytest.mark.parametrize("act", ["silu", "gelu", "gelu_pytorch_tanh", "relu"])
 def test_activations(isa, act: str) -> None:
-    from srt.layers.activations import ACTIVATIONS
+    from sglang.srt.layers.activations import ACTIVATIONS
 
     for width in WIDTHS:
         x = 3 * rows(TOKENS, width, width)

@@ -11,8 +11,8 @@ import sglang as sgl
 import torch
 from helpers.seeing import movie, picture, url, write_model
 from sglang.errors import BackendError
-from srt.core.media import Media
-from srt.worker.features import Features
+from sglang.srt.core.media import Media
+from sglang.srt.worker.features import Features
 
 A, B = picture(40, 30, 1), picture(40, 30, 2)
 MOVIE = url(movie(4), "image/gif")

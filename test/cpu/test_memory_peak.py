@@ -22,8 +22,8 @@ SHAPE = {
 CHILD = """
 import json, re, sys
 from helpers.paged import Paged
-from srt.core.batch import Sample
-from srt.core.sampling import SamplingParams
+from sglang.srt.core.batch import Sample
+from sglang.srt.core.sampling import SamplingParams
 paged = Paged(sys.argv[1], 1, 1, max_total_tokens=8192, **json.loads(sys.argv[2]))
 paged.greedy([list(range(1, 1500)), list(range(50))], 4)
 status = open("/proc/self/status").read()
@@ -65,9 +65,9 @@ def save(directory: Path) -> None:
     """Zeros are as large as anything."""
     import torch
     from safetensors.torch import save_file
-    from srt.layers.weight import Place
-    from srt.models.config import read_config
-    from srt.models.registry import lookup
+    from sglang.srt.layers.weight import Place
+    from sglang.srt.models.config import read_config
+    from sglang.srt.models.registry import lookup
 
     fields, architecture = read_config(directory)
     family = lookup(architecture)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 from helpers.layouts import hold_to_the_definition
-from srt.attention import native
-from srt.attention.base import Layout
-from srt.attention.native import NativeAttention
+from sglang.srt.attention import native
+from sglang.srt.attention.base import Layout
+from sglang.srt.attention.native import NativeAttention
 
 DIM = 8
 

@@ -6,12 +6,22 @@ import random
 from typing import Any
 
 import pytest
-from srt.config import Config
-from srt.core.ints import ints
-from srt.core.messages import Advance, Done, Embed, Generate, Goal, Open, Prompt, Score, Tokens
-from srt.core.sampling import SamplingParams
-from srt.engine.engine import Engine
-from srt.engine.executor import Executor, Inline, Threaded, load_worker
+from sglang.srt.config import Config
+from sglang.srt.core.ints import ints
+from sglang.srt.core.messages import (
+    Advance,
+    Done,
+    Embed,
+    Generate,
+    Goal,
+    Open,
+    Prompt,
+    Score,
+    Tokens,
+)
+from sglang.srt.core.sampling import SamplingParams
+from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.executor import Executor, Inline, Threaded, load_worker
 
 from benchmark.models import EMBEDDED
 from benchmark.step_cost.measure import Cost, decode_cost

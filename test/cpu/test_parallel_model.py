@@ -11,13 +11,23 @@ import pytest
 import torch
 from helpers.hf_models import make, save
 from helpers.parallel import Item, grouped, segments_of, some_text, tokens_of, views_of
-from srt.config import Config, ScheduleConfig
-from srt.core.ints import ints
-from srt.core.messages import Advance, Done, Event, Failed, Fork, Generate, Open, Prompt, Tokens
-from srt.core.sampling import SamplingParams
-from srt.engine.engine import Engine
-from srt.engine.executor import local_executor
-from srt.schedule.scheduler import Reserve
+from sglang.srt.config import Config, ScheduleConfig
+from sglang.srt.core.ints import ints
+from sglang.srt.core.messages import (
+    Advance,
+    Done,
+    Event,
+    Failed,
+    Fork,
+    Generate,
+    Open,
+    Prompt,
+    Tokens,
+)
+from sglang.srt.core.sampling import SamplingParams
+from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.executor import local_executor
+from sglang.srt.schedule.scheduler import Reserve
 
 GROWTH = 6
 VOCAB = 97

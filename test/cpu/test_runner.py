@@ -14,15 +14,15 @@ from helpers import hf_models
 from helpers.hf_models import make, save
 from helpers.paged import Paged, Sequence
 from helpers.tiny_model import write_config
-from srt.config import Config, MemoryConfig
-from srt.core.batch import Batch, Row, Sample, Score
-from srt.core.ints import ints
-from srt.core.sampling import SamplingParams
-from srt.engine.info import EngineInfo
-from srt.worker import runner as runner_module
-from srt.worker.kv import pool_pages
-from srt.worker.sampler import NOT_FINITE
-from srt.worker.worker import Worker
+from sglang.srt.config import Config, MemoryConfig
+from sglang.srt.core.batch import Batch, Row, Sample, Score
+from sglang.srt.core.ints import ints
+from sglang.srt.core.sampling import SamplingParams
+from sglang.srt.engine.info import EngineInfo
+from sglang.srt.worker import runner as runner_module
+from sglang.srt.worker.kv import pool_pages
+from sglang.srt.worker.sampler import NOT_FINITE
+from sglang.srt.worker.worker import Worker
 
 GREEDY = SamplingParams(temperature=0.0)
 VOCAB = 97
@@ -217,11 +217,11 @@ def test_starting_and_running_import_no_compiler(tmp_path: Path) -> None:
     """The compiler takes seconds to import, and an operation on a meta tensor may bring it in."""
     code = """
 import sys
-from srt.config import Config
-from srt.core.batch import Batch, Row, Sample
-from srt.core.ints import ints
-from srt.core.sampling import SamplingParams
-from srt.worker.worker import Worker
+from sglang.srt.config import Config
+from sglang.srt.core.batch import Batch, Row, Sample
+from sglang.srt.core.ints import ints
+from sglang.srt.core.sampling import SamplingParams
+from sglang.srt.worker.worker import Worker
 
 worker = Worker(Config.of(model_path=sys.argv[1], load_format="dummy", device="cpu"))
 row = Row(0, 0, ints([1, 2]), ints([0, 1]), sample=Sample(SamplingParams(top_p=0.5), top=2))

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from srt.core.batch import RowOutput, Sample
-from srt.core.ints import ints
-from srt.core.matcher import Postponed
-from srt.core.sampling import SamplingParams
-from srt.worker import sampler
-from srt.worker.drawing import drawn
-from srt.worker.runner import _settle
-from srt.worker.sampler import NONE_ALLOWED, NOT_FINITE, draw
+from sglang.srt.core.batch import RowOutput, Sample
+from sglang.srt.core.ints import ints
+from sglang.srt.core.matcher import Postponed
+from sglang.srt.core.sampling import SamplingParams
+from sglang.srt.worker import sampler
+from sglang.srt.worker.drawing import drawn
+from sglang.srt.worker.runner import _settle
+from sglang.srt.worker.sampler import NONE_ALLOWED, NOT_FINITE, draw
 from torch import Tensor
 from transformers import (
     LogitsProcessorList,

@@ -12,15 +12,15 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from srt.attention.base import Layout
-from srt.attention.native import NativeAttention
-from srt.layers.weight import Place
-from srt.models import weights
-from srt.models.config import read_config
-from srt.models.registry import lookup
-from srt.models.safetensors import SafetensorsCheckpoint
-from srt.parallel.groups import Group
-from srt.worker.kv import KVPool
+from sglang.srt.attention.base import Layout
+from sglang.srt.attention.native import NativeAttention
+from sglang.srt.layers.weight import Place
+from sglang.srt.models import weights
+from sglang.srt.models.config import read_config
+from sglang.srt.models.registry import lookup
+from sglang.srt.models.safetensors import SafetensorsCheckpoint
+from sglang.srt.parallel.groups import Group
+from sglang.srt.worker.kv import KVPool
 from torch import Tensor
 
 TOKENS = [random.Random(1).randrange(96) for _ in range(12)]

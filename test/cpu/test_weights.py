@@ -13,14 +13,14 @@ import torch
 from helpers.hf_models import make, save
 from helpers.tiny_model import write_config
 from safetensors.torch import load_file, save_file
-from srt.config import Config
-from srt.files.location import TOKENIZER_FILES, locate
-from srt.layers.weight import Place, Slot
-from srt.models import weights
-from srt.models.config import read_config
-from srt.models.llama import LlamaForCausalLM
-from srt.models.safetensors import INDEX, SafetensorsCheckpoint, read_checkpoint, read_header
-from srt.worker.worker import Worker
+from sglang.srt.config import Config
+from sglang.srt.files.location import TOKENIZER_FILES, locate
+from sglang.srt.layers.weight import Place, Slot
+from sglang.srt.models import weights
+from sglang.srt.models.config import read_config
+from sglang.srt.models.llama import LlamaForCausalLM
+from sglang.srt.models.safetensors import INDEX, SafetensorsCheckpoint, read_checkpoint, read_header
+from sglang.srt.worker.worker import Worker
 
 CPU = Place(torch.device("cpu"), torch.float32)
 

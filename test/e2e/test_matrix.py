@@ -26,8 +26,8 @@ from helpers.apis import APIS, Api, user
 from helpers.http_server import Client
 from helpers.launched import best_model, gone, launched
 from helpers.matrix import Bench, error_of, wait_for
-from srt.core.sampling import SamplingParams
-from srt.server.routes import ROUTES
+from sglang.srt.core.sampling import SamplingParams
+from sglang.srt.server.routes import ROUTES
 
 Json = dict[str, Any]
 

@@ -17,7 +17,7 @@ import pytest
 from helpers.browser import chromium
 from helpers.http_server import serve_text
 from helpers.launched import Server, best_model, client_of, launched
-from srt.config import Config
+from sglang.srt.config import Config
 
 WIDE, NARROW = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"

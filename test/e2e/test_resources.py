@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 from helpers.launched import PYTHON, client_of, launched, toy_model
-from srt.server.edge.accept import DESCRIPTORS
+from sglang.srt.server.edge.accept import DESCRIPTORS
 
 SPARE = 4  # descriptors left to the server
 

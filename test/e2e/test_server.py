@@ -196,7 +196,7 @@ def test_a_white_space_pattern_that_is_none_is_refused_at_the_start(toy: list[st
 
 
 def test_help_lists_every_flag() -> None:
-    from srt.config import Config
+    from sglang.srt.config import Config
 
     done = run("--help")
     assert done.returncode == 0

@@ -13,9 +13,9 @@ import torch
 from helpers import gpu_device
 from helpers.gpu_device import BACKENDS, DEVICE, DTYPE, ON_GPU, TOLERANCE
 from helpers.layouts import hold_to_the_definition
-from srt.attention import reference
-from srt.attention.base import Attention, Capturable, Heads, KVShape, Layout
-from srt.attention.choose import build
+from sglang.srt.attention import reference
+from sglang.srt.attention.base import Attention, Capturable, Heads, KVShape, Layout
+from sglang.srt.attention.choose import build
 
 gpu_device.needs_device()
 
@@ -53,7 +53,7 @@ def test_sinks_equal_the_definition(
     if backend == "flashinfer":
         pytest.skip("choose refuses it for models with sinks")
     monkeypatch.setattr(
-        __import__(f"srt.attention.{backend}", fromlist=["COMMON"]), "COMMON", common
+        __import__(f"sglang.srt.attention.{backend}", fromlist=["COMMON"]), "COMMON", common
     )
     hold_to_the_definition(
         partial(make, backend), 200 + seed, DEVICE, DTYPE, TOLERANCE, DIMS, sinks=True,
@@ -74,7 +74,7 @@ def test_latents_equal_the_definition(seed: int) -> None:
 def test_equals_the_definition_where_prefixes_are_shared(
     backend: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = __import__(f"srt.attention.{backend}", fromlist=["COMMON"])
+    module = __import__(f"sglang.srt.attention.{backend}", fromlist=["COMMON"])
     monkeypatch.setattr(module, "COMMON", 3)
     hold_to_the_definition(
         partial(make, backend), 100 + seed, DEVICE, DTYPE, TOLERANCE, DIMS, kinds="decode",
@@ -125,7 +125,7 @@ def test_long_rows_are_cut_and_shared(backend: str, common: int) -> None:
 
 def test_a_frame_equals_a_plan(backend: str) -> None:
     """Static buffers: what was planned last is what is computed, for every number of rows."""
-    from srt.attention.slots import padded
+    from sglang.srt.attention.slots import padded
 
     torch.manual_seed(5)
     dim, slots = DIMS[0], 200

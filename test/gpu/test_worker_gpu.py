@@ -13,15 +13,15 @@ from helpers import gpu_device
 from helpers.gpu_device import BACKENDS, ON_GPU, worker_settings
 from helpers.paged import Paged, Sequence
 from helpers.tiny_model import write_config
-from srt.attention.base import Layout
-from srt.attention.native import NativeAttention
-from srt.core.batch import Sample, Score
-from srt.core.ints import ints
-from srt.core.sampling import SamplingParams
-from srt.layers.weight import Place
-from srt.models.config import read_config
-from srt.models.llama import LlamaForCausalLM
-from srt.models.registry import lookup
+from sglang.srt.attention.base import Layout
+from sglang.srt.attention.native import NativeAttention
+from sglang.srt.core.batch import Sample, Score
+from sglang.srt.core.ints import ints
+from sglang.srt.core.sampling import SamplingParams
+from sglang.srt.layers.weight import Place
+from sglang.srt.models.config import read_config
+from sglang.srt.models.llama import LlamaForCausalLM
+from sglang.srt.models.registry import lookup
 from torch import Tensor
 
 gpu_device.needs_device()

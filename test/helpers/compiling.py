@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from srt.config import GrammarConfig
-from srt.core.constraint import Constraint
-from srt.core.vocabulary import Vocabulary
-from srt.grammar import compiler as module
-from srt.grammar.base import CompilerBusy
-from srt.grammar.compiler import Compiler
-from srt.grammar.plan import Plan
+from sglang.srt.config import GrammarConfig
+from sglang.srt.core.constraint import Constraint
+from sglang.srt.core.vocabulary import Vocabulary
+from sglang.srt.grammar import compiler as module
+from sglang.srt.grammar.base import CompilerBusy
+from sglang.srt.grammar.compiler import Compiler
+from sglang.srt.grammar.plan import Plan
 
 ODD = "helpers.odd_planner:make_plan"
 BYTES = Vocabulary(

@@ -7,9 +7,9 @@ from typing import Any
 
 from helpers.either import Either
 from helpers.fake_worker import TOKEN_BYTES, FakeWorker, fake_info
-from srt.config import ScheduleConfig
-from srt.core.ints import ints
-from srt.core.messages import (
+from sglang.srt.config import ScheduleConfig
+from sglang.srt.core.ints import ints
+from sglang.srt.core.messages import (
     Advance,
     Close,
     Done,
@@ -23,11 +23,11 @@ from srt.core.messages import (
     Tokens,
     Verb,
 )
-from srt.core.sampling import SamplingParams
-from srt.engine.compiling import Grammars
-from srt.engine.drafts import Drafts
-from srt.engine.engine import Engine
-from srt.engine.executor import Inline
+from sglang.srt.core.sampling import SamplingParams
+from sglang.srt.engine.compiling import Grammars
+from sglang.srt.engine.drafts import Drafts
+from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.executor import Inline
 
 
 def generate(most: int = 8, **changes: Any) -> Generate:

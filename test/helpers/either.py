@@ -6,8 +6,8 @@ import random
 from collections import deque
 
 from helpers.fake_worker import FakeWorker
-from srt.core.batch import Batch, RowOutput, StepResult
-from srt.engine.executor import Inline
+from sglang.srt.core.batch import Batch, RowOutput, StepResult
+from sglang.srt.engine.executor import Inline
 
 
 class Either(Inline):

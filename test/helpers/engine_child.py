@@ -20,17 +20,17 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from helpers.text_worker import TextWorker
-from srt.config import Config
-from srt.core.messages import Reply
-from srt.core.progress import Progress
-from srt.engine.engine import Engine
-from srt.engine.executor import Threaded
-from srt.engine.info import EngineInfo
-from srt.engine.loop import serve
-from srt.engine.parent import follow
-from srt.engine.process import map_progress, read_vocab
-from srt.engine.socket import SocketChannel
-from srt.grammar.watch import Patterns
+from sglang.srt.config import Config
+from sglang.srt.core.messages import Reply
+from sglang.srt.core.progress import Progress
+from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.executor import Threaded
+from sglang.srt.engine.info import EngineInfo
+from sglang.srt.engine.loop import serve
+from sglang.srt.engine.parent import follow
+from sglang.srt.engine.process import map_progress, read_vocab
+from sglang.srt.engine.socket import SocketChannel
+from sglang.srt.grammar.watch import Patterns
 
 PASS_SECONDS = 0.002
 

@@ -18,11 +18,11 @@ from math import ceil
 from operator import mul
 from typing import Any
 
-from srt.core.batch import NONE_ALLOWED, Batch, Drawn, Row, RowOutput, Sample, StepResult
-from srt.core.matcher import GrammarError, Postponed
-from srt.core.sampling import SamplingParams
-from srt.core.segments import Segments
-from srt.engine.info import EngineInfo
+from sglang.srt.core.batch import NONE_ALLOWED, Batch, Drawn, Row, RowOutput, Sample, StepResult
+from sglang.srt.core.matcher import GrammarError, Postponed
+from sglang.srt.core.sampling import SamplingParams
+from sglang.srt.core.segments import Segments
+from sglang.srt.engine.info import EngineInfo
 
 VOCAB = 97
 EOS = 96

@@ -35,7 +35,7 @@ def needs(backend: str) -> None:
     stand-in takes its place."""
     if backend == "flashinfer" and not ON_GPU:
         from helpers import fake_flashinfer
-        from srt.attention import flashinfer
+        from sglang.srt.attention import flashinfer
 
         sys.modules["flashinfer"] = fake_flashinfer
         flashinfer.WORKSPACE = flashinfer.SCHEDULE = 1 << 10

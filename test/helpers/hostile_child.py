@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 from helpers.mutants import mutants
-from srt.layers.weight import Place
-from srt.models import weights
-from srt.models.config import read_config
-from srt.models.open import open_checkpoint
-from srt.models.registry import lookup
-from srt.models.renamed import named
-from srt.tokenizer import Tokenizer
+from sglang.srt.layers.weight import Place
+from sglang.srt.models import weights
+from sglang.srt.models.config import read_config
+from sglang.srt.models.open import open_checkpoint
+from sglang.srt.models.registry import lookup
+from sglang.srt.models.renamed import named
+from sglang.srt.tokenizer import Tokenizer
 
 ROOM = 1 << 30  # bytes of addresses that loading may take above the start's
 SECONDS = 5  # of the processor, a file

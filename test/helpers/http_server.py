@@ -17,12 +17,12 @@ import httpx
 import uvicorn
 from helpers.text_worker import TextWorker, text_engine
 from helpers.toy_tokenizer import byte_level
-from srt.config import Config
-from srt.program.completion import Completion
-from srt.server.app import make_app
-from srt.server.edge.protocol import protocol
-from srt.server.service import Service
-from srt.tokenizer import Tokenizer
+from sglang.srt.config import Config
+from sglang.srt.program.completion import Completion
+from sglang.srt.server.app import make_app
+from sglang.srt.server.edge.protocol import protocol
+from sglang.srt.server.service import Service
+from sglang.srt.tokenizer import Tokenizer
 from starlette.applications import Starlette
 
 GOLDEN = {"text": "the lazy dog", "sampling_params": {"max_new_tokens": 24, "temperature": 0}}

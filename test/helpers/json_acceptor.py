@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from srt.core.vocabulary import Vocabulary
-from srt.grammar.base import Matcher
+from sglang.srt.core.vocabulary import Vocabulary
+from sglang.srt.grammar.base import Matcher
 
 END = 256
 BYTES = Vocabulary(

@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 from helpers.http_server import Client
 from helpers.toy_tokenizer import byte_level
-from srt.tokenizer import Tokenizer
-from srt.tokenizer.tokenizer import EMBEDDED
+from sglang.srt.tokenizer import Tokenizer
+from sglang.srt.tokenizer.tokenizer import EMBEDDED
 
 PYTHON = Path(__file__).resolve().parents[2] / "python"
 READY = re.compile(r"sglang serving (\S+) at (https?://\S+) - (\d+) KV tokens\n")

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from srt.attention import reference
-from srt.attention.base import Attention, Heads, Layout
+from sglang.srt.attention import reference
+from sglang.srt.attention.base import Attention, Heads, Layout
 
 
 def random_layout(

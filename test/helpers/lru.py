@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from srt.core.ints import ints
-from srt.memory.pages import PagePool
-from srt.memory.radix import RadixTree
+from sglang.srt.core.ints import ints
+from sglang.srt.memory.pages import PagePool
+from sglang.srt.memory.radix import RadixTree
 
 
 def evicts_least_recently_used() -> bool:

@@ -25,9 +25,9 @@ import os
 import sys
 import time
 
-from srt.core.constraint import Constraint
-from srt.grammar import plan
-from srt.grammar.plan import Plan
+from sglang.srt.core.constraint import Constraint
+from sglang.srt.grammar import plan
+from sglang.srt.grammar.plan import Plan
 
 kept: list[bytearray] = []
 

@@ -6,9 +6,9 @@ import random
 from collections.abc import Sequence
 
 from helpers.desk import Desk
-from srt.core.ints import ints
-from srt.core.messages import Open
-from srt.core.segments import Segment, Segments
+from sglang.srt.core.ints import ints
+from sglang.srt.core.messages import Open
+from sglang.srt.core.segments import Segment, Segments
 
 Item = list[int] | list[list[int]]  # a text, or texts side by side, as token ids
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 from hypothesis import strategies as st
-from srt.grammar.automaton import DEAD, Automaton
+from sglang.srt.grammar.automaton import DEAD, Automaton
 
 LIMIT = 0x110000
 PIECES = (

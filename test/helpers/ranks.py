@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from srt.attention.base import Layout
-from srt.attention.native import NativeAttention
-from srt.layers.weight import Place
-from srt.models import weights
-from srt.models.config import read_config
-from srt.models.open import open_checkpoint
-from srt.models.registry import lookup
-from srt.models.renamed import named
-from srt.parallel.groups import Group
-from srt.worker.kv import KVPool
+from sglang.srt.attention.base import Layout
+from sglang.srt.attention.native import NativeAttention
+from sglang.srt.layers.weight import Place
+from sglang.srt.models import weights
+from sglang.srt.models.config import read_config
+from sglang.srt.models.open import open_checkpoint
+from sglang.srt.models.registry import lookup
+from sglang.srt.models.renamed import named
+from sglang.srt.parallel.groups import Group
+from sglang.srt.worker.kv import KVPool
 from torch import Tensor
 
 

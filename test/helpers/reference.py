@@ -21,11 +21,11 @@ from helpers.fake_worker import (
     seen_as,
 )
 from helpers.toy_grammar import allowed, bits
-from srt.core.media import Medias
-from srt.core.messages import EVERY, Distribution, Embed, Generate, Goal, Score, TopPairs
-from srt.core.sampling import SamplingParams
-from srt.core.segments import Segments
-from srt.engine.rows import uniform
+from sglang.srt.core.media import Medias
+from sglang.srt.core.messages import EVERY, Distribution, Embed, Generate, Goal, Score, TopPairs
+from sglang.srt.core.sampling import SamplingParams
+from sglang.srt.core.segments import Segments
+from sglang.srt.engine.rows import uniform
 
 
 @dataclass

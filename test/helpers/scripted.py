@@ -8,15 +8,15 @@ from itertools import pairwise
 from typing import Any
 
 import httpx
-from srt.config import Config
-from srt.core.ints import Ints
-from srt.engine.info import EngineInfo
-from srt.program.encoder import Encoder
-from srt.program.output import Finish, Output
-from srt.program.request import Ask, RequestError
-from srt.server.app import make_app
-from srt.server.service import Service
-from srt.tokenizer import Tokenizer
+from sglang.srt.config import Config
+from sglang.srt.core.ints import Ints
+from sglang.srt.engine.info import EngineInfo
+from sglang.srt.program.encoder import Encoder
+from sglang.srt.program.output import Finish, Output
+from sglang.srt.program.request import Ask, RequestError
+from sglang.srt.server.app import make_app
+from sglang.srt.server.service import Service
+from sglang.srt.tokenizer import Tokenizer
 
 
 class Scripted:

@@ -10,12 +10,12 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 
 import uvicorn
 from helpers.scripted import Scripted, pieces
-from srt.config import Config
-from srt.program.output import Output
-from srt.program.request import Ask
-from srt.server.app import make_app
-from srt.server.service import Service
-from srt.tokenizer import Tokenizer
+from sglang.srt.config import Config
+from sglang.srt.program.output import Output
+from sglang.srt.program.request import Ask
+from sglang.srt.server.app import make_app
+from sglang.srt.server.service import Service
+from sglang.srt.tokenizer import Tokenizer
 
 
 class Paced(Scripted):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from srt.tokenizer.tokenizer import EMBEDDED
+from sglang.srt.tokenizer.tokenizer import EMBEDDED
 
 IMAGE, VIDEO = 3072, 3073  # ids of the placeholders
 TEXT: dict[str, Any] = {

@@ -23,10 +23,10 @@ from helpers.fake_worker import Corrupt, FakeWorker, Guesser, fake_info
 from helpers.reference import Known, Text, expected
 from helpers.toy_grammar import ToyGrammars
 from helpers.wishes import TEXT, Kind, Wishes
-from srt.config import ScheduleConfig
-from srt.core.batch import Batch
-from srt.core.ints import ints
-from srt.core.messages import (
+from sglang.srt.config import ScheduleConfig
+from sglang.srt.core.batch import Batch
+from sglang.srt.core.ints import ints
+from sglang.srt.core.messages import (
     Advance,
     Append,
     Close,
@@ -48,13 +48,13 @@ from srt.core.messages import (
     UnloadAdapter,
     Verb,
 )
-from srt.core.request import Request
-from srt.core.work import STEP_SEARCH
-from srt.engine.draft_model import ModelDrafter
-from srt.engine.drafts import Drafts
-from srt.engine.engine import Engine
-from srt.engine.executor import Inline
-from srt.schedule.scheduler import Reserve
+from sglang.srt.core.request import Request
+from sglang.srt.core.work import STEP_SEARCH
+from sglang.srt.engine.draft_model import ModelDrafter
+from sglang.srt.engine.drafts import Drafts
+from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.executor import Inline
+from sglang.srt.schedule.scheduler import Reserve
 
 __all__ = ["History", "expected", "simulate"]
 NAMES = "xyz"  # of adapters

@@ -10,12 +10,12 @@ from itertools import chain
 from typing import Any
 
 from helpers.fake_worker import contents
-from srt.config import Config
-from srt.core.batch import Batch, Row, RowOutput, StepResult
-from srt.engine.executor import Threaded
-from srt.engine.info import EngineInfo
-from srt.engine.local import LocalEngine
-from srt.tokenizer import Tokenizer
+from sglang.srt.config import Config
+from sglang.srt.core.batch import Batch, Row, RowOutput, StepResult
+from sglang.srt.engine.executor import Threaded
+from sglang.srt.engine.info import EngineInfo
+from sglang.srt.engine.local import LocalEngine
+from sglang.srt.tokenizer import Tokenizer
 
 
 def drawn(tokens: Sequence[int], vocab: int, seed: int = 0) -> int:

@@ -10,8 +10,8 @@ from concurrent.futures import Future
 from functools import lru_cache
 
 from helpers.fake_worker import EOS, VOCAB
-from srt.core.constraint import Constraint
-from srt.grammar.base import Grammar, GrammarError, Matcher
+from sglang.srt.core.constraint import Constraint
+from sglang.srt.grammar.base import Grammar, GrammarError, Matcher
 
 WORDS = (VOCAB + 31) // 32
 

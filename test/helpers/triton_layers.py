@@ -6,9 +6,9 @@ import pytest
 import torch
 from helpers.triton_place import Place
 from sgl_kernel.triton import append, moe, norm, reference
-from srt.layers import weight
-from srt.layers.experts import Experts, ExpertsShape, Names
-from srt.layers.routing import Routing
+from sglang.srt.layers import weight
+from sglang.srt.layers.experts import Experts, ExpertsShape, Names
+from sglang.srt.layers.routing import Routing
 from torch import Tensor
 
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from helpers.triton_place import Place
 from sgl_kernel.triton import reference, sampling
-from srt.core.batch import Sample
-from srt.core.sampling import SamplingParams
-from srt.worker.sampler import draw
+from sglang.srt.core.batch import Sample
+from sglang.srt.core.sampling import SamplingParams
+from sglang.srt.worker.sampler import draw
 from torch import Tensor
 
 # temperature, top-k, top-p, min-p, uniform

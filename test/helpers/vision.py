@@ -13,12 +13,12 @@ import torch
 import transformers
 from helpers.paged import Paged, Sequence
 from PIL import Image
-from srt.core.batch import Batch, Piece, Row, RowOutput, Sample
-from srt.core.media import Media, within
-from srt.core.places import places
-from srt.core.sampling import SamplingParams
-from srt.media.processor import Prepared, Processor
-from srt.worker.inputs import read_batch
+from sglang.srt.core.batch import Batch, Piece, Row, RowOutput, Sample
+from sglang.srt.core.media import Media, within
+from sglang.srt.core.places import places
+from sglang.srt.core.sampling import SamplingParams
+from sglang.srt.media.processor import Prepared, Processor
+from sglang.srt.worker.inputs import read_batch
 from torch import Tensor
 
 IMAGE, VIDEO = 90, 91  # ids of the placeholders

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from srt.core.vocabulary import Vocabulary
-from srt.tokenizer.pieces import piece_bytes
+from sglang.srt.core.vocabulary import Vocabulary
+from sglang.srt.tokenizer.pieces import piece_bytes
 
 EMBEDDED = Path(__file__).parents[2] / "python" / "srt" / "assets" / "sglang-tiny"
 

@@ -6,12 +6,12 @@ import random
 from dataclasses import dataclass
 
 from helpers.fake_worker import ECHO, VOCAB
-from srt.config.sections import POLICIES
-from srt.core.constraint import Constraint
-from srt.core.media import Media
-from srt.core.messages import EVERY, Distribution, Embed, Fill, Generate, Goal, Score
-from srt.core.sampling import SamplingParams
-from srt.core.segments import Segment, Segments
+from sglang.srt.config.sections import POLICIES
+from sglang.srt.core.constraint import Constraint
+from sglang.srt.core.media import Media
+from sglang.srt.core.messages import EVERY, Distribution, Embed, Fill, Generate, Goal, Score
+from sglang.srt.core.sampling import SamplingParams
+from sglang.srt.core.segments import Segment, Segments
 
 PLACEHOLDER = 90
 # Few letters, so that stops are met often; halves of a character; a token without text.

@@ -12,11 +12,11 @@ import pytest
 from helpers.desk import Desk, generate
 from helpers.either import Either
 from helpers.fake_worker import ADAPTED, TOKEN_BYTES, FakeWorker, next_token
-from srt.config import ScheduleConfig
-from srt.core.ints import ints
-from srt.core.messages import Close, Embed, Fill, Fork, LoadAdapter, Open, UnloadAdapter
-from srt.engine.engine import Engine
-from srt.engine.executor import Inline
+from sglang.srt.config import ScheduleConfig
+from sglang.srt.core.ints import ints
+from sglang.srt.core.messages import Close, Embed, Fill, Fork, LoadAdapter, Open, UnloadAdapter
+from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.executor import Inline
 
 
 class AdapterDesk(Desk):

@@ -13,10 +13,10 @@ import pytest
 from helpers.http_server import is_error
 from helpers.scripted import Scripted, posted
 from helpers.toy_tokenizer import byte_level, sentencepiece
-from srt.server.chat.conversation import prompt_of
-from srt.tokenizer import Tokenizer, TokenizerError
-from srt.tokenizer.chat import ChatTemplate, ChatTemplateError, SlowTemplateError
-from srt.tokenizer.templates import NAMES, built_in, family_of
+from sglang.srt.server.chat.conversation import prompt_of
+from sglang.srt.tokenizer import Tokenizer, TokenizerError
+from sglang.srt.tokenizer.chat import ChatTemplate, ChatTemplateError, SlowTemplateError
+from sglang.srt.tokenizer.templates import NAMES, built_in, family_of
 
 TALK = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"},
         {"role": "assistant", "content": "A"}, {"role": "user", "content": "V"}]  # fmt: skip
@@ -184,9 +184,9 @@ def test_a_hostile_template_is_a_400_and_holds_nobody_up(tmp_path: Path) -> None
 
     async def both() -> int:
         """How often a loop that runs beside comes to its turn."""
-        from srt.config import Config
-        from srt.program.request import RequestError
-        from srt.server.service import Service
+        from sglang.srt.config import Config
+        from sglang.srt.program.request import RequestError
+        from sglang.srt.server.service import Service
 
         service = Service(Config.of(), scripted)  # type: ignore[arg-type]
         hostile = asyncio.ensure_future(prompt_of(service, TALK, None, {}, None, False))

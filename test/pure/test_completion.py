@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from helpers.text_worker import drawn, logprob_of, text_engine
 from helpers.toy_tokenizer import byte_level
-from srt.core.ints import Ints, ints
-from srt.core.sampling import SamplingParams
-from srt.engine.client import EngineLost
-from srt.program.completion import Completion
-from srt.program.merge import merge
-from srt.program.output import Output
-from srt.program.request import Ask, Logprobs, RequestError, sampling_from
-from srt.tokenizer import Tokenizer
+from sglang.srt.core.ints import Ints, ints
+from sglang.srt.core.sampling import SamplingParams
+from sglang.srt.engine.client import EngineLost
+from sglang.srt.program.completion import Completion
+from sglang.srt.program.merge import merge
+from sglang.srt.program.output import Output
+from sglang.srt.program.request import Ask, Logprobs, RequestError, sampling_from
+from sglang.srt.tokenizer import Tokenizer
 
 PROMPT = ints(range(40, 60))
 Body = Callable[[Completion], Awaitable[Any]]

@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 import pytest
-from srt.config import (
+from sglang.srt.config import (
     Config,
     EdgeConfig,
     GrammarConfig,
@@ -22,7 +22,7 @@ from srt.config import (
     add_arguments,
     from_arguments,
 )
-from srt.server.arguments import ELSEWHERE, Parser, keys_from_environment
+from sglang.srt.server.arguments import ELSEWHERE, Parser, keys_from_environment
 
 SECTIONS = (
     ModelConfig, MemoryConfig, ScheduleConfig, GrammarConfig, SpeculationConfig, LoraConfig,

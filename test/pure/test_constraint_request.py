@@ -13,13 +13,13 @@ from helpers.scripted import Scripted, posted
 from helpers.toy_tokenizer import byte_level
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from srt.core.constraint import KINDS, MAX_BYTES, MAX_CHOICES, Constraint
-from srt.core.sampling import SamplingParams
-from srt.program.choose import Choice, pick, verify_whole
-from srt.program.constraint import MAX_NESTING, MAX_SCORED
-from srt.program.output import Finish
-from srt.program.request import RequestError, sampling_from
-from srt.tokenizer import Tokenizer
+from sglang.srt.core.constraint import KINDS, MAX_BYTES, MAX_CHOICES, Constraint
+from sglang.srt.core.sampling import SamplingParams
+from sglang.srt.program.choose import Choice, pick, verify_whole
+from sglang.srt.program.constraint import MAX_NESTING, MAX_SCORED
+from sglang.srt.program.output import Finish
+from sglang.srt.program.request import RequestError, sampling_from
+from sglang.srt.tokenizer import Tokenizer
 
 SCHEMA = {"type": "object", "properties": {"b": {"const": "é"}, "a": {"type": "integer"}}}
 TAG = {"type": "structural_tag", "format": {"type": "any_text"}}
@@ -247,7 +247,7 @@ def test_counts_of_the_engine_are_told(scripted: Scripted) -> None:
 
 
 def test_model_info_tells_the_kinds(scripted: Scripted) -> None:
-    from srt.program.request import CONSTRAINTS
+    from sglang.srt.program.request import CONSTRAINTS
 
     assert CONSTRAINTS == KINDS == ("regex", "json_schema", "ebnf", "structural_tag", "choices")
 

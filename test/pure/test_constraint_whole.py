@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from helpers.text_worker import logprob_of, text_engine
 from helpers.toy_tokenizer import byte_level, sentencepiece
-from srt.core.constraint import Constraint
-from srt.core.ints import ints
-from srt.core.sampling import SamplingParams
-from srt.core.segments import Segment
-from srt.program.choose import pick
-from srt.program.completion import Completion
-from srt.program.output import Output
-from srt.program.request import Ask, Logprobs, RequestError
-from srt.tokenizer import Tokenizer
+from sglang.srt.core.constraint import Constraint
+from sglang.srt.core.ints import ints
+from sglang.srt.core.sampling import SamplingParams
+from sglang.srt.core.segments import Segment
+from sglang.srt.program.choose import pick
+from sglang.srt.program.completion import Completion
+from sglang.srt.program.output import Output
+from sglang.srt.program.request import Ask, Logprobs, RequestError
+from sglang.srt.tokenizer import Tokenizer
 
 PROMPT = ints(range(40, 60))
 CHOICES = ["fox", "the lazy dog", "Grüße aus Köln", " dog", "f"] + [f"x{i}" for i in range(40)]

@@ -13,12 +13,12 @@ import jsonschema
 import pytest
 from helpers.http_server import Served, is_error, serve_text
 from helpers.openapi import fits
-from srt.config import Config
-from srt.core.sampling import SamplingParams
-from srt.server.openapi.document import document
-from srt.server.openapi.examples import EXAMPLES
-from srt.server.openapi.limits import sampling_schema
-from srt.server.routes import JSON, ROUTES
+from sglang.srt.config import Config
+from sglang.srt.core.sampling import SamplingParams
+from sglang.srt.server.openapi.document import document
+from sglang.srt.server.openapi.examples import EXAMPLES
+from sglang.srt.server.openapi.limits import sampling_schema
+from sglang.srt.server.routes import JSON, ROUTES
 
 
 @pytest.fixture(scope="module")

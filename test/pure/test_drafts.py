@@ -11,15 +11,15 @@ from helpers.fake_worker import ECHO, TOKEN_BYTES, VOCAB, FakeWorker, Guesser, f
 from helpers.toy_grammar import ToyGrammar
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from srt.core.context import Context
-from srt.core.ints import ints
-from srt.core.messages import Close, Done, Fork
-from srt.core.request import Request
-from srt.engine import lookup
-from srt.engine.draft_model import ModelDrafter
-from srt.engine.drafts import Drafts, Pace, Stride
-from srt.engine.grammar_budget import GrammarBudget
-from srt.engine.lookup import LEAST, LONGEST, WINDOW, Lookup, LookupDrafter
+from sglang.srt.core.context import Context
+from sglang.srt.core.ints import ints
+from sglang.srt.core.messages import Close, Done, Fork
+from sglang.srt.core.request import Request
+from sglang.srt.engine import lookup
+from sglang.srt.engine.draft_model import ModelDrafter
+from sglang.srt.engine.drafts import Drafts, Pace, Stride
+from sglang.srt.engine.grammar_budget import GrammarBudget
+from sglang.srt.engine.lookup import LEAST, LONGEST, WINDOW, Lookup, LookupDrafter
 
 ROUND = [ECHO, 1, 2, 3]  # the fake model goes round in a circle of seven behind it
 PLAIN = [1, 2, 3, 4]

@@ -14,9 +14,9 @@ import openai
 import pytest
 from helpers.http_server import Served, is_error, serve_text
 from helpers.text_worker import hidden_state
-from srt.config import Config
-from srt.program import reading
-from srt.server.text import embeddings
+from sglang.srt.config import Config
+from sglang.srt.program import reading
+from sglang.srt.server.text import embeddings
 
 WIDTH = 4
 

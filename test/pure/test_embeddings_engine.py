@@ -7,10 +7,10 @@ from array import array
 import pytest
 from helpers.desk import Desk
 from helpers.fake_worker import FakeWorker, hidden_state
-from srt.core.batch import Batch, StepResult
-from srt.core.ints import ints
-from srt.core.messages import Embed, Fill, Open
-from srt.core.segments import Segment
+from sglang.srt.core.batch import Batch, StepResult
+from sglang.srt.core.ints import ints
+from sglang.srt.core.messages import Embed, Fill, Open
+from sglang.srt.core.segments import Segment
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 

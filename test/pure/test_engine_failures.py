@@ -6,8 +6,8 @@ import pytest
 from helpers.desk import Desk, generate
 from helpers.fake_worker import VOCAB, FakeWorker
 from helpers.simulation import expected
-from srt.core.ints import ints
-from srt.core.messages import (
+from sglang.srt.core.ints import ints
+from sglang.srt.core.messages import (
     Advance,
     Append,
     Close,

@@ -9,16 +9,16 @@ import pytest
 from helpers.desk import Desk, generate
 from helpers.fake_worker import EOS, TOKEN_BYTES, FakeWorker
 from helpers.toy_grammar import bits
-from srt.config import ScheduleConfig
-from srt.core.constraint import Constraint
-from srt.core.ints import ints
-from srt.core.messages import Advance, Done, LoadAdapter, Open, Tokens
-from srt.core.progress import GRAMMAR, MESSAGES, PASS, RESULTS, Progress
-from srt.engine import planner
-from srt.engine.engine import Engine
-from srt.engine.executor import Inline
-from srt.engine.grammar_budget import SECONDS, GrammarBudget
-from srt.grammar.base import Grammar, Matcher
+from sglang.srt.config import ScheduleConfig
+from sglang.srt.core.constraint import Constraint
+from sglang.srt.core.ints import ints
+from sglang.srt.core.messages import Advance, Done, LoadAdapter, Open, Tokens
+from sglang.srt.core.progress import GRAMMAR, MESSAGES, PASS, RESULTS, Progress
+from sglang.srt.engine import planner
+from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.executor import Inline
+from sglang.srt.engine.grammar_budget import SECONDS, GrammarBudget
+from sglang.srt.grammar.base import Grammar, Matcher
 
 BUDGET = 100  # units of work a pass
 UNIT = SECONDS / BUDGET

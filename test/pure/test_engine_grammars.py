@@ -8,13 +8,13 @@ import pytest
 from helpers.desk import Desk, generate
 from helpers.fake_worker import EOS, TOKEN_BYTES, VOCAB
 from helpers.toy_grammar import bits
-from srt.core.constraint import Constraint
-from srt.core.ints import ints
-from srt.core.messages import Advance, Close, Control, Done, Failed, Open, Prompt, Tokens
-from srt.engine.collect import MAX_FORCED
-from srt.grammar.base import CompilerBusy, Grammar, GrammarError, Matcher
-from srt.program.reading import refused
-from srt.server.wire.errors import error_response
+from sglang.srt.core.constraint import Constraint
+from sglang.srt.core.ints import ints
+from sglang.srt.core.messages import Advance, Close, Control, Done, Failed, Open, Prompt, Tokens
+from sglang.srt.engine.collect import MAX_FORCED
+from sglang.srt.grammar.base import CompilerBusy, Grammar, GrammarError, Matcher
+from sglang.srt.program.reading import refused
+from sglang.srt.server.wire.errors import error_response
 
 FREE = frozenset(range(VOCAB))
 STEPS: dict[str, list[set[int]]] = {

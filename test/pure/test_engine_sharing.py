@@ -8,12 +8,12 @@ import pytest
 from helpers.desk import Desk, generate
 from helpers.fake_worker import VOCAB, next_token
 from helpers.simulation import expected
-from srt.core.messages import (
+from sglang.srt.core.messages import (
     Distribution,
     Fill,
 )
-from srt.core.sampling import SamplingParams
-from srt.engine.rows import uniform
+from sglang.srt.core.sampling import SamplingParams
+from sglang.srt.engine.rows import uniform
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 

@@ -11,16 +11,16 @@ import zmq
 from helpers.desk import Desk, generate
 from helpers.fake_worker import TOKEN_BYTES
 from helpers.toy_grammar import bits
-from srt.core.constraint import Constraint
-from srt.core.ints import ints
-from srt.core.messages import Advance, Append, Done, Fork, Open, Score, Verb, encode
-from srt.core.work import STEP_BYTES, STEP_NUMBERS, STEP_SEARCH, STEP_VERBS
-from srt.engine import admission
-from srt.engine.collect import MAX_FORCED
-from srt.engine.loop import VerbCosts, affordable, serve
-from srt.engine.socket import EXIT, SocketChannel, configure
-from srt.grammar.base import Grammar, Matcher
-from srt.grammar.watch import Patterns, Watch
+from sglang.srt.core.constraint import Constraint
+from sglang.srt.core.ints import ints
+from sglang.srt.core.messages import Advance, Append, Done, Fork, Open, Score, Verb, encode
+from sglang.srt.core.work import STEP_BYTES, STEP_NUMBERS, STEP_SEARCH, STEP_VERBS
+from sglang.srt.engine import admission
+from sglang.srt.engine.collect import MAX_FORCED
+from sglang.srt.engine.loop import VerbCosts, affordable, serve
+from sglang.srt.engine.socket import EXIT, SocketChannel, configure
+from sglang.srt.grammar.base import Grammar, Matcher
+from sglang.srt.grammar.watch import Patterns, Watch
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 HOSTILE = (r"[a-m][^Z]{900}Z1", r"[a-m][^Z]{800}Z2")
@@ -171,7 +171,7 @@ def test_a_broken_search_ends_its_own_request(monkeypatch: pytest.MonkeyPatch) -
     forced, *_ = attack(desk, ("Z1",), LETTERS, 1)
     sampled = desk.ask([1, 2, 3], generate(20, stop_regex=("Z1",)))
     free = desk.ask([1, 2, 3], generate(20, stop=("no such text",)))
-    monkeypatch.setattr("srt.grammar.stop_automaton.tree.parse", lambda text: [][0])
+    monkeypatch.setattr("sglang.srt.grammar.stop_automaton.tree.parse", lambda text: [][0])
     refused = desk.ask([1, 2, 3], generate(20, stop_regex=("another",)))
     desk.run()
     for request in (forced, sampled):
@@ -250,7 +250,7 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """While a flood of messages lasts, no more of them are received than a step takes."""
     desk, kept, most = Desk(capacity=1 << 16), [0], [0]
     handle = desk.engine.handle
-    monkeypatch.setattr("srt.engine.loop.STEP_VERBS", 20_000)
+    monkeypatch.setattr("sglang.srt.engine.loop.STEP_VERBS", 20_000)
 
     def handled(verbs: list[Verb]) -> object:
         kept[0] -= len(verbs)
@@ -283,7 +283,7 @@ def test_the_loop_obeys_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     desk, sent, handled = Desk(capacity=1 << 16), forks(2000, 64), []
     expected = list(sent)
     handle = desk.engine.handle
-    monkeypatch.setattr("srt.engine.loop.STEP_VERBS", 50_000)
+    monkeypatch.setattr("sglang.srt.engine.loop.STEP_VERBS", 50_000)
     monkeypatch.setattr(desk.engine, "handle", lambda verbs: handled.append(verbs) or handle(verbs))
     done: list[int] = []
 

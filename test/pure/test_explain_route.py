@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 import pytest
 from helpers.http_server import Client, Served, is_error, serve_text
-from srt import cli
-from srt.config import Config
+from sglang.srt import cli
+from sglang.srt.config import Config
 
 PROMPT = "the quick brown fox jumps over the lazy dog and runs away from it"
 

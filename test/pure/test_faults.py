@@ -12,13 +12,13 @@ import pytest
 from helpers.desk import Desk, generate
 from helpers.fake_worker import FakeWorker
 from helpers.simulation import expected
-from srt.core.batch import Batch, StepResult
-from srt.core.ints import Ints, ints
-from srt.core.messages import Append, Close, Distribution, Failed, Fill, Fork, Score
-from srt.engine import admission
-from srt.grammar.watch import Watch
-from srt.memory.pages import PagePool
-from srt.memory.store import Store
+from sglang.srt.core.batch import Batch, StepResult
+from sglang.srt.core.ints import Ints, ints
+from sglang.srt.core.messages import Append, Close, Distribution, Failed, Fill, Fork, Score
+from sglang.srt.engine import admission
+from sglang.srt.grammar.watch import Watch
+from sglang.srt.memory.pages import PagePool
+from sglang.srt.memory.store import Store
 
 GOLDEN = [9, 8, 7, 6]
 

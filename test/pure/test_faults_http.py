@@ -15,10 +15,10 @@ from typing import Any
 import httpx
 import pytest
 from helpers.http_server import Served, serve_text
-from srt.engine.client import Client as EngineClient
-from srt.engine.local import _QueueChannel
-from srt.memory.pages import PagePool
-from srt.tokenizer import Detokenizer, Tokenizer
+from sglang.srt.engine.client import Client as EngineClient
+from sglang.srt.engine.local import _QueueChannel
+from sglang.srt.memory.pages import PagePool
+from sglang.srt.tokenizer import Detokenizer, Tokenizer
 
 PREFIX = "the quick brown fox jumps over "
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from helpers.apis import APIS, user
 from helpers.http_server import Served, serve_text
-from srt.config import Config
-from srt.core import heap
-from srt.tokenizer.tokenizer import HUGE
+from sglang.srt.config import Config
+from sglang.srt.core import heap
+from sglang.srt.tokenizer.tokenizer import HUGE
 
 LIMIT = 1 << 18
 OF_A_REQUEST = {"Request", "Cycle", "Unchunked", "Limited"}  # the last: of a connection

@@ -10,12 +10,12 @@ import httpx
 import pytest
 import sglang as sgl
 from helpers.http_server import Served, is_error, serve_text
-from srt.config import Config
-from srt.core.ints import ints
-from srt.core.sampling import SamplingParams
-from srt.program.output import Output
-from srt.program.request import Ask, Logprobs
-from srt.server.text import native
+from sglang.srt.config import Config
+from sglang.srt.core.ints import ints
+from sglang.srt.core.sampling import SamplingParams
+from sglang.srt.program.output import Output
+from sglang.srt.program.request import Ask, Logprobs
+from sglang.srt.server.text import native
 
 LOGPROBS = {
     "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2,

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from helpers.compiling import BYTES, PlanGrammar, answer, odd_compiler, until
-from srt.config import GrammarConfig
-from srt.core.constraint import Constraint
-from srt.grammar import shelf as shelves
-from srt.grammar.base import GrammarError
-from srt.grammar.plan import Plan
-from srt.grammar.shelf import Failures, Shelf
+from sglang.srt.config import GrammarConfig
+from sglang.srt.core.constraint import Constraint
+from sglang.srt.grammar import shelf as shelves
+from sglang.srt.grammar.base import GrammarError
+from sglang.srt.grammar.plan import Plan
+from sglang.srt.grammar.shelf import Failures, Shelf
 
 
 def lines(path: Path) -> int:
@@ -187,7 +187,7 @@ def test_a_vocabulary_that_cannot_be_made_is_an_error(monkeypatch: Any) -> None:
 
 def test_a_grammar_that_cannot_be_built_is_an_error(monkeypatch: Any) -> None:
     with odd_compiler(monkeypatch) as compiler:
-        monkeypatch.setattr("srt.grammar.compiler.build", lambda *_, **__: 1 // 0)
+        monkeypatch.setattr("sglang.srt.grammar.compiler.build", lambda *_, **__: 1 // 0)
         assert "regex cannot be compiled: ZeroDivisionError" in answer(compiler, "a")
         monkeypatch.undo()
 
@@ -202,7 +202,7 @@ def test_a_library_that_panics_takes_no_worker_along(monkeypatch: Any) -> None:
         return PlanGrammar(plan, True)
 
     with odd_compiler(monkeypatch) as compiler:
-        monkeypatch.setattr("srt.grammar.compiler.build", build)
+        monkeypatch.setattr("sglang.srt.grammar.compiler.build", build)
         waiter = compiler.submit(Constraint("regex", "a"))
         assert "Panic: index out of range" in str(waiter.exception(20))
         assert answer(compiler, "b") == "b"

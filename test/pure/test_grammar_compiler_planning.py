@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 from helpers.compiling import BYTES
-from srt.config.sections import GRAMMAR_BACKENDS
-from srt.core.constraint import MAX_CHOICE, MAX_CHOICES, Constraint
-from srt.grammar.automaton import Automaton
-from srt.grammar.base import GrammarError
-from srt.grammar.build import build
-from srt.grammar.plan import Plan
-from srt.grammar.planning import make_plan
+from sglang.srt.config.sections import GRAMMAR_BACKENDS
+from sglang.srt.core.constraint import MAX_CHOICE, MAX_CHOICES, Constraint
+from sglang.srt.grammar.automaton import Automaton
+from sglang.srt.grammar.base import GrammarError
+from sglang.srt.grammar.build import build
+from sglang.srt.grammar.plan import Plan
+from sglang.srt.grammar.planning import make_plan
 
 
 @pytest.mark.parametrize("backend", GRAMMAR_BACKENDS)

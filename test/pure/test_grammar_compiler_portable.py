@@ -9,8 +9,8 @@ import warnings
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from srt.grammar.base import GrammarError
-from srt.grammar.portable import portable
+from sglang.srt.grammar.base import GrammarError
+from sglang.srt.grammar.portable import portable
 
 
 def as_python(text: str) -> str:

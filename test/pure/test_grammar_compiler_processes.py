@@ -16,12 +16,12 @@ import msgspec
 import pytest
 from helpers.compiling import ODD, alive, answer, descriptors, odd_compiler, until
 from helpers.threads import running_threads
-from srt.core.constraint import Constraint
-from srt.grammar import child, plan
-from srt.grammar import process as process_module
-from srt.grammar.base import CompilerBusy
-from srt.grammar.child import MAX_FRAME, Request
-from srt.grammar.plan import Plan
+from sglang.srt.core.constraint import Constraint
+from sglang.srt.grammar import child, plan
+from sglang.srt.grammar import process as process_module
+from sglang.srt.grammar.base import CompilerBusy
+from sglang.srt.grammar.child import MAX_FRAME, Request
+from sglang.srt.grammar.plan import Plan
 
 TEST = Path(__file__).resolve().parents[1]
 PYTHON = TEST.parent / "python"
@@ -233,10 +233,10 @@ def test_several_compilers_do_not_disturb_each_other(monkeypatch: Any) -> None:
 PARENT = """
 import sys, time
 from helpers.compiling import BYTES, ODD, answer
-from srt.config import GrammarConfig
-from srt.core.constraint import Constraint
-from srt.grammar import compiler as module
-from srt.grammar.compiler import Compiler
+from sglang.srt.config import GrammarConfig
+from sglang.srt.core.constraint import Constraint
+from sglang.srt.grammar import compiler as module
+from sglang.srt.grammar.compiler import Compiler
 from helpers.compiling import build_nothing
 module.build = build_nothing
 module.warm = lambda vocabulary: None
@@ -304,7 +304,7 @@ def frame(data: bytes) -> bytes:
 def talk(data: bytes) -> tuple[list[bytes], int]:
     """Frames that a child writes for this input, and its exit status."""
     done = subprocess.run(
-        [sys.executable, "-m", "srt.grammar.child", "--planner", ODD],
+        [sys.executable, "-m", "sglang.srt.grammar.child", "--planner", ODD],
         input=data, capture_output=True, timeout=120,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(PYTHON), str(TEST)])},
     )  # fmt: skip
@@ -338,7 +338,7 @@ def test_the_child_ends_where_no_frame_follows(data: bytes) -> None:
 
 def test_the_child_imports_no_tensors() -> None:
     code = (
-        "import json, sys; import srt.grammar.child as c; c.load(c.PLANNER);"
+        "import json, sys; import sglang.srt.grammar.child as c; c.load(c.PLANNER);"
         "names = ('torch', 'transformers', 'tokenizers');"
         "print(json.dumps([name for name in names if name in sys.modules]))"
     )

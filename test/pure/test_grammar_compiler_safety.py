@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from helpers.vocabularies import embedded
-from srt.config import GrammarConfig
-from srt.core.constraint import Constraint
-from srt.grammar.base import Grammar, GrammarError
-from srt.grammar.compiler import Compiler
+from sglang.srt.config import GrammarConfig
+from sglang.srt.core.constraint import Constraint
+from sglang.srt.grammar.base import Grammar, GrammarError
+from sglang.srt.grammar.compiler import Compiler
 
 SECONDS = 20.0  # a busy machine must not turn a good constraint into a late one
 MESSAGE = 600  # characters: an error does not repeat a constraint of 256 KB

@@ -18,11 +18,11 @@ import pytest
 from helpers.corpora import DATA, regexes, schemas, suite
 from jsonschema import Draft202012Validator
 from jsonschema.validators import validator_for
-from srt.core.constraint import Constraint
-from srt.core.vocabulary import Vocabulary
-from srt.grammar.base import Grammar, GrammarError
-from srt.grammar.build import build
-from srt.grammar.planning import make_plan
+from sglang.srt.core.constraint import Constraint
+from sglang.srt.core.vocabulary import Vocabulary
+from sglang.srt.grammar.base import Grammar, GrammarError
+from sglang.srt.grammar.build import build
+from sglang.srt.grammar.planning import make_plan
 
 CASES = os.environ.get("GRAMMAR_CASES", "")
 EOS = 256

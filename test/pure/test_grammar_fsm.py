@@ -10,13 +10,13 @@ import weakref
 import numpy as np
 import pytest
 from helpers.vocabularies import TOY, embedded, tekken, toy
-from srt.core.vocabulary import Vocabulary
-from srt.grammar.automaton import Automaton
-from srt.grammar.fsm import TokenTable
-from srt.grammar.fsm.masks import Masks, State
-from srt.grammar.fsm.rows import Row, RowCache
-from srt.grammar.fsm.utf8 import missing, opened, span, split
-from srt.grammar.regex import compile_regex
+from sglang.srt.core.vocabulary import Vocabulary
+from sglang.srt.grammar.automaton import Automaton
+from sglang.srt.grammar.fsm import TokenTable
+from sglang.srt.grammar.fsm.masks import Masks, State
+from sglang.srt.grammar.fsm.rows import Row, RowCache
+from sglang.srt.grammar.fsm.utf8 import missing, opened, span, split
+from sglang.srt.grammar.regex import compile_regex
 
 CASES = int(os.environ.get("GRAMMAR_CASES", "0"))
 

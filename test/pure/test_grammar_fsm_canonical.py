@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from helpers.members import random_pattern
 from helpers.vocabularies import embedded, tekken, toy
-from srt.core.vocabulary import Vocabulary
-from srt.grammar.fsm import FsmGrammar, TokenTable
-from srt.grammar.fsm.canonical import WINDOW, Canonical
-from srt.grammar.fsm.rows import NARROW
-from srt.grammar.regex import compile_regex
+from sglang.srt.core.vocabulary import Vocabulary
+from sglang.srt.grammar.fsm import FsmGrammar, TokenTable
+from sglang.srt.grammar.fsm.canonical import WINDOW, Canonical
+from sglang.srt.grammar.fsm.rows import NARROW
+from sglang.srt.grammar.regex import compile_regex
 
 CASES = int(os.environ.get("GRAMMAR_CASES", "100"))
 LOOKING_AHEAD = (112, 254, 10886, 13758)  # where the next character, or a token across, matters

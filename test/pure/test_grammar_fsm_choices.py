@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from helpers.members import WORDS
 from helpers.vocabularies import TOY, embedded, tekken, toy
-from srt.core.vocabulary import Vocabulary
-from srt.grammar.base import GrammarError
-from srt.grammar.fsm import ChoicesGrammar
-from srt.grammar.fsm.choices import ChoicesMatcher
+from sglang.srt.core.vocabulary import Vocabulary
+from sglang.srt.grammar.base import GrammarError
+from sglang.srt.grammar.fsm import ChoicesGrammar
+from sglang.srt.grammar.fsm.choices import ChoicesMatcher
 
 CASES = int(os.environ.get("GRAMMAR_CASES", "40"))
 

@@ -14,10 +14,10 @@ from helpers.vocabularies import TOY, embedded, toy
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from srt.core.vocabulary import Vocabulary
-from srt.grammar.fsm import FsmGrammar, TokenTable
-from srt.grammar.fsm.matcher import FsmMatcher
-from srt.grammar.regex import compile_regex
+from sglang.srt.core.vocabulary import Vocabulary
+from sglang.srt.grammar.fsm import FsmGrammar, TokenTable
+from sglang.srt.grammar.fsm.matcher import FsmMatcher
+from sglang.srt.grammar.regex import compile_regex
 
 CASES = int(os.environ.get("GRAMMAR_CASES", "60"))
 ALPHABET = 'ab01 "{}:,.-\né€🙂日'

@@ -17,11 +17,11 @@ from helpers.vocabularies import embedded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
-from srt.config import GrammarConfig
-from srt.core.constraint import KINDS, Constraint
-from srt.grammar.base import Grammar, GrammarError
-from srt.grammar.child import KEPT
-from srt.grammar.compiler import Compiler
+from sglang.srt.config import GrammarConfig
+from sglang.srt.core.constraint import KINDS, Constraint
+from sglang.srt.grammar.base import Grammar, GrammarError
+from sglang.srt.grammar.child import KEPT
+from sglang.srt.grammar.compiler import Compiler
 
 CASES = int(os.environ.get("GRAMMAR_CASES", "40"))
 MESSAGE = 600  # characters of an error

@@ -15,10 +15,10 @@ from helpers.json_acceptor import BYTES, accepts_text
 from helpers.vocabularies import embedded
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from srt.core.constraint import Constraint
-from srt.grammar.base import GrammarError, Matcher
-from srt.grammar.guidance import GuidanceGrammar, grammar_of
-from srt.grammar.planning import make_plan
+from sglang.srt.core.constraint import Constraint
+from sglang.srt.grammar.base import GrammarError, Matcher
+from sglang.srt.grammar.guidance import GuidanceGrammar, grammar_of
+from sglang.srt.grammar.planning import make_plan
 
 CASES = int(os.environ.get("GRAMMAR_CASES", "150"))
 HARD = '"abab"'

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.json_acceptor import BYTES, END, accepts_text
-from srt.core.constraint import Constraint
-from srt.core.vocabulary import Vocabulary
-from srt.grammar.base import GrammarError
-from srt.grammar.guidance import GuidanceGrammar, check, grammar_of
-from srt.grammar.guidance.checking import SCHEMA
+from sglang.srt.core.constraint import Constraint
+from sglang.srt.core.vocabulary import Vocabulary
+from sglang.srt.grammar.base import GrammarError
+from sglang.srt.grammar.guidance import GuidanceGrammar, check, grammar_of
+from sglang.srt.grammar.guidance.checking import SCHEMA
 
 ROUNDS = int(os.environ.get("GRAMMAR_CASES", "120"))
 ANY: dict[str, Any] = {"type": "any_text"}

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from helpers.json_acceptor import BYTES, accepts_text
-from srt.core.constraint import Constraint
-from srt.core.vocabulary import Vocabulary
-from srt.grammar.base import GrammarError
-from srt.grammar.guidance import GuidanceGrammar, check, grammar_of
-from srt.grammar.schema import whitespace_pattern
+from sglang.srt.core.constraint import Constraint
+from sglang.srt.core.vocabulary import Vocabulary
+from sglang.srt.grammar.base import GrammarError
+from sglang.srt.grammar.guidance import GuidanceGrammar, check, grammar_of
+from sglang.srt.grammar.schema import whitespace_pattern
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"],
         "additionalProperties": False}  # fmt: skip

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.vocabularies import embedded, tekken
-from srt.core.constraint import Constraint
-from srt.grammar.base import GrammarError
-from srt.grammar.build import build
-from srt.grammar.fsm import FsmGrammar
-from srt.grammar.fsm import canonical as canonical_module
-from srt.grammar.fsm.canonical import MOST_BYTES, MOST_PLACES, Canonical
-from srt.grammar.guidance import GuidanceGrammar
-from srt.grammar.guidance.checking import RULES, limits
-from srt.grammar.guidance.tokens import TOKENIZERS
-from srt.grammar.planning import make_plan
-from srt.grammar.regex import compile_regex
+from sglang.srt.core.constraint import Constraint
+from sglang.srt.grammar.base import GrammarError
+from sglang.srt.grammar.build import build
+from sglang.srt.grammar.fsm import FsmGrammar
+from sglang.srt.grammar.fsm import canonical as canonical_module
+from sglang.srt.grammar.fsm.canonical import MOST_BYTES, MOST_PLACES, Canonical
+from sglang.srt.grammar.guidance import GuidanceGrammar
+from sglang.srt.grammar.guidance.checking import RULES, limits
+from sglang.srt.grammar.guidance.tokens import TOKENIZERS
+from sglang.srt.grammar.planning import make_plan
+from sglang.srt.grammar.regex import compile_regex
 
 # Attributes keep Lark from being rewritten. A trial text does not get past the x's.
 AMBIGUOUS = "start: /x{3000}/ s | s\ns[capture]: s s s | s s | /[a-z ]/"

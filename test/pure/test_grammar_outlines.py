@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from helpers.json_acceptor import BYTES, END, accepts, accepts_text
 from helpers.vocabularies import toy
-from srt.core.constraint import Constraint
-from srt.grammar import outlines
-from srt.grammar.base import GrammarError
-from srt.grammar.outlines import OutlinesGrammar, pattern_of
-from srt.grammar.planning import make_plan
+from sglang.srt.core.constraint import Constraint
+from sglang.srt.grammar import outlines
+from sglang.srt.grammar.base import GrammarError
+from sglang.srt.grammar.outlines import OutlinesGrammar, pattern_of
+from sglang.srt.grammar.planning import make_plan
 
 SUITE = Path(__file__).parents[1] / "data" / "json-schema-test-suite" / "draft2020-12"
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.patterns import all_texts
-from srt.grammar.automaton import DEAD, Automaton
-from srt.grammar.base import GrammarError
-from srt.grammar.regex import BeyondBudget, Budget, InvalidPattern, compile_regex
-from srt.grammar.regex import minimal as minimal_module
-from srt.grammar.regex.charset import LIMIT, CharSet, cases, category, shorthand
-from srt.grammar.regex.parser import parse
-from srt.grammar.regex.simplify import simplify
+from sglang.srt.grammar.automaton import DEAD, Automaton
+from sglang.srt.grammar.base import GrammarError
+from sglang.srt.grammar.regex import BeyondBudget, Budget, InvalidPattern, compile_regex
+from sglang.srt.grammar.regex import minimal as minimal_module
+from sglang.srt.grammar.regex.charset import LIMIT, CharSet, cases, category, shorthand
+from sglang.srt.grammar.regex.parser import parse
+from sglang.srt.grammar.regex.simplify import simplify
 
 ROOT = Path(__file__).resolve().parents[2]
 CHARACTER = r"""\{\n    "name": "[\w\d\s]{1,16}",\n    "house": "(Gryffindor|Slytherin|Ravenclaw|Hufflepuff)",\n    "blood status": "(Pure-blood|Half-blood|Muggle-born)",\n    "occupation": "(student|teacher|auror|ministry of magic|death eater|order of the phoenix)",\n    "wand": \{\n        "wood": "[\w\d\s]{1,16}",\n        "core": "[\w\d\s]{1,16}",\n        "length": [0-9]{1,2}\.[0-9]{0,2}\n    \},\n    "alive": "(Alive|Deceased)",\n    "patronus": "[\w\d\s]{1,16}",\n    "bogart": "[\w\d\s]{1,16}"\n\}"""  # noqa: E501  # SGLang paper, appendix
@@ -381,7 +381,7 @@ def test_the_same_pattern_gives_the_same_bytes_in_another_process() -> None:
     pattern = r"(?i)(?=.*\d)(?:foo|b[aä]r|\b\w{2,5}(?<!x)){1,3}"
     code = (
         "import sys, hashlib\n"
-        "from srt.grammar.regex import compile_regex\n"
+        "from sglang.srt.grammar.regex import compile_regex\n"
         "print(hashlib.sha256(compile_regex(sys.argv[1]).pack()).hexdigest())"
     )
     found = {

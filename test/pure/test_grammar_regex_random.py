@@ -14,9 +14,9 @@ import pytest
 from helpers.patterns import SYNTAX, all_texts, members, mutated, patterns, small_pattern
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from srt.grammar.automaton import DEAD, Automaton
-from srt.grammar.base import GrammarError
-from srt.grammar.regex import BeyondBudget, InvalidPattern, compile_regex
+from sglang.srt.grammar.automaton import DEAD, Automaton
+from sglang.srt.grammar.base import GrammarError
+from sglang.srt.grammar.regex import BeyondBudget, InvalidPattern, compile_regex
 
 CASES = int(os.environ.get("GRAMMAR_CASES", "150"))
 FEW = settings(

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from helpers.json_acceptor import BYTES, accepts, accepts_text
 from jsonschema import Draft4Validator, Draft202012Validator
-from srt.core.constraint import Constraint
-from srt.grammar.base import GrammarError
-from srt.grammar.guidance import GuidanceGrammar, check, grammar_of
-from srt.grammar.schema import Refusal, compile_schema
+from sglang.srt.core.constraint import Constraint
+from sglang.srt.grammar.base import GrammarError
+from sglang.srt.grammar.guidance import GuidanceGrammar, check, grammar_of
+from sglang.srt.grammar.schema import Refusal, compile_schema
 
 SUITE = Path(__file__).parents[1] / "data" / "json-schema-test-suite" / "draft2020-12"
 FILES = sorted(path.stem for path in SUITE.glob("*.json"))

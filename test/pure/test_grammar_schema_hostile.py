@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from helpers.json_acceptor import BYTES, accepts, accepts_text
 from helpers.vocabularies import embedded
-from srt.core.constraint import Constraint
-from srt.grammar.base import GrammarError
-from srt.grammar.guidance import GuidanceGrammar, check, grammar_of
-from srt.grammar.guidance.checking import SCHEMA
-from srt.grammar.planning import make_plan
-from srt.grammar.schema import normal
-from srt.grammar.schema.patterns import pattern_of
+from sglang.srt.core.constraint import Constraint
+from sglang.srt.grammar.base import GrammarError
+from sglang.srt.grammar.guidance import GuidanceGrammar, check, grammar_of
+from sglang.srt.grammar.guidance.checking import SCHEMA
+from sglang.srt.grammar.planning import make_plan
+from sglang.srt.grammar.schema import normal
+from sglang.srt.grammar.schema.patterns import pattern_of
 
 
 def nested(word: str, times: int, inner: Any = True) -> Any:

@@ -16,13 +16,13 @@ from helpers.json_acceptor import BYTES, accepts, accepts_text
 from helpers.vocabularies import embedded
 from jsonschema import Draft202012Validator
 from jsonschema.validators import validator_for
-from srt.core.constraint import Constraint
-from srt.grammar.base import GrammarError
-from srt.grammar.guidance import GuidanceGrammar, grammar_of
-from srt.grammar.schema import Refusal
-from srt.grammar.schema.formats import _PATTERNS
-from srt.grammar.schema.patterns import pattern_of
-from srt.grammar.schema.sample import sample
+from sglang.srt.core.constraint import Constraint
+from sglang.srt.grammar.base import GrammarError
+from sglang.srt.grammar.guidance import GuidanceGrammar, grammar_of
+from sglang.srt.grammar.schema import Refusal
+from sglang.srt.grammar.schema.formats import _PATTERNS
+from sglang.srt.grammar.schema.patterns import pattern_of
+from sglang.srt.grammar.schema.sample import sample
 
 CASES = int(os.environ.get("GRAMMAR_CASES", "150"))
 

@@ -10,10 +10,10 @@ import pytest
 from helpers.vocabularies import embedded
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from srt.core.constraint import Constraint
-from srt.grammar.guidance import GuidanceGrammar, grammar_of
-from srt.grammar.guidance.checking import limits
-from srt.grammar.guidance.gbnf import (
+from sglang.srt.core.constraint import Constraint
+from sglang.srt.grammar.guidance import GuidanceGrammar, grammar_of
+from sglang.srt.grammar.guidance.checking import limits
+from sglang.srt.grammar.guidance.gbnf import (
     Chars,
     Either,
     Node,
@@ -26,11 +26,11 @@ from srt.grammar.guidance.gbnf import (
     repeat,
     sequence,
 )
-from srt.grammar.guidance.lark_recursion import lark_without_tail_recursion
-from srt.grammar.guidance.probe import byte_vocabulary
-from srt.grammar.guidance.tail_recursion import without_tail_recursion
-from srt.grammar.guidance.tokens import TOKENIZERS
-from srt.grammar.regex.charset import single
+from sglang.srt.grammar.guidance.lark_recursion import lark_without_tail_recursion
+from sglang.srt.grammar.guidance.probe import byte_vocabulary
+from sglang.srt.grammar.guidance.tail_recursion import without_tail_recursion
+from sglang.srt.grammar.guidance.tokens import TOKENIZERS
+from sglang.srt.grammar.regex.charset import single
 
 CASES = int(os.environ.get("GRAMMAR_CASES", "150"))
 LONGEST = 5  # characters of the texts that are enumerated

@@ -11,10 +11,10 @@ from typing import Any
 import httpx
 import pytest
 from helpers.http_server import GOLDEN, Served, is_error, serve_text
-from srt.config import Config
-from srt.server.edge.guard import ORDINARY, ORDINARY_BELOW, RESERVED
-from srt.server.edge.hosts import Hosts, exposed
-from srt.server.edge.tenants import Tenants
+from sglang.srt.config import Config
+from sglang.srt.server.edge.guard import ORDINARY, ORDINARY_BELOW, RESERVED
+from sglang.srt.server.edge.hosts import Hosts, exposed
+from sglang.srt.server.edge.tenants import Tenants
 
 ADMIN = {
     "/get_server_info", "/server_info", "/metrics", "/flush_cache", "/live", "/live/events",

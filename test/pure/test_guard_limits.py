@@ -13,10 +13,10 @@ from typing import Any
 import httpx
 import pytest
 from helpers.http_server import GOLDEN, Served, is_error, serve_text
-from srt.config import Config
-from srt.server.edge.tenants import Key, Tenant
-from srt.server.edge.turns import Turns
-from srt.server.wire.errors import ServerError
+from sglang.srt.config import Config
+from sglang.srt.server.edge.tenants import Key, Tenant
+from sglang.srt.server.edge.turns import Turns
+from sglang.srt.server.wire.errors import ServerError
 
 LONG = {"max_new_tokens": 900, "ignore_eos": True}
 

@@ -16,23 +16,23 @@ import httpx
 import pytest
 from helpers.http_server import Served, is_error, serve_text
 from helpers.toy_tokenizer import byte_level
-from srt.config import Config
-from srt.core.ints import ints
-from srt.engine import process
-from srt.engine.client import Client, EngineLost
-from srt.memory.pages import PagePool
-from srt.memory.radix import RadixTree
-from srt.program.output import Finish, Output
-from srt.program.request import Ask, RequestError
-from srt.server.chat import conversation
-from srt.server.chat import routes as chat
-from srt.server.chat.talk import Talk
-from srt.server.fields import Reply
-from srt.server.messages import routes as messages
-from srt.server.responses import routes as responses
-from srt.server.text import native
-from srt.server.wire import body
-from srt.tokenizer import LONG, Tokenizer
+from sglang.srt.config import Config
+from sglang.srt.core.ints import ints
+from sglang.srt.engine import process
+from sglang.srt.engine.client import Client, EngineLost
+from sglang.srt.memory.pages import PagePool
+from sglang.srt.memory.radix import RadixTree
+from sglang.srt.program.output import Finish, Output
+from sglang.srt.program.request import Ask, RequestError
+from sglang.srt.server.chat import conversation
+from sglang.srt.server.chat import routes as chat
+from sglang.srt.server.chat.talk import Talk
+from sglang.srt.server.fields import Reply
+from sglang.srt.server.messages import routes as messages
+from sglang.srt.server.responses import routes as responses
+from sglang.srt.server.text import native
+from sglang.srt.server.wire import body
+from sglang.srt.tokenizer import LONG, Tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -12,18 +12,18 @@ from typing import Any
 import httpx
 import pytest
 from helpers.http_server import Served, is_error, serve_text
-from srt.config import Config
-from srt.core.sampling import SamplingParams
-from srt.program.request import RequestError
-from srt.server.admin import AbortBody
-from srt.server.chat.routes import ChatBody
-from srt.server.text.classify import ClassifyBody
-from srt.server.text.completions import CompletionBody
-from srt.server.text.embeddings import EmbeddingBody, EncodeBody
-from srt.server.text.native import GenerateBody
-from srt.server.text.score import RerankBody, ScoreBody
-from srt.server.text.sessions import CloseSessionBody, OpenSessionBody
-from srt.server.text.tokens import DetokenizeBody, TemplateBody, TokenizeBody
+from sglang.srt.config import Config
+from sglang.srt.core.sampling import SamplingParams
+from sglang.srt.program.request import RequestError
+from sglang.srt.server.admin import AbortBody
+from sglang.srt.server.chat.routes import ChatBody
+from sglang.srt.server.text.classify import ClassifyBody
+from sglang.srt.server.text.completions import CompletionBody
+from sglang.srt.server.text.embeddings import EmbeddingBody, EncodeBody
+from sglang.srt.server.text.native import GenerateBody
+from sglang.srt.server.text.score import RerankBody, ScoreBody
+from sglang.srt.server.text.sessions import CloseSessionBody, OpenSessionBody
+from sglang.srt.server.text.tokens import DetokenizeBody, TemplateBody, TokenizeBody
 
 JSON = {"Content-Type": "application/json"}
 ROUTES = ("/generate", "/v1/completions", "/v1/chat/completions")

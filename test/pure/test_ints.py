@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from srt.core.ints import common_prefix, from_bytes, ints
+from sglang.srt.core.ints import common_prefix, from_bytes, ints
 
 TOKENS = st.lists(st.integers(0, 2), max_size=300)
 ANY = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=50)

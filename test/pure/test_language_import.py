@@ -10,7 +10,17 @@ from pathlib import Path
 import pytest
 
 PYTHON = str(Path(__file__).resolve().parents[2] / "python")
-HEAVY = ["torch", "numpy", "transformers", "httpx", "tqdm", "srt", "msgspec", "openai", "pydantic"]
+HEAVY = [
+    "torch",
+    "numpy",
+    "transformers",
+    "httpx",
+    "tqdm",
+    "sglang.srt",
+    "msgspec",
+    "openai",
+    "pydantic",
+]
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,11 @@ import pytest
 PYTHON = Path(__file__).resolve().parents[2] / "python"
 STANDARD = frozenset(sys.stdlib_module_names)
 
+# ``srt`` is short for ``sglang.srt`` in all names here.
 # A module is ruled by the longest name here that contains it. After the colon: what it may import
 # besides itself and the standard library. Tensor code: each layer uses those before it.
 TENSORS = "srt.core srt.config torch numpy"
+UPSTREAM = "sglang srt psutil outlines_core"  # aliases under upstream's names
 RULES = {
     "srt.core": "msgspec",
     "srt.config": "srt.core",
@@ -62,7 +64,11 @@ RULES = {
     "sglang.backend.server_args": "sglang srt",
     "sglang.launch_server": "sglang srt",
     "sglang.check_env": "sglang srt",
-    "sglang.srt": "sglang srt psutil outlines_core",
+    "srt.server_args": UPSTREAM,
+    "srt.entrypoints": UPSTREAM,
+    "srt.constrained": UPSTREAM,
+    "srt.utils": UPSTREAM,
+    "srt.hf_transformers_utils": UPSTREAM,
 }
 
 
@@ -71,7 +77,7 @@ def inside(name: str, package: str) -> bool:
 
 
 def sources() -> dict[str, str]:
-    """Source text by module name; a package goes by its own name."""
+    """Source text by module name. The link ``sglang/srt`` is not followed: its target is read."""
     found = {}
     for path in PYTHON.rglob("*.py"):
         parts = path.relative_to(PYTHON).with_suffix("").parts
@@ -80,7 +86,12 @@ def sources() -> dict[str, str]:
 
 
 def imports(module: str, source: str) -> Iterator[tuple[int, str]]:
-    """Line and full name of everything imported, at whatever depth of the code."""
+    """Line and name of everything imported, at whatever depth of the code."""
+    for line, name in _imports(module, source):
+        yield line, name.removeprefix("sglang.") if inside(name, "sglang.srt") else name
+
+
+def _imports(module: str, source: str) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -136,21 +147,21 @@ PLANTED = [
     ("srt.core.planted", "import numpy", "numpy"),
     ("srt.schedule.planted", "def f():\n    import torch", "torch"),
     ("srt.memory.planted", "from ..worker import runner", "srt.worker.runner"),
-    ("srt.memory.planted", "from srt.schedule.scheduler import Scheduler", "srt.schedule"),
+    ("srt.memory.planted", "from sglang.srt.schedule.scheduler import Scheduler", "srt.schedule"),
     ("srt.core.planted", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch",
      "torch"),
-    ("srt.layers.planted", "from srt.models.llama import Llama", "srt.models"),
-    ("srt.engine.planted", "from srt import worker", "srt.worker"),
-    ("srt.engine.planted", "import importlib\nimportlib.import_module('srt.worker.worker')",
+    ("srt.layers.planted", "from sglang.srt.models.llama import Llama", "srt.models"),
+    ("srt.engine.planted", "from sglang.srt import worker", "srt.worker"),
+    ("srt.engine.planted", "import importlib\nimportlib.import_module('sglang.srt.worker.worker')",
      "srt.worker"),
-    ("srt.program.planted", "from srt.engine.engine import Engine", "srt.engine.engine"),
-    ("srt.server.planted", "from srt.engine import engine", "srt.engine.engine"),
-    ("srt.cli.planted", "import srt.config", "srt.config"),
+    ("srt.program.planted", "from sglang.srt.engine.engine import Engine", "srt.engine.engine"),
+    ("srt.server.planted", "from sglang.srt.engine import engine", "srt.engine.engine"),
+    ("srt.cli.planted", "import sglang.srt.config", "srt.config"),
     ("srt.program.planted", "import sglang", "sglang"),
-    ("srt.planted", "from srt.core import ints", "srt.core.ints"),
+    ("srt.planted", "from sglang.srt.core import ints", "srt.core.ints"),
     ("sglang.planted", "import torch", "torch"),
-    ("sglang.interpreter", "from srt.core import sampling", "srt.core.sampling"),
-    ("sglang.backend.planted", "from srt.config import Config", "srt.config"),
+    ("sglang.interpreter", "from sglang.srt.core import sampling", "srt.core.sampling"),
+    ("sglang.backend.planted", "from sglang.srt.config import Config", "srt.config"),
 ]  # fmt: skip
 
 
@@ -163,10 +174,10 @@ def test_a_planted_violation_is_caught(module: str, source: str, name: str) -> N
 
 
 ALLOWED = [
-    ("srt.engine.executor", "from srt.worker.worker import Worker"),
-    ("srt.worker.planted", "from srt.models.registry import load\nimport torch"),
-    ("srt.server.launch", "from srt.engine import main"),
-    ("sglang.backend.engine", "def f():\n    from srt.engine.local import start"),
+    ("srt.engine.executor", "from sglang.srt.worker.worker import Worker"),
+    ("srt.worker.planted", "from sglang.srt.models.registry import load\nimport torch"),
+    ("srt.server.launch", "from sglang.srt.engine import main"),
+    ("sglang.backend.engine", "def f():\n    from sglang.srt.engine.local import start"),
     ("srt.memory.planted", "from . import radix\nfrom .radix import Radix"),
 ]
 
@@ -176,7 +187,7 @@ def test_what_the_rules_allow_passes(module: str, source: str) -> None:
     assert violations({module: source}) == []
 
 
-HEAVY = ("torch", "numpy", "transformers", "tokenizers", "starlette", "zmq", "srt", "openai",
+HEAVY = ("torch", "numpy", "transformers", "tokenizers", "starlette", "zmq", "sglang.srt", "openai",
          "anthropic", "pydantic", "jsonschema", "httpx", "h11")  # fmt: skip
 
 
@@ -210,7 +221,7 @@ def test_the_frontend_imports_in_a_fifth_of_a_second_of_cpu() -> None:
 def test_the_engine_is_started_before_the_server_is_imported() -> None:
     """``run`` starts it; what takes long to import is imported behind that."""
     slow = ("starlette", "uvicorn", "tokenizers", "prometheus_client", "numpy", "torch")
-    assert loaded("import srt.server.launch", slow)[0] == []
+    assert loaded("import sglang.srt.server.launch", slow)[0] == []
     source = ast.parse((PYTHON / "srt" / "server" / "launch.py").read_text(encoding="utf-8"))
     names = {node.name: node for node in source.body if isinstance(node, ast.FunctionDef)}
     run = ast.unparse(names["run"])
@@ -220,8 +231,9 @@ def test_the_engine_is_started_before_the_server_is_imported() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["srt.core.messages", "srt.memory.store", "srt.schedule.scheduler", "srt.engine.client",
-     "srt.program.completion", "srt.server.app"],
+    ["sglang.srt.core.messages", "sglang.srt.memory.store",
+     "sglang.srt.schedule.scheduler", "sglang.srt.engine.client",
+     "sglang.srt.program.completion", "sglang.srt.server.app"],
 )  # fmt: skip
 def test_planning_and_serving_import_no_torch(module: str) -> None:
     assert loaded(f"import {module}", ("torch", "transformers"))[0] == []

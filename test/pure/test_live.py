@@ -14,11 +14,11 @@ from typing import Any
 import httpx
 import pytest
 from helpers.http_server import Served, is_error, serve_text
-from srt.config import Config
-from srt.program.completion import EngineLost
-from srt.server.page import files as page
-from srt.server.page import live
-from srt.server.wire.caller import Caller, current
+from sglang.srt.config import Config
+from sglang.srt.program.completion import EngineLost
+from sglang.srt.server.page import files as page
+from sglang.srt.server.page import live
+from sglang.srt.server.wire.caller import Caller, current
 
 FOLDER = Path(page.__file__).parent / "static"
 FILES = sorted(path.name for path in FOLDER.iterdir())

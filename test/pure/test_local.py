@@ -12,13 +12,13 @@ import sglang as sgl
 from helpers.desk import generate
 from helpers.fake_worker import TOKEN_BYTES, FakeWorker, fake_info
 from helpers.simulation import expected
-from srt.config import Config
-from srt.core.batch import Batch, StepResult
-from srt.core.ints import ints
-from srt.core.messages import Advance, Close, Done, Failed, Goal, Open, Tokens, Verb
-from srt.engine.client import Client, EngineLost
-from srt.engine.executor import Threaded
-from srt.engine.local import LocalEngine
+from sglang.srt.config import Config
+from sglang.srt.core.batch import Batch, StepResult
+from sglang.srt.core.ints import ints
+from sglang.srt.core.messages import Advance, Close, Done, Failed, Goal, Open, Tokens, Verb
+from sglang.srt.engine.client import Client, EngineLost
+from sglang.srt.engine.executor import Threaded
+from sglang.srt.engine.local import LocalEngine
 
 PROMPT = [3, 1, 4, 1, 5]
 
@@ -203,6 +203,6 @@ def test_a_package_that_is_missing_is_named_with_what_to_install(
     def lacking(*_: Any, **__: Any) -> None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
-    monkeypatch.setattr("srt.engine.local.LocalEngine", lacking)
+    monkeypatch.setattr("sglang.srt.engine.local.LocalEngine", lacking)
     with pytest.raises(sgl.Unsupported, match=r"'\.\[srt\]'.*\(No module named 'torch'\)"):
         sgl.Engine()

@@ -17,14 +17,14 @@ from helpers.scripted import Scripted
 from helpers.text_worker import TextWorker
 from helpers.toy_tokenizer import byte_level
 from sglang.backend.endpoint import RuntimeEndpoint
-from srt.config import Config
-from srt.core.batch import Batch, StepResult
-from srt.core.messages import AdapterInfo, LoadAdapter, Reply, UnloadAdapter
-from srt.engine import client as engine
-from srt.engine.client import EngineLost
-from srt.server.app import make_app
-from srt.server.service import Service
-from srt.tokenizer import Tokenizer
+from sglang.srt.config import Config
+from sglang.srt.core.batch import Batch, StepResult
+from sglang.srt.core.messages import AdapterInfo, LoadAdapter, Reply, UnloadAdapter
+from sglang.srt.engine import client as engine
+from sglang.srt.engine.client import EngineLost
+from sglang.srt.server.app import make_app
+from sglang.srt.server.service import Service
+from sglang.srt.tokenizer import Tokenizer
 
 FACTS = {"lora": True, "max_loras_per_batch": 4, "max_loaded_loras": 3}
 PROMPT = "the quick brown fox"

@@ -15,16 +15,16 @@ from helpers.fake_worker import EOS, Corrupt, FakeWorker, hidden_state, logprob,
 from helpers.mutation import Edit, mutate
 from hypothesis import given
 from hypothesis import strategies as st
-from srt.core import messages
-from srt.core.ints import Ints, ints
-from srt.core.media import Media, Numbers, cut, marked, verify, within
-from srt.core.messages import Append, Close, Embed, Fork, Goal, Open, Score, Truncate
-from srt.core.request import Request
-from srt.core.segments import Segment, key, unmarked
-from srt.engine.admission import verify as admit
-from srt.engine.engine import Engine
-from srt.engine.rows import make_rows
-from srt.memory.store import Store
+from sglang.srt.core import messages
+from sglang.srt.core.ints import Ints, ints
+from sglang.srt.core.media import Media, Numbers, cut, marked, verify, within
+from sglang.srt.core.messages import Append, Close, Embed, Fork, Goal, Open, Score, Truncate
+from sglang.srt.core.request import Request
+from sglang.srt.core.segments import Segment, key, unmarked
+from sglang.srt.engine.admission import verify as admit
+from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.rows import make_rows
+from sglang.srt.memory.store import Store
 
 PLACE = 90  # the placeholder's id
 

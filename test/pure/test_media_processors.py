@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from srt.media import qwen
-from srt.media.llava import LlavaProcessor
-from srt.media.processor import Prepared, Processor
-from srt.media.settings import Settings
-from srt.media.tiles import Squares
+from sglang.srt.media import qwen
+from sglang.srt.media.llava import LlavaProcessor
+from sglang.srt.media.processor import Prepared, Processor
+from sglang.srt.media.settings import Settings
+from sglang.srt.media.tiles import Squares
 
 LLAVA, NEXT = "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration"
 NEXT_VIDEO = "LlavaNextVideoForConditionalGeneration"

@@ -25,17 +25,17 @@ from helpers.fake_worker import contents
 from helpers.http_server import Served, is_error, serve_text
 from helpers.seeing import IMAGE, VIDEO, movie, picture, url, write_model
 from PIL import Image
-from srt.config import Config
-from srt.config.media import MediaConfig
-from srt.core.batch import Row
-from srt.media.processor import Prepared, Processor
-from srt.program import media as viewing
-from srt.program import remote
-from srt.program.media import Viewer
-from srt.program.remote import Fetch, fetch, public, resolved, verified
-from srt.program.request import RequestError
-from srt.program.sources import Source, read_file
-from srt.tokenizer import Tokenizer
+from sglang.srt.config import Config
+from sglang.srt.config.media import MediaConfig
+from sglang.srt.core.batch import Row
+from sglang.srt.media.processor import Prepared, Processor
+from sglang.srt.program import media as viewing
+from sglang.srt.program import remote
+from sglang.srt.program.media import Viewer
+from sglang.srt.program.remote import Fetch, fetch, public, resolved, verified
+from sglang.srt.program.request import RequestError
+from sglang.srt.program.sources import Source, read_file
+from sglang.srt.tokenizer import Tokenizer
 
 A, B = picture(28, 28, 1), picture(28, 28, 2)
 COUNT = 36  # tokens of either: 16 of the whole, 4 lines of 5 of its tiles

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from srt.core import messages as m
-from srt.core.ints import ints
-from srt.core.sampling import SamplingParams
+from sglang.srt.core import messages as m
+from sglang.srt.core.ints import ints
+from sglang.srt.core.sampling import SamplingParams
 
 SAMPLING = SamplingParams(
     max_new_tokens=9, stop=("\n", "</s>"), stop_token_ids=(3,), stop_regex=(r"\d+",),

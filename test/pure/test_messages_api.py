@@ -18,10 +18,10 @@ from anthropic.types.shared import ErrorResponse
 from helpers.scripted_server import Paced, serve_scripted
 from helpers.toy_tokenizer import byte_level
 from pydantic import BaseModel, TypeAdapter
-from srt.config import Config
-from srt.program.output import Finish, Output
-from srt.program.request import Ask, RequestError
-from srt.tokenizer import Tokenizer
+from sglang.srt.config import Config
+from sglang.srt.program.output import Finish, Output
+from sglang.srt.program.request import Ask, RequestError
+from sglang.srt.tokenizer import Tokenizer
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln"}}\n</tool_call>'

@@ -19,12 +19,12 @@ from helpers.toy_tokenizer import byte_level
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
-from srt.config import Config
-from srt.program.deltas import Arguments, Begin, Delta, Thought, Words
-from srt.server.app import make_app
-from srt.server.messages.reply import Blocks, content_of
-from srt.server.service import Service
-from srt.tokenizer import Tokenizer
+from sglang.srt.config import Config
+from sglang.srt.program.deltas import Arguments, Begin, Delta, Thought, Words
+from sglang.srt.server.app import make_app
+from sglang.srt.server.messages.reply import Blocks, content_of
+from sglang.srt.server.service import Service
+from sglang.srt.tokenizer import Tokenizer
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 START = {

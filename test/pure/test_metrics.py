@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from helpers.http_server import Served, serve_text
 from prometheus_client.parser import text_string_to_metric_families
-from srt.config import Config
+from sglang.srt.config import Config
 
 DASHBOARD = Path(__file__).resolve().parents[2] / "docs" / "grafana" / "sglang.json"
 GREEDY = {"max_new_tokens": 6, "temperature": 0, "ignore_eos": True}

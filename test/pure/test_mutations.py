@@ -6,19 +6,19 @@ import pytest
 from helpers.lru import evicts_least_recently_used
 from helpers.mutation import Edit, mutate
 from helpers.simulation import simulate
-from srt.core import context
-from srt.core.media import Numbers
-from srt.core.request import Request
-from srt.engine import admission, rows
-from srt.engine.adapters import Adapters
-from srt.engine.collect import Collector
-from srt.engine.draft_model import ModelDrafter
-from srt.engine.drafts import Drafts
-from srt.engine.engine import Engine
-from srt.engine.planner import Planner
-from srt.memory.radix import RadixTree
-from srt.memory.store import Store
-from srt.schedule import scheduler
+from sglang.srt.core import context
+from sglang.srt.core.media import Numbers
+from sglang.srt.core.request import Request
+from sglang.srt.engine import admission, rows
+from sglang.srt.engine.adapters import Adapters
+from sglang.srt.engine.collect import Collector
+from sglang.srt.engine.draft_model import ModelDrafter
+from sglang.srt.engine.drafts import Drafts
+from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.planner import Planner
+from sglang.srt.memory.radix import RadixTree
+from sglang.srt.memory.store import Store
+from sglang.srt.schedule import scheduler
 
 WITHIN = 1500  # histories
 

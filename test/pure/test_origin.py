@@ -6,12 +6,12 @@ import random
 
 import pytest
 from helpers.mutation import Edit, mutate
-from srt.core.ints import ints
-from srt.core.messages import Origin
-from srt.core.namespace import Namespace
-from srt.memory.lost import MAX_TOKENS, Lost
-from srt.memory.radix import RadixTree
-from srt.memory.store import Store
+from sglang.srt.core.ints import ints
+from sglang.srt.core.messages import Origin
+from sglang.srt.core.namespace import Namespace
+from sglang.srt.memory.lost import MAX_TOKENS, Lost
+from sglang.srt.memory.radix import RadixTree
+from sglang.srt.memory.store import Store
 
 
 class Cache:

@@ -17,12 +17,12 @@ from helpers.simulation import expected
 from helpers.toy_grammar import ToyGrammars
 from hypothesis import given
 from hypothesis import strategies as st
-from srt.config import Config, ScheduleConfig
-from srt.config.sections import POLICIES
-from srt.core.batch import Batch, StepResult
-from srt.core.constraint import Constraint
-from srt.core.ints import ints
-from srt.core.messages import (
+from sglang.srt.config import Config, ScheduleConfig
+from sglang.srt.config.sections import POLICIES
+from sglang.srt.core.batch import Batch, StepResult
+from sglang.srt.core.constraint import Constraint
+from sglang.srt.core.ints import ints
+from sglang.srt.core.messages import (
     Advance,
     Close,
     Control,
@@ -36,10 +36,10 @@ from srt.core.messages import (
     Open,
     Score,
 )
-from srt.core.request import Request
-from srt.engine.engine import Engine
-from srt.engine.executor import Threaded, overlaps
-from srt.engine.planner import Planner
+from sglang.srt.core.request import Request
+from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.executor import Threaded, overlaps
+from sglang.srt.engine.planner import Planner
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 

@@ -22,16 +22,16 @@ from helpers.parallel import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from srt.core import context as context_module
-from srt.core.batch import Batch, Row, RowOutput, StepResult
-from srt.core.ints import ints
-from srt.core.messages import Close, Fill, Fork, Open, Score, decode_verbs, encode
-from srt.core.request import Request
-from srt.core.segments import MAX_SEEN, Segment, key, verify
-from srt.engine import rows
-from srt.engine.engine import Engine
-from srt.memory.store import Store
-from srt.schedule.scheduler import Reserve
+from sglang.srt.core import context as context_module
+from sglang.srt.core.batch import Batch, Row, RowOutput, StepResult
+from sglang.srt.core.ints import ints
+from sglang.srt.core.messages import Close, Fill, Fork, Open, Score, decode_verbs, encode
+from sglang.srt.core.request import Request
+from sglang.srt.core.segments import MAX_SEEN, Segment, key, verify
+from sglang.srt.engine import rows
+from sglang.srt.engine.engine import Engine
+from sglang.srt.memory.store import Store
+from sglang.srt.schedule.scheduler import Reserve
 
 BASE: list[Item] = [[1, 2, 3], [[4, 5], [6, 7, 8], [9]], [10, 11]]
 

@@ -16,12 +16,12 @@ from helpers.fake_worker import fake_info
 from helpers.http_server import Served, is_error, serve_text
 from helpers.parallel import segments_of, tokens_of
 from helpers.toy_tokenizer import byte_level, sentencepiece
-from srt.core.ints import ints
-from srt.core.segments import Segment
-from srt.program.completion import Completion
-from srt.program.parts import Parts, read_parts
-from srt.program.request import Ask, Logprobs, RequestError
-from srt.tokenizer import Tokenizer
+from sglang.srt.core.ints import ints
+from sglang.srt.core.segments import Segment
+from sglang.srt.program.completion import Completion
+from sglang.srt.program.parts import Parts, read_parts
+from sglang.srt.program.request import Ask, Logprobs, RequestError
+from sglang.srt.tokenizer import Tokenizer
 
 GREEDY = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}
 

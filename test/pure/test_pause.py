@@ -9,7 +9,7 @@ from helpers.desk import Desk, generate
 from helpers.simulation import expected
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from srt.core.messages import Close, Control, Done
+from sglang.srt.core.messages import Close, Control, Done
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 _numbers = itertools.count(1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from srt.core.media import Media
-from srt.core.places import places, reach
+from sglang.srt.core.media import Media
+from sglang.srt.core.places import places, reach
 
 
 def medium(start: int, grid: tuple[int, int, int], tick: float = 1.0) -> Media:

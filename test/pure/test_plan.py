@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sglang.errors import SglangError
 from sglang.plan.cache import Cache, Need, units
 from sglang.prices import checked_prices
-from srt.core.messages import Distribution, Fill, Generate, Goal, Score
+from sglang.srt.core.messages import Distribution, Fill, Generate, Goal, Score
 
 
 @pytest.fixture(scope="module")

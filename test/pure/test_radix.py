@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import pytest
 from helpers.lru import evicts_least_recently_used
 from helpers.mutation import Edit, mutate
-from srt.core.ints import common_prefix, ints
-from srt.memory.pages import PagePool
-from srt.memory.radix import Node, RadixTree
+from sglang.srt.core.ints import common_prefix, ints
+from sglang.srt.memory.pages import PagePool
+from sglang.srt.memory.radix import Node, RadixTree
 
 SIZE = 48  # pages
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FILE_LINES = 400
-FUNCTION_LINES = 60
+FILE_LINES = 500
+FUNCTION_LINES = 80
 
 # Path, or path::function, to the length it has now. A shorter one must lower its number here.
 EXCEPTIONS: dict[str, int] = {}
@@ -54,11 +54,11 @@ LONG_FILE = "x = 1\n" * (FILE_LINES + 1)
 @pytest.mark.parametrize(
     ("source", "exceptions", "complaint"),
     [
-        (LONG_FILE, {}, "a.py has 401 lines; at most 400"),
-        (LONG_FUNCTION, {}, "a.py::f has 61 lines; at most 60"),
-        ("class C:\n    async def g(self):\n" + "        pass\n" * 60, {}, "a.py::g has 61 lines"),
-        (LONG_FILE, {"a.py": 400}, "at most 400"),
-        (LONG_FILE, {"a.py": 402}, "from 402 to 401"),
+        (LONG_FILE, {}, "a.py has 501 lines; at most 500"),
+        (LONG_FUNCTION, {}, "a.py::f has 81 lines; at most 80"),
+        ("class C:\n    async def g(self):\n" + "        pass\n" * 80, {}, "a.py::g has 81 lines"),
+        (LONG_FILE, {"a.py": 450}, "at most 450"),
+        (LONG_FILE, {"a.py": 502}, "from 502 to 501"),
         ("x = 1\n", {"b.py": 500}, "b.py is gone"),
     ],
 )
@@ -69,7 +69,7 @@ def test_the_ratchet_bites(source: str, exceptions: dict[str, int], complaint: s
 
 
 def test_an_exact_exception_passes() -> None:
-    assert ratchet({"a.py": LONG_FILE}, {"a.py": 401}) == []
+    assert ratchet({"a.py": LONG_FILE}, {"a.py": 501}) == []
 
 
 def test_no_file_names_the_machine_it_was_written_on() -> None:

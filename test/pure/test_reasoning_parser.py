@@ -13,13 +13,20 @@ from helpers.scripted import Scripted, pieces, posted
 from helpers.toy_tokenizer import CHATML, byte_level
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from srt.config import Config
-from srt.config.sections import REASONING_PARSERS
-from srt.core.constraint import Constraint
-from srt.program.output import Finish
-from srt.program.reasoning import PARSERS, Marks, ThoughtParser, behind_thought, marks_for, opened
-from srt.program.tools import constraint_of, schema
-from srt.tokenizer import Tokenizer
+from sglang.srt.config import Config
+from sglang.srt.config.sections import REASONING_PARSERS
+from sglang.srt.core.constraint import Constraint
+from sglang.srt.program.output import Finish
+from sglang.srt.program.reasoning import (
+    PARSERS,
+    Marks,
+    ThoughtParser,
+    behind_thought,
+    marks_for,
+    opened,
+)
+from sglang.srt.program.tools import constraint_of, schema
+from sglang.srt.tokenizer import Tokenizer
 
 THINK, ALWAYS = PARSERS["qwen3"], PARSERS["deepseek-r1"]
 

@@ -16,9 +16,9 @@ from helpers.scripted_server import Paced, serve_scripted
 from helpers.toy_tokenizer import byte_level
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
-from srt.config import Config
-from srt.program.output import Finish
-from srt.tokenizer import Tokenizer
+from sglang.srt.config import Config
+from sglang.srt.program.output import Finish
+from sglang.srt.tokenizer import Tokenizer
 
 PATH = "/v1/responses"
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -584,7 +584,7 @@ def test_a_background_error(client: openai.OpenAI, http: httpx.Client, model: Pa
 def test_the_background_is_bounded(
     client: openai.OpenAI, model: Paced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("srt.server.responses.live.MAX_BACKGROUND", 3)
+    monkeypatch.setattr("sglang.srt.server.responses.live.MAX_BACKGROUND", 3)
     model.text, model.seconds = "x" * 5000, 0.05
     begun = [client.responses.create(input="Hi", background=True) for _ in range(3)]
     with pytest.raises(openai.RateLimitError, match="background"):

@@ -15,8 +15,8 @@ import pytest
 from helpers.http_server import Served, is_error, serve_text
 from helpers.scripted_server import Paced, serve_scripted
 from helpers.toy_tokenizer import byte_level
-from srt.config import Config
-from srt.tokenizer import Tokenizer
+from sglang.srt.config import Config
+from sglang.srt.tokenizer import Tokenizer
 
 PATH = "/v1/responses"
 LONG: dict[str, Any] = {"input": "Hi", "max_output_tokens": 900, "ignore_eos": True}

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
-from srt.program.deltas import Arguments, Begin, Delta, Thought, Words
-from srt.server.responses.writer import Writer
-from srt.tokenizer import Tokenizer
+from sglang.srt.program.deltas import Arguments, Begin, Delta, Thought, Words
+from sglang.srt.server.responses.writer import Writer
+from sglang.srt.tokenizer import Tokenizer
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 NAME = "0" * 32

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from srt.core.sampling import (
+from sglang.srt.core.sampling import (
     MAX_LOGIT_BIAS,
     MAX_N,
     MAX_PATTERNS,

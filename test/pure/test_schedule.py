@@ -9,10 +9,10 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from srt.schedule.order import AGING, ORDERS, order
-from srt.schedule.preemption import victims
-from srt.schedule.scheduler import Reserve, pages, plan
-from srt.schedule.view import Decision, Item, View
+from sglang.srt.schedule.order import AGING, ORDERS, order
+from sglang.srt.schedule.preemption import victims
+from sglang.srt.schedule.scheduler import Reserve, pages, plan
+from sglang.srt.schedule.view import Decision, Item, View
 
 
 class Found(NamedTuple):
@@ -52,7 +52,7 @@ def ids(items: list[Item]) -> list[int]:
 
 
 def test_every_policy_of_the_config_has_an_order() -> None:
-    from srt.config.sections import POLICIES
+    from sglang.srt.config.sections import POLICIES
 
     assert set(ORDERS) == set(POLICIES)
     assert set(AGING) < set(ORDERS)

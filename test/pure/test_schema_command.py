@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from srt.cli import main
-from srt.grammar.schema.doctor import examine
+from sglang.srt.cli import main
+from sglang.srt.grammar.schema.doctor import examine
 
 SCHEMA: dict[str, Any] = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -165,5 +165,5 @@ def test_an_interrupt_while_a_command_is_imported_shows_no_traceback(
     def interrupted(name: str) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("srt.cli.import_module", interrupted)
+    monkeypatch.setattr("sglang.srt.cli.import_module", interrupted)
     assert main([command]) == 130

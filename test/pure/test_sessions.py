@@ -15,16 +15,16 @@ import pytest
 from helpers.http_server import Served, is_error, serve_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from srt.config import Config
-from srt.core.ints import ints
-from srt.program.completion import EngineLost
-from srt.program.output import Output
-from srt.program.request import RequestError
-from srt.server.service import Service
-from srt.server.text import sessions as module
-from srt.server.text.generate_call import GenerateCall
-from srt.server.text.sessions import OpenSessionBody, SessionParams, Sessions, SessionTurn
-from srt.server.wire.caller import Caller, current
+from sglang.srt.config import Config
+from sglang.srt.core.ints import ints
+from sglang.srt.program.completion import EngineLost
+from sglang.srt.program.output import Output
+from sglang.srt.program.request import RequestError
+from sglang.srt.server.service import Service
+from sglang.srt.server.text import sessions as module
+from sglang.srt.server.text.generate_call import GenerateCall
+from sglang.srt.server.text.sessions import OpenSessionBody, SessionParams, Sessions, SessionTurn
+from sglang.srt.server.wire.caller import Caller, current
 
 # -- the tree of one session ----------------------------------------------------------------------
 

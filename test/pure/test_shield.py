@@ -12,7 +12,7 @@ from helpers.scripted import Scripted, posted
 from helpers.toy_tokenizer import SPECIALS, byte_level, sentencepiece
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from srt.tokenizer import Tokenizer
+from sglang.srt.tokenizer import Tokenizer
 from tokenizers import Tokenizer as Library
 from tokenizers import normalizers
 

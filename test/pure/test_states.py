@@ -12,8 +12,8 @@ from helpers.desk import Desk
 from helpers.fake_worker import hidden_state as state_after
 from helpers.http_server import Served, is_error, serve_text
 from helpers.text_worker import hidden_state
-from srt.core.messages import EVERY, Embed
-from srt.server.text import states as module
+from sglang.srt.core.messages import EVERY, Embed
+from sglang.srt.server.text import states as module
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 

@@ -16,16 +16,16 @@ from helpers.scripted import Scripted, posted
 from helpers.toy_tokenizer import byte_level
 from hypothesis import given
 from hypothesis import strategies as st
-from srt.core.ints import ints
-from srt.core.messages import Advance, Done, Event, Failed, Tokens
-from srt.core.sampling import SamplingParams
-from srt.engine.client import Client, EngineLost
-from srt.engine.info import EngineInfo
-from srt.engine.wire import AT_ONCE, Wire
-from srt.program.completion import Completion
-from srt.program.request import Ask, RequestError
-from srt.server.wire.stream import Template, event
-from srt.tokenizer import Tokenizer
+from sglang.srt.core.ints import ints
+from sglang.srt.core.messages import Advance, Done, Event, Failed, Tokens
+from sglang.srt.core.sampling import SamplingParams
+from sglang.srt.engine.client import Client, EngineLost
+from sglang.srt.engine.info import EngineInfo
+from sglang.srt.engine.wire import AT_ONCE, Wire
+from sglang.srt.program.completion import Completion
+from sglang.srt.program.request import Ask, RequestError
+from sglang.srt.server.wire.stream import Template, event
+from sglang.srt.tokenizer import Tokenizer
 
 HOSTILE = 'a"b\\c\n\t\x00\x1f\u2028é日🙂</data>\n\ndata: [DONE]\n\n%s{}'
 

@@ -19,20 +19,20 @@ import pytest
 from helpers import engine_child
 from helpers.threads import running_threads
 from helpers.toy_tokenizer import byte_level
-from srt.config import Config
-from srt.core.progress import PASS, STOP_PATTERNS, Progress
-from srt.core.sampling import SamplingParams
-from srt.engine import process
-from srt.engine.client import EngineLost
-from srt.engine.stall import Stall
-from srt.program.completion import Completion
-from srt.program.output import Output
-from srt.program.request import Ask
-from srt.server import supervisor as module
-from srt.server.app import make_app
-from srt.server.service import Service
-from srt.server.supervisor import Supervisor
-from srt.tokenizer import Tokenizer
+from sglang.srt.config import Config
+from sglang.srt.core.progress import PASS, STOP_PATTERNS, Progress
+from sglang.srt.core.sampling import SamplingParams
+from sglang.srt.engine import process
+from sglang.srt.engine.client import EngineLost
+from sglang.srt.engine.stall import Stall
+from sglang.srt.program.completion import Completion
+from sglang.srt.program.output import Output
+from sglang.srt.program.request import Ask
+from sglang.srt.server import supervisor as module
+from sglang.srt.server.app import make_app
+from sglang.srt.server.service import Service
+from sglang.srt.server.supervisor import Supervisor
+from sglang.srt.tokenizer import Tokenizer
 
 SECONDS = 60.0
 
@@ -48,7 +48,7 @@ def children(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[subprocess
     started: list[subprocess.Popen[bytes]] = []
 
     def popen(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
-        assert command[1:3] == ["-m", "srt.engine.process"]
+        assert command[1:3] == ["-m", "sglang.srt.engine.process"]
         child = subprocess.Popen([sys.executable, engine_child.__file__, *command[3:]], **options)
         started.append(child)
         return child

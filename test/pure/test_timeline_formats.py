@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from sglang.srt.cli import main
+from sglang.srt.server.telemetry.tracing import processed
 from sglang.timeline.chrome import _times
 from sglang.timeline.formats import FORMATS, written
 from sglang.timeline.page import embedded
 from sglang.timeline.trace import Trace
-from srt.cli import main
-from srt.server.telemetry.tracing import processed
 
 PYTHON = Path(__file__).resolve().parents[2] / "python"
 HOSTILE = "</script><script>document.title='owned'</script><!--<script>&amp;'\"\u2028\ud800$title"
@@ -247,7 +247,7 @@ def test_queue_prefill_and_decode_add_up(tmp_path: Path) -> None:
 
 
 def command(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    program = "import sys; from srt.cli import main; code = main(); " \
+    program = "import sys; from sglang.srt.cli import main; code = main(); " \
         "assert 'torch' not in sys.modules; sys.exit(code)"  # fmt: skip
     return subprocess.run(
         [sys.executable, "-c", program, "trace", *words], cwd=cwd, capture_output=True, text=True,

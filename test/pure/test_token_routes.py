@@ -11,7 +11,7 @@ import pytest
 from helpers import http_server
 from helpers.http_server import Served, is_error, serve_text
 from helpers.toy_tokenizer import sentencepiece
-from srt.config import Config
+from sglang.srt.config import Config
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Grüß dich"}]
 

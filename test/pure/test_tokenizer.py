@@ -10,10 +10,10 @@ import pytest
 from helpers.toy_tokenizer import CHATML, CORPUS, SPECIALS, byte_level, sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from srt.files.location import EMBEDDED, locate
-from srt.tokenizer import Detokenizer, Tokenizer, TokenizerError
-from srt.tokenizer.chat import ChatTemplate, ChatTemplateError
-from srt.tokenizer.pieces import byte_alphabet
+from sglang.srt.files.location import EMBEDDED, locate
+from sglang.srt.tokenizer import Detokenizer, Tokenizer, TokenizerError
+from sglang.srt.tokenizer.chat import ChatTemplate, ChatTemplateError
+from sglang.srt.tokenizer.pieces import byte_alphabet
 
 TEXTS = ["", " ", "hello world", "Grüße 日本語 🙂\n\ttabs", "a\x00b", *CORPUS[:3]]
 

@@ -12,8 +12,8 @@ import pytest
 from helpers.toy_tokenizer import CORPUS, byte_level, sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from srt.tokenizer import Tokenizer, cuts
-from srt.tokenizer.patterns import GPT2, GPT4O, LLAMA3, QWEN2, TEKKEN
+from sglang.srt.tokenizer import Tokenizer, cuts
+from sglang.srt.tokenizer.patterns import GPT2, GPT4O, LLAMA3, QWEN2, TEKKEN
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Library
 from tokenizers.trainers import BpeTrainer

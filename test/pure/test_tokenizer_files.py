@@ -20,8 +20,8 @@ from helpers.tokenizer_files import (
 from helpers.toy_tokenizer import CHATML, byte_level, sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from srt.tokenizer import Tokenizer, TokenizerError
-from srt.tokenizer.patterns import LLAMA3, QWEN2
+from sglang.srt.tokenizer import Tokenizer, TokenizerError
+from sglang.srt.tokenizer.patterns import LLAMA3, QWEN2
 
 # Texts near what the small vocabularies know, and any others.
 TEXTS = st.one_of(

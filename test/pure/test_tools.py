@@ -15,14 +15,14 @@ from helpers.scripted import Scripted, posted
 from helpers.toy_tokenizer import byte_level
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from srt.core.constraint import Constraint
-from srt.program.output import Finish
-from srt.program.request import RequestError
-from srt.program.schema_check import first_fault
-from srt.program.tool_formats.hermes import END, Hermes
-from srt.program.tools import Tool, constraint_of, either, schema
-from srt.server.chat.tools import read_tools, with_tools
-from srt.tokenizer import Tokenizer
+from sglang.srt.core.constraint import Constraint
+from sglang.srt.program.output import Finish
+from sglang.srt.program.request import RequestError
+from sglang.srt.program.schema_check import first_fault
+from sglang.srt.program.tool_formats.hermes import END, Hermes
+from sglang.srt.program.tools import Tool, constraint_of, either, schema
+from sglang.srt.server.chat.tools import read_tools, with_tools
+from sglang.srt.tokenizer import Tokenizer
 
 PARAMETERS = {
     "type": "object",

@@ -10,11 +10,19 @@ import pytest
 from helpers.scripted import pieces
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from srt.config.sections import TOOL_CALL_PARSERS
-from srt.program.deltas import Arguments, Begin, Delta, joined
-from srt.program.tool_formats import FORMATS, Hermes, Llama3, Mistral, Pythonic, Tiny, format_for
-from srt.program.tool_formats.literal import Literal
-from srt.program.tools import Tool, ToolFormat, constraint_of
+from sglang.srt.config.sections import TOOL_CALL_PARSERS
+from sglang.srt.program.deltas import Arguments, Begin, Delta, joined
+from sglang.srt.program.tool_formats import (
+    FORMATS,
+    Hermes,
+    Llama3,
+    Mistral,
+    Pythonic,
+    Tiny,
+    format_for,
+)
+from sglang.srt.program.tool_formats.literal import Literal
+from sglang.srt.program.tools import Tool, ToolFormat, constraint_of
 
 Called = list[tuple[str, str]]
 FORMS: dict[str, ToolFormat] = {

@@ -15,11 +15,18 @@ from typing import Any
 
 import pytest
 from sglang.backend.runtime import _flags
-from srt.config import Config, add_arguments, from_arguments
-from srt.config.translation import FLAGS, MEANS, add_upstream_arguments, option
-from srt.config.upstream import ABSENT, ABSENT_VALUES, SPELLINGS, VALUES, WITHOUT_EFFECT, FlagRow
-from srt.core.nearest import nearest
-from srt.server.arguments import ELSEWHERE, Parser
+from sglang.srt.config import Config, add_arguments, from_arguments
+from sglang.srt.config.translation import FLAGS, MEANS, add_upstream_arguments, option
+from sglang.srt.config.upstream import (
+    ABSENT,
+    ABSENT_VALUES,
+    SPELLINGS,
+    VALUES,
+    WITHOUT_EFFECT,
+    FlagRow,
+)
+from sglang.srt.core.nearest import nearest
+from sglang.srt.server.arguments import ELSEWHERE, Parser
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "coming-from.md"
 OPEN = {"host": "0.0.0.0"}

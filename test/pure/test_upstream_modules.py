@@ -19,9 +19,9 @@ import sglang as sgl
 from helpers.fake_endpoint import FakeEndpoint
 from sglang import ServerArgs, utils
 from sglang.lang.chat_template import get_chat_template, register_chat_template
+from sglang.srt.config import Config
 from sglang.srt.utils import is_port_available, kill_process_tree
 from sglang.test import test_utils as helpers
-from srt.config import Config
 
 PYTHON = str(Path(__file__).resolve().parents[2] / "python")
 

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from srt.core.work import TooMuchWork
-from srt.grammar import watch
-from srt.grammar.stop_automaton import (
+from sglang.srt.core.work import TooMuchWork
+from sglang.srt.grammar import watch
+from sglang.srt.grammar.stop_automaton import (
     MAX_ATOMS,
     MAX_MOVES,
     MAX_OPERATIONS,
     MAX_POSITIONS,
     StopAutomaton,
 )
-from srt.grammar.watch import (
+from sglang.srt.grammar.watch import (
     PATTERN_HOLD,
     PROGRAM_LIMIT,
     Hit,
@@ -378,7 +378,8 @@ def test_patterns_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal ones, also where they are refused after all the work."""
     made = []
     monkeypatch.setattr(
-        "srt.grammar.watch.compile_pattern", lambda text: made.append(text) or compile_pattern(text)
+        "sglang.srt.grammar.watch.compile_pattern",
+        lambda text: made.append(text) or compile_pattern(text),
     )
     for _ in range(3):
         with pytest.raises(ValueError, match="103 operations"):
@@ -419,7 +420,7 @@ def test_classes_that_re2_does_not_take_are_refused(monkeypatch: pytest.MonkeyPa
     text = r"[ab][cd]\pL"
     assert Watch((), [text]).feed("xadλ".encode()) == Hit(1, 5, "adλ")
     watch._stop_patterns.cache_clear()
-    monkeypatch.setattr("srt.grammar.watch.ATOMS_MEMORY", 1000)
+    monkeypatch.setattr("sglang.srt.grammar.watch.ATOMS_MEMORY", 1000)
     with pytest.raises(ValueError, match=r"3 different classes.* 1000 bytes .*Use fewer"):
         Watch((), [text])
 

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from itertools import count
 
 import sglang
-from srt.core.constraint import Constraint
-from srt.grammar.compiler import Compiler
+from sglang.srt.core.constraint import Constraint
+from sglang.srt.grammar.compiler import Compiler
 
 from benchmark.harness.hooks.patch import patched
 

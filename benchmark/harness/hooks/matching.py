@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
 
-from srt.core.context import Context
-from srt.core.ints import Ints
-from srt.core.namespace import Namespace
-from srt.engine.engine import Engine
-from srt.engine.passes import Pass
-from srt.memory.lost import checksum
-from srt.memory.radix import Node
-from srt.memory.store import Store
+from sglang.srt.core.context import Context
+from sglang.srt.core.ints import Ints
+from sglang.srt.core.namespace import Namespace
+from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.passes import Pass
+from sglang.srt.memory.lost import checksum
+from sglang.srt.memory.radix import Node
+from sglang.srt.memory.store import Store
 
 from benchmark.harness.hooks.patch import patched
 

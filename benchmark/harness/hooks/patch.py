@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import sglang
-from srt.engine.engine import Engine
+from sglang.srt.engine.engine import Engine
 
 
 @contextmanager

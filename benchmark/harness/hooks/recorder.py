@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from srt.core.context import Context
-from srt.core.ints import Ints, ints
-from srt.core.messages import Event, Fill
-from srt.core.namespace import Namespace
-from srt.core.request import Request
-from srt.engine.engine import Engine
-from srt.engine.passes import Pass
+from sglang.srt.core.context import Context
+from sglang.srt.core.ints import Ints, ints
+from sglang.srt.core.messages import Event, Fill
+from sglang.srt.core.namespace import Namespace
+from sglang.srt.core.request import Request
+from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.passes import Pass
 
 from benchmark.harness.hooks.patch import patched
 

@@ -31,7 +31,7 @@ from sglang.errors import BackendError, lacking
 from sglang.media import sent
 
 if TYPE_CHECKING:
-    from srt.server.service import Service
+    from sglang.srt.server.service import Service
 
 T = TypeVar("T")
 _END = object()
@@ -59,12 +59,12 @@ class Engine(EngineControl):
         **settings: Any,
     ) -> None:
         try:
-            from srt.config import Config
-            from srt.engine.local import LocalEngine
-            from srt.program.completion import Completion
-            from srt.program.request import CONSTRAINTS
-            from srt.server.service import Service
-            from srt.tokenizer import Tokenizer
+            from sglang.srt.config import Config
+            from sglang.srt.engine.local import LocalEngine
+            from sglang.srt.program.completion import Completion
+            from sglang.srt.program.request import CONSTRAINTS
+            from sglang.srt.server.service import Service
+            from sglang.srt.tokenizer import Tokenizer
         except ImportError as error:
             raise lacking("Engine", "srt", error) from error
         config = Config.of(**settings_of(server_args, settings))
@@ -265,14 +265,14 @@ class Engine(EngineControl):
             return waited(lambda future: self._begin(make, future))
 
     async def _answer(self, body: dict[str, Any]) -> Any:
-        from srt.server.text.native import GenerateBody, answer
-        from srt.server.wire.body import convert
+        from sglang.srt.server.text.native import GenerateBody, answer
+        from sglang.srt.server.wire.body import convert
 
         return await answer(self._alive(), convert(body, GenerateBody))
 
     async def _encoded(self, prompt: Any, input_ids: Any, fields: dict[str, Any]) -> Any:
-        from srt.server.text.embeddings import EncodeBody, answer
-        from srt.server.wire.body import convert
+        from sglang.srt.server.text.embeddings import EncodeBody, answer
+        from sglang.srt.server.wire.body import convert
 
         _verify_names(fields, EncodeBody.__struct_fields__)
         body = convert({"text": prompt, "input_ids": input_ids, **fields}, EncodeBody)
@@ -284,8 +284,8 @@ class Engine(EngineControl):
                 put(item)
 
     def _events(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        from srt.server.text.native import GenerateBody, events
-        from srt.server.wire.body import convert
+        from sglang.srt.server.text.native import GenerateBody, events
+        from sglang.srt.server.wire.body import convert
 
         return events(self._alive(), convert(body, GenerateBody))
 
@@ -293,8 +293,8 @@ class Engine(EngineControl):
 @contextmanager
 def _translated() -> Iterator[None]:
     """Turns the runtime's errors into BackendError, with the status HTTP would give."""
-    from srt.program.completion import EngineLost
-    from srt.program.request import RequestError
+    from sglang.srt.program.completion import EngineLost
+    from sglang.srt.program.request import RequestError
 
     try:
         yield
@@ -309,8 +309,8 @@ def _translated() -> Iterator[None]:
 
 def _verify_names(fields: dict[str, Any], own: tuple[str, ...]) -> None:
     """Raise TypeError where a field is not in ``own`` and not one that upstream's requests have."""
-    from srt.core.nearest import nearest
-    from srt.server.wire.unsupported import IGNORED, UNSUPPORTED
+    from sglang.srt.core.nearest import nearest
+    from sglang.srt.server.wire.unsupported import IGNORED, UNSUPPORTED
 
     for name in fields:
         if name not in own and name not in IGNORED and name not in UNSUPPORTED:
@@ -329,7 +329,7 @@ def _body(
     top_logprobs_num: Any,
     fields: dict[str, Any],
 ) -> dict[str, Any]:
-    from srt.server.text.native import GenerateBody
+    from sglang.srt.server.text.native import GenerateBody
 
     _verify_names(fields, GenerateBody.__struct_fields__)
     body = {

@@ -167,7 +167,7 @@ class Runtime:
     def get_tokenizer(self) -> Any:
         """The model's tokenizer, loaded in this process. Needs the extra ``srt``."""
         try:
-            from srt.tokenizer import Tokenizer
+            from sglang.srt.tokenizer import Tokenizer
         except ImportError as error:
             raise lacking("get_tokenizer", "srt", error) from error
         info = self.endpoint.model_info

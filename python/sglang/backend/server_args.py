@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 from typing import Any
 
-from srt.config import Config, add_arguments, from_arguments
+from sglang.srt.config import Config, add_arguments, from_arguments
 
 
 def _fields() -> list[tuple[str, type, Any]]:

@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from sglang.srt.attention.base import Attention, KVShape
 from torch import Tensor
 
-from srt.attention.base import Attention, KVShape
-
-log = logging.getLogger("srt.attention")
+log = logging.getLogger("sglang.srt.attention")
 PREFERRED = ("flashinfer", "triton", "native")
 # Sizes that flashinfer's kernels are made for.
 FLASHINFER_DIMS = (64, 128, 256)
@@ -99,14 +98,14 @@ def build(
     # With tensor parallelism the pools hold this rank's key heads, and their query heads.
     heads = shape.num_heads * keys[0].shape[1] // shape.kv.heads
     if name == "triton":
-        from srt.attention.triton import TritonAttention
+        from sglang.srt.attention.triton import TritonAttention
 
         return TritonAttention(keys, values, page_size, shape.windows, heads)
     if name == "flashinfer":
-        from srt.attention.flashinfer import FlashInferAttention
+        from sglang.srt.attention.flashinfer import FlashInferAttention
 
         return FlashInferAttention(keys, values, page_size, shape.windows, heads)
-    from srt.attention.native import NativeAttention
+    from sglang.srt.attention.native import NativeAttention
 
     return NativeAttention(keys, values, page_size, shape.windows)
 

@@ -22,12 +22,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from sglang.srt.attention.base import Attention, Heads, Int32Array, Layout
+from sglang.srt.attention.shared import groups
+from sglang.srt.attention.slots import tables_of, written
+from sglang.srt.parallel.staging import send, send_into
 from torch import Tensor
-
-from srt.attention.base import Attention, Heads, Int32Array, Layout
-from srt.attention.shared import groups
-from srt.attention.slots import tables_of, written
-from srt.parallel.staging import send, send_into
 
 # Keys that rows must have in common for reading them once to be worth a second softmax.
 COMMON = 128

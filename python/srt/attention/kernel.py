@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from sgl_kernel import paged
+from sglang.srt.attention.base import Heads, Layout
 from torch import Tensor
-
-from srt.attention.base import Heads, Layout
 
 
 class KernelAttention:

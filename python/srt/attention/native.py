@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from sglang.srt.attention.base import Heads, Layout
+from sglang.srt.attention.float8 import as_bytes, narrow, widen
+from sglang.srt.attention.shared import Rows, kin
+from sglang.srt.attention.shared import common as shared_pages
+from sglang.srt.parallel.staging import send, send_all
 from torch import Tensor
-
-from srt.attention.base import Heads, Layout
-from srt.attention.float8 import as_bytes, narrow, widen
-from srt.attention.shared import Rows, kin
-from srt.attention.shared import common as shared_pages
-from srt.parallel.staging import send, send_all
 
 # Query-key pairs above which a row is computed alone: padding would cost more than a call saves.
 ALONE = 1 << 16

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 
 import torch
+from sglang.srt.attention.base import Heads, Layout
 from torch import Tensor
-
-from srt.attention.base import Heads, Layout
 
 
 def slots_of(layout: Layout, row: int, page_size: int) -> list[int]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-
-from srt.attention.base import Int32Array, Layout
+from sglang.srt.attention.base import Int32Array, Layout
 
 
 def written(layout: Layout, page_size: int) -> Int32Array:

@@ -18,12 +18,11 @@ import numpy as np
 import torch
 from sgl_kernel.triton import append as appending
 from sgl_kernel.triton import attention as kernels
+from sglang.srt.attention.base import Attention, Heads, Int32Array, Layout
+from sglang.srt.attention.shared import groups
+from sglang.srt.attention.slots import subset, written
+from sglang.srt.parallel.staging import send_all, send_into
 from torch import Tensor
-
-from srt.attention.base import Attention, Heads, Int32Array, Layout
-from srt.attention.shared import groups
-from srt.attention.slots import subset, written
-from srt.parallel.staging import send_all, send_into
 
 # Keys that rows must have in common for reading them once to be worth a second softmax.
 COMMON = 128

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from srt.config.lora import LoraConfig
-from srt.config.media import MediaConfig
-from srt.config.sections import (
+from sglang.srt.config.lora import LoraConfig
+from sglang.srt.config.media import MediaConfig
+from sglang.srt.config.sections import (
     JSON_WHITESPACE,
     EdgeConfig,
     GrammarConfig,
@@ -27,12 +27,12 @@ from srt.config.sections import (
     ServerConfig,
     SpeculationConfig,
 )
-from srt.config.translation import FLAGS, add_upstream_arguments, translate
-from srt.config.translation import option as _flag
-from srt.config.upstream import ABSENT_VALUES, MEANS, VALUES
-from srt.core.nearest import nearest
+from sglang.srt.config.translation import FLAGS, add_upstream_arguments, translate
+from sglang.srt.config.translation import option as _flag
+from sglang.srt.config.upstream import ABSENT_VALUES, MEANS, VALUES
+from sglang.srt.core.nearest import nearest
 
-log = logging.getLogger("srt.config")
+log = logging.getLogger("sglang.srt.config")
 
 __all__ = [
     "JSON_WHITESPACE",

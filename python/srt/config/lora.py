@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from srt.config.sections import flag
+from sglang.srt.config.sections import flag
 
 MAX_NAME = 256  # characters
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from srt.config.sections import flag
+from sglang.srt.config.sections import flag
 
 
 @dataclass(frozen=True)

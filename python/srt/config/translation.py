@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from srt.config.upstream import (
+from sglang.srt.config.upstream import (
     ABSENT,
     ABSENT_VALUES,
     MEANS,

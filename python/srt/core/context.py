@@ -22,12 +22,12 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from srt.core.media import Medias
-from srt.core.namespace import BASE, Namespace
-from srt.core.segments import Segments, key
+from sglang.srt.core.media import Medias
+from sglang.srt.core.namespace import BASE, Namespace
+from sglang.srt.core.segments import Segments, key
 
 if TYPE_CHECKING:
-    from srt.core.ints import Ints
+    from sglang.srt.core.ints import Ints
 
 
 def _empty() -> Ints:

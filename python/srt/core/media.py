@@ -17,8 +17,7 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
 import msgspec
-
-from srt.core.ints import Ints, ints
+from sglang.srt.core.ints import Ints, ints
 
 _start = attrgetter("start")
 MARK = -(1 << 31)  # the sign bit: below every token id

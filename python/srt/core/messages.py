@@ -28,10 +28,9 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import msgspec
-
-from srt.core.media import Medias
-from srt.core.sampling import SamplingParams
-from srt.core.segments import Segments
+from sglang.srt.core.media import Medias
+from sglang.srt.core.sampling import SamplingParams
+from sglang.srt.core.segments import Segments
 
 TopPairs: TypeAlias = list[tuple[int, float]]
 

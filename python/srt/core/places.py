@@ -12,8 +12,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from srt.core.ints import Ints, ints
-from srt.core.media import Media
+from sglang.srt.core.ints import Ints, ints
+from sglang.srt.core.media import Media
 
 
 def places(media: Sequence[Media], start: int, end: int) -> Ints:

@@ -7,11 +7,11 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from srt.core.batch import Sample
-from srt.core.context import Context
-from srt.core.ints import Floats
-from srt.core.matcher import Matcher
-from srt.core.messages import (
+from sglang.srt.core.batch import Sample
+from sglang.srt.core.context import Context
+from sglang.srt.core.ints import Floats
+from sglang.srt.core.matcher import Matcher
+from sglang.srt.core.messages import (
     Distribution,
     Embed,
     Fill,
@@ -22,7 +22,7 @@ from srt.core.messages import (
     Tokens,
     TopPairs,
 )
-from srt.core.progress import NOWHERE, Progress
+from sglang.srt.core.progress import NOWHERE, Progress
 
 NEVER = 1 << 60
 UNKNOWN_COST = 1e-3  # seconds, more than most masks take

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 
 import msgspec
-
-from srt.core.constraint import Constraint
+from sglang.srt.core.constraint import Constraint
 
 MAX_STOPS = 128
 MAX_STOP_CHARS = 1024

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from operator import attrgetter
 from typing import NamedTuple
 
-from srt.core.ints import Ints, ints
+from sglang.srt.core.ints import Ints, ints
 
 # Bits of a key, above every token id.
 OPENS = 1 << 29

@@ -13,11 +13,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import msgspec
-
-from srt.core.messages import AdapterInfo, LoadAdapter, Reply, UnloadAdapter
-from srt.engine.executor import Executor
-from srt.engine.info import FIRST_ADAPTER, EngineInfo
-from srt.memory.store import Store
+from sglang.srt.core.messages import AdapterInfo, LoadAdapter, Reply, UnloadAdapter
+from sglang.srt.engine.executor import Executor
+from sglang.srt.engine.info import FIRST_ADAPTER, EngineInfo
+from sglang.srt.memory.store import Store
 
 UNKNOWN = -1  # the number of every name that stands for no adapter
 

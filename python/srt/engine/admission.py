@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 
-from srt.core.constraint import Constraint
-from srt.core.context import Context
-from srt.core.matcher import CompilerBusy
-from srt.core.messages import EVERY, POOLINGS, Advance, Embed, Failed, Fill, Generate, Goal
-from srt.core.progress import Progress
-from srt.core.request import Request, score_from
-from srt.core.segments import verify_score
-from srt.engine.info import EngineInfo
-from srt.grammar.watch import Watch
+from sglang.srt.core.constraint import Constraint
+from sglang.srt.core.context import Context
+from sglang.srt.core.matcher import CompilerBusy
+from sglang.srt.core.messages import EVERY, POOLINGS, Advance, Embed, Failed, Fill, Generate, Goal
+from sglang.srt.core.progress import Progress
+from sglang.srt.core.request import Request, score_from
+from sglang.srt.core.segments import verify_score
+from sglang.srt.engine.info import EngineInfo
+from sglang.srt.grammar.watch import Watch
 
 
 def verify(goal: Goal, context: Context, info: EngineInfo) -> None:

@@ -17,10 +17,10 @@ import itertools
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from srt.core.messages import Control, Done, Event, Failed, Reply, Verb
-from srt.engine.info import EngineInfo
+from sglang.srt.core.messages import Control, Done, Event, Failed, Reply, Verb
+from sglang.srt.engine.info import EngineInfo
 
-log = logging.getLogger("srt.engine")
+log = logging.getLogger("sglang.srt.engine")
 RETRY_SECONDS = 0.01  # until a message that was not taken is sent once more
 
 

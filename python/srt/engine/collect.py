@@ -8,18 +8,27 @@ from array import array
 from collections.abc import Sequence
 from operator import add
 
-from srt.core.batch import NONE_ALLOWED, Drawn, Row, RowOutput
-from srt.core.matcher import GrammarError, Matcher
-from srt.core.messages import Distribution, Done, Embed, Event, Failed, Generate, Prompt, Tokens
-from srt.core.progress import GRAMMAR, STOP_PATTERNS
-from srt.core.request import Request
-from srt.core.work import STEP_SEARCH, TooMuchWork
-from srt.engine.grammar_budget import GrammarBudget
-from srt.engine.rows import forbidden
-from srt.engine.stats import Stats
-from srt.memory.store import Store
+from sglang.srt.core.batch import NONE_ALLOWED, Drawn, Row, RowOutput
+from sglang.srt.core.matcher import GrammarError, Matcher
+from sglang.srt.core.messages import (
+    Distribution,
+    Done,
+    Embed,
+    Event,
+    Failed,
+    Generate,
+    Prompt,
+    Tokens,
+)
+from sglang.srt.core.progress import GRAMMAR, STOP_PATTERNS
+from sglang.srt.core.request import Request
+from sglang.srt.core.work import STEP_SEARCH, TooMuchWork
+from sglang.srt.engine.grammar_budget import GrammarBudget
+from sglang.srt.engine.rows import forbidden
+from sglang.srt.engine.stats import Stats
+from sglang.srt.memory.store import Store
 
-log = logging.getLogger("srt.engine")
+log = logging.getLogger("sglang.srt.engine")
 MAX_FORCED = 256  # tokens a pass: all other requests wait while they are found
 FORCED_AT_ONCE = 32  # tokens between two looks at the budget
 

@@ -7,14 +7,14 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Protocol, TypeAlias
 
-from srt.config import Config
-from srt.core.constraint import Constraint
-from srt.core.request import Request
-from srt.core.vocabulary import Vocabulary
-from srt.engine.info import EngineInfo
-from srt.grammar.base import Grammar, GrammarError
-from srt.grammar.compiler import Compiler
-from srt.grammar.schema.whitespace import whitespace_pattern
+from sglang.srt.config import Config
+from sglang.srt.core.constraint import Constraint
+from sglang.srt.core.request import Request
+from sglang.srt.core.vocabulary import Vocabulary
+from sglang.srt.engine.info import EngineInfo
+from sglang.srt.grammar.base import Grammar, GrammarError
+from sglang.srt.grammar.compiler import Compiler
+from sglang.srt.grammar.schema.whitespace import whitespace_pattern
 
 # From the number of logits and the end tokens.
 MakeVocabulary: TypeAlias = Callable[[int, Sequence[int]], Vocabulary]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from srt.core.messages import Control, LoadAdapter, Reply, UnloadAdapter
-from srt.engine.view import view
+from sglang.srt.core.messages import Control, LoadAdapter, Reply, UnloadAdapter
+from sglang.srt.engine.view import view
 
 OPS = ("stats", "flush", "ping", "tree", "pause", "retract", "continue")
 
 if TYPE_CHECKING:
-    from srt.engine.engine import Engine
+    from sglang.srt.engine.engine import Engine
 
 
 def control(engine: Engine, verb: Control | LoadAdapter | UnloadAdapter) -> list[Reply]:

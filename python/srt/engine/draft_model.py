@@ -17,19 +17,18 @@ from collections.abc import Sequence
 from itertools import count
 
 import msgspec
+from sglang.srt.core.batch import Batch, Row, RowOutput
+from sglang.srt.core.ints import common_prefix
+from sglang.srt.core.messages import Generate
+from sglang.srt.core.namespace import Namespace
+from sglang.srt.core.request import Request
+from sglang.srt.engine.executor import Runs
+from sglang.srt.engine.grammar_budget import GrammarBudget
+from sglang.srt.engine.info import EngineInfo
+from sglang.srt.engine.rows import make_rows
+from sglang.srt.memory.store import Store
 
-from srt.core.batch import Batch, Row, RowOutput
-from srt.core.ints import common_prefix
-from srt.core.messages import Generate
-from srt.core.namespace import Namespace
-from srt.core.request import Request
-from srt.engine.executor import Runs
-from srt.engine.grammar_budget import GrammarBudget
-from srt.engine.info import EngineInfo
-from srt.engine.rows import make_rows
-from srt.memory.store import Store
-
-log = logging.getLogger("srt.engine")
+log = logging.getLogger("sglang.srt.engine")
 
 
 class ModelDrafter:

@@ -19,13 +19,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from srt.config.sections import MAX_DRAFTS
-from srt.core.batch import Drawn, Row, RowOutput
-from srt.core.messages import Generate
-from srt.core.request import Request
-from srt.engine.grammar_budget import GrammarBudget
-from srt.engine.lookup import LookupDrafter
-from srt.memory.store import Store
+from sglang.srt.config.sections import MAX_DRAFTS
+from sglang.srt.core.batch import Drawn, Row, RowOutput
+from sglang.srt.core.messages import Generate
+from sglang.srt.core.request import Request
+from sglang.srt.engine.grammar_budget import GrammarBudget
+from sglang.srt.engine.lookup import LookupDrafter
+from sglang.srt.memory.store import Store
 
 COSTLY = 2e-3  # processor seconds of a grammar's step: a request with a longer one has no drafts
 GRAMMAR_DRAFTS = 16  # a pass and request

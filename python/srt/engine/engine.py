@@ -19,11 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
-from srt.config import ScheduleConfig
-from srt.core.batch import Row, RowOutput
-from srt.core.context import Context
-from srt.core.ints import from_bytes
-from srt.core.messages import (
+from sglang.srt.config import ScheduleConfig
+from sglang.srt.core.batch import Row, RowOutput
+from sglang.srt.core.context import Context
+from sglang.srt.core.ints import from_bytes
+from sglang.srt.core.messages import (
     Advance,
     Append,
     Close,
@@ -35,24 +35,24 @@ from srt.core.messages import (
     Truncate,
     Verb,
 )
-from srt.core.namespace import Namespace
-from srt.core.progress import MESSAGES, NOWHERE, PASS, PLANNING, RESULTS, Progress
-from srt.core.request import Request
-from srt.engine import admission
-from srt.engine.adapters import Adapters
-from srt.engine.collect import Collector
-from srt.engine.compiling import Compiling, Grammars
-from srt.engine.control import control, stats_of
-from srt.engine.drafts import Drafts
-from srt.engine.executor import Executor
-from srt.engine.grammar_budget import GrammarBudget
-from srt.engine.info import EngineInfo
-from srt.engine.passes import Pass
-from srt.engine.planner import Planner
-from srt.engine.stats import Stats
-from srt.memory.store import Store
+from sglang.srt.core.namespace import Namespace
+from sglang.srt.core.progress import MESSAGES, NOWHERE, PASS, PLANNING, RESULTS, Progress
+from sglang.srt.core.request import Request
+from sglang.srt.engine import admission
+from sglang.srt.engine.adapters import Adapters
+from sglang.srt.engine.collect import Collector
+from sglang.srt.engine.compiling import Compiling, Grammars
+from sglang.srt.engine.control import control, stats_of
+from sglang.srt.engine.drafts import Drafts
+from sglang.srt.engine.executor import Executor
+from sglang.srt.engine.grammar_budget import GrammarBudget
+from sglang.srt.engine.info import EngineInfo
+from sglang.srt.engine.passes import Pass
+from sglang.srt.engine.planner import Planner
+from sglang.srt.engine.stats import Stats
+from sglang.srt.memory.store import Store
 
-log = logging.getLogger("srt.engine")
+log = logging.getLogger("sglang.srt.engine")
 
 
 class Engine:

@@ -18,10 +18,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol, TypeAlias
 
-from srt.config import Config
-from srt.core.batch import Batch, StepResult
-from srt.core.messages import AdapterInfo
-from srt.engine.info import FIRST_ADAPTER, EngineInfo
+from sglang.srt.config import Config
+from sglang.srt.core.batch import Batch, StepResult
+from sglang.srt.core.messages import AdapterInfo
+from sglang.srt.engine.info import FIRST_ADAPTER, EngineInfo
 
 Finish: TypeAlias = Callable[[], StepResult]
 
@@ -175,7 +175,7 @@ def overlaps(config: Config, device: str) -> bool:
 
 def load_worker(config: Config) -> tuple[Runs, EngineInfo]:
     """The worker itself. Raises as ``local_executor``."""
-    from srt.worker.worker import Worker
+    from sglang.srt.worker.worker import Worker
 
     worker = Worker(config)
     schedule = config.schedule

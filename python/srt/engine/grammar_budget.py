@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from srt.core.request import Request
+from sglang.srt.core.request import Request
 
 SECONDS = 0.012  # of this thread's processor time, for masks, and as much for what follows a sample
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import msgspec
-
-from srt.config import JSON_WHITESPACE
-from srt.core.media import Medias
-from srt.core.messages import AdapterInfo
-from srt.core.places import reach
-from srt.core.segments import Segments
+from sglang.srt.config import JSON_WHITESPACE
+from sglang.srt.core.media import Medias
+from sglang.srt.core.messages import AdapterInfo
+from sglang.srt.core.places import reach
+from sglang.srt.core.segments import Segments
 
 FIRST_ADAPTER = 1  # number of the first adapter; 0 is the model itself
 

@@ -8,15 +8,15 @@ import threading
 import time
 from collections.abc import Sequence
 
-from srt.config import Config
-from srt.core.messages import Event, Verb
-from srt.engine.client import Client, EngineLost
-from srt.engine.compiling import MakeVocabulary, make_compiler
-from srt.engine.engine import Engine
-from srt.engine.executor import Executor, local_executor
-from srt.engine.info import EngineInfo
-from srt.engine.loop import serve
-from srt.engine.speculation import make_drafts
+from sglang.srt.config import Config
+from sglang.srt.core.messages import Event, Verb
+from sglang.srt.engine.client import Client, EngineLost
+from sglang.srt.engine.compiling import MakeVocabulary, make_compiler
+from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.executor import Executor, local_executor
+from sglang.srt.engine.info import EngineInfo
+from sglang.srt.engine.loop import serve
+from sglang.srt.engine.speculation import make_drafts
 
 
 class _QueueChannel:

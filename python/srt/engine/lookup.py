@@ -14,9 +14,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from srt.core.ints import Ints
-from srt.core.request import Request
-from srt.engine.grammar_budget import GrammarBudget
+from sglang.srt.core.ints import Ints
+from sglang.srt.core.request import Request
+from sglang.srt.engine.grammar_budget import GrammarBudget
 
 WINDOW = 1 << 15  # tokens, at most
 TRIED = 24  # earlier places that are compared

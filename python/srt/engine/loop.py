@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Protocol
 
-from srt.core.context import Context
-from srt.core.messages import Advance, Append, Event, Fork, Generate, Open, Verb
-from srt.core.progress import MESSAGES, SENDING
-from srt.core.sampling import SamplingParams
-from srt.core.work import STEP_BYTES, STEP_VERBS
-from srt.engine.engine import Engine
+from sglang.srt.core.context import Context
+from sglang.srt.core.messages import Advance, Append, Event, Fork, Generate, Open, Verb
+from sglang.srt.core.progress import MESSAGES, SENDING
+from sglang.srt.core.sampling import SamplingParams
+from sglang.srt.core.work import STEP_BYTES, STEP_VERBS
+from sglang.srt.engine.engine import Engine
 
-log = logging.getLogger("srt.engine")
+log = logging.getLogger("sglang.srt.engine")
 AUDIT_SECONDS = 10.0  # least time between two audits of an idle engine
 IDLE_SECONDS = 1.0
 MOST_PATTERNS = STEP_VERBS // 2  # cost of the largest stop patterns that are taken

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from srt.core.batch import Batch
-from srt.core.request import Request
-from srt.engine.grammar_budget import GrammarBudget
+from sglang.srt.core.batch import Batch
+from sglang.srt.core.request import Request
+from sglang.srt.engine.grammar_budget import GrammarBudget
 
 
 class Part(NamedTuple):

@@ -17,21 +17,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from operator import attrgetter
 
-from srt.config import ScheduleConfig
-from srt.core.batch import Batch
-from srt.core.context import Context
-from srt.core.ints import ints
-from srt.core.request import Request
-from srt.core.work import STEP_LOOKUP, STEP_NUMBERS
-from srt.engine.drafts import Drafts
-from srt.engine.grammar_budget import GrammarBudget, by_cost
-from srt.engine.info import EngineInfo
-from srt.engine.passes import Part, Pass
-from srt.engine.rows import make_rows
-from srt.engine.stats import Stats
-from srt.memory.store import Match, Store
-from srt.schedule.scheduler import Reserve, plan
-from srt.schedule.view import Item, View
+from sglang.srt.config import ScheduleConfig
+from sglang.srt.core.batch import Batch
+from sglang.srt.core.context import Context
+from sglang.srt.core.ints import ints
+from sglang.srt.core.request import Request
+from sglang.srt.core.work import STEP_LOOKUP, STEP_NUMBERS
+from sglang.srt.engine.drafts import Drafts
+from sglang.srt.engine.grammar_budget import GrammarBudget, by_cost
+from sglang.srt.engine.info import EngineInfo
+from sglang.srt.engine.passes import Part, Pass
+from sglang.srt.engine.rows import make_rows
+from sglang.srt.engine.stats import Stats
+from sglang.srt.memory.store import Match, Store
+from sglang.srt.schedule.scheduler import Reserve, plan
+from sglang.srt.schedule.view import Item, View
 
 ROUNDS = 4  # plans a pass: a later round uses what prefix sharing or retraction has freed
 _arrival = attrgetter("arrival")

@@ -33,18 +33,18 @@ from mmap import mmap
 from pathlib import Path
 
 import msgspec
+from sglang.srt.config import Config, EdgeConfig
+from sglang.srt.core import logs
+from sglang.srt.core.import_root import IMPORT_ROOT
+from sglang.srt.core.messages import Reply, decode_events, encode
+from sglang.srt.core.progress import SIZE, Progress
+from sglang.srt.core.vocabulary import Vocabulary
+from sglang.srt.engine.client import Client, EngineLost
+from sglang.srt.engine.info import EngineInfo
+from sglang.srt.engine.parent import follow
+from sglang.srt.engine.stall import Stall
 
-from srt.config import Config, EdgeConfig
-from srt.core import logs
-from srt.core.messages import Reply, decode_events, encode
-from srt.core.progress import SIZE, Progress
-from srt.core.vocabulary import Vocabulary
-from srt.engine.client import Client, EngineLost
-from srt.engine.info import EngineInfo
-from srt.engine.parent import follow
-from srt.engine.stall import Stall
-
-log = logging.getLogger("srt.engine")
+log = logging.getLogger("sglang.srt.engine")
 WATCH_SECONDS = 0.25
 STALL_SECONDS = 10.0
 POLL_SECONDS = 0.002
@@ -94,7 +94,7 @@ class EngineProcess:
     """The parent's handle on a started engine, made ready by ``ready``. Raises OSError."""
 
     def __init__(self, started: Started, token_bytes: Sequence[bytes]) -> None:
-        from srt.engine.wire import Wire
+        from sglang.srt.engine.wire import Wire
 
         self._started, self._child = started, started.child
         self.pid = started.child.pid
@@ -287,17 +287,16 @@ def _child(config: Config, directory: Path) -> subprocess.Popen[bytes]:
     server = dataclasses.replace(config.server, api_key="")
     config = dataclasses.replace(config, server=server, edge=EdgeConfig())
     (directory / "config").write_bytes(msgspec.msgpack.encode(dataclasses.asdict(config)))
-    root = str(Path(__file__).resolve().parents[2])
-    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [IMPORT_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.Popen(
-        [sys.executable, "-m", "srt.engine.process", str(directory), str(os.getpid())],
+        [sys.executable, "-m", "sglang.srt.engine.process", str(directory), str(os.getpid())],
         stdin=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
     )
 
 
 def _vocabulary(config: Config, size: int, eos: Sequence[int]) -> Vocabulary:
-    from srt.tokenizer import Tokenizer
+    from sglang.srt.tokenizer import Tokenizer
 
     model = config.model
     tokenizer = Tokenizer.load(model.tokenizer_path or model.model_path, model.revision)
@@ -324,12 +323,12 @@ def main(directory: str, parent: int) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     root = Path(directory)
     follow(parent, root)
-    from srt.engine.compiling import make_compiler
-    from srt.engine.engine import Engine
-    from srt.engine.executor import local_executor
-    from srt.engine.loop import serve
-    from srt.engine.socket import SocketChannel
-    from srt.engine.speculation import make_drafts
+    from sglang.srt.engine.compiling import make_compiler
+    from sglang.srt.engine.engine import Engine
+    from sglang.srt.engine.executor import local_executor
+    from sglang.srt.engine.loop import serve
+    from sglang.srt.engine.socket import SocketChannel
+    from sglang.srt.engine.speculation import make_drafts
 
     config = msgspec.msgpack.decode((root / "config").read_bytes(), type=Config)
     logs.configure(config.server.log_level, config.operations.log_format)

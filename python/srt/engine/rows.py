@@ -6,18 +6,18 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
-from srt.core.batch import Piece, Row, Sample, Score
-from srt.core.context import Context
-from srt.core.matcher import GrammarError, Postponed
-from srt.core.media import within
-from srt.core.messages import EVERY, Distribution, Embed, Generate
-from srt.core.places import places
-from srt.core.progress import GRAMMAR, WAITING
-from srt.core.request import Request
-from srt.core.segments import Segment, split
-from srt.engine.grammar_budget import UNLIMITED, GrammarBudget
+from sglang.srt.core.batch import Piece, Row, Sample, Score
+from sglang.srt.core.context import Context
+from sglang.srt.core.matcher import GrammarError, Postponed
+from sglang.srt.core.media import within
+from sglang.srt.core.messages import EVERY, Distribution, Embed, Generate
+from sglang.srt.core.places import places
+from sglang.srt.core.progress import GRAMMAR, WAITING
+from sglang.srt.core.request import Request
+from sglang.srt.core.segments import Segment, split
+from sglang.srt.engine.grammar_budget import UNLIMITED, GrammarBudget
 
-log = logging.getLogger("srt.engine")
+log = logging.getLogger("sglang.srt.engine")
 _MASK = (1 << 64) - 1
 
 

@@ -9,11 +9,10 @@ from typing import Any
 
 import msgspec
 import zmq
+from sglang.srt.core.messages import Event, Verb, decode_verbs, encode
+from sglang.srt.engine.stats import Stats
 
-from srt.core.messages import Event, Verb, decode_verbs, encode
-from srt.engine.stats import Stats
-
-log = logging.getLogger("srt.engine")
+log = logging.getLogger("sglang.srt.engine")
 EXIT = b""  # an empty frame asks the engine to exit
 MAX_FRAME = 1 << 30
 MAX_FRAMES = 4096  # taken from the socket in a step

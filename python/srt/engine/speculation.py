@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import msgspec
-
-from srt.config import Config, LoraConfig
-from srt.engine.draft_model import ModelDrafter
-from srt.engine.drafts import Drafts
-from srt.engine.executor import load_worker
-from srt.engine.info import EngineInfo
+from sglang.srt.config import Config, LoraConfig
+from sglang.srt.engine.draft_model import ModelDrafter
+from sglang.srt.engine.drafts import Drafts
+from sglang.srt.engine.executor import load_worker
+from sglang.srt.engine.info import EngineInfo
 
 GPU_SHARE = 0.4  # of the memory that the model and its KV cache leave, for the draft model's
 # Tokens of a pass up to which reading the weights takes longer than computing with them.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from srt.core.progress import PASS, STAGES, Progress
+from sglang.srt.core.progress import PASS, STAGES, Progress
 
 
 class Stall:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from srt.core.batch import Batch, StepResult
+from sglang.srt.core.batch import Batch, StepResult
 
 
 @dataclass(slots=True)

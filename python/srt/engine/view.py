@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from srt.core.messages import Generate
-from srt.core.request import Request
-from srt.core.segments import unmarked
-from srt.engine.planner import Planner
-from srt.memory.radix import Node, RadixTree
+from sglang.srt.core.messages import Generate
+from sglang.srt.core.request import Request
+from sglang.srt.core.segments import unmarked
+from sglang.srt.engine.planner import Planner
+from sglang.srt.memory.radix import Node, RadixTree
 
 MAX_ENTRIES = 1024  # of each list
 TEXT_IDS = 16

@@ -8,8 +8,7 @@ import contextlib
 from collections.abc import Callable
 
 import zmq
-
-from srt.engine.socket import configure
+from sglang.srt.engine.socket import configure
 
 AT_ONCE = 64  # frames read between two turns of everybody else on the loop
 

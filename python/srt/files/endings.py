@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from srt.files.gguf import Gguf
+from sglang.srt.files.gguf import Gguf
 
 # Files name one end token; chat models stop at others too, which are known by their text.
 _NAMES = frozenset({

@@ -273,7 +273,7 @@ class _Reader:
 def read_shards(path: Path) -> list[Gguf]:
     """The file and those it is continued in (``name-00001-of-00003.gguf``); the first has the
     metadata. Raises ValueError where one is missing, leaves the directory or is another model's."""
-    from srt.files.location import inside
+    from sglang.srt.files.location import inside
 
     first = Gguf(path)
     count = first.values.get("split.count", 1)

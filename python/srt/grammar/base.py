@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from srt.core.matcher import CompilerBusy, GrammarError, Matcher
+from sglang.srt.core.matcher import CompilerBusy, GrammarError, Matcher
 
 __all__ = ["CompilerBusy", "Grammar", "GrammarError", "Matcher"]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from srt.core.vocabulary import Vocabulary
-from srt.grammar.automaton import Automaton
-from srt.grammar.base import Grammar, GrammarError
-from srt.grammar.plan import Plan
+from sglang.srt.core.vocabulary import Vocabulary
+from sglang.srt.grammar.automaton import Automaton
+from sglang.srt.grammar.base import Grammar, GrammarError
+from sglang.srt.grammar.plan import Plan
 
 
 def build(plan: Plan, vocabulary: Vocabulary, canonical: bool = True) -> Grammar:
@@ -27,8 +27,8 @@ def build(plan: Plan, vocabulary: Vocabulary, canonical: bool = True) -> Grammar
 
 def warm(vocabulary: Vocabulary) -> None:
     """Make what all grammars of a vocabulary share."""
-    from srt.grammar.fsm import TokenTable
-    from srt.grammar.guidance.tokens import TOKENIZERS
+    from sglang.srt.grammar.fsm import TokenTable
+    from sglang.srt.grammar.guidance.tokens import TOKENIZERS
 
     TokenTable.of(vocabulary)
     TOKENIZERS.get(vocabulary)
@@ -36,21 +36,21 @@ def warm(vocabulary: Vocabulary) -> None:
 
 def _grammar(plan: Plan, vocabulary: Vocabulary, canonical: bool) -> Grammar:
     if plan.path == "fsm":
-        from srt.grammar.fsm import FsmGrammar
+        from sglang.srt.grammar.fsm import FsmGrammar
 
         return FsmGrammar(Automaton.unpack(plan.data), vocabulary, canonical)
     if plan.path == "trie":
-        from srt.grammar.fsm import ChoicesGrammar
+        from sglang.srt.grammar.fsm import ChoicesGrammar
 
         return ChoicesGrammar(plan.strings, vocabulary, canonical)
     if plan.path == "llguidance":
-        from srt.grammar.guidance import GuidanceGrammar
-        from srt.grammar.guidance.checking import RULES, SCHEMA
+        from sglang.srt.grammar.guidance import GuidanceGrammar
+        from sglang.srt.grammar.guidance.checking import RULES, SCHEMA
 
         step = SCHEMA if plan.schema else RULES
         return GuidanceGrammar(plan.text, vocabulary, canonical, step)
     if plan.path == "outlines":
-        from srt.grammar.outlines import OutlinesGrammar
+        from sglang.srt.grammar.outlines import OutlinesGrammar
 
         return OutlinesGrammar(plan.text, vocabulary)
     raise GrammarError(f"a plan has no path {plan.path!r}.")

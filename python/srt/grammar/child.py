@@ -1,6 +1,6 @@
 """child: plans constraints, one after the other, in a process that may be killed at any time.
 
-    python -m srt.grammar.child [--planner MODULE:FUNCTION] [--seconds S] [--patience S]
+    python -m sglang.srt.grammar.child [--planner MODULE:FUNCTION] [--seconds S] [--patience S]
 
 A frame is its length (4 bytes, little-endian) and that many bytes. The child first writes an empty
 frame: it is ready. To each frame it reads, a MessagePack list (constraint, backend, whitespace), it
@@ -23,13 +23,12 @@ import sys
 from collections.abc import Callable, Sequence
 
 import msgspec
-
-from srt.core.constraint import Constraint
-from srt.grammar.plan import Plan
+from sglang.srt.core.constraint import Constraint
+from sglang.srt.grammar.plan import Plan
 
 Planner = Callable[[Constraint, str, str], Plan]
 
-PLANNER = "srt.grammar.planning:make_plan"
+PLANNER = "sglang.srt.grammar.planning:make_plan"
 MAX_FRAME = 4 << 20  # bytes of a constraint
 MAX_PLAN = 128 << 20  # bytes of a plan
 MEMORY = 1 << 30  # bytes of address space a constraint may take
@@ -165,7 +164,7 @@ def load(name: str) -> Planner:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog="srt.grammar.child", description=__doc__)
+    parser = argparse.ArgumentParser(prog="sglang.srt.grammar.child", description=__doc__)
     parser.add_argument("--planner", default=PLANNER)
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--patience", type=float, default=20.0)

@@ -21,17 +21,16 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 import msgspec
-
-from srt.config import GrammarConfig
-from srt.core.constraint import Constraint
-from srt.core.vocabulary import Vocabulary
-from srt.grammar import child
-from srt.grammar.base import CompilerBusy, Grammar, GrammarError
-from srt.grammar.build import build, warm
-from srt.grammar.child import PLANNER, Request
-from srt.grammar.plan import Plan
-from srt.grammar.process import PlanProcess, ProcessDied
-from srt.grammar.shelf import Failures, Shelf
+from sglang.srt.config import GrammarConfig
+from sglang.srt.core.constraint import Constraint
+from sglang.srt.core.vocabulary import Vocabulary
+from sglang.srt.grammar import child
+from sglang.srt.grammar.base import CompilerBusy, Grammar, GrammarError
+from sglang.srt.grammar.build import build, warm
+from sglang.srt.grammar.child import PLANNER, Request
+from sglang.srt.grammar.plan import Plan
+from sglang.srt.grammar.process import PlanProcess, ProcessDied
+from sglang.srt.grammar.shelf import Failures, Shelf
 
 WITH_WHITESPACE = ("json_schema", "structural_tag", "ebnf")  # all that may hold a schema
 CLOSE_SECONDS = 5.0  # for grammars that are being built

@@ -12,14 +12,14 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from srt.core.constraint import Constraint
-from srt.core.vocabulary import Vocabulary
-from srt.grammar.automaton import DEAD, Automaton
-from srt.grammar.base import GrammarError
-from srt.grammar.portable import portable
-from srt.grammar.regex import BeyondBudget, Budget, compile_regex
-from srt.grammar.schema import Refusal, compile_schema, whitespace_pattern
-from srt.grammar.schema.plain import plain
+from sglang.srt.core.constraint import Constraint
+from sglang.srt.core.vocabulary import Vocabulary
+from sglang.srt.grammar.automaton import DEAD, Automaton
+from sglang.srt.grammar.base import GrammarError
+from sglang.srt.grammar.portable import portable
+from sglang.srt.grammar.regex import BeyondBudget, Budget, compile_regex
+from sglang.srt.grammar.schema import Refusal, compile_schema, whitespace_pattern
+from sglang.srt.grammar.schema.plain import plain
 
 MOST_STATES = 1000
 MOST_WORK = 1 << 25  # states times tokens: some 30 s

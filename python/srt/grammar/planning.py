@@ -10,9 +10,9 @@ ebnf, structural_tag           llguidance
 
 from __future__ import annotations
 
-from srt.core.constraint import Constraint
-from srt.grammar.base import GrammarError
-from srt.grammar.plan import Plan
+from sglang.srt.core.constraint import Constraint
+from sglang.srt.grammar.base import GrammarError
+from sglang.srt.grammar.plan import Plan
 
 LONGEST = 400  # characters of an error
 
@@ -53,17 +53,17 @@ def _plan(constraint: Constraint, backend: str, whitespace: str) -> Plan:
     if kind == "regex":
         return _regex(text, backend)
     if kind == "json_schema" and backend == "outlines":
-        from srt.grammar.outlines import pattern_of
+        from sglang.srt.grammar.outlines import pattern_of
 
         return Plan(path="outlines", text=pattern_of(constraint, whitespace))
-    from srt.grammar.guidance import check, grammar_of
-    from srt.grammar.guidance.checking import RULES, SCHEMA
+    from sglang.srt.grammar.guidance import check, grammar_of
+    from sglang.srt.grammar.guidance.checking import RULES, SCHEMA
 
     try:
         grammar = grammar_of(constraint, "" if kind == "ebnf" else whitespace)
         check(grammar, RULES if kind == "ebnf" else SCHEMA)
         if kind == "ebnf":  # schemas are bounded keyword by keyword
-            from srt.grammar.guidance.probe import probe
+            from sglang.srt.grammar.guidance.probe import probe
 
             probe(grammar)
     except GrammarError as error:
@@ -77,12 +77,12 @@ def _plan(constraint: Constraint, backend: str, whitespace: str) -> Plan:
 
 def _regex(pattern: str, backend: str) -> Plan:
     if backend == "outlines":
-        from srt.grammar.outlines import pattern_of
+        from sglang.srt.grammar.outlines import pattern_of
 
         return Plan(path="outlines", text=pattern_of(Constraint("regex", pattern), ""))
     if backend == "llguidance":
         return _guided(pattern, None)
-    from srt.grammar.regex import BeyondBudget, compile_regex
+    from sglang.srt.grammar.regex import BeyondBudget, compile_regex
 
     try:
         if backend == "interegular":
@@ -101,9 +101,9 @@ def _regex(pattern: str, backend: str) -> Plan:
 def _guided(pattern: str, reason: GrammarError | None) -> Plan:
     """llguidance, for a pattern that can be written so that it reads it as ``re`` does; else the
     error is ``reason``, where there is one."""
-    from srt.grammar.guidance import check, grammar_of
-    from srt.grammar.guidance.probe import probe
-    from srt.grammar.portable import portable
+    from sglang.srt.grammar.guidance import check, grammar_of
+    from sglang.srt.grammar.guidance.probe import probe
+    from sglang.srt.grammar.portable import portable
 
     try:
         grammar = grammar_of(Constraint("regex", portable(pattern)), "")

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from srt.grammar.regex.budget import BeyondBudget, Budget
-from srt.grammar.regex.charset import CharSet
-from srt.grammar.regex.parser import parse
-from srt.grammar.regex.tree import Assert, Chars, Concat, Either, Look, Node, Repeat
+from sglang.srt.grammar.regex.budget import BeyondBudget, Budget
+from sglang.srt.grammar.regex.charset import CharSet
+from sglang.srt.grammar.regex.parser import parse
+from sglang.srt.grammar.regex.tree import Assert, Chars, Concat, Either, Look, Node, Repeat
 
 LONGEST = 256 << 10  # bytes of the result: a set such as \w has 13 kB
 SURROGATES = (0xD800, 0xE000)

@@ -12,19 +12,18 @@ import time
 from pathlib import Path
 
 import msgspec
-
-from srt.grammar.child import MAX_FRAME, MAX_PLAN, Request
-from srt.grammar.plan import Plan
+from sglang.srt.core.import_root import IMPORT_ROOT
+from sglang.srt.grammar.child import MAX_FRAME, MAX_PLAN, Request
+from sglang.srt.grammar.plan import Plan
 
 STARTING = 3  # times its patience before a child that does not start is replaced
 LOOK = 0.5  # seconds between two looks at a child that does not answer
-# As ``-m srt.grammar.child``, but with our own package, and with nothing in the working directory
-# that could take a module's place.
-ROOT = str(Path(__file__).resolve().parents[2])
+# As ``-m sglang.srt.grammar.child``, but with our own package, and with nothing in the working
+# directory that could take a module's place.
 SCRIPT = (
-    f"import sys; sys.path = [*filter(None, sys.path)]; root = {ROOT!r};"
+    f"import sys; sys.path = [*filter(None, sys.path)]; root = {IMPORT_ROOT!r};"
     "root in sys.path or sys.path.insert(0, root);"
-    "from srt.grammar.child import main; main(sys.argv[1:])"
+    "from sglang.srt.grammar.child import main; main(sys.argv[1:])"
 )
 # A child computes in one thread, and every thread and arena would take address space.
 ONE_THREAD = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 
-from srt.core.constraint import Constraint
-from srt.grammar.base import Grammar
+from sglang.srt.core.constraint import Constraint
+from sglang.srt.grammar.base import Grammar
 
 KEPT = 256  # grammars
 KEPT_BYTES = 64 << 20  # their size, where they tell it (``nbytes``), and their texts'

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from srt.grammar import re2_tree as tree
+from sglang.srt.grammar import re2_tree as tree
 
 MAX_POSITIONS = 2048  # characters in the patterns of a request, repeats written out
 MAX_MOVES = 4096  # positions, written out for each kind of boundary that assertions tell apart

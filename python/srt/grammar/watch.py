@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from srt.core.work import TooMuchWork
-from srt.grammar.stop_automaton import EDGE, KIND, OTHER, Matching, StopAutomaton, length
+from sglang.srt.core.work import TooMuchWork
+from sglang.srt.grammar.stop_automaton import EDGE, KIND, OTHER, Matching, StopAutomaton, length
 
 PATTERN_HOLD = 128  # bytes a stream holds back while a pattern may still match them
 PATTERN_MEMORY = 1 << 19  # bytes RE2 may use for one pattern

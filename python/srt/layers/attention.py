@@ -6,15 +6,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from sglang.srt.attention.base import Heads
+from sglang.srt.layers.linear import Arrange, ColumnLinear, Fused, RowLinear
+from sglang.srt.layers.norm import RMSNorm, WholeRMSNorm
+from sglang.srt.layers.recorder import Recorder, Source
+from sglang.srt.layers.rotary import Rotary, from_pairs
+from sglang.srt.layers.step import Step
+from sglang.srt.layers.weight import Place, Slot, Slots, Stored
 from torch import Tensor
-
-from srt.attention.base import Heads
-from srt.layers.linear import Arrange, ColumnLinear, Fused, RowLinear
-from srt.layers.norm import RMSNorm, WholeRMSNorm
-from srt.layers.recorder import Recorder, Source
-from srt.layers.rotary import Rotary, from_pairs
-from srt.layers.step import Step
-from srt.layers.weight import Place, Slot, Slots, Stored
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch.nn.functional as F
+from sglang.srt.layers.recorder import Recorder
+from sglang.srt.layers.weight import Place, Slot, Slots, Stored
 from torch import Tensor
-
-from srt.layers.recorder import Recorder
-from srt.layers.weight import Place, Slot, Slots, Stored
 
 
 class Embedding(Stored):

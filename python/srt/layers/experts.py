@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
+from sglang.srt.layers.linear import ColumnLinear, RowLinear
+from sglang.srt.layers.recorder import Recorder, Source
+from sglang.srt.layers.routing import Routing, route
+from sglang.srt.layers.weight import Place, Slot, Slots, Stored
 from torch import Tensor
-
-from srt.layers.linear import ColumnLinear, RowLinear
-from srt.layers.recorder import Recorder, Source
-from srt.layers.routing import Routing, route
-from srt.layers.weight import Place, Slot, Slots, Stored
 
 if TYPE_CHECKING:
     from sgl_kernel.experts import Experts as NativeExperts

@@ -18,15 +18,14 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import torch
+from sglang.srt.attention.base import Heads
+from sglang.srt.layers.linear import Arrange, ColumnLinear, RowLinear
+from sglang.srt.layers.norm import RMSNorm
+from sglang.srt.layers.rotary import Rotary, from_pairs
+from sglang.srt.layers.step import Step
+from sglang.srt.layers.weight import Place, Slot, Slots, Stored
+from sglang.srt.parallel.groups import Group
 from torch import Tensor
-
-from srt.attention.base import Heads
-from srt.layers.linear import Arrange, ColumnLinear, RowLinear
-from srt.layers.norm import RMSNorm
-from srt.layers.rotary import Rotary, from_pairs
-from srt.layers.step import Step
-from srt.layers.weight import Place, Slot, Slots, Stored
-from srt.parallel.groups import Group
 
 if TYPE_CHECKING:
     from sgl_kernel.packed import Parts

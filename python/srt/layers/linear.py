@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
+from sglang.srt.layers.recorder import Recorder, Source
+from sglang.srt.layers.weight import Place, Slot, Slots, Stored
 from torch import Tensor
-
-from srt.layers.recorder import Recorder, Source
-from srt.layers.weight import Place, Slot, Slots, Stored
 
 # Orders the rows of a checkpoint's weight [rows, inputs] or bias [rows].
 Arrange: TypeAlias = Callable[[Tensor], Tensor]

@@ -13,10 +13,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from sglang.srt.attention.base import Int32Array
+from sglang.srt.parallel.staging import send
 from torch import Tensor
-
-from srt.attention.base import Int32Array
-from srt.parallel.staging import send
 
 if TYPE_CHECKING:
     from sgl_kernel.lora import Adapted, Adapter

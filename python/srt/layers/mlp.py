@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from sglang.srt.layers.activations import ACTIVATIONS
+from sglang.srt.layers.linear import ColumnLinear, Fused, RowLinear
+from sglang.srt.layers.recorder import Recorder, Source
+from sglang.srt.layers.weight import Place, Slots, Stored
 from torch import Tensor
-
-from srt.layers.activations import ACTIVATIONS
-from srt.layers.linear import ColumnLinear, Fused, RowLinear
-from srt.layers.recorder import Recorder, Source
-from srt.layers.weight import Place, Slots, Stored
 
 
 class FeedForward(Protocol):

@@ -6,10 +6,9 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+from sglang.srt.layers.recorder import Recorder, Source
+from sglang.srt.layers.weight import Place, Slot, Slots
 from torch import Tensor
-
-from srt.layers.recorder import Recorder, Source
-from srt.layers.weight import Place, Slot, Slots
 
 
 class RMSNorm:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from sglang.srt.layers.attention import SelfAttention
+from sglang.srt.layers.latent import LatentAttention
+from sglang.srt.layers.mlp import FeedForward
+from sglang.srt.layers.norm import LayerNorm, RMSNorm
+from sglang.srt.layers.recorder import Recorder, Source
+from sglang.srt.layers.step import Step
+from sglang.srt.layers.weight import Slots, Stored
 from torch import Tensor
-
-from srt.layers.attention import SelfAttention
-from srt.layers.latent import LatentAttention
-from srt.layers.mlp import FeedForward
-from srt.layers.norm import LayerNorm, RMSNorm
-from srt.layers.recorder import Recorder, Source
-from srt.layers.step import Step
-from srt.layers.weight import Slots, Stored
 
 
 class PreNorm:

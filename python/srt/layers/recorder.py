@@ -10,17 +10,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from sglang.srt.attention.base import Heads
 from torch import Tensor
-
-from srt.attention.base import Heads
 
 if TYPE_CHECKING:
     from sgl_kernel import paged
     from sgl_kernel.experts import Experts
     from sgl_kernel.tape import Tape
-
-    from srt.layers.rotary import Rotary
-    from srt.layers.weight import Stored
+    from sglang.srt.layers.rotary import Rotary
+    from sglang.srt.layers.weight import Stored
 
 
 class Source(NamedTuple):

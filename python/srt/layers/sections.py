@@ -4,9 +4,8 @@ of dimensions some turn by a token's time, some by its height, some by its width
 from __future__ import annotations
 
 import torch
+from sglang.srt.layers.rotary import Angles, Rope, Rotary
 from torch import Tensor
-
-from srt.layers.rotary import Angles, Rope, Rotary
 
 
 class SectionedRotary(Rotary):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from sglang.srt.attention.base import Attention
+from sglang.srt.layers.rotary import Angles, Rotary
 from torch import Tensor
-
-from srt.attention.base import Attention
-from srt.layers.rotary import Angles, Rotary
 
 
 class Step:

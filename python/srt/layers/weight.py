@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
+from sglang.srt.layers.activations import gated
+from sglang.srt.layers.quantised import Form, Quantised
+from sglang.srt.parallel.groups import Group
 from torch import Tensor
-
-from srt.layers.activations import gated
-from srt.layers.quantised import Form, Quantised
-from srt.parallel.groups import Group
 
 if TYPE_CHECKING:
     from sgl_kernel.lora import Adapted
     from sgl_kernel.packed import Arena, Packed
-
-    from srt.layers.lora import Lora
+    from sglang.srt.layers.lora import Lora
 
 Kind: TypeAlias = Literal["matrix", "bias", "gain"]
 

@@ -13,12 +13,11 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 from PIL import Image
-
-from srt.media import pixels, tiles
-from srt.media.pixels import Levels
-from srt.media.processor import Placeholder, Prepared, Processor
-from srt.media.settings import CLIP_MEAN, Files, Settings, Size
-from srt.media.tiles import Squares
+from sglang.srt.media import pixels, tiles
+from sglang.srt.media.pixels import Levels
+from sglang.srt.media.processor import Placeholder, Prepared, Processor
+from sglang.srt.media.settings import CLIP_MEAN, Files, Settings, Size
+from sglang.srt.media.tiles import Squares
 
 BICUBIC = 3
 

@@ -10,8 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import msgspec
 import numpy as np
 from PIL import Image
-
-from srt.core.media import Media
+from sglang.srt.core.media import Media
 
 
 class Placeholder(NamedTuple):
@@ -81,7 +80,7 @@ class Processor:
     def of(directory: Path, config: dict[str, Any]) -> Processor | None:
         """The processor of a model directory whose ``config.json`` is ``config``; None for a model
         that sees nothing. Raises ValueError where its settings cannot be read or do not fit."""
-        from srt.media.registry import processor_of
+        from sglang.srt.media.registry import processor_of
 
         return processor_of(directory, config)
 

@@ -8,11 +8,10 @@ from collections.abc import Iterable
 
 import numpy as np
 from PIL import Image
-
-from srt.media import pixels
-from srt.media.llava import BICUBIC, token
-from srt.media.processor import Placeholder, Prepared, Processor
-from srt.media.settings import Files, Settings
+from sglang.srt.media import pixels
+from sglang.srt.media.llava import BICUBIC, token
+from sglang.srt.media.processor import Placeholder, Prepared, Processor
+from sglang.srt.media.settings import Files, Settings
 
 MAX_RATIO = 200
 MAX_PIXELS = 1 << 27  # of a video, resized

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from srt.media.llava import (
+from sglang.srt.media.llava import (
     LlavaNextProcessor,
     LlavaNextVideoProcessor,
     LlavaOnevisionProcessor,
     LlavaProcessor,
 )
-from srt.media.processor import Processor
-from srt.media.qwen import QwenProcessor
-from srt.media.settings import Files, Settings
+from sglang.srt.media.processor import Processor
+from sglang.srt.media.qwen import QwenProcessor
+from sglang.srt.media.settings import Files, Settings
 
 PROCESSORS: dict[str, type[LlavaProcessor] | type[QwenProcessor]] = {
     "LlavaForConditionalGeneration": LlavaProcessor,

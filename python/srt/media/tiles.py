@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from srt.media.settings import Settings
+from sglang.srt.media.settings import Settings
 
 MAX_TARGETS, MAX_TILES = 1024, 256
 Sides = tuple[int, int]  # height, width

@@ -9,8 +9,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from srt.core.ints import Ints, common_prefix
-from srt.core.namespace import Namespace
+from sglang.srt.core.ints import Ints, common_prefix
+from sglang.srt.core.namespace import Namespace
 
 MAX_EDGES = 4096
 MAX_TOKENS = 1 << 20

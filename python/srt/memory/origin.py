@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterable
 from itertools import islice
 
-from srt.core.ints import Ints, common_prefix
-from srt.core.messages import Origin
-from srt.core.namespace import Namespace
-from srt.core.segments import unmarked
-from srt.memory.radix import Node, RadixTree
+from sglang.srt.core.ints import Ints, common_prefix
+from sglang.srt.core.messages import Origin
+from sglang.srt.core.namespace import Namespace
+from sglang.srt.core.segments import unmarked
+from sglang.srt.memory.radix import Node, RadixTree
 
 SHOWN = 16  # tokens of what the cache holds instead
 MAX_NAMESPACES = 64  # looked into

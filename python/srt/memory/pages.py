@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from srt.core.ints import Ints, ints
+from sglang.srt.core.ints import Ints, ints
 
 
 class PagePool:

@@ -19,10 +19,10 @@ import itertools
 import time
 from collections.abc import Iterator
 
-from srt.core.ints import Ints, common_prefix, ints
-from srt.core.namespace import Namespace
-from srt.memory.lost import Lost, checksum
-from srt.memory.pages import PagePool
+from sglang.srt.core.ints import Ints, common_prefix, ints
+from sglang.srt.core.namespace import Namespace
+from sglang.srt.memory.lost import Lost, checksum
+from sglang.srt.memory.pages import PagePool
 
 Key = int | bytes
 

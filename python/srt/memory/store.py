@@ -12,17 +12,17 @@ from __future__ import annotations
 
 from typing import NamedTuple, cast
 
-from srt.core.context import Context
-from srt.core.ints import Ints, ints
-from srt.core.media import Medias, Numbers, marked
-from srt.core.media import cut as cut_media
-from srt.core.media import verify as verify_media
-from srt.core.messages import Origin
-from srt.core.namespace import BASE, Namespace
-from srt.core.segments import Segments, cut, verify
-from srt.memory.origin import origin_of
-from srt.memory.pages import PagePool
-from srt.memory.radix import Node, RadixTree
+from sglang.srt.core.context import Context
+from sglang.srt.core.ints import Ints, ints
+from sglang.srt.core.media import Medias, Numbers, marked
+from sglang.srt.core.media import cut as cut_media
+from sglang.srt.core.media import verify as verify_media
+from sglang.srt.core.messages import Origin
+from sglang.srt.core.namespace import BASE, Namespace
+from sglang.srt.core.segments import Segments, cut, verify
+from sglang.srt.memory.origin import origin_of
+from sglang.srt.memory.pages import PagePool
+from sglang.srt.memory.radix import Node, RadixTree
 
 
 class Match(NamedTuple):

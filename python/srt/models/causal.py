@@ -12,17 +12,16 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import ClassVar, cast
 
+from sglang.srt.attention.base import Attention
+from sglang.srt.layers.embedding import Embedding
+from sglang.srt.layers.norm import LayerNorm, RMSNorm
+from sglang.srt.layers.recorder import Recorder
+from sglang.srt.layers.rotary import Rotary
+from sglang.srt.layers.step import Step
+from sglang.srt.layers.weight import Place, Slots, Stored
+from sglang.srt.models.config import Fields, ModelSpec
+from sglang.srt.models.model import Block, Recordable
 from torch import Tensor
-
-from srt.attention.base import Attention
-from srt.layers.embedding import Embedding
-from srt.layers.norm import LayerNorm, RMSNorm
-from srt.layers.recorder import Recorder
-from srt.layers.rotary import Rotary
-from srt.layers.step import Step
-from srt.layers.weight import Place, Slots, Stored
-from srt.models.config import Fields, ModelSpec
-from srt.models.model import Block, Recordable
 
 
 class CausalLM:

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from sglang.srt.layers.quantised import Quantised
 from torch import Tensor
-
-from srt.layers.quantised import Quantised
 
 
 class Checkpoint(Protocol):

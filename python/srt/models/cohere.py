@@ -8,18 +8,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch.nn.functional as F
+from sglang.srt.layers.attention import AttentionShape, HeadNorm, SelfAttention
+from sglang.srt.layers.mlp import GatedMLP
+from sglang.srt.layers.norm import LayerNorm, RMSNorm
+from sglang.srt.layers.recorder import Recorder, Source
+from sglang.srt.layers.rotary import Rotary, from_pairs
+from sglang.srt.layers.step import Step
+from sglang.srt.layers.weight import Place, Slot, Slots, Stored
+from sglang.srt.models.causal import CausalLM
+from sglang.srt.models.config import Fields, ModelSpec, decoder_spec, extended
+from sglang.srt.models.llama import attention_shape
 from torch import Tensor
-
-from srt.layers.attention import AttentionShape, HeadNorm, SelfAttention
-from srt.layers.mlp import GatedMLP
-from srt.layers.norm import LayerNorm, RMSNorm
-from srt.layers.recorder import Recorder, Source
-from srt.layers.rotary import Rotary, from_pairs
-from srt.layers.step import Step
-from srt.layers.weight import Place, Slot, Slots, Stored
-from srt.models.causal import CausalLM
-from srt.models.config import Fields, ModelSpec, decoder_spec, extended
-from srt.models.llama import attention_shape
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from srt.attention.base import KVShape
-from srt.files.location import gguf_of
-from srt.layers.activations import ACTIVATIONS, TEXT
-from srt.layers.rotary import VARIANTS, Rope
+from sglang.srt.attention.base import KVShape
+from sglang.srt.files.location import gguf_of
+from sglang.srt.layers.activations import ACTIVATIONS, TEXT
+from sglang.srt.layers.rotary import VARIANTS, Rope
 
 MAX_CONFIG_BYTES = 16 << 20
 _LIMIT = 1 << 31
@@ -182,7 +182,7 @@ def read_config(directory: Path) -> tuple[Fields, str]:
     """The directory's ``config.json`` and the architecture that it names. Of a GGUF file what
     stands for one."""
     if file := gguf_of(directory):
-        from srt.models.gguf.config import read_gguf  # which reads by this module
+        from sglang.srt.models.gguf.config import read_gguf  # which reads by this module
 
         return read_gguf(file)
     config = read_json(directory / "config.json")

@@ -6,18 +6,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from srt.attention.base import KVShape
-from srt.layers.experts import Experts, ExpertsShape, Names
-from srt.layers.latent import LatentAttention, LatentShape
-from srt.layers.mlp import FeedForward, GatedMLP
-from srt.layers.norm import RMSNorm
-from srt.layers.prenorm import PreNorm
-from srt.layers.rotary import Rotary
-from srt.layers.routing import Routing
-from srt.layers.weight import Place
-from srt.models.causal import CausalLM
-from srt.models.config import Fields, decoder_spec, extended
-from srt.models.mixture import MixtureSpec, read_routing
+from sglang.srt.attention.base import KVShape
+from sglang.srt.layers.experts import Experts, ExpertsShape, Names
+from sglang.srt.layers.latent import LatentAttention, LatentShape
+from sglang.srt.layers.mlp import FeedForward, GatedMLP
+from sglang.srt.layers.norm import RMSNorm
+from sglang.srt.layers.prenorm import PreNorm
+from sglang.srt.layers.rotary import Rotary
+from sglang.srt.layers.routing import Routing
+from sglang.srt.layers.weight import Place
+from sglang.srt.models.causal import CausalLM
+from sglang.srt.models.config import Fields, decoder_spec, extended
+from sglang.srt.models.mixture import MixtureSpec, read_routing
 
 # The norms of latents have an eps of their own, which no config names.
 LATENT_EPS = 1e-6

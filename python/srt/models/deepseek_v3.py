@@ -6,14 +6,14 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from srt.models.config import Fields
-from srt.models.deepseek_v2 import (
+from sglang.srt.models.config import Fields
+from sglang.srt.models.deepseek_v2 import (
     DeepseekSpec,
     DeepseekV2ForCausalLM,
     deepseek_spec,
     in_groups,
 )
-from srt.models.mixture import read_routing
+from sglang.srt.models.mixture import read_routing
 
 
 class DeepseekV3ForCausalLM(DeepseekV2ForCausalLM):

@@ -6,18 +6,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-
-from srt.layers.activations import TEXT
-from srt.layers.attention import AttentionShape, SelfAttention
-from srt.layers.mlp import GatedMLP
-from srt.layers.norm import LayerNorm, RMSNorm
-from srt.layers.recorder import Recorder, Source
-from srt.layers.rotary import Rotary
-from srt.layers.step import Step
-from srt.layers.weight import Place, Slots, Stored
-from srt.models.causal import CausalLM
-from srt.models.config import (
+from sglang.srt.layers.activations import TEXT
+from sglang.srt.layers.attention import AttentionShape, SelfAttention
+from sglang.srt.layers.mlp import GatedMLP
+from sglang.srt.layers.norm import LayerNorm, RMSNorm
+from sglang.srt.layers.recorder import Recorder, Source
+from sglang.srt.layers.rotary import Rotary
+from sglang.srt.layers.step import Step
+from sglang.srt.layers.weight import Place, Slots, Stored
+from sglang.srt.models.causal import CausalLM
+from sglang.srt.models.config import (
     Fields,
     ModelSpec,
     decoder_spec,
@@ -25,6 +23,7 @@ from srt.models.config import (
     read_activation,
     sliding_layers,
 )
+from torch import Tensor
 
 
 @dataclass(frozen=True)

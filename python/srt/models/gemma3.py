@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import ClassVar
 
-from srt.layers.rotary import Rope
-from srt.models.config import Fields, ModelSpec, read_rope
-from srt.models.gemma2 import Gemma2ForCausalLM, gemma_spec
+from sglang.srt.layers.rotary import Rope
+from sglang.srt.models.config import Fields, ModelSpec, read_rope
+from sglang.srt.models.gemma2 import Gemma2ForCausalLM, gemma_spec
 
 
 def ropes(config: Fields) -> tuple[Rope, Rope]:

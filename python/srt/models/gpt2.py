@@ -6,18 +6,17 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch.nn.functional as F
+from sglang.srt.attention.base import Attention
+from sglang.srt.layers.attention import AttentionShape, Names, SelfAttention
+from sglang.srt.layers.linear import Fused
+from sglang.srt.layers.mlp import PlainMLP
+from sglang.srt.layers.norm import LayerNorm, RMSNorm
+from sglang.srt.layers.prenorm import PreNorm
+from sglang.srt.layers.recorder import Recorder
+from sglang.srt.layers.weight import Place, Slot, Slots
+from sglang.srt.models.causal import CausalLM
+from sglang.srt.models.config import Fields, ModelSpec, decoder_spec
 from torch import Tensor
-
-from srt.attention.base import Attention
-from srt.layers.attention import AttentionShape, Names, SelfAttention
-from srt.layers.linear import Fused
-from srt.layers.mlp import PlainMLP
-from srt.layers.norm import LayerNorm, RMSNorm
-from srt.layers.prenorm import PreNorm
-from srt.layers.recorder import Recorder
-from srt.layers.weight import Place, Slot, Slots
-from srt.models.causal import CausalLM
-from srt.models.config import Fields, ModelSpec, decoder_spec
 
 NAMES = Names(out="c_proj", fused=Fused("c_attn", transposed=True), transposed=True)
 # Our names of what GPT-2's config calls otherwise.

@@ -6,19 +6,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from sglang.srt.layers.attention import AttentionShape, Names, SelfAttention
+from sglang.srt.layers.linear import Fused
+from sglang.srt.layers.mlp import PlainMLP
+from sglang.srt.layers.norm import LayerNorm, RMSNorm
+from sglang.srt.layers.prenorm import PreNorm
+from sglang.srt.layers.recorder import Recorder, Source
+from sglang.srt.layers.rotary import Rotary
+from sglang.srt.layers.step import Step
+from sglang.srt.layers.weight import Place
+from sglang.srt.models.causal import CausalLM
+from sglang.srt.models.config import Fields, ModelSpec, decoder_spec, extended
 from torch import Tensor
-
-from srt.layers.attention import AttentionShape, Names, SelfAttention
-from srt.layers.linear import Fused
-from srt.layers.mlp import PlainMLP
-from srt.layers.norm import LayerNorm, RMSNorm
-from srt.layers.prenorm import PreNorm
-from srt.layers.recorder import Recorder, Source
-from srt.layers.rotary import Rotary
-from srt.layers.step import Step
-from srt.layers.weight import Place
-from srt.models.causal import CausalLM
-from srt.models.config import Fields, ModelSpec, decoder_spec, extended
 
 # Our names of what its config calls otherwise.
 RENAMED = {

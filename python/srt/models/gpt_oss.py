@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from srt.layers.activations import CLAMPED_SWIGLU, SWIGLU_ALPHA, SWIGLU_LIMIT
-from srt.layers.attention import AttentionShape
-from srt.layers.experts import ExpertsShape, Names
-from srt.models.config import Fields, ModelSpec, decoder_spec, extended, sliding_layers
-from srt.models.llama import LlamaBlock, attention_shape
-from srt.models.mixture import MixtureForCausalLM, MixtureSpec, read_routing
+from sglang.srt.layers.activations import CLAMPED_SWIGLU, SWIGLU_ALPHA, SWIGLU_LIMIT
+from sglang.srt.layers.attention import AttentionShape
+from sglang.srt.layers.experts import ExpertsShape, Names
+from sglang.srt.models.config import Fields, ModelSpec, decoder_spec, extended, sliding_layers
+from sglang.srt.models.llama import LlamaBlock, attention_shape
+from sglang.srt.models.mixture import MixtureForCausalLM, MixtureSpec, read_routing
 
 # Gates and what they gate stand in turns, all experts in one tensor.
 NAMES = Names(router="router", fused=True)

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from sglang.srt.layers.attention import AttentionShape
+from sglang.srt.models.config import Fields, ModelSpec, decoder_spec, extended
+from sglang.srt.models.llama import LlamaBlock, LlamaForCausalLM
 from torch import Tensor
-
-from srt.layers.attention import AttentionShape
-from srt.models.config import Fields, ModelSpec, decoder_spec, extended
-from srt.models.llama import LlamaBlock, LlamaForCausalLM
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sglang.srt.models.causal import CausalLM
+from sglang.srt.models.config import Fields, ModelSpec
 from torch import Tensor
-
-from srt.models.causal import CausalLM
-from srt.models.config import Fields, ModelSpec
 
 MAX_LABELS = 1 << 16
 

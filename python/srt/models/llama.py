@@ -3,14 +3,14 @@ attention and a gated feed-forward layer."""
 
 from __future__ import annotations
 
-from srt.layers.attention import AttentionShape, SelfAttention
-from srt.layers.mlp import FeedForward, GatedMLP
-from srt.layers.norm import RMSNorm
-from srt.layers.prenorm import PreNorm
-from srt.layers.rotary import Rotary
-from srt.layers.weight import Place
-from srt.models.causal import CausalLM
-from srt.models.config import Fields, ModelSpec, decoder_spec
+from sglang.srt.layers.attention import AttentionShape, SelfAttention
+from sglang.srt.layers.mlp import FeedForward, GatedMLP
+from sglang.srt.layers.norm import RMSNorm
+from sglang.srt.layers.prenorm import PreNorm
+from sglang.srt.layers.rotary import Rotary
+from sglang.srt.layers.weight import Place
+from sglang.srt.models.causal import CausalLM
+from sglang.srt.models.config import Fields, ModelSpec, decoder_spec
 
 
 def attention_shape(spec: ModelSpec, layer: int) -> AttentionShape:

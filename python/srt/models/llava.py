@@ -7,15 +7,14 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
+from sglang.srt.core.media import Media
+from sglang.srt.media.settings import Norms, Settings
+from sglang.srt.media.tiles import Squares
+from sglang.srt.models.config import Fields, ModelSpec, read_activation
+from sglang.srt.models.vision.parts import Projector, pixels, whole
+from sglang.srt.models.vision.seer import Part, Seer, SeerSpec, norms_of, seer_spec, text_spec
+from sglang.srt.models.vision.vit import TowerSpec, ViT
 from torch import Tensor
-
-from srt.core.media import Media
-from srt.media.settings import Norms, Settings
-from srt.media.tiles import Squares
-from srt.models.config import Fields, ModelSpec, read_activation
-from srt.models.vision.parts import Projector, pixels, whole
-from srt.models.vision.seer import Part, Seer, SeerSpec, norms_of, seer_spec, text_spec
-from srt.models.vision.vit import TowerSpec, ViT
 
 TOWER, PROJECTOR = "model.vision_tower.", "model.multi_modal_projector."
 

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from sglang.srt.core.media import Media
+from sglang.srt.layers.weight import Slot, Slots, Stored
+from sglang.srt.media.settings import Settings
+from sglang.srt.media.tiles import NEXT, Squares
+from sglang.srt.models.config import Fields, ModelSpec, extended
+from sglang.srt.models.llava import LlavaForConditionalGeneration, LlavaSpec, llava_spec
+from sglang.srt.models.vision.seer import Part
 from torch import Tensor
-
-from srt.core.media import Media
-from srt.layers.weight import Slot, Slots, Stored
-from srt.media.settings import Settings
-from srt.media.tiles import NEXT, Squares
-from srt.models.config import Fields, ModelSpec, extended
-from srt.models.llava import LlavaForConditionalGeneration, LlavaSpec, llava_spec
-from srt.models.vision.seer import Part
 
 NEWLINE = "model.image_newline"
 

@@ -4,14 +4,13 @@ interpolated to a smaller one (section 3.2), frames of a video to a quarter of t
 from __future__ import annotations
 
 import torch
+from sglang.srt.core.media import Media
+from sglang.srt.media.settings import Settings
+from sglang.srt.media.tiles import Squares
+from sglang.srt.models.config import Fields, ModelSpec
+from sglang.srt.models.llava import llava_spec
+from sglang.srt.models.llava_next import LlavaNextForConditionalGeneration, resampled
 from torch import Tensor
-
-from srt.core.media import Media
-from srt.media.settings import Settings
-from srt.media.tiles import Squares
-from srt.models.config import Fields, ModelSpec
-from srt.models.llava import llava_spec
-from srt.models.llava_next import LlavaNextForConditionalGeneration, resampled
 
 
 class LlavaOnevisionForConditionalGeneration(LlavaNextForConditionalGeneration):

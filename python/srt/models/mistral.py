@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from srt.models.config import Fields, ModelSpec, decoder_spec
-from srt.models.llama import LlamaForCausalLM
+from sglang.srt.models.config import Fields, ModelSpec, decoder_spec
+from sglang.srt.models.llama import LlamaForCausalLM
 
 
 class MistralForCausalLM(LlamaForCausalLM):

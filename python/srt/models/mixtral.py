@@ -3,10 +3,10 @@ goes through the two that a softmax prefers."""
 
 from __future__ import annotations
 
-from srt.layers.experts import ExpertsShape, Names
-from srt.models.config import Fields, decoder_spec, extended
-from srt.models.llama import LlamaBlock
-from srt.models.mixture import MixtureForCausalLM, MixtureSpec, read_routing
+from sglang.srt.layers.experts import ExpertsShape, Names
+from sglang.srt.models.config import Fields, decoder_spec, extended
+from sglang.srt.models.llama import LlamaBlock
+from sglang.srt.models.mixture import MixtureForCausalLM, MixtureSpec, read_routing
 
 NAMES = Names(gate="experts.{}.w1", up="experts.{}.w3", down="experts.{}.w2")
 

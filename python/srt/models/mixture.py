@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from srt.layers.experts import Experts, ExpertsShape
-from srt.layers.routing import Routing
-from srt.models.config import Fields, ModelSpec
-from srt.models.llama import LlamaBlock, LlamaForCausalLM
+from sglang.srt.layers.experts import Experts, ExpertsShape
+from sglang.srt.layers.routing import Routing
+from sglang.srt.models.config import Fields, ModelSpec
+from sglang.srt.models.llama import LlamaBlock, LlamaForCausalLM
 
 MAX_EXPERTS, MAX_EXPERTS_IN_ALL = 1024, 1 << 15  # of a layer; of a model
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar, Protocol
 
+from sglang.srt.attention.base import Attention
+from sglang.srt.core.media import Media
+from sglang.srt.layers.embedding import Embedding
+from sglang.srt.layers.recorder import Recorder
+from sglang.srt.layers.step import Step
+from sglang.srt.layers.weight import Place, Slots, Stored
+from sglang.srt.models.config import Fields, ModelSpec
 from torch import Tensor
-
-from srt.attention.base import Attention
-from srt.core.media import Media
-from srt.layers.embedding import Embedding
-from srt.layers.recorder import Recorder
-from srt.layers.step import Step
-from srt.layers.weight import Place, Slots, Stored
-from srt.models.config import Fields, ModelSpec
 
 
 class Block(Protocol):

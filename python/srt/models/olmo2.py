@@ -5,15 +5,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sglang.srt.layers.attention import AttentionShape
+from sglang.srt.layers.mlp import GatedMLP
+from sglang.srt.layers.recorder import Recorder, Source
+from sglang.srt.layers.step import Step
+from sglang.srt.layers.weight import Slots
+from sglang.srt.models.config import Fields, ModelSpec, decoder_spec
+from sglang.srt.models.llama import LlamaBlock, LlamaForCausalLM
 from torch import Tensor
-
-from srt.layers.attention import AttentionShape
-from srt.layers.mlp import GatedMLP
-from srt.layers.recorder import Recorder, Source
-from srt.layers.step import Step
-from srt.layers.weight import Slots
-from srt.models.config import Fields, ModelSpec, decoder_spec
-from srt.models.llama import LlamaBlock, LlamaForCausalLM
 
 
 class Olmo2Block(LlamaBlock):

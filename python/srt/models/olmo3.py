@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from srt.layers.rotary import Rope
-from srt.models.config import (
+from sglang.srt.layers.rotary import Rope
+from sglang.srt.models.config import (
     Fields,
     ModelSpec,
     decoder_spec,
     read_rope,
     sliding_layers,
 )
-from srt.models.olmo2 import Olmo2ForCausalLM
+from sglang.srt.models.olmo2 import Olmo2ForCausalLM
 
 
 def ropes(config: Fields) -> tuple[Rope, Rope]:

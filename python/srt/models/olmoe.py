@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from srt.layers.attention import AttentionShape
-from srt.layers.experts import ExpertsShape
-from srt.models.config import Fields, ModelSpec, decoder_spec, extended
-from srt.models.llama import LlamaBlock
-from srt.models.mixture import MixtureForCausalLM, MixtureSpec, read_routing
+from sglang.srt.layers.attention import AttentionShape
+from sglang.srt.layers.experts import ExpertsShape
+from sglang.srt.models.config import Fields, ModelSpec, decoder_spec, extended
+from sglang.srt.models.llama import LlamaBlock
+from sglang.srt.models.mixture import MixtureForCausalLM, MixtureSpec, read_routing
 
 
 class OlmoeBlock(LlamaBlock):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from srt.models.checkpoint import Checkpoint
-from srt.models.config import Fields
-from srt.models.formats.open import open_directory
-from srt.models.gguf.checkpoint import GgufCheckpoint
-from srt.models.gguf.config import GgufFields
+from sglang.srt.models.checkpoint import Checkpoint
+from sglang.srt.models.config import Fields
+from sglang.srt.models.formats.open import open_directory
+from sglang.srt.models.gguf.checkpoint import GgufCheckpoint
+from sglang.srt.models.gguf.config import GgufFields
 
 
 def open_checkpoint(directory: Path, config: Fields) -> Checkpoint:

@@ -16,15 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from sglang.srt.files.location import inside
+from sglang.srt.layers.linear import ColumnLinear, RowLinear
+from sglang.srt.layers.lora import Pair, Weights
+from sglang.srt.layers.weight import Slot
+from sglang.srt.models.config import Fields, read_json
+from sglang.srt.models.model import Block
+from sglang.srt.models.safetensors import DTYPES, SafetensorsCheckpoint
 from torch import Tensor
-
-from srt.files.location import inside
-from srt.layers.linear import ColumnLinear, RowLinear
-from srt.layers.lora import Pair, Weights
-from srt.layers.weight import Slot
-from srt.models.config import Fields, read_json
-from srt.models.model import Block
-from srt.models.safetensors import DTYPES, SafetensorsCheckpoint
 
 CONFIG, FILE = "adapter_config.json", "adapter_model.safetensors"
 _TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")

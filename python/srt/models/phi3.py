@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from srt.layers.attention import AttentionShape, Names
-from srt.layers.linear import Fused
-from srt.layers.mlp import GatedMLP
-from srt.models.config import Fields, ModelSpec, decoder_spec
-from srt.models.llama import LlamaBlock, LlamaForCausalLM
+from sglang.srt.layers.attention import AttentionShape, Names
+from sglang.srt.layers.linear import Fused
+from sglang.srt.layers.mlp import GatedMLP
+from sglang.srt.models.config import Fields, ModelSpec, decoder_spec
+from sglang.srt.models.llama import LlamaBlock, LlamaForCausalLM
 
 
 class Phi3Block(LlamaBlock):

@@ -3,8 +3,8 @@ the upper layers of some checkpoints."""
 
 from __future__ import annotations
 
-from srt.models.config import Fields, ModelSpec, decoder_spec, layer_windows
-from srt.models.llama import LlamaForCausalLM
+from sglang.srt.models.config import Fields, ModelSpec, decoder_spec, layer_windows
+from sglang.srt.models.llama import LlamaForCausalLM
 
 
 class Qwen2ForCausalLM(LlamaForCausalLM):

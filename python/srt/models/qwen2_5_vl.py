@@ -7,18 +7,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
+from sglang.srt.core.media import Media
+from sglang.srt.layers.sections import SectionedRotary
+from sglang.srt.media.settings import Norms
+from sglang.srt.models.config import Fields, ModelSpec, extended
+from sglang.srt.models.llama import LlamaBlock
+from sglang.srt.models.model import Model
+from sglang.srt.models.qwen2 import Qwen2ForCausalLM
+from sglang.srt.models.vision.parts import pixels, whole
+from sglang.srt.models.vision.seer import Part, Seer, SeerSpec, lift, norms_of, seer_spec
+from sglang.srt.models.vision.windows import WindowTower, WindowTowerSpec
 from torch import Tensor
-
-from srt.core.media import Media
-from srt.layers.sections import SectionedRotary
-from srt.media.settings import Norms
-from srt.models.config import Fields, ModelSpec, extended
-from srt.models.llama import LlamaBlock
-from srt.models.model import Model
-from srt.models.qwen2 import Qwen2ForCausalLM
-from srt.models.vision.parts import pixels, whole
-from srt.models.vision.seer import Part, Seer, SeerSpec, lift, norms_of, seer_spec
-from srt.models.vision.windows import WindowTower, WindowTowerSpec
 
 TOWER = "model.visual."
 

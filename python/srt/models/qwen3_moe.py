@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from srt.layers.experts import ExpertsShape
-from srt.models.config import Fields, decoder_spec, extended
-from srt.models.mixture import MixtureForCausalLM, MixtureSpec, read_routing, sparse_layers
+from sglang.srt.layers.experts import ExpertsShape
+from sglang.srt.models.config import Fields, decoder_spec, extended
+from sglang.srt.models.mixture import MixtureForCausalLM, MixtureSpec, read_routing, sparse_layers
 
 
 class Qwen3MoeForCausalLM(MixtureForCausalLM):

@@ -5,40 +5,40 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from srt.models.causal import CausalLM
-from srt.models.cohere import CohereForCausalLM
-from srt.models.cohere2 import Cohere2ForCausalLM
-from srt.models.deepseek_v2 import DeepseekV2ForCausalLM
-from srt.models.deepseek_v3 import DeepseekV3ForCausalLM
-from srt.models.gemma2 import Gemma2ForCausalLM
-from srt.models.gemma3 import Gemma3ForCausalLM, Gemma3ForConditionalGeneration
-from srt.models.gpt2 import GPT2LMHeadModel
-from srt.models.gpt_neox import GPTNeoXForCausalLM
-from srt.models.gpt_oss import GptOssForCausalLM
-from srt.models.granite import GraniteForCausalLM
-from srt.models.heads import classifier, headless
-from srt.models.kin import unknown
-from srt.models.llama import LlamaForCausalLM
-from srt.models.llava import LlavaForConditionalGeneration
-from srt.models.llava_next import (
+from sglang.srt.models.causal import CausalLM
+from sglang.srt.models.cohere import CohereForCausalLM
+from sglang.srt.models.cohere2 import Cohere2ForCausalLM
+from sglang.srt.models.deepseek_v2 import DeepseekV2ForCausalLM
+from sglang.srt.models.deepseek_v3 import DeepseekV3ForCausalLM
+from sglang.srt.models.gemma2 import Gemma2ForCausalLM
+from sglang.srt.models.gemma3 import Gemma3ForCausalLM, Gemma3ForConditionalGeneration
+from sglang.srt.models.gpt2 import GPT2LMHeadModel
+from sglang.srt.models.gpt_neox import GPTNeoXForCausalLM
+from sglang.srt.models.gpt_oss import GptOssForCausalLM
+from sglang.srt.models.granite import GraniteForCausalLM
+from sglang.srt.models.heads import classifier, headless
+from sglang.srt.models.kin import unknown
+from sglang.srt.models.llama import LlamaForCausalLM
+from sglang.srt.models.llava import LlavaForConditionalGeneration
+from sglang.srt.models.llava_next import (
     LlavaNextForConditionalGeneration,
     LlavaNextVideoForConditionalGeneration,
 )
-from srt.models.llava_onevision import LlavaOnevisionForConditionalGeneration
-from srt.models.mistral import MistralForCausalLM
-from srt.models.mixtral import MixtralForCausalLM
-from srt.models.model import Model
-from srt.models.olmo2 import Olmo2ForCausalLM
-from srt.models.olmo3 import Olmo3ForCausalLM
-from srt.models.olmoe import OlmoeForCausalLM
-from srt.models.phi3 import Phi3ForCausalLM
-from srt.models.qwen2 import Qwen2ForCausalLM
-from srt.models.qwen2_5_vl import Qwen2_5_VLForConditionalGeneration
-from srt.models.qwen2_moe import Qwen2MoeForCausalLM
-from srt.models.qwen3 import Qwen3ForCausalLM
-from srt.models.qwen3_moe import Qwen3MoeForCausalLM
-from srt.models.smollm3 import SmolLM3ForCausalLM
-from srt.models.starcoder2 import Starcoder2ForCausalLM
+from sglang.srt.models.llava_onevision import LlavaOnevisionForConditionalGeneration
+from sglang.srt.models.mistral import MistralForCausalLM
+from sglang.srt.models.mixtral import MixtralForCausalLM
+from sglang.srt.models.model import Model
+from sglang.srt.models.olmo2 import Olmo2ForCausalLM
+from sglang.srt.models.olmo3 import Olmo3ForCausalLM
+from sglang.srt.models.olmoe import OlmoeForCausalLM
+from sglang.srt.models.phi3 import Phi3ForCausalLM
+from sglang.srt.models.qwen2 import Qwen2ForCausalLM
+from sglang.srt.models.qwen2_5_vl import Qwen2_5_VLForConditionalGeneration
+from sglang.srt.models.qwen2_moe import Qwen2MoeForCausalLM
+from sglang.srt.models.qwen3 import Qwen3ForCausalLM
+from sglang.srt.models.qwen3_moe import Qwen3MoeForCausalLM
+from sglang.srt.models.smollm3 import SmolLM3ForCausalLM
+from sglang.srt.models.starcoder2 import Starcoder2ForCausalLM
 
 MODELS: dict[str, type[Model]] = {
     "LlamaForCausalLM": LlamaForCausalLM,

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from sglang.srt.layers.quantised import Quantised
+from sglang.srt.models.checkpoint import Checkpoint
+from sglang.srt.models.model import Model
 from torch import Tensor
-
-from srt.layers.quantised import Quantised
-from srt.models.checkpoint import Checkpoint
-from srt.models.model import Model
 
 
 def named(checkpoint: Checkpoint, family: type[Model]) -> Checkpoint:

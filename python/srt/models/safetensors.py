@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sglang.srt.files.location import inside
+from sglang.srt.models.checkpoint import Plain
+from sglang.srt.models.config import read_json
 from torch import Tensor
-
-from srt.files.location import inside
-from srt.models.checkpoint import Plain
-from srt.models.config import read_json
 
 MAX_HEADER_BYTES = 100_000_000
 INDEX = "model.safetensors.index.json"

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from srt.models.config import Fields, ModelSpec, decoder_spec, extended, layer_windows
-from srt.models.llama import LlamaBlock, LlamaForCausalLM
+from sglang.srt.models.config import Fields, ModelSpec, decoder_spec, extended, layer_windows
+from sglang.srt.models.llama import LlamaBlock, LlamaForCausalLM
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,15 @@ embeddings, but LayerNorm and a plain feed-forward layer, with biases throughout
 
 from __future__ import annotations
 
-from srt.layers.attention import SelfAttention
-from srt.layers.mlp import PlainMLP
-from srt.layers.norm import LayerNorm, RMSNorm
-from srt.layers.prenorm import PreNorm
-from srt.layers.rotary import Rotary
-from srt.layers.weight import Place
-from srt.models.causal import CausalLM
-from srt.models.config import Fields, ModelSpec, decoder_spec
-from srt.models.llama import attention_shape
+from sglang.srt.layers.attention import SelfAttention
+from sglang.srt.layers.mlp import PlainMLP
+from sglang.srt.layers.norm import LayerNorm, RMSNorm
+from sglang.srt.layers.prenorm import PreNorm
+from sglang.srt.layers.rotary import Rotary
+from sglang.srt.layers.weight import Place
+from sglang.srt.models.causal import CausalLM
+from sglang.srt.models.config import Fields, ModelSpec, decoder_spec
+from sglang.srt.models.llama import attention_shape
 
 
 class StarCoder2Block(PreNorm):

@@ -9,12 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from sglang.srt.layers.quantised import Quantised
+from sglang.srt.layers.weight import Slot, Slots
+from sglang.srt.models.checkpoint import Checkpoint
 from torch import Tensor
 from tqdm import tqdm
-
-from srt.layers.quantised import Quantised
-from srt.layers.weight import Slot, Slots
-from srt.models.checkpoint import Checkpoint
 
 
 def match(slots: Slots, checkpoint: Checkpoint, ignores: Callable[[str], bool]) -> None:

@@ -16,9 +16,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 import msgspec
-
-from srt.core.messages import Event, Prompt, TopPairs
-from srt.core.sampling import SEED_LIMIT, SamplingParams
+from sglang.srt.core.messages import Event, Prompt, TopPairs
+from sglang.srt.core.sampling import SEED_LIMIT, SamplingParams
 
 AT_ONCE = 32  # choices of one prompt that are in the engine at the same time
 

@@ -17,8 +17,8 @@ from contextlib import aclosing, suppress
 from functools import cached_property
 from typing import Any
 
-from srt.core.ints import Ints, ints
-from srt.core.messages import (
+from sglang.srt.core.ints import Ints, ints
+from sglang.srt.core.messages import (
     Advance,
     Append,
     Close,
@@ -34,15 +34,15 @@ from srt.core.messages import (
     Tokens,
     Verb,
 )
-from srt.engine.client import Client, EngineLost, Inbox
-from srt.engine.info import EngineInfo
-from srt.program.choose import Choice, nth, pick, score
-from srt.program.encoder import MOST, Encoder, bytes_of
-from srt.program.merge import merge
-from srt.program.output import Assembler, Finish, Output, PromptLogprobs
-from srt.program.reading import Reading, refused
-from srt.program.request import Ask, Logprobs, RequestError, verify_length
-from srt.tokenizer import Tokenizer
+from sglang.srt.engine.client import Client, EngineLost, Inbox
+from sglang.srt.engine.info import EngineInfo
+from sglang.srt.program.choose import Choice, nth, pick, score
+from sglang.srt.program.encoder import MOST, Encoder, bytes_of
+from sglang.srt.program.merge import merge
+from sglang.srt.program.output import Assembler, Finish, Output, PromptLogprobs
+from sglang.srt.program.reading import Reading, refused
+from sglang.srt.program.request import Ask, Logprobs, RequestError, verify_length
+from sglang.srt.tokenizer import Tokenizer
 
 __all__ = ["Completion", "EngineLost"]
 

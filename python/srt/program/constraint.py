@@ -6,8 +6,8 @@ import json
 from collections import Counter
 from typing import Any
 
-from srt.core.constraint import KINDS, Constraint
-from srt.core.depth import deeper
+from sglang.srt.core.constraint import KINDS, Constraint
+from sglang.srt.core.depth import deeper
 
 SCORINGS = ("tokens", "whole")
 NAMES = (*KINDS, "whitespace_pattern", "choices_scoring")

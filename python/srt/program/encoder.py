@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from srt.core.ints import Ints, ints
-from srt.program.request import RequestError
-from srt.tokenizer import LONG, Tokenizer
+from sglang.srt.core.ints import Ints, ints
+from sglang.srt.program.request import RequestError
+from sglang.srt.tokenizer import LONG, Tokenizer
 
 SMALL = 64 << 10  # bytes of a text that waits for no other: asyncio's threads are few
 MOST = 4 << 20  # bytes of texts in work, where the configuration does not say

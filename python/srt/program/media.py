@@ -12,15 +12,15 @@ from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from srt.core.ints import Ints, ints
-from srt.core.media import Media, Medias
-from srt.core.segments import Segment, Segments
-from srt.program.remote import LATE, Fetch, fetch
-from srt.program.request import RequestError
-from srt.program.sources import Source, decoded, read_file
+from sglang.srt.core.ints import Ints, ints
+from sglang.srt.core.media import Media, Medias
+from sglang.srt.core.segments import Segment, Segments
+from sglang.srt.program.remote import LATE, Fetch, fetch
+from sglang.srt.program.request import RequestError
+from sglang.srt.program.sources import Source, decoded, read_file
 
 if TYPE_CHECKING:
-    from srt.media.processor import Placeholder, Prepared, Processor
+    from sglang.srt.media.processor import Placeholder, Prepared, Processor
 
 FRAMES = 16  # of a video, where nobody says
 FETCHES = 16  # at once: they wait, mostly
@@ -209,8 +209,8 @@ class Viewer:
         return found
 
     def _look(self, kind: str, data: bytes, frames: int, alone: bool) -> Prepared:
-        from srt.media.decode import picture
-        from srt.media.video import read as read_video
+        from sglang.srt.media.decode import picture
+        from sglang.srt.media.video import read as read_video
 
         limits, processor = self.limits, self._processor
         most = min(limits.max_image_pixels, processor.max_pixels)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from srt.core.messages import Done, Origin, Prompt, Tokens, TopPairs
-from srt.tokenizer import Detokenizer
+from sglang.srt.core.messages import Done, Origin, Prompt, Tokens, TopPairs
+from sglang.srt.tokenizer import Detokenizer
 
 
 @dataclass(slots=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from srt.core.ints import Ints, ints
-from srt.core.segments import Segment, Segments
-from srt.program.completion import Completion
-from srt.program.request import RequestError, verify_length
+from sglang.srt.core.ints import Ints, ints
+from sglang.srt.core.segments import Segment, Segments
+from sglang.srt.program.completion import Completion
+from sglang.srt.program.request import RequestError, verify_length
 
 Parts = Sequence[str | Sequence[str]]
 

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from srt.core.messages import Advance, Close, Distribution, Done, Embed, Failed
-from srt.engine.client import Client, EngineLost, Inbox
-from srt.program.request import Ask, RequestError, field_of
+from sglang.srt.core.messages import Advance, Close, Distribution, Done, Embed, Failed
+from sglang.srt.engine.client import Client, EngineLost, Inbox
+from sglang.srt.program.request import Ask, RequestError, field_of
 
 if TYPE_CHECKING:
-    from srt.program.completion import Completion
+    from sglang.srt.program.completion import Completion
 
 WINDOW = 1 << 14
 _CODES = {"invalid": "invalid_value", "busy": "queue_full", "overloaded": "overloaded"}

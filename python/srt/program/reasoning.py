@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from srt.program.json_scan import SPACE
-from srt.program.tools import Form, either, sequence, tag
+from sglang.srt.program.json_scan import SPACE
+from sglang.srt.program.tools import Form, either, sequence, tag
 
 
 @dataclass(frozen=True)

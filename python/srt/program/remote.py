@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import NamedTuple
 from urllib.parse import SplitResult, urljoin, urlsplit
 
-from srt.core.version import __version__
+from sglang.srt.core.version import __version__
 
 REDIRECTS = 3
 CHUNK = 1 << 16

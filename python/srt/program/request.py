@@ -8,18 +8,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
-
-from srt.core.constraint import KINDS
-from srt.core.ints import Ints
-from srt.core.media import Medias
-from srt.core.messages import Open
-from srt.core.nearest import nearest
-from srt.core.sampling import MAX_TOP_LOGPROBS, SamplingParams
-from srt.core.segments import Segments, verify, verify_score
-from srt.engine.info import EngineInfo
-from srt.program.choose import verify_whole
-from srt.program.constraint import NAMES as CONSTRAINT_NAMES
-from srt.program.constraint import take_constraint
+from sglang.srt.core.constraint import KINDS
+from sglang.srt.core.ints import Ints
+from sglang.srt.core.media import Medias
+from sglang.srt.core.messages import Open
+from sglang.srt.core.nearest import nearest
+from sglang.srt.core.sampling import MAX_TOP_LOGPROBS, SamplingParams
+from sglang.srt.core.segments import Segments, verify, verify_score
+from sglang.srt.engine.info import EngineInfo
+from sglang.srt.program.choose import verify_whole
+from sglang.srt.program.constraint import NAMES as CONSTRAINT_NAMES
+from sglang.srt.program.constraint import take_constraint
 
 MAX_PROBES = 1024
 MAX_LOGPROB_ENTRIES = 1 << 20  # positions x entries of one request's input log-probabilities

@@ -12,8 +12,8 @@ from functools import lru_cache
 from itertools import groupby
 from typing import Protocol
 
-from srt.program.deltas import Arguments, Begin, Delta, Words
-from srt.program.json_scan import SPACE, CallObject
+from sglang.srt.program.deltas import Arguments, Begin, Delta, Words
+from sglang.srt.program.json_scan import SPACE, CallObject
 
 _SPACE = re.compile(r"[ \t\r\n]+")
 

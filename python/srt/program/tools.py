@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from srt.core.constraint import Constraint
-from srt.program.tool_parser import ToolParser
+from sglang.srt.core.constraint import Constraint
+from sglang.srt.program.tool_parser import ToolParser
 
 
 @dataclass(frozen=True)

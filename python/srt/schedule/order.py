@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from srt.schedule.view import Item, View
+from sglang.srt.schedule.view import Item, View
 
 Order = Callable[[Sequence[Item], View], list[Item]]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from srt.schedule.view import Item
+from sglang.srt.schedule.view import Item
 
 
 def victims(

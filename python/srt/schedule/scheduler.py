@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from srt.schedule.order import order
-from srt.schedule.preemption import victims
-from srt.schedule.view import Decision, View
+from sglang.srt.schedule.order import order
+from sglang.srt.schedule.preemption import victims
+from sglang.srt.schedule.view import Decision, View
 
 # What a request may draw counts up to here: few that ask for a whole long context use it.
 EXPECTED = 4096

@@ -11,19 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from sglang.srt.config import LoraConfig
+from sglang.srt.core.messages import AdapterInfo, LoadAdapter, UnloadAdapter
+from sglang.srt.program.completion import Completion, EngineLost
+from sglang.srt.program.request import RequestError
+from sglang.srt.server.wire.body import read_body
+from sglang.srt.server.wire.errors import ServerError, json_response
+from sglang.srt.server.wire.stream import unless_gone
 from starlette.requests import Request
 from starlette.responses import Response
 
-from srt.config import LoraConfig
-from srt.core.messages import AdapterInfo, LoadAdapter, UnloadAdapter
-from srt.program.completion import Completion, EngineLost
-from srt.program.request import RequestError
-from srt.server.wire.body import read_body
-from srt.server.wire.errors import ServerError, json_response
-from srt.server.wire.stream import unless_gone
-
 if TYPE_CHECKING:
-    from srt.server.service import Service
+    from sglang.srt.server.service import Service
 
 log = logging.getLogger("sglang.server")
 

@@ -9,19 +9,18 @@ from typing import Any, Literal
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
+from sglang.srt.core.ints import ints
+from sglang.srt.core.sampling import SamplingParams
+from sglang.srt.program.completion import Completion, EngineLost
+from sglang.srt.program.request import CONSTRAINTS, Ask, RequestError
+from sglang.srt.server.service import Service
+from sglang.srt.server.text.sessions import CloseSessionBody, OpenSessionBody
+from sglang.srt.server.wire.body import read_body, read_optional_body
+from sglang.srt.server.wire.caller import current
+from sglang.srt.server.wire.errors import ServerError, json_response
+from sglang.srt.server.wire.stream import unless_gone
 from starlette.requests import Request
 from starlette.responses import Response
-
-from srt.core.ints import ints
-from srt.core.sampling import SamplingParams
-from srt.program.completion import Completion, EngineLost
-from srt.program.request import CONSTRAINTS, Ask, RequestError
-from srt.server.service import Service
-from srt.server.text.sessions import CloseSessionBody, OpenSessionBody
-from srt.server.wire.body import read_body, read_optional_body
-from srt.server.wire.caller import current
-from srt.server.wire.errors import ServerError, json_response
-from srt.server.wire.stream import unless_gone
 
 log = logging.getLogger("sglang.server")
 

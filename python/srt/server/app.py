@@ -7,21 +7,20 @@ from collections.abc import Awaitable, Callable
 from functools import cache
 
 import msgspec
+from sglang.srt.core.version import __version__
+from sglang.srt.program.completion import EngineLost
+from sglang.srt.program.request import RequestError
+from sglang.srt.server.edge.guard import Guard, ordinary
+from sglang.srt.server.openapi.document import document
+from sglang.srt.server.routes import JSON, ROUTES, Handler
+from sglang.srt.server.service import Service
+from sglang.srt.server.telemetry.journal import Journal
+from sglang.srt.server.wire.errors import ServerError, error_response
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-
-from srt.core.version import __version__
-from srt.program.completion import EngineLost
-from srt.program.request import RequestError
-from srt.server.edge.guard import Guard, ordinary
-from srt.server.openapi.document import document
-from srt.server.routes import JSON, ROUTES, Handler
-from srt.server.service import Service
-from srt.server.telemetry.journal import Journal
-from srt.server.wire.errors import ServerError, error_response
 
 
 def make_app(service: Service) -> Starlette:

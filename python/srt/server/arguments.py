@@ -8,10 +8,10 @@ import os
 import re
 from typing import Any, NoReturn
 
-from srt.core.nearest import nearest
-from srt.core.version import __version__
+from sglang.srt.core.nearest import nearest
+from sglang.srt.core.version import __version__
 
-# Flags of other servers than upstream's, whose own are in ``srt.config.upstream``.
+# Flags of other servers than upstream's, whose own are in ``sglang.srt.config.upstream``.
 ELSEWHERE = {
     "--max-model-len": "--context-length",
     "--ctx-size": "--context-length",

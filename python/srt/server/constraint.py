@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-
-from srt.program.constraint import NAMES
-from srt.program.request import RequestError
+from sglang.srt.program.constraint import NAMES
+from sglang.srt.program.request import RequestError
 
 FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 # As vLLM spells them: beside the others, and in ``structured_outputs``.

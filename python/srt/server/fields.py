@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-
-from srt.core.sampling import SamplingParams
-from srt.program.output import Output
-from srt.program.request import RequestError, sampling_from
-from srt.server.constraint import ConstraintFields, settings_of
-from srt.server.service import Service
-from srt.server.telemetry.record import record
+from sglang.srt.core.sampling import SamplingParams
+from sglang.srt.program.output import Output
+from sglang.srt.program.request import RequestError, sampling_from
+from sglang.srt.server.constraint import ConstraintFields, settings_of
+from sglang.srt.server.service import Service
+from sglang.srt.server.telemetry.record import record
 
 Stops = str | list[str] | None
 

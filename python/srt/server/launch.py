@@ -1,7 +1,7 @@
 """Launch: bind the port, start the engine process, serve, drain, leave nothing behind.
 
-The engine process is started before this one imports the server (``srt.server.serving``): its own
-imports and its model take longer than everything here.
+The engine process is started before this one imports the server (``sglang.srt.server.serving``):
+its own imports and its model take longer than everything here.
 
 bound      the port is ours; a port in use ends the launch before a model is read
 loading    the engine process reads the model
@@ -21,11 +21,11 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from srt.config import Config, add_arguments, from_arguments
-from srt.core import logs
-from srt.engine.process import Started
-from srt.server.arguments import Parser, keys_from_environment
-from srt.server.edge.accept import bind
+from sglang.srt.config import Config, add_arguments, from_arguments
+from sglang.srt.core import logs
+from sglang.srt.engine.process import Started
+from sglang.srt.server.arguments import Parser, keys_from_environment
+from sglang.srt.server.edge.accept import bind
 
 
 def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,14 +79,14 @@ def _signals_before_the_loop(config: Config) -> None:
 def _serve(
     config: Config, listener: socket.socket, engine: Started, parser: argparse.ArgumentParser
 ) -> int:
-    from srt.engine.client import EngineLost
-    from srt.program.media import MediaError
-    from srt.server import serving
-    from srt.server.edge import tls
-    from srt.server.edge.tenants import Tenants
-    from srt.server.telemetry.tracing import TracingError
-    from srt.tokenizer import TokenizerError
-    from srt.tokenizer.chat import ChatTemplateError
+    from sglang.srt.engine.client import EngineLost
+    from sglang.srt.program.media import MediaError
+    from sglang.srt.server import serving
+    from sglang.srt.server.edge import tls
+    from sglang.srt.server.edge.tenants import Tenants
+    from sglang.srt.server.telemetry.tracing import TracingError
+    from sglang.srt.tokenizer import TokenizerError
+    from sglang.srt.tokenizer.chat import ChatTemplateError
 
     try:
         Tenants(config)

@@ -7,7 +7,7 @@ import json
 import textwrap
 from dataclasses import asdict
 
-from srt.models.verified import EVERY, Verified, verified
+from sglang.srt.models.verified import EVERY, Verified, verified
 
 COLUMNS = 100
 

@@ -6,22 +6,29 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from sglang.srt.server import adapters, admin
+from sglang.srt.server.chat import routes as chat
+from sglang.srt.server.chat import talk
+from sglang.srt.server.explain import routes as explain
+from sglang.srt.server.messages import body as messages_body
+from sglang.srt.server.messages import routes as messages
+from sglang.srt.server.openapi import shapes, shapes_v1
+from sglang.srt.server.page import files as page
+from sglang.srt.server.page import live
+from sglang.srt.server.responses import body as responses_body
+from sglang.srt.server.responses import routes as responses
+from sglang.srt.server.service import Service
+from sglang.srt.server.text import (
+    classify,
+    completions,
+    embeddings,
+    native,
+    score,
+    sessions,
+    tokens,
+)
 from starlette.requests import Request
 from starlette.responses import Response
-
-from srt.server import adapters, admin
-from srt.server.chat import routes as chat
-from srt.server.chat import talk
-from srt.server.explain import routes as explain
-from srt.server.messages import body as messages_body
-from srt.server.messages import routes as messages
-from srt.server.openapi import shapes, shapes_v1
-from srt.server.page import files as page
-from srt.server.page import live
-from srt.server.responses import body as responses_body
-from srt.server.responses import routes as responses
-from srt.server.service import Service
-from srt.server.text import classify, completions, embeddings, native, score, sessions, tokens
 
 Handler = Callable[[Service, Request], Awaitable[Response]]
 

@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from srt.core.constraint import Constraint
-from srt.grammar.base import Grammar, GrammarError
-from srt.grammar.schema.doctor import Finding, examine
-from srt.grammar.schema.document import Refusal
-from srt.grammar.schema.sample import BYTES, sample
+from sglang.srt.core.constraint import Constraint
+from sglang.srt.grammar.base import Grammar, GrammarError
+from sglang.srt.grammar.schema.doctor import Finding, examine
+from sglang.srt.grammar.schema.document import Refusal
+from sglang.srt.grammar.schema.sample import BYTES, sample
 
 KINDS = ("json_schema", "regex", "ebnf", "structural_tag", "choices")
 MUTATIONS = 200
@@ -72,8 +72,8 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 def examine_constraint(kind: str, text: str, whitespace: str = "", seed: int = 0) -> Report:
     """All that the command prints."""
-    from srt.grammar.build import build
-    from srt.grammar.planning import make_plan
+    from sglang.srt.grammar.build import build
+    from sglang.srt.grammar.planning import make_plan
 
     report = Report(kind)
     schema: Any = None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from srt.config import Config
-from srt.engine.info import EngineInfo
-from srt.files.location import locate
-from srt.program.media import MediaError, Viewer
-from srt.tokenizer import Tokenizer
+from sglang.srt.config import Config
+from sglang.srt.engine.info import EngineInfo
+from sglang.srt.files.location import locate
+from sglang.srt.program.media import MediaError, Viewer
+from sglang.srt.tokenizer import Tokenizer
 
 AROUND = ("<|vision_start|>", "<|vision_end|>")  # what Qwen's models see around a placeholder
 
@@ -28,7 +28,7 @@ def viewer_of(config: Config, info: EngineInfo) -> Viewer | None:
     """What reads images and videos; None for a model that sees none. Raises MediaError."""
     if not info.vision:
         return None
-    from srt.media.processor import Processor
+    from sglang.srt.media.processor import Processor
 
     try:
         directory = locate(config.model.model_path, config.model.revision)

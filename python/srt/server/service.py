@@ -8,30 +8,30 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from srt.config import Config
-from srt.core.ints import Ints, ints
-from srt.core.messages import Distribution, Done, Embed, Reply
-from srt.core.segments import Segments
-from srt.program.completion import Completion
-from srt.program.media import Expanded
-from srt.program.merge import merge
-from srt.program.output import Finish, Output
-from srt.program.reading import read_all
-from srt.program.reasoning import marks_for
-from srt.program.request import Ask, RequestError, verified
-from srt.program.sources import Source
-from srt.program.tool_formats import format_for
-from srt.server.adapters import Adapters
-from srt.server.edge.tenants import Tenants
-from srt.server.edge.turns import TurnAborted, Turns
-from srt.server.explain.explanations import Entry, Explanations
-from srt.server.responses.store import Store
-from srt.server.seeing import viewer_of, written
-from srt.server.telemetry.metrics import Metrics
-from srt.server.telemetry.tracing import Tracing
-from srt.server.text.sessions import Sessions
-from srt.server.wire.caller import current
-from srt.server.wire.errors import ServerError
+from sglang.srt.config import Config
+from sglang.srt.core.ints import Ints, ints
+from sglang.srt.core.messages import Distribution, Done, Embed, Reply
+from sglang.srt.core.segments import Segments
+from sglang.srt.program.completion import Completion
+from sglang.srt.program.media import Expanded
+from sglang.srt.program.merge import merge
+from sglang.srt.program.output import Finish, Output
+from sglang.srt.program.reading import read_all
+from sglang.srt.program.reasoning import marks_for
+from sglang.srt.program.request import Ask, RequestError, verified
+from sglang.srt.program.sources import Source
+from sglang.srt.program.tool_formats import format_for
+from sglang.srt.server.adapters import Adapters
+from sglang.srt.server.edge.tenants import Tenants
+from sglang.srt.server.edge.turns import TurnAborted, Turns
+from sglang.srt.server.explain.explanations import Entry, Explanations
+from sglang.srt.server.responses.store import Store
+from sglang.srt.server.seeing import viewer_of, written
+from sglang.srt.server.telemetry.metrics import Metrics
+from sglang.srt.server.telemetry.tracing import Tracing
+from sglang.srt.server.text.sessions import Sessions
+from sglang.srt.server.wire.caller import current
+from sglang.srt.server.wire.errors import ServerError
 
 MAX_CHOICES = 4096  # completions one HTTP request may ask for
 EMBEDDED_NAME = "sglang-tiny"

@@ -12,19 +12,18 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import uvicorn
-
-from srt.config import Config
-from srt.core.version import __version__
-from srt.engine.process import Started
-from srt.server.app import make_app
-from srt.server.edge import tls
-from srt.server.edge.accept import allow_connections, calm
-from srt.server.edge.hosts import exposed
-from srt.server.edge.protocol import protocol
-from srt.server.service import Service
-from srt.server.supervisor import Supervisor
-from srt.server.telemetry.tracing import connect
-from srt.tokenizer import Tokenizer
+from sglang.srt.config import Config
+from sglang.srt.core.version import __version__
+from sglang.srt.engine.process import Started
+from sglang.srt.server.app import make_app
+from sglang.srt.server.edge import tls
+from sglang.srt.server.edge.accept import allow_connections, calm
+from sglang.srt.server.edge.hosts import exposed
+from sglang.srt.server.edge.protocol import protocol
+from sglang.srt.server.service import Service
+from sglang.srt.server.supervisor import Supervisor
+from sglang.srt.server.telemetry.tracing import connect
+from sglang.srt.tokenizer import Tokenizer
 
 log = logging.getLogger("sglang.server")
 

@@ -16,15 +16,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import msgspec
-
-from srt.config import Config
-from srt.engine.client import Client, EngineLost
-from srt.engine.info import EngineInfo
-from srt.engine.process import EngineProcess, Started
-from srt.program.completion import Completion
-from srt.program.request import RequestError
-from srt.server.admin import probe
-from srt.tokenizer import Tokenizer
+from sglang.srt.config import Config
+from sglang.srt.engine.client import Client, EngineLost
+from sglang.srt.engine.info import EngineInfo
+from sglang.srt.engine.process import EngineProcess, Started
+from sglang.srt.program.completion import Completion
+from sglang.srt.program.request import RequestError
+from sglang.srt.server.admin import probe
+from sglang.srt.tokenizer import Tokenizer
 
 log = logging.getLogger("sglang.server")
 

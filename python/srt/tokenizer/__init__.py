@@ -1,7 +1,7 @@
 """Text to token ids and back: every token is a byte string, text is their concatenation."""
 
-from srt.tokenizer.detokenizer import Detokenizer
-from srt.tokenizer.errors import TokenizerError
-from srt.tokenizer.tokenizer import LONG, Tokenizer
+from sglang.srt.tokenizer.detokenizer import Detokenizer
+from sglang.srt.tokenizer.errors import TokenizerError
+from sglang.srt.tokenizer.tokenizer import LONG, Tokenizer
 
 __all__ = ["LONG", "Detokenizer", "Tokenizer", "TokenizerError"]

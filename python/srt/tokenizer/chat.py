@@ -8,9 +8,8 @@ from functools import cached_property
 from typing import Any, NoReturn
 
 import jinja2
-
-from srt.tokenizer.sandbox import Sandbox
-from srt.tokenizer.work import SECONDS, TooMuchError, TooSlowError, limited
+from sglang.srt.tokenizer.sandbox import Sandbox
+from sglang.srt.tokenizer.work import SECONDS, TooMuchError, TooSlowError, limited
 
 __all__ = ["SECONDS", "ChatTemplate", "ChatTemplateError", "SlowTemplateError"]
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from srt.tokenizer.patterns import GPT2, GPT4O, LLAMA3, QWEN2, TEKKEN
+from sglang.srt.tokenizer.patterns import GPT2, GPT4O, LLAMA3, QWEN2, TEKKEN
 
 PIECE = 1 << 15  # characters, at least
 FAR = 1 << 15  # further ones in which a place is looked for

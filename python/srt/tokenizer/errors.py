@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from srt.files.location import inside
+from sglang.srt.files.location import inside
 
 MAX_FILE = 1 << 28  # bytes of a vocabulary
 MAX_CONFIG = 1 << 24  # of what stands beside it

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from srt.files.endings import endings
-from srt.files.gguf import Gguf
-from srt.tokenizer.errors import MAX_TOKENS
-from srt.tokenizer.layouts import (
+from sglang.srt.files.endings import endings
+from sglang.srt.files.gguf import Gguf
+from sglang.srt.tokenizer.errors import MAX_TOKENS
+from sglang.srt.tokenizer.layouts import (
     BYTE,
     CONTROL,
     NORMAL,
@@ -20,7 +20,7 @@ from srt.tokenizer.layouts import (
     byte_level,
     sentencepiece,
 )
-from srt.tokenizer.patterns import GGUF, PATTERNS
+from sglang.srt.tokenizer.patterns import GGUF, PATTERNS
 
 _PREFIX = "tokenizer.ggml."
 _ROLES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}

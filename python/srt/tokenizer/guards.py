@@ -12,8 +12,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.filters import do_round, make_attrgetter
 from jinja2.runtime import Undefined
 from jinja2.utils import pass_environment
-
-from srt.tokenizer.work import TooMuchError, concat, pay, pay_bits, tick, weigh
+from sglang.srt.tokenizer.work import TooMuchError, concat, pay, pay_bits, tick, weigh
 
 PLACES = 100  # of a rounded number; characters of an indent
 _WIDE = re.compile(  # a format whose width is large, or a variable

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from srt.tokenizer.errors import MAX_PIECE, MAX_TOKENS
-from srt.tokenizer.pieces import byte_alphabet
-from srt.tokenizer.shield import broken
+from sglang.srt.tokenizer.errors import MAX_PIECE, MAX_TOKENS
+from sglang.srt.tokenizer.pieces import byte_alphabet
+from sglang.srt.tokenizer.shield import broken
 
 SPACE = "▁"
 # Types of a sentencepiece vocabulary, which GGUF files use too.

@@ -21,9 +21,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-from srt.tokenizer.guards import FILTERS, METHODS, OPERATORS, check_width
-from srt.tokenizer.work import concat, paid, tick, weigh
+from sglang.srt.tokenizer.guards import FILTERS, METHODS, OPERATORS, check_width
+from sglang.srt.tokenizer.work import concat, paid, tick, weigh
 
 _WITHOUT = (  # filters with no use here that make much out of little
     "batch", "center", "filesizeformat", "pprint", "random", "slice", "striptags", "urlize",

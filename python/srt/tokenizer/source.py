@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from srt.files.location import gguf_of
-from srt.tokenizer import gguf, spm_file, tiktoken
-from srt.tokenizer.errors import (
+from sglang.srt.files.location import gguf_of
+from sglang.srt.tokenizer import gguf, spm_file, tiktoken
+from sglang.srt.tokenizer.errors import (
     MAX_FILE,
     MAX_TOKENS,
     TokenizerError,
@@ -25,8 +25,8 @@ from srt.tokenizer.errors import (
     read_text,
     told,
 )
-from srt.tokenizer.layouts import Added, byte_level, from_ranks, sentencepiece
-from srt.tokenizer.patterns import PATTERNS
+from sglang.srt.tokenizer.layouts import Added, byte_level, from_ranks, sentencepiece
+from sglang.srt.tokenizer.patterns import PATTERNS
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 

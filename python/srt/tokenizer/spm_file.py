@@ -15,8 +15,8 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from srt.tokenizer.errors import MAX_TOKENS
-from srt.tokenizer.layouts import NORMAL, Pieces
+from sglang.srt.tokenizer.errors import MAX_TOKENS
+from sglang.srt.tokenizer.layouts import NORMAL, Pieces
 
 
 @dataclass(frozen=True)

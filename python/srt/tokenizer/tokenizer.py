@@ -9,19 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-
-from srt.core import heap
-from srt.core.vocabulary import Vocabulary
-from srt.files.location import EMBEDDED, TOKENIZER_FILES, locate
-from srt.tokenizer import source as sources
-from srt.tokenizer.chat import ChatTemplate, ChatTemplateError
-from srt.tokenizer.cuts import can_cut, pieces
-from srt.tokenizer.detokenizer import Detokenizer
-from srt.tokenizer.errors import MAX_TOKENS, TokenizerError, failed, told
-from srt.tokenizer.inside import Inside
-from srt.tokenizer.pieces import piece_bytes
-from srt.tokenizer.shield import Shield
-from srt.tokenizer.templates import NAMES, built_in, family_of
+from sglang.srt.core import heap
+from sglang.srt.core.vocabulary import Vocabulary
+from sglang.srt.files.location import EMBEDDED, TOKENIZER_FILES, locate
+from sglang.srt.tokenizer import source as sources
+from sglang.srt.tokenizer.chat import ChatTemplate, ChatTemplateError
+from sglang.srt.tokenizer.cuts import can_cut, pieces
+from sglang.srt.tokenizer.detokenizer import Detokenizer
+from sglang.srt.tokenizer.errors import MAX_TOKENS, TokenizerError, failed, told
+from sglang.srt.tokenizer.inside import Inside
+from sglang.srt.tokenizer.pieces import piece_bytes
+from sglang.srt.tokenizer.shield import Shield
+from sglang.srt.tokenizer.templates import NAMES, built_in, family_of
 
 log = logging.getLogger("sglang.tokenizer")
 

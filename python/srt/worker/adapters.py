@@ -17,15 +17,14 @@ from typing import Any
 
 import numpy as np
 import torch
-
-from srt.config import LoraConfig
-from srt.core.batch import Batch, RowOutput
-from srt.layers.lora import Lora, Plan, Use, Weights
-from srt.layers.weight import Place
-from srt.models.config import ModelSpec
-from srt.models.model import Model
-from srt.models.peft import Site, open_adapter, read_adapter, sites_of
-from srt.worker.inputs import Inputs
+from sglang.srt.config import LoraConfig
+from sglang.srt.core.batch import Batch, RowOutput
+from sglang.srt.layers.lora import Lora, Plan, Use, Weights
+from sglang.srt.layers.weight import Place
+from sglang.srt.models.config import ModelSpec
+from sglang.srt.models.model import Model
+from sglang.srt.models.peft import Site, open_adapter, read_adapter, sites_of
+from sglang.srt.worker.inputs import Inputs
 
 
 class Adapters:

@@ -11,13 +11,12 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
+from sglang.srt.core.batch import Batch, RowOutput
+from sglang.srt.core.media import Media
+from sglang.srt.worker.inputs import Embedded, Inputs
 from torch import Tensor
 
-from srt.core.batch import Batch, RowOutput
-from srt.core.media import Media
-from srt.worker.inputs import Embedded, Inputs
-
-log = logging.getLogger("srt.worker")
+log = logging.getLogger("sglang.srt.worker")
 Encode: TypeAlias = Callable[[Media], Tensor]
 
 

@@ -13,15 +13,14 @@ from importlib.util import find_spec
 from typing import Any, Protocol
 
 import numpy as np
+from sglang.srt.attention.base import Attention, Int32Array
+from sglang.srt.core.batch import Sample
+from sglang.srt.models.model import Model
+from sglang.srt.parallel.staging import send
+from sglang.srt.worker import sampler
+from sglang.srt.worker.drawing import Drawing, drawn
+from sglang.srt.worker.inputs import Inputs
 from torch import Tensor
-
-from srt.attention.base import Attention, Int32Array
-from srt.core.batch import Sample
-from srt.models.model import Model
-from srt.parallel.staging import send
-from srt.worker import sampler
-from srt.worker.drawing import Drawing, drawn
-from srt.worker.inputs import Inputs
 
 
 class Forward(Protocol):
@@ -54,7 +53,7 @@ class Eager:
 
     def draw(self, logits: Tensor, samples: Sequence[Sample]) -> Drawing:
         if logits.is_cuda and find_spec("triton") and find_spec("sgl_kernel"):
-            from srt.worker import gpu_draw
+            from sglang.srt.worker import gpu_draw
 
             return gpu_draw.draw(logits, samples)
         return drawn(*sampler.draw(logits, samples))

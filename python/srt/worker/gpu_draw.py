@@ -12,13 +12,12 @@ from itertools import chain
 
 import numpy as np
 from sgl_kernel.triton import sampling as kernels
+from sglang.srt.core.batch import NONE_ALLOWED, Sample
+from sglang.srt.core.ints import Ints
+from sglang.srt.parallel.staging import send
+from sglang.srt.worker.drawing import Drawing
+from sglang.srt.worker.sampler import NOT_FINITE, made, mask_bytes
 from torch import Tensor
-
-from srt.core.batch import NONE_ALLOWED, Sample
-from srt.core.ints import Ints
-from srt.parallel.staging import send
-from srt.worker.drawing import Drawing
-from srt.worker.sampler import NOT_FINITE, made, mask_bytes
 
 
 def draw(logits: Tensor, samples: Sequence[Sample]) -> Drawing:

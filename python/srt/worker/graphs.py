@@ -21,19 +21,18 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from sglang.srt.attention.base import Attention, Capturable, Int32Array, Layout
+from sglang.srt.attention.slots import padded
+from sglang.srt.config import ModelConfig
+from sglang.srt.core.batch import Sample
+from sglang.srt.models.model import Model
+from sglang.srt.worker.drawing import Drawing
+from sglang.srt.worker.forward import Eager, pick
+from sglang.srt.worker.inputs import Inputs
+from sglang.srt.worker.kv import KVPool
 from torch import Tensor
 
-from srt.attention.base import Attention, Capturable, Int32Array, Layout
-from srt.attention.slots import padded
-from srt.config import ModelConfig
-from srt.core.batch import Sample
-from srt.models.model import Model
-from srt.worker.drawing import Drawing
-from srt.worker.forward import Eager, pick
-from srt.worker.inputs import Inputs
-from srt.worker.kv import KVPool
-
-log = logging.getLogger("srt.worker")
+log = logging.getLogger("sglang.srt.worker")
 # Entries of the page tables of one pass that buffers are kept for, 4 bytes each.
 TABLE = 1 << 22
 # Logits kept for the largest bucket that has them in its graph, as many as ``runner`` computes at

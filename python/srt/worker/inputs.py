@@ -7,13 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from sglang.srt.attention.base import Int32Array, Layout
+from sglang.srt.core.batch import Batch, Row
+from sglang.srt.core.ints import Ints
+from sglang.srt.layers.lora import Use
+from sglang.srt.parallel.staging import send
 from torch import Tensor
-
-from srt.attention.base import Int32Array, Layout
-from srt.core.batch import Batch, Row
-from srt.core.ints import Ints
-from srt.layers.lora import Use
-from srt.parallel.staging import send
 
 
 class Embedded(NamedTuple):

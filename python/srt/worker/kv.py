@@ -10,11 +10,10 @@ from pathlib import Path
 
 import psutil
 import torch
+from sglang.srt.attention.base import KVShape
+from sglang.srt.config import MemoryConfig
+from sglang.srt.models.config import ModelSpec
 from torch import Tensor
-
-from srt.attention.base import KVShape
-from srt.config import MemoryConfig
-from srt.models.config import ModelSpec
 
 # On a CPU memory is everybody's: no more than this many longest sequences by default.
 CPU_CONTEXTS = 32

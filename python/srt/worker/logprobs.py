@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from sglang.srt.core.batch import TopList
 from torch import Tensor
-
-from srt.core.batch import TopList
 
 
 def log_softmax(logits: Tensor) -> Tensor:

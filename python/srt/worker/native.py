@@ -13,20 +13,19 @@ import numpy as np
 import torch
 from sgl_kernel import native, packed, paged
 from sgl_kernel.tape import Tape
+from sglang.srt.attention.base import Int32Array
+from sglang.srt.attention.kernel import KernelAttention
+from sglang.srt.core.batch import Sample
+from sglang.srt.layers.quantised import Quantised, joined, native_form
+from sglang.srt.layers.recorder import Recorder
+from sglang.srt.layers.weight import Slot, Stored
+from sglang.srt.models.model import Model
+from sglang.srt.worker import native_draw
+from sglang.srt.worker.drawing import Drawing, drawn
+from sglang.srt.worker.forward import compute, pick
+from sglang.srt.worker.inputs import Inputs
+from sglang.srt.worker.kv import KVPool
 from torch import Tensor
-
-from srt.attention.base import Int32Array
-from srt.attention.kernel import KernelAttention
-from srt.core.batch import Sample
-from srt.layers.quantised import Quantised, joined, native_form
-from srt.layers.recorder import Recorder
-from srt.layers.weight import Slot, Stored
-from srt.models.model import Model
-from srt.worker import native_draw
-from srt.worker.drawing import Drawing, drawn
-from srt.worker.forward import compute, pick
-from srt.worker.inputs import Inputs
-from srt.worker.kv import KVPool
 
 # How each --quantization stores matrices, and the output head.
 FORMATS = {"int8": ("w8a8", "w8a8"), "int8wo": ("w8", "w8"), "int4": ("w4", "w8")}

@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 from sgl_kernel import rows
+from sglang.srt.core.batch import NONE_ALLOWED, Sample
+from sglang.srt.worker.sampler import NOT_FINITE, adjust, made, mask_bytes
 from torch import Tensor
-
-from srt.core.batch import NONE_ALLOWED, Sample
-from srt.worker.sampler import NOT_FINITE, adjust, made, mask_bytes
 
 
 def draw(logits: Tensor, samples: Sequence[Sample], threads: int) -> tuple[Tensor, list[str]]:

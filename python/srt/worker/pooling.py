@@ -7,11 +7,10 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from sglang.srt.attention.base import Int32Array
+from sglang.srt.core.batch import Batch, Row, RowOutput
+from sglang.srt.worker.inputs import Inputs
 from torch import Tensor
-
-from srt.attention.base import Int32Array
-from srt.core.batch import Batch, Row, RowOutput
-from srt.worker.inputs import Inputs
 
 NOT_FINITE = "the model's hidden states are not finite"
 

@@ -10,22 +10,21 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from sglang.srt.attention.base import Int32Array
+from sglang.srt.core.batch import Batch, Drawn, Row, RowOutput, Sample, Score, StepResult
+from sglang.srt.core.matcher import POSTPONED, GrammarError
+from sglang.srt.parallel.staging import send
+from sglang.srt.worker import logprobs as readout
+from sglang.srt.worker.adapters import Adapters
+from sglang.srt.worker.drawing import Drawing
+from sglang.srt.worker.features import Features
+from sglang.srt.worker.forward import Forward, pick
+from sglang.srt.worker.inputs import Inputs, read_batch
+from sglang.srt.worker.kv import KVPool
+from sglang.srt.worker.pooling import pooled_span, sum_states
+from sglang.srt.worker.readback import Fetched, readback_of
+from sglang.srt.worker.sampler import NOT_FINITE, narrowed
 from torch import Tensor
-
-from srt.attention.base import Int32Array
-from srt.core.batch import Batch, Drawn, Row, RowOutput, Sample, Score, StepResult
-from srt.core.matcher import POSTPONED, GrammarError
-from srt.parallel.staging import send
-from srt.worker import logprobs as readout
-from srt.worker.adapters import Adapters
-from srt.worker.drawing import Drawing
-from srt.worker.features import Features
-from srt.worker.forward import Forward, pick
-from srt.worker.inputs import Inputs, read_batch
-from srt.worker.kv import KVPool
-from srt.worker.pooling import pooled_span, sum_states
-from srt.worker.readback import Fetched, readback_of
-from srt.worker.sampler import NOT_FINITE, narrowed
 
 # Logits computed at once: bounds the memory of a long prompt's scores.
 LOGITS = 1 << 24

@@ -14,11 +14,10 @@ from itertools import chain
 
 import numpy as np
 import torch
+from sglang.srt.core.batch import NONE_ALLOWED, Sample
+from sglang.srt.core.ints import Ints
+from sglang.srt.core.matcher import POSTPONED, GrammarError, Postponed
 from torch import Tensor
-
-from srt.core.batch import NONE_ALLOWED, Sample
-from srt.core.ints import Ints
-from srt.core.matcher import POSTPONED, GrammarError, Postponed
 
 # Most likely tokens that a nucleus is looked for in before the whole vocabulary is sorted.
 NUCLEUS = 1024

@@ -8,14 +8,13 @@ import math
 from dataclasses import dataclass
 
 import torch
+from sglang.srt.config import Config, ModelConfig
+from sglang.srt.config.sections import PUBLISHED
+from sglang.srt.layers.weight import Slots
+from sglang.srt.models.checkpoint import Checkpoint
+from sglang.srt.models.config import ModelSpec
 
-from srt.config import Config, ModelConfig
-from srt.config.sections import PUBLISHED
-from srt.layers.weight import Slots
-from srt.models.checkpoint import Checkpoint
-from srt.models.config import ModelSpec
-
-log = logging.getLogger("srt.worker")
+log = logging.getLogger("sglang.srt.worker")
 
 # Bytes of a parameter in memory, by --quantization; its scales included.
 BYTES = {"int8": 1.01, "int8wo": 1.01, "int4": 0.57}
@@ -127,7 +126,7 @@ def no_native(settings: ModelConfig, device: torch.device) -> str:
     if settings.cpu_kernels == "torch":
         return "--cpu-kernels torch"
     try:
-        from srt.worker.native import unfit
+        from sglang.srt.worker.native import unfit
     except ImportError:
         why = "the package sgl-kernel is not installed (pip install ./sgl-kernel)"
     else:

@@ -9,30 +9,29 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sglang.srt.attention.choose import choose, make_attention
+from sglang.srt.config import Config, ModelConfig
+from sglang.srt.core.batch import Batch, StepResult
+from sglang.srt.files.location import locate
+from sglang.srt.layers.weight import Place
+from sglang.srt.models import weights
+from sglang.srt.models.checkpoint import Checkpoint
+from sglang.srt.models.config import ModelSpec, json_whitespace, read_config
+from sglang.srt.models.model import Model
+from sglang.srt.models.open import open_checkpoint
+from sglang.srt.models.registry import lookup
+from sglang.srt.models.renamed import named
+from sglang.srt.worker.adapters import Adapters, adapters_of, resident_bytes
+from sglang.srt.worker.features import Features
+from sglang.srt.worker.forward import Eager, Forward
+from sglang.srt.worker.graphs import captured
+from sglang.srt.worker.heap import returned_at_once
+from sglang.srt.worker.kv import KVPool, available_memory, bytes_per_token, pool_pages
+from sglang.srt.worker.runner import ModelRunner
+from sglang.srt.worker.storage import Storage, storage_of
+from sglang.srt.worker.threads import DEFAULT, Threads
 
-from srt.attention.choose import choose, make_attention
-from srt.config import Config, ModelConfig
-from srt.core.batch import Batch, StepResult
-from srt.files.location import locate
-from srt.layers.weight import Place
-from srt.models import weights
-from srt.models.checkpoint import Checkpoint
-from srt.models.config import ModelSpec, json_whitespace, read_config
-from srt.models.model import Model
-from srt.models.open import open_checkpoint
-from srt.models.registry import lookup
-from srt.models.renamed import named
-from srt.worker.adapters import Adapters, adapters_of, resident_bytes
-from srt.worker.features import Features
-from srt.worker.forward import Eager, Forward
-from srt.worker.graphs import captured
-from srt.worker.heap import returned_at_once
-from srt.worker.kv import KVPool, available_memory, bytes_per_token, pool_pages
-from srt.worker.runner import ModelRunner
-from srt.worker.storage import Storage, storage_of
-from srt.worker.threads import DEFAULT, Threads
-
-log = logging.getLogger("srt.worker")
+log = logging.getLogger("sglang.srt.worker")
 
 LONGEST = 1 << 21  # tokens of context that a configuration alone may ask for
 
@@ -171,7 +170,7 @@ def load_model(plan: Plan, config: Config, threads: int) -> tuple[Model, Adapter
         adapters = adapters_of(model, config.lora, plan.device, plan.dtype)
         filled, keep, bits = None, None, plan.storage.bits
         if not plan.torch_because:
-            from srt.worker.native import Packer
+            from sglang.srt.worker.native import Packer
 
             packer = Packer(model, plan.storage.quantization, threads, bits)
             filled, keep = packer.filled, packer.keep if bits else None
@@ -190,7 +189,7 @@ def forward_of(
 ) -> tuple[Forward, str]:
     """How passes are computed, and what by: an instruction set or "torch"."""
     if not plan.torch_because:
-        from srt.worker.native import Layered, Native
+        from sglang.srt.worker.native import Layered, Native
 
         native = (Native if model.recordable else Layered)(model, pool, threads)
         log.info("kernels: sgl-kernel, %s, %d threads", native.isa, threads)

@@ -1,5 +1,5 @@
 """Plain torch versions of the native kernels, for any float dtype: what tests hold the kernels to,
-written for being read. ``srt.attention.reference`` is the one of attention over pages."""
+written for being read. ``sglang.srt.attention.reference`` is the one of attention over pages."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from helpers.parity import NEW_TOKENS, Case, check_saved
 from helpers.ranks import split_logits
 from safetensors.torch import save_file
-from srt.models import registry
+from sglang.srt.models import registry
 from torch import Tensor
 
 PAGE = Path(__file__).parents[3] / "docs" / "adding-a-model.md"

@@ -9,12 +9,12 @@ import pytest
 import sgl_kernel.packed
 import torch
 from helpers.hf_models import CONFIGS
-from srt.layers.activations import ACTIVATIONS, TEXT
-from srt.layers.rotary import Rope, Rotary, from_pairs
-from srt.models import registry
-from srt.models.config import Fields, ModelSpec
-from srt.models.gemma3 import Gemma3ForConditionalGeneration
-from srt.models.kin import TELLING
+from sglang.srt.layers.activations import ACTIVATIONS, TEXT
+from sglang.srt.layers.rotary import Rope, Rotary, from_pairs
+from sglang.srt.models import registry
+from sglang.srt.models.config import Fields, ModelSpec
+from sglang.srt.models.gemma3 import Gemma3ForConditionalGeneration
+from sglang.srt.models.kin import TELLING
 
 LLAMA: dict[str, Any] = {
     "vocab_size": 97, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 4,

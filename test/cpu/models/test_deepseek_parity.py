@@ -9,8 +9,8 @@ import pytest
 from helpers import hf_models
 from helpers.paged import Paged
 from helpers.parity import Case, check, hold_bits, hold_shared_prefix
-from srt.models.config import read_config
-from srt.models.registry import lookup
+from sglang.srt.models.config import read_config
+from sglang.srt.models.registry import lookup
 
 SIZES: dict[str, Any] = {
     "num_key_value_heads": 4, "kv_lora_rank": 12, "q_lora_rank": None, "qk_rope_head_dim": 8,

@@ -13,11 +13,11 @@ import transformers
 from helpers import hf_models
 from helpers.gguf_files import Q, write_model
 from helpers.paged import Paged, Sequence
-from srt.files.gguf import KINDS
-from srt.models.config import read_config
-from srt.models.gguf.integers import INTEGERS
-from srt.models.gguf.quants import FORMATS, dequantise
-from srt.models.open import open_checkpoint
+from sglang.srt.files.gguf import KINDS
+from sglang.srt.models.config import read_config
+from sglang.srt.models.gguf.integers import INTEGERS
+from sglang.srt.models.gguf.quants import FORMATS, dequantise
+from sglang.srt.models.open import open_checkpoint
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 TEXT = [5, 17, 3, 88, 41, 96, 0, 23, 64, 7, 30, 11]

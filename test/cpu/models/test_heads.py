@@ -9,12 +9,12 @@ import pytest
 import torch
 import transformers
 from helpers.hf_models import CONFIGS, SMALL, save
-from srt.config import Config
-from srt.core.ints import ints
-from srt.core.messages import Advance, Close, Done, Embed, Failed, Generate, Open
-from srt.core.sampling import SamplingParams
-from srt.engine.engine import Engine
-from srt.engine.executor import local_executor
+from sglang.srt.config import Config
+from sglang.srt.core.ints import ints
+from sglang.srt.core.messages import Advance, Close, Done, Embed, Failed, Generate, Open
+from sglang.srt.core.sampling import SamplingParams
+from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.executor import local_executor
 
 PROMPTS = [[5], [9, 4, 33, 2, 8], [9, 4, 33, 2, 9, 60, 1, 0, 7]]
 

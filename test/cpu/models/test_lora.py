@@ -16,9 +16,9 @@ from helpers.hf_models import make, save
 from helpers.paged import Paged, Sequence
 from helpers.peft_adapters import LLAMA, make_adapter, merged
 from safetensors.torch import load_file, save_file
-from srt.core.batch import Batch, Row, Sample
-from srt.core.sampling import SamplingParams
-from srt.models.peft import _site
+from sglang.srt.core.batch import Batch, Row, Sample
+from sglang.srt.core.sampling import SamplingParams
+from sglang.srt.models.peft import _site
 
 GREEDY = Sample(SamplingParams(temperature=0.0))
 # Architecture, what is adapted, settings of the adapter, settings of the worker.

@@ -15,14 +15,14 @@ from helpers import hf_models, quantised
 from helpers.paged import Paged, Sequence
 from safetensors.torch import load_file, save_file
 from sgl_kernel import native
-from srt.config import Config
-from srt.models.config import Fields
-from srt.models.formats import mxfp4
-from srt.models.formats.files import Files
-from srt.models.safetensors import SafetensorsCheckpoint
-from srt.server.doctor.model import Model
-from srt.worker.storage import dtype_of
-from srt.worker.worker import Worker, plan_of
+from sglang.srt.config import Config
+from sglang.srt.models.config import Fields
+from sglang.srt.models.formats import mxfp4
+from sglang.srt.models.formats.files import Files
+from sglang.srt.models.safetensors import SafetensorsCheckpoint
+from sglang.srt.server.doctor.model import Model
+from sglang.srt.worker.storage import dtype_of
+from sglang.srt.worker.worker import Worker, plan_of
 from torch import Tensor
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "initializer_range": 0.2}
@@ -165,7 +165,7 @@ def test_groups_of_any_size_are_read(sources: dict[str, Path], tmp_path: Path) -
 
     path = changed(sources["gptq-4-order"], tmp_path / "it", uneven)
     config = json.loads((path / "config.json").read_text())["quantization_config"]
-    from srt.models.formats.gptq import open_gptq
+    from sglang.srt.models.formats.gptq import open_gptq
 
     checkpoint = open_gptq(Files(SafetensorsCheckpoint(path)), Fields(config, "config"))
     assert checkpoint.quantised(LAYER + "weight") is None

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from helpers import hf_models
 from helpers.parity import LENGTHS, MODELS, Case, all_cases
-from srt.cli import main
-from srt.layers.rotary import Rope, Rotary
-from srt.layers.weight import Place
-from srt.models import registry
-from srt.models.config import Fields, ModelSpec
-from srt.models.verified import FILE, Verified, table, verified
+from sglang.srt.cli import main
+from sglang.srt.layers.rotary import Rope, Rotary
+from sglang.srt.layers.weight import Place
+from sglang.srt.models import registry
+from sglang.srt.models.config import Fields, ModelSpec
+from sglang.srt.models.verified import FILE, Verified, table, verified
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 BEGIN, END = "<!-- architectures: written by test/cpu/models/test_verified.py -->", "<!-- end -->"

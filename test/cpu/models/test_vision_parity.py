@@ -15,12 +15,12 @@ from helpers import parity, vision
 from helpers.paged import Paged, Sequence
 from helpers.vision import IMAGE, VIDEO
 from PIL import Image
-from srt.config import Config
-from srt.core.media import Media
-from srt.core.places import places
-from srt.media.processor import Prepared
-from srt.media.settings import CLIP_MEAN, CLIP_STD
-from srt.worker.worker import Worker
+from sglang.srt.config import Config
+from sglang.srt.core.media import Media
+from sglang.srt.core.places import places
+from sglang.srt.media.processor import Prepared
+from sglang.srt.media.settings import CLIP_MEAN, CLIP_STD
+from sglang.srt.worker.worker import Worker
 from torch import Tensor
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import (

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from helpers import vision
-from srt.media import tiles
-from srt.media.processor import Processor
-from srt.media.settings import CLIP_MEAN, CLIP_STD, Settings
-from srt.media.tiles import Squares
+from sglang.srt.media import tiles
+from sglang.srt.media.processor import Processor
+from sglang.srt.media.settings import CLIP_MEAN, CLIP_STD, Settings
+from sglang.srt.media.tiles import Squares
 from transformers.image_processing_utils import select_best_resolution
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from srt.layers.weight import Place
-from srt.models.config import Fields
-from srt.models.registry import lookup
+from sglang.srt.layers.weight import Place
+from sglang.srt.models.config import Fields
+from sglang.srt.models.registry import lookup
 
 CLIP = {
     "hidden_size": 1024, "image_size": 336, "intermediate_size": 4096,

@@ -19,7 +19,7 @@ from helpers.launched import PYTHON, launched
 pytest.importorskip("torch")
 
 from environments import FOLDER, ROOT, python_of
-from srt.tokenizer.tokenizer import EMBEDDED
+from sglang.srt.tokenizer.tokenizer import EMBEDDED
 
 HERE = Path(__file__).resolve().parent
 KEY = "sk-of-the-tests"

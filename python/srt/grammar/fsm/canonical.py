@@ -22,9 +22,9 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from unicodedata import category
 
-from srt.grammar.fsm.masks import Masks, State
-from srt.grammar.fsm.rows import Row
-from srt.grammar.fsm.utf8 import opened, span
+from sglang.srt.grammar.fsm.masks import Masks, State
+from sglang.srt.grammar.fsm.rows import Row
+from sglang.srt.grammar.fsm.utf8 import opened, span
 
 WINDOW = 32  # tokens of head; where it is longer the plain mask stays
 BODY = 64  # characters of body

@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-
-from srt.core.vocabulary import Vocabulary
-from srt.grammar.base import GrammarError
-from srt.grammar.fsm.rows import Row
-from srt.grammar.fsm.tokens import TokenTable, difference
+from sglang.srt.core.vocabulary import Vocabulary
+from sglang.srt.grammar.base import GrammarError
+from sglang.srt.grammar.fsm.rows import Row
+from sglang.srt.grammar.fsm.tokens import TokenTable, difference
 
 OFF = -1  # in place of a node: the tokens are not a path of the trie
 _AFTER = b"\xff"  # sorts behind every byte of UTF-8

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-
-from srt.grammar.automaton import DEAD, Automaton
-from srt.grammar.fsm.tokens import OPEN, TokenTable
-from srt.grammar.fsm.utf8 import span
+from sglang.srt.grammar.automaton import DEAD, Automaton
+from sglang.srt.grammar.fsm.tokens import OPEN, TokenTable
+from sglang.srt.grammar.fsm.utf8 import span
 
 Int32Array = NDArray[np.int32]
 BoolArray = NDArray[np.bool_]

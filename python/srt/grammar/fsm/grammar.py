@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from srt.core.vocabulary import Vocabulary
-from srt.grammar.automaton import Automaton
-from srt.grammar.fsm.canonical import Canonical
-from srt.grammar.fsm.masks import Masks
-from srt.grammar.fsm.matcher import FsmMatcher
-from srt.grammar.fsm.tokens import TokenTable
+from sglang.srt.core.vocabulary import Vocabulary
+from sglang.srt.grammar.automaton import Automaton
+from sglang.srt.grammar.fsm.canonical import Canonical
+from sglang.srt.grammar.fsm.masks import Masks
+from sglang.srt.grammar.fsm.matcher import FsmMatcher
+from sglang.srt.grammar.fsm.tokens import TokenTable
 
 
 class FsmGrammar:

@@ -11,13 +11,12 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-
-from srt.grammar.automaton import DEAD, Automaton
-from srt.grammar.fsm.fold import Fold, reachable, spread
-from srt.grammar.fsm.rows import NARROW, Row
-from srt.grammar.fsm.stay import Stay
-from srt.grammar.fsm.tokens import TokenTable
-from srt.grammar.fsm.utf8 import missing, opened, split
+from sglang.srt.grammar.automaton import DEAD, Automaton
+from sglang.srt.grammar.fsm.fold import Fold, reachable, spread
+from sglang.srt.grammar.fsm.rows import NARROW, Row
+from sglang.srt.grammar.fsm.stay import Stay
+from sglang.srt.grammar.fsm.tokens import TokenTable
+from sglang.srt.grammar.fsm.utf8 import missing, opened, split
 
 State = tuple[int, int]  # (q, u)
 Nodes = NDArray[np.int64]

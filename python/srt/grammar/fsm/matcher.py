@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from srt.grammar.fsm.canonical import Canonical
-from srt.grammar.fsm.masks import START, Masks, State
-from srt.grammar.fsm.rows import Row
-from srt.grammar.fsm.tokens import difference
+from sglang.srt.grammar.fsm.canonical import Canonical
+from sglang.srt.grammar.fsm.masks import START, Masks, State
+from sglang.srt.grammar.fsm.rows import Row
+from sglang.srt.grammar.fsm.tokens import difference
 
 _ALL = 1 << 30
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-
-from srt.grammar.fsm.fold import Fold
+from sglang.srt.grammar.fsm.fold import Fold
 
 OUTSIDE = np.iinfo(np.int16).max
 

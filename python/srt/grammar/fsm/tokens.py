@@ -12,10 +12,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
-
-from srt.core.vocabulary import Vocabulary
-from srt.grammar.fsm.rows import NARROW, Row, RowCache
-from srt.grammar.fsm.utf8 import span, split
+from sglang.srt.core.vocabulary import Vocabulary
+from sglang.srt.grammar.fsm.rows import NARROW, Row, RowCache
+from sglang.srt.grammar.fsm.utf8 import span, split
 
 Int32Array = NDArray[np.int32]
 OPEN = 0x110000  # a label from here on is an open character at a token's end

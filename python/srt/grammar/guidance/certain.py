@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from srt.grammar.fsm.tokens import TokenTable
-from srt.grammar.fsm.utf8 import split
+from sglang.srt.grammar.fsm.tokens import TokenTable
+from sglang.srt.grammar.fsm.utf8 import split
 
 WINDOW = 32  # tokens looked back for the beginning of a word
 OUTSIDE = b' \t\n"{}[],:'  # what follows these is seldom one token with them, and often free text

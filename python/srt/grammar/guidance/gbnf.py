@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
-from srt.grammar.base import GrammarError
-from srt.grammar.regex.charset import EVERYTHING, CharSet, single
+from sglang.srt.grammar.base import GrammarError
+from sglang.srt.grammar.regex.charset import EVERYTHING, CharSet, single
 
 DEEPEST = 64
 MOST_REPEATS = 2000

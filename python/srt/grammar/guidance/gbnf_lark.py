@@ -7,9 +7,9 @@ one character, and of several only where the longest match is the only one.
 
 from __future__ import annotations
 
-from srt.grammar.base import GrammarError
-from srt.grammar.guidance.checking import check
-from srt.grammar.guidance.gbnf import (
+from sglang.srt.grammar.base import GrammarError
+from sglang.srt.grammar.guidance.checking import check
+from sglang.srt.grammar.guidance.gbnf import (
     SURROGATES,
     Chars,
     Either,
@@ -28,10 +28,10 @@ from srt.grammar.guidance.gbnf import (
     repeat,
     sequence,
 )
-from srt.grammar.guidance.gbnf_lexemes import wholes
-from srt.grammar.guidance.probe import probe
-from srt.grammar.guidance.tail_recursion import without_tail_recursion
-from srt.grammar.regex.charset import EVERYTHING, CharSet
+from sglang.srt.grammar.guidance.gbnf_lexemes import wholes
+from sglang.srt.grammar.guidance.probe import probe
+from sglang.srt.grammar.guidance.tail_recursion import without_tail_recursion
+from sglang.srt.grammar.regex.charset import EVERYTHING, CharSet
 
 LEVELS = 16  # of parts within each other, in a rule
 SMALL = 16  # parts of a rule that is written where it is used

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from srt.grammar.guidance.gbnf import (
+from sglang.srt.grammar.guidance.gbnf import (
     Chars,
     Either,
     Node,
@@ -21,8 +21,8 @@ from srt.grammar.guidance.gbnf import (
     Text,
     children,
 )
-from srt.grammar.regex.charset import CharSet, single
-from srt.grammar.regex.partition import partition
+from sglang.srt.grammar.regex.charset import CharSet, single
+from sglang.srt.grammar.regex.partition import partition
 
 MOST_POSITIONS = 5000
 MOST_ROUNDS = 20

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from srt.core.vocabulary import Vocabulary
-from srt.grammar.base import GrammarError
-from srt.grammar.fsm.tokens import TokenTable
-from srt.grammar.guidance.checking import RULES, StepLimits, limits, short
-from srt.grammar.guidance.matcher import GuidanceMatcher
-from srt.grammar.guidance.tag_rules import for_vocabulary
-from srt.grammar.guidance.tokens import TOKENIZERS
+from sglang.srt.core.vocabulary import Vocabulary
+from sglang.srt.grammar.base import GrammarError
+from sglang.srt.grammar.fsm.tokens import TokenTable
+from sglang.srt.grammar.guidance.checking import RULES, StepLimits, limits, short
+from sglang.srt.grammar.guidance.matcher import GuidanceMatcher
+from sglang.srt.grammar.guidance.tag_rules import for_vocabulary
+from sglang.srt.grammar.guidance.tokens import TOKENIZERS
 
 NOT_CANONICAL = '%llguidance {"no_forcing": true}\n'
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from srt.grammar.guidance.gbnf import (
+from sglang.srt.grammar.guidance.gbnf import (
     EMPTY,
     REPEATS,
     Either,
@@ -22,7 +22,7 @@ from srt.grammar.guidance.gbnf import (
     repeat,
     sequence,
 )
-from srt.grammar.guidance.tail_recursion import depth, without_tail_recursion
+from sglang.srt.grammar.guidance.tail_recursion import depth, without_tail_recursion
 
 DEEPEST = 12  # groups within each other; a rule with more stays as it was written
 _STRING = r'"(?:[^"\\\n]|\\.)*"i?'

@@ -7,13 +7,12 @@ from operator import methodcaller
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-
-from srt.grammar.base import GrammarError
-from srt.grammar.guidance.certain import FOLLOWING, LONG, certain, ends_inside, far_from_end
-from srt.grammar.guidance.checking import DEAD_END, POISONED, is_final, is_panic, short
+from sglang.srt.grammar.base import GrammarError
+from sglang.srt.grammar.guidance.certain import FOLLOWING, LONG, certain, ends_inside, far_from_end
+from sglang.srt.grammar.guidance.checking import DEAD_END, POISONED, is_final, is_panic, short
 
 if TYPE_CHECKING:
-    from srt.grammar.guidance.grammar import GuidanceGrammar, Root
+    from sglang.srt.grammar.guidance.grammar import GuidanceGrammar, Root
 
 Run = tuple[list[int], int]
 T = TypeVar("T")

@@ -5,11 +5,10 @@ from __future__ import annotations
 from functools import lru_cache
 
 import numpy as np
-
-from srt.core.vocabulary import Vocabulary
-from srt.grammar.base import GrammarError
-from srt.grammar.guidance.grammar import GuidanceGrammar
-from srt.grammar.guidance.matcher import GuidanceMatcher
+from sglang.srt.core.vocabulary import Vocabulary
+from sglang.srt.grammar.base import GrammarError
+from sglang.srt.grammar.guidance.grammar import GuidanceGrammar
+from sglang.srt.grammar.guidance.matcher import GuidanceMatcher
 
 # Bytes. Repeats that multiply show themselves within a dozen; ambiguity and recursion, whose cost
 # grows with the text, within a hundred or two.

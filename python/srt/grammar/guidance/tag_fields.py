@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from srt.grammar.base import GrammarError
+from sglang.srt.grammar.base import GrammarError
 
 NO_LIMIT = -1
 

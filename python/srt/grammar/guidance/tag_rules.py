@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
-from srt.core.vocabulary import Vocabulary
-from srt.grammar.schema.probe import unmatched
+from sglang.srt.core.vocabulary import Vocabulary
+from sglang.srt.grammar.schema.probe import unmatched
 
 Heads = tuple[tuple[str, str], ...]
 

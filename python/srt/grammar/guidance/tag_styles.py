@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from srt.grammar.guidance.tag_fields import items, refusal
-from srt.grammar.schema.document import pointer
+from sglang.srt.grammar.guidance.tag_fields import items, refusal
+from sglang.srt.grammar.schema.document import pointer
 
 BEGINS = {
     "deepseek_xml": '<｜DSML｜parameter name="{name}" string="{text}">',

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from srt.grammar.guidance.gbnf import (
+from sglang.srt.grammar.guidance.gbnf import (
     Either,
     Node,
     Ref,

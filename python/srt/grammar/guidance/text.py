@@ -6,14 +6,14 @@ import json
 import re
 from typing import Any
 
-from srt.core.constraint import Constraint
-from srt.grammar.base import GrammarError
-from srt.grammar.guidance.gbnf_lark import gbnf_to_lark
-from srt.grammar.guidance.lark import check_depth
-from srt.grammar.guidance.lark_recursion import lark_without_tail_recursion
-from srt.grammar.guidance.tags import tags_grammar
-from srt.grammar.guidance.walk import too_hard
-from srt.grammar.schema import Compiled, Refusal, compile_schema, whitespace_pattern
+from sglang.srt.core.constraint import Constraint
+from sglang.srt.grammar.base import GrammarError
+from sglang.srt.grammar.guidance.gbnf_lark import gbnf_to_lark
+from sglang.srt.grammar.guidance.lark import check_depth
+from sglang.srt.grammar.guidance.lark_recursion import lark_without_tail_recursion
+from sglang.srt.grammar.guidance.tags import tags_grammar
+from sglang.srt.grammar.guidance.walk import too_hard
+from sglang.srt.grammar.schema import Compiled, Refusal, compile_schema, whitespace_pattern
 
 TOO_HARD = (
     "its patterns and the other conditions beside them take too much work together; anchor the "

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from srt.core.vocabulary import Vocabulary
+from sglang.srt.core.vocabulary import Vocabulary
 
 UTF8 = [byte for byte in range(256) if byte < 0xC0 or 0xC2 <= byte < 0xF5]
 

@@ -11,10 +11,9 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-
-from srt.core.vocabulary import Vocabulary
-from srt.grammar.guidance.checking import STEP_FUEL
-from srt.grammar.guidance.tokens import TOKENIZERS
+from sglang.srt.core.vocabulary import Vocabulary
+from sglang.srt.grammar.guidance.checking import STEP_FUEL
+from sglang.srt.grammar.guidance.tokens import TOKENIZERS
 
 TOKENS = 12_000
 STEPS = 8  # what grows shows itself at the first two or three

@@ -8,11 +8,11 @@ deterministic; nothing in it depends on where in the pattern a look-ahead stands
 
 from __future__ import annotations
 
-from srt.grammar.regex.budget import Meter
-from srt.grammar.regex.context import OUTSIDE, Context, Place
-from srt.grammar.regex.dfa import Atoms, Dfa, too_many
-from srt.grammar.regex.nfa import ACCEPT, AHEAD, ASSERT, BEHIND, CHAR, Nfa
-from srt.grammar.regex.partition import Partition
+from sglang.srt.grammar.regex.budget import Meter
+from sglang.srt.grammar.regex.context import OUTSIDE, Context, Place
+from sglang.srt.grammar.regex.dfa import Atoms, Dfa, too_many
+from sglang.srt.grammar.regex.nfa import ACCEPT, AHEAD, ASSERT, BEHIND, CHAR, Nfa
+from sglang.srt.grammar.regex.partition import Partition
 
 Obligations = frozenset[tuple[int, int]]  # (negative, configuration)
 Thread = tuple[int, Obligations]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from srt.grammar.base import GrammarError
+from sglang.srt.grammar.base import GrammarError
 
 
 class InvalidPattern(GrammarError):

@@ -8,18 +8,18 @@ what is not carried exactly raises BeyondBudget.
 
 from __future__ import annotations
 
-from srt.grammar.automaton import Automaton
-from srt.grammar.base import GrammarError
-from srt.grammar.regex import alternating
-from srt.grammar.regex.budget import Budget, Meter
-from srt.grammar.regex.context import Context, asked
-from srt.grammar.regex.dfa import determinize
-from srt.grammar.regex.minimal import minimise
-from srt.grammar.regex.nfa import Nfa
-from srt.grammar.regex.parser import parse
-from srt.grammar.regex.partition import partition
-from srt.grammar.regex.simplify import ENDS, STARTS, simplify, trim
-from srt.grammar.regex.tree import Node
+from sglang.srt.grammar.automaton import Automaton
+from sglang.srt.grammar.base import GrammarError
+from sglang.srt.grammar.regex import alternating
+from sglang.srt.grammar.regex.budget import Budget, Meter
+from sglang.srt.grammar.regex.context import Context, asked
+from sglang.srt.grammar.regex.dfa import determinize
+from sglang.srt.grammar.regex.minimal import minimise
+from sglang.srt.grammar.regex.nfa import Nfa
+from sglang.srt.grammar.regex.parser import parse
+from sglang.srt.grammar.regex.partition import partition
+from sglang.srt.grammar.regex.simplify import ENDS, STARTS, simplify, trim
+from sglang.srt.grammar.regex.tree import Node
 
 DEFAULT = Budget()
 FRONTS = ("own", "interegular")
@@ -35,7 +35,7 @@ def compile_regex(pattern: str, budget: Budget = DEFAULT, front: str = "own") ->
         raise GrammarError(f"front {front!r} is unknown; use one of {', '.join(FRONTS)}")
     tree = simplify(parse(pattern, budget))
     if front == "interegular":
-        from srt.grammar.regex.interegular_front import interegular
+        from sglang.srt.grammar.regex.interegular_front import interegular
 
         dfa, parts = interegular(pattern, tree, budget)
         return minimise(dfa, parts, budget, Meter(budget))

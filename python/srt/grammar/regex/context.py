@@ -6,11 +6,11 @@ assertions ask of a character: whether it is a newline, and whether it belongs t
 
 from __future__ import annotations
 
-from srt.grammar.regex.budget import Meter
-from srt.grammar.regex.charset import NEWLINE, shorthand
-from srt.grammar.regex.dfa import determinize
-from srt.grammar.regex.nfa import AHEAD, ASSERT, BEHIND, CHAR, Nfa
-from srt.grammar.regex.partition import Partition
+from sglang.srt.grammar.regex.budget import Meter
+from sglang.srt.grammar.regex.charset import NEWLINE, shorthand
+from sglang.srt.grammar.regex.dfa import determinize
+from sglang.srt.grammar.regex.nfa import AHEAD, ASSERT, BEHIND, CHAR, Nfa
+from sglang.srt.grammar.regex.partition import Partition
 
 OUTSIDE = -1  # the kind before the first character and after the last
 ANY = -2  # the kind before, where nothing asks for it

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from srt.grammar.regex.budget import BeyondBudget, Meter
-from srt.grammar.regex.nfa import ACCEPT, CHAR, SPLIT, Nfa
-from srt.grammar.regex.partition import Partition
+from sglang.srt.grammar.regex.budget import BeyondBudget, Meter
+from sglang.srt.grammar.regex.nfa import ACCEPT, CHAR, SPLIT, Nfa
+from sglang.srt.grammar.regex.partition import Partition
 
 Classes = tuple[int, ...]
 

@@ -13,13 +13,13 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
-from srt.grammar.regex.budget import BeyondBudget, Budget, Meter
-from srt.grammar.regex.charset import CharSet, single
-from srt.grammar.regex.dfa import Dfa, determinize
-from srt.grammar.regex.nfa import Nfa
-from srt.grammar.regex.partition import Partition, partition
-from srt.grammar.regex.simplify import plain
-from srt.grammar.regex.tree import Node
+from sglang.srt.grammar.regex.budget import BeyondBudget, Budget, Meter
+from sglang.srt.grammar.regex.charset import CharSet, single
+from sglang.srt.grammar.regex.dfa import Dfa, determinize
+from sglang.srt.grammar.regex.nfa import Nfa
+from sglang.srt.grammar.regex.partition import Partition, partition
+from sglang.srt.grammar.regex.simplify import plain
+from sglang.srt.grammar.regex.tree import Node
 
 CALLS = 3_000_000  # of functions, Python's and C's: about a second
 STATES = 1000  # of our own automata; interegular compares each new state with all before

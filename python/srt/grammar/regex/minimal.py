@@ -6,13 +6,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-
-from srt.grammar.automaton import DEAD, Automaton, Int32Array
-from srt.grammar.base import GrammarError
-from srt.grammar.regex.budget import BeyondBudget, Budget, Meter
-from srt.grammar.regex.dfa import Dfa
-from srt.grammar.regex.partition import Partition
-from srt.grammar.regex.strings import strings
+from sglang.srt.grammar.automaton import DEAD, Automaton, Int32Array
+from sglang.srt.grammar.base import GrammarError
+from sglang.srt.grammar.regex.budget import BeyondBudget, Budget, Meter
+from sglang.srt.grammar.regex.dfa import Dfa
+from sglang.srt.grammar.regex.partition import Partition
+from sglang.srt.grammar.regex.strings import strings
 
 
 def live(dfa: Dfa) -> list[bool]:

@@ -6,10 +6,10 @@ patterns is close to minimal already.
 
 from __future__ import annotations
 
-from srt.grammar.regex.budget import BeyondBudget, Meter
-from srt.grammar.regex.charset import EVERYTHING, NEWLINE, CharSet
-from srt.grammar.regex.simplify import plain
-from srt.grammar.regex.tree import Assert, Chars, Concat, Either, Look, Node, Repeat, width
+from sglang.srt.grammar.regex.budget import BeyondBudget, Meter
+from sglang.srt.grammar.regex.charset import EVERYTHING, NEWLINE, CharSet
+from sglang.srt.grammar.regex.simplify import plain
+from sglang.srt.grammar.regex.tree import Assert, Chars, Concat, Either, Look, Node, Repeat, width
 
 CHAR, SPLIT, ASSERT, AHEAD, BEHIND, ACCEPT = range(6)
 State = tuple[int, ...]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from srt.grammar.regex.budget import Budget, InvalidPattern
-from srt.grammar.regex.charset import (
+from sglang.srt.grammar.regex.budget import Budget, InvalidPattern
+from sglang.srt.grammar.regex.charset import (
     EVERYTHING,
     NEWLINE,
     CharSet,
@@ -17,8 +17,8 @@ from srt.grammar.regex.charset import (
     fold_ascii,
     single,
 )
-from srt.grammar.regex.scanner import DIGITS, Scanner
-from srt.grammar.regex.tree import (
+from sglang.srt.grammar.regex.scanner import DIGITS, Scanner
+from sglang.srt.grammar.regex.tree import (
     Assert,
     Chars,
     Either,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-
-from srt.grammar.automaton import DEAD, Int32Array
-from srt.grammar.regex.charset import LIMIT, CharSet
+from sglang.srt.grammar.automaton import DEAD, Int32Array
+from sglang.srt.grammar.regex.charset import LIMIT, CharSet
 
 SURROGATES = (0xD800, 0xE000)  # no valid text holds one
 KEY_BITS = 60

@@ -5,8 +5,8 @@ from __future__ import annotations
 import unicodedata
 from typing import NoReturn
 
-from srt.grammar.regex.budget import BeyondBudget, InvalidPattern
-from srt.grammar.regex.charset import CharSet, category, shorthand
+from sglang.srt.grammar.regex.budget import BeyondBudget, InvalidPattern
+from sglang.srt.grammar.regex.charset import CharSet, category, shorthand
 
 CONTROLS = {"a": 7, "b": 8, "f": 12, "n": 10, "r": 13, "t": 9, "v": 11, "\\": 92}
 HEX_DIGITS = frozenset("0123456789abcdefABCDEF")

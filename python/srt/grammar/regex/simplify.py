@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 
-from srt.grammar.regex.tree import (
+from sglang.srt.grammar.regex.tree import (
     EMPTY,
     Assert,
     Chars,

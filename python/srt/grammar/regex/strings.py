@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-
-from srt.grammar.automaton import DEAD, Automaton
-from srt.grammar.regex.budget import Budget
-from srt.grammar.regex.charset import LIMIT
+from sglang.srt.grammar.automaton import DEAD, Automaton
+from sglang.srt.grammar.regex.budget import Budget
+from sglang.srt.grammar.regex.charset import LIMIT
 
 Arcs = list[list[tuple[int, int]]]  # of each state: (label, next)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from srt.grammar.regex.charset import CharSet
+from sglang.srt.grammar.regex.charset import CharSet
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,12 +8,12 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from srt.grammar.schema.document import Refusal
-from srt.grammar.schema.quoted import literal
-from srt.grammar.schema.shapes import ANY, Array, Number, Shape, State, String, Word
+from sglang.srt.grammar.schema.document import Refusal
+from sglang.srt.grammar.schema.quoted import literal
+from sglang.srt.grammar.schema.shapes import ANY, Array, Number, Shape, State, String, Word
 
 if TYPE_CHECKING:
-    from srt.grammar.schema.emit import Emitter
+    from sglang.srt.grammar.schema.emit import Emitter
 
 MOST_CONTAINING = 16  # places where an item of ``contains`` may stand
 MOST_UNIQUE = 64  # bits of llguidance's parameters

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from srt.grammar.schema.document import Document, Refusal
-from srt.grammar.schema.emit import Emitter
-from srt.grammar.schema.normal import Normal
-from srt.grammar.schema.order import shallow
+from sglang.srt.grammar.schema.document import Document, Refusal
+from sglang.srt.grammar.schema.emit import Emitter
+from sglang.srt.grammar.schema.normal import Normal
+from sglang.srt.grammar.schema.order import shallow
 
 
 @dataclass(frozen=True)

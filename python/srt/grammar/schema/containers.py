@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from srt.grammar.schema.document import Node, Refusal
-from srt.grammar.schema.keywords import OF_ARRAYS, OF_OBJECTS, SCOPE
-from srt.grammar.schema.scalars import carried, size
-from srt.grammar.schema.shapes import ANY, Array, Object, Other, Scope, Shape, State
+from sglang.srt.grammar.schema.document import Node, Refusal
+from sglang.srt.grammar.schema.keywords import OF_ARRAYS, OF_OBJECTS, SCOPE
+from sglang.srt.grammar.schema.scalars import carried, size
+from sglang.srt.grammar.schema.shapes import ANY, Array, Object, Other, Scope, Shape, State
 
 if TYPE_CHECKING:
-    from srt.grammar.schema.normal import Normal
+    from sglang.srt.grammar.schema.normal import Normal
 
 ITEMS = ("prefixItems", "items", "unevaluatedItems")
 

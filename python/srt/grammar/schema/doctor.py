@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from srt.grammar.schema.compile import compile_schema
-from srt.grammar.schema.document import Document, Refusal, pointer, subschemas
-from srt.grammar.schema.formats import format_pattern
-from srt.grammar.schema.keywords import kind
+from sglang.srt.grammar.schema.compile import compile_schema
+from sglang.srt.grammar.schema.document import Document, Refusal, pointer, subschemas
+from sglang.srt.grammar.schema.formats import format_pattern
+from sglang.srt.grammar.schema.keywords import kind
 
 MOST_REFUSALS = 20  # looked for
 

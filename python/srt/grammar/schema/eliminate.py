@@ -3,12 +3,12 @@ assertions in the middle, which only an automaton carries."""
 
 from __future__ import annotations
 
-from srt.grammar.automaton import DEAD, Automaton
-from srt.grammar.base import GrammarError
-from srt.grammar.regex import compile_regex
-from srt.grammar.regex.budget import Budget
-from srt.grammar.regex.charset import LIMIT, CharSet
-from srt.grammar.schema.quoted import any_of
+from sglang.srt.grammar.automaton import DEAD, Automaton
+from sglang.srt.grammar.base import GrammarError
+from sglang.srt.grammar.regex import compile_regex
+from sglang.srt.grammar.regex.budget import Budget
+from sglang.srt.grammar.regex.charset import LIMIT, CharSet
+from sglang.srt.grammar.schema.quoted import any_of
 
 MOST_STATES = 64
 LONGEST = 64 << 10

@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from srt.grammar.schema.arrays import children_of_array, spread, write_array
-from srt.grammar.schema.document import Refusal
-from srt.grammar.schema.normal import Normal
-from srt.grammar.schema.objects import Names, write_object
-from srt.grammar.schema.shapes import Array, Number, Object, Shape, State, String, Word
-from srt.grammar.schema.terminals import (
+from sglang.srt.grammar.schema.arrays import children_of_array, spread, write_array
+from sglang.srt.grammar.schema.document import Refusal
+from sglang.srt.grammar.schema.normal import Normal
+from sglang.srt.grammar.schema.objects import Names, write_object
+from sglang.srt.grammar.schema.shapes import Array, Number, Object, Shape, State, String, Word
+from sglang.srt.grammar.schema.terminals import (
     needs_json,
     number_json,
     number_terminal,

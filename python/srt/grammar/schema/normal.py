@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from srt.grammar.schema.containers import fail_container, narrow_container
-from srt.grammar.schema.document import Document, Node, Refusal
-from srt.grammar.schema.keywords import (
+from sglang.srt.grammar.schema.containers import fail_container, narrow_container
+from sglang.srt.grammar.schema.document import Document, Node, Refusal
+from sglang.srt.grammar.schema.keywords import (
     ALONE,
     EVALUATING,
     OF_ARRAYS,
@@ -24,9 +24,9 @@ from srt.grammar.schema.keywords import (
     places_of,
     slip,
 )
-from srt.grammar.schema.probe import unmatched
-from srt.grammar.schema.scalars import failing, narrowed, settled
-from srt.grammar.schema.shapes import (
+from sglang.srt.grammar.schema.probe import unmatched
+from sglang.srt.grammar.schema.scalars import failing, narrowed, settled
+from sglang.srt.grammar.schema.shapes import (
     ANY,
     EVERY,
     Array,
@@ -41,8 +41,8 @@ from srt.grammar.schema.shapes import (
     fits_number,
     fits_string,
 )
-from srt.grammar.schema.terminals import string_terminal
-from srt.grammar.schema.words import Words
+from sglang.srt.grammar.schema.terminals import string_terminal
+from sglang.srt.grammar.schema.words import Words
 
 MOST_SHAPES = 512
 MOST_WORK = 100_000  # keywords applied to shapes, some 20 us each

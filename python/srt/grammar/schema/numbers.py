@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from decimal import Decimal
 
-from srt.grammar.schema.quoted import NEVER
+from sglang.srt.grammar.schema.quoted import NEVER
 
 DIGITS = 20  # beyond those of a bound, of an integer without an upper one
 ANY_INTEGER = f"/-?(0|[1-9][0-9]{{0,{DIGITS - 1}}})/"

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from srt.grammar.schema.arrays import repeated
-from srt.grammar.schema.document import Refusal
-from srt.grammar.schema.normal import Normal
-from srt.grammar.schema.patterns import Pattern
-from srt.grammar.schema.probe import unmatched
-from srt.grammar.schema.quoted import STRING, literal, literals
-from srt.grammar.schema.shapes import ANY, Object, State, String, fits_string
-from srt.grammar.schema.terminals import conjunction, string_terminal
+from sglang.srt.grammar.schema.arrays import repeated
+from sglang.srt.grammar.schema.document import Refusal
+from sglang.srt.grammar.schema.normal import Normal
+from sglang.srt.grammar.schema.patterns import Pattern
+from sglang.srt.grammar.schema.probe import unmatched
+from sglang.srt.grammar.schema.quoted import STRING, literal, literals
+from sglang.srt.grammar.schema.shapes import ANY, Object, State, String, fits_string
+from sglang.srt.grammar.schema.terminals import conjunction, string_terminal
 
 if TYPE_CHECKING:
-    from srt.grammar.schema.emit import Emitter
+    from sglang.srt.grammar.schema.emit import Emitter
 
 MOST_TOGETHER = 64  # sets of patterns that a name may match at once
 MOST_OPTIONAL = 1500  # they are all under way at once in llguidance's parser, which takes 2,000

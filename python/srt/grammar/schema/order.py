@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 
-from srt.grammar.schema.quoted import NEVER
+from sglang.srt.grammar.schema.quoted import NEVER
 
 DEEPEST = 200
 _STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"|/(?:[^/\\]|\\.)*/')

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from srt.grammar.automaton import Automaton
-from srt.grammar.base import GrammarError
-from srt.grammar.regex import BeyondBudget, Budget, compile_regex
-from srt.grammar.regex.parser import parse
-from srt.grammar.regex.tree import Assert, Chars, Concat, Either, Look, Node, Repeat
-from srt.grammar.schema.eliminate import from_automaton
-from srt.grammar.schema.probe import unmatched
-from srt.grammar.schema.quoted import CHAR, any_of, common, literals
+from sglang.srt.grammar.automaton import Automaton
+from sglang.srt.grammar.base import GrammarError
+from sglang.srt.grammar.regex import BeyondBudget, Budget, compile_regex
+from sglang.srt.grammar.regex.parser import parse
+from sglang.srt.grammar.regex.tree import Assert, Chars, Concat, Either, Look, Node, Repeat
+from sglang.srt.grammar.schema.eliminate import from_automaton
+from sglang.srt.grammar.schema.probe import unmatched
+from sglang.srt.grammar.schema.quoted import CHAR, any_of, common, literals
 
 BUDGET = Budget(pattern=16 << 10)
 BRANCHES = 64

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from srt.grammar.schema.document import DEPTH, Document, Refusal, pointer
-from srt.grammar.schema.formats import format_pattern
-from srt.grammar.schema.keywords import kind
-from srt.grammar.schema.scalars import carried
+from sglang.srt.grammar.schema.document import DEPTH, Document, Refusal, pointer
+from sglang.srt.grammar.schema.formats import format_pattern
+from sglang.srt.grammar.schema.keywords import kind
+from sglang.srt.grammar.schema.scalars import carried
 
 BARE = frozenset({"boolean", "integer", "null", "number"})
 BESIDE = {

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterable
 
-from srt.grammar.regex.charset import EVERYTHING, CharSet
+from sglang.srt.grammar.regex.charset import EVERYTHING, CharSet
 
 ESCAPES = {8: "b", 9: "t", 10: "n", 12: "f", 13: "r", 34: '"', 92: "\\\\"}
 ESCAPED = CharSet.of([(0, 32), (34, 35), (92, 93)])

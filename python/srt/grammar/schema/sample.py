@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import random
 
-from srt.core.vocabulary import Vocabulary
-from srt.grammar.base import Grammar, GrammarError
+from sglang.srt.core.vocabulary import Vocabulary
+from sglang.srt.grammar.base import Grammar, GrammarError
 
 END = 256
 BYTES = Vocabulary(

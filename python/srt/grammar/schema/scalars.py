@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from srt.grammar.base import GrammarError
-from srt.grammar.regex import BeyondBudget
-from srt.grammar.schema.document import Node, Refusal
-from srt.grammar.schema.formats import HINTS, LENGTHS, REFUSED, format_pattern, meant
-from srt.grammar.schema.numbers import MOST_DIGITS, Bound, exact
-from srt.grammar.schema.patterns import Pattern, pattern_of
-from srt.grammar.schema.shapes import (
+from sglang.srt.grammar.base import GrammarError
+from sglang.srt.grammar.regex import BeyondBudget
+from sglang.srt.grammar.schema.document import Node, Refusal
+from sglang.srt.grammar.schema.formats import HINTS, LENGTHS, REFUSED, format_pattern, meant
+from sglang.srt.grammar.schema.numbers import MOST_DIGITS, Bound, exact
+from sglang.srt.grammar.schema.patterns import Pattern, pattern_of
+from sglang.srt.grammar.schema.shapes import (
     Number,
     Shape,
     String,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from srt.grammar.schema.numbers import number
-from srt.grammar.schema.probe import unmatched
-from srt.grammar.schema.quoted import STRING, literals, sized
-from srt.grammar.schema.shapes import Number, String
+from sglang.srt.grammar.schema.numbers import number
+from sglang.srt.grammar.schema.probe import unmatched
+from sglang.srt.grammar.schema.quoted import STRING, literals, sized
+from sglang.srt.grammar.schema.shapes import Number, String
 
 
 def string_terminal(shape: String) -> str:

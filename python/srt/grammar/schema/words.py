@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
-from srt.grammar.schema.document import Refusal
-from srt.grammar.schema.patterns import one_of
-from srt.grammar.schema.scalars import number_text, settled
-from srt.grammar.schema.shapes import Array, Number, Object, Shape, String, Word
+from sglang.srt.grammar.schema.document import Refusal
+from sglang.srt.grammar.schema.patterns import one_of
+from sglang.srt.grammar.schema.scalars import number_text, settled
+from sglang.srt.grammar.schema.shapes import Array, Number, Object, Shape, String, Word
 
 MOST_LEFT_OUT = 64  # numbers
 
@@ -100,12 +100,12 @@ class Words:
 
 
 def _least(high: Any, value: Decimal) -> Any:
-    from srt.grammar.schema.shapes import tighter_high
+    from sglang.srt.grammar.schema.shapes import tighter_high
 
     return tighter_high(high, (value, True))
 
 
 def _most(low: Any, value: Decimal) -> Any:
-    from srt.grammar.schema.shapes import tighter_low
+    from sglang.srt.grammar.schema.shapes import tighter_low
 
     return tighter_low(low, (value, True))

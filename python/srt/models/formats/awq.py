@@ -14,11 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from sglang.srt.layers.quantised import Quantised
+from sglang.srt.models.config import Fields
+from sglang.srt.models.formats.files import FLOATS, Files, QuantisedCheckpoint, centred, unpack
 from torch import Tensor
-
-from srt.layers.quantised import Quantised
-from srt.models.config import Fields
-from srt.models.formats.files import FLOATS, Files, QuantisedCheckpoint, centred, unpack
 
 FIELDS = (0, 2, 4, 6, 1, 3, 5, 7)  # the output of each field
 PARTS = ("qweight", "qzeros", "scales")

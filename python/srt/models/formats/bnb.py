@@ -22,11 +22,10 @@ import math
 from dataclasses import dataclass
 
 import torch
+from sglang.srt.layers.quantised import Quantised
+from sglang.srt.models.config import Fields
+from sglang.srt.models.formats.files import Files, Module, QuantisedCheckpoint
 from torch import Tensor
-
-from srt.layers.quantised import Quantised
-from srt.models.config import Fields
-from srt.models.formats.files import Files, Module, QuantisedCheckpoint
 
 STATE = ".quant_state.bitsandbytes__"
 MAX_STATE_BYTES = 1 << 16

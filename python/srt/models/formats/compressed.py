@@ -25,12 +25,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from sglang.srt.layers.quantised import Quantised
+from sglang.srt.models.config import Fields
+from sglang.srt.models.formats.files import (
+    FLOATS,
+    Files,
+    Module,
+    QuantisedCheckpoint,
+    centred,
+    unpack,
+)
+from sglang.srt.models.formats.float8 import float8_module, read_block
 from torch import Tensor
-
-from srt.layers.quantised import Quantised
-from srt.models.config import Fields
-from srt.models.formats.files import FLOATS, Files, Module, QuantisedCheckpoint, centred, unpack
-from srt.models.formats.float8 import float8_module, read_block
 
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 MIXED = "mixed-precision"  # a format for each group

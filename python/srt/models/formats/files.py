@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from sglang.srt.layers.quantised import Quantised
+from sglang.srt.models.safetensors import DTYPES, Entry, SafetensorsCheckpoint
 from torch import Tensor
-
-from srt.layers.quantised import Quantised
-from srt.models.safetensors import DTYPES, Entry, SafetensorsCheckpoint
 
 TORCH = {
     **DTYPES, "U8": torch.uint8, "I8": torch.int8, "I32": torch.int32, "I64": torch.int64,

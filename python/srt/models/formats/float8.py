@@ -15,10 +15,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sglang.srt.models.config import Fields
+from sglang.srt.models.formats.files import FLOATS, Files, QuantisedCheckpoint
 from torch import Tensor
-
-from srt.models.config import Fields
-from srt.models.formats.files import FLOATS, Files, QuantisedCheckpoint
 
 SCALES = ("weight_scale_inv", "weight_scale")
 ACTIVATIONS = ("input_scale", "activation_scale", "k_scale", "v_scale", "kv_scale", "output_scale")

@@ -16,11 +16,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from sglang.srt.layers.quantised import Quantised
+from sglang.srt.models.config import Fields
+from sglang.srt.models.formats.files import FLOATS, Files, QuantisedCheckpoint, centred, unpack
 from torch import Tensor
-
-from srt.layers.quantised import Quantised
-from srt.models.config import Fields
-from srt.models.formats.files import FLOATS, Files, QuantisedCheckpoint, centred, unpack
 
 BITS = (2, 3, 4, 8)
 LAYOUTS = ("gptq", "gptq_v2")

@@ -14,10 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from sglang.srt.models.config import Fields
+from sglang.srt.models.formats.files import Files, QuantisedCheckpoint
 from torch import Tensor
-
-from srt.models.config import Fields
-from srt.models.formats.files import Files, QuantisedCheckpoint
 
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 

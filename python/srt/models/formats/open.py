@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from srt.models.config import Fields, read_json
-from srt.models.formats.awq import open_awq
-from srt.models.formats.bnb import open_bitsandbytes
-from srt.models.formats.compressed import open_compressed
-from srt.models.formats.files import Files, QuantisedCheckpoint
-from srt.models.formats.float8 import open_fp8
-from srt.models.formats.gptq import open_gptq
-from srt.models.formats.mxfp4 import open_mxfp4
-from srt.models.safetensors import SafetensorsCheckpoint
+from sglang.srt.models.config import Fields, read_json
+from sglang.srt.models.formats.awq import open_awq
+from sglang.srt.models.formats.bnb import open_bitsandbytes
+from sglang.srt.models.formats.compressed import open_compressed
+from sglang.srt.models.formats.files import Files, QuantisedCheckpoint
+from sglang.srt.models.formats.float8 import open_fp8
+from sglang.srt.models.formats.gptq import open_gptq
+from sglang.srt.models.formats.mxfp4 import open_mxfp4
+from sglang.srt.models.safetensors import SafetensorsCheckpoint
 
 METHODS: dict[str, Callable[[Files, Fields], QuantisedCheckpoint]] = {
     "awq": open_awq,

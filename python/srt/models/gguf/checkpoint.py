@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-
-from srt.files.gguf import Kind, Tensor
-from srt.layers.quantised import Quantised
-from srt.models.gguf.config import GgufFields
-from srt.models.gguf.families import Change
-from srt.models.gguf.integers import INTEGERS, quantised
-from srt.models.gguf.quants import FLOATS, READABLE, dequantise
+from sglang.srt.files.gguf import Kind, Tensor
+from sglang.srt.layers.quantised import Quantised
+from sglang.srt.models.gguf.config import GgufFields
+from sglang.srt.models.gguf.families import Change
+from sglang.srt.models.gguf.integers import INTEGERS, quantised
+from sglang.srt.models.gguf.quants import FLOATS, READABLE, dequantise
 
 # Read with the config, or of no use here.
 _READ = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight")

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from srt.files.endings import endings
-from srt.files.gguf import Gguf, Tensor, read_shards
-from srt.models.config import Fields
-from srt.models.gguf.families import FAMILIES, MIXTRAL_FAMILY, Family, Header
-from srt.models.gguf.quants import FLOATS
+from sglang.srt.files.endings import endings
+from sglang.srt.files.gguf import Gguf, Tensor, read_shards
+from sglang.srt.models.config import Fields
+from sglang.srt.models.gguf.families import FAMILIES, MIXTRAL_FAMILY, Family, Header
+from sglang.srt.models.gguf.quants import FLOATS
 
 MAX_FACTORS = 1 << 12  # of a rotary embedding
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from srt.files.gguf import Tensor
-from srt.models.config import Fields
+from sglang.srt.files.gguf import Tensor
+from sglang.srt.models.config import Fields
 
 Change: TypeAlias = Literal["", "pairs", "above one", "transposed"]
 # pairs:       rows of a head are in the order of pairs that turn together

@@ -7,11 +7,17 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 import torch
+from sglang.srt.files.gguf import Kind
+from sglang.srt.layers.quantised import Quantised
+from sglang.srt.models.gguf.quants import (
+    CHUNK,
+    fields,
+    fifth_bits,
+    half,
+    nibbles,
+    scales_and_minima,
+)
 from torch import Tensor
-
-from srt.files.gguf import Kind
-from srt.layers.quantised import Quantised
-from srt.models.gguf.quants import CHUNK, fields, fifth_bits, half, nibbles, scales_and_minima
 
 GROUP = 32
 # Of blocks [N, bytes]: integers [N, values], scales [N, groups], lows [N, groups] or None.

@@ -22,9 +22,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from sglang.srt.files.gguf import Kind
 from torch import Tensor
-
-from srt.files.gguf import Kind
 
 CHUNK = 1 << 20  # values dequantised at a time: temporaries stay small
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)

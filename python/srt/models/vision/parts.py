@@ -9,14 +9,13 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+from sglang.srt.core.media import Media
+from sglang.srt.layers.activations import ACTIVATIONS
+from sglang.srt.layers.linear import ColumnLinear, RowLinear
+from sglang.srt.layers.weight import Place, Slot, Slots, Stored
+from sglang.srt.media.settings import Norms
+from sglang.srt.parallel.groups import Group
 from torch import Tensor
-
-from srt.core.media import Media
-from srt.layers.activations import ACTIVATIONS
-from srt.layers.linear import ColumnLinear, RowLinear
-from srt.layers.weight import Place, Slot, Slots, Stored
-from srt.media.settings import Norms
-from srt.parallel.groups import Group
 
 
 def whole(place: Place) -> Place:

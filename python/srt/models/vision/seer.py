@@ -13,17 +13,16 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar, cast
 
+from sglang.srt.attention.base import Attention, KVShape
+from sglang.srt.core.media import Media
+from sglang.srt.layers.recorder import Recorder
+from sglang.srt.layers.weight import Place, Slots, Stored
+from sglang.srt.media.settings import Norms
+from sglang.srt.models.causal import CausalLM
+from sglang.srt.models.config import Fields, ModelSpec
+from sglang.srt.models.model import Model
+from sglang.srt.models.vision.parts import plain
 from torch import Tensor
-
-from srt.attention.base import Attention, KVShape
-from srt.core.media import Media
-from srt.layers.recorder import Recorder
-from srt.layers.weight import Place, Slots, Stored
-from srt.media.settings import Norms
-from srt.models.causal import CausalLM
-from srt.models.config import Fields, ModelSpec
-from srt.models.model import Model
-from srt.models.vision.parts import plain
 
 TEXT, HEAD = "model.language_model.", "lm_head."
 
@@ -77,7 +76,7 @@ class Seer:
     @staticmethod
     def family(spec: SeerSpec) -> type[Model]:
         """The text model's class."""
-        from srt.models.registry import lookup
+        from sglang.srt.models.registry import lookup
 
         return lookup(spec.text.architecture)
 
@@ -193,7 +192,7 @@ MISSING: dict[str, tuple[str, dict[str, Any]]] = {
 
 def text_spec(config: Fields) -> ModelSpec:
     """Of a ``text_config``. Raises ValueError for a text model that is none of ``MISSING``."""
-    from srt.models.registry import lookup
+    from sglang.srt.models.registry import lookup
 
     inner = config.fields("text_config")
     kind = inner.text("model_type", "llama")

@@ -11,14 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from sglang.srt.layers.linear import ColumnLinear, RowLinear
+from sglang.srt.layers.mlp import PlainMLP
+from sglang.srt.layers.norm import LayerNorm
+from sglang.srt.layers.weight import Place, Slot, Slots, Stored
+from sglang.srt.models.config import Fields, read_activation
+from sglang.srt.models.vision.parts import PatchEmbedding, attend
 from torch import Tensor
-
-from srt.layers.linear import ColumnLinear, RowLinear
-from srt.layers.mlp import PlainMLP
-from srt.layers.norm import LayerNorm
-from srt.layers.weight import Place, Slot, Slots, Stored
-from srt.models.config import Fields, read_activation
-from srt.models.vision.parts import PatchEmbedding, attend
 
 BATCH = 16  # squares that are encoded at once, for the memory between
 

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from sglang.srt.layers.linear import ColumnLinear, Fused, RowLinear
+from sglang.srt.layers.mlp import GatedMLP
+from sglang.srt.layers.norm import RMSNorm
+from sglang.srt.layers.weight import Place, Slots, Stored
+from sglang.srt.models.config import Fields, read_activation
+from sglang.srt.models.vision.parts import PatchEmbedding, Projector, attend
 from torch import Tensor
-
-from srt.layers.linear import ColumnLinear, Fused, RowLinear
-from srt.layers.mlp import GatedMLP
-from srt.layers.norm import RMSNorm
-from srt.layers.weight import Place, Slots, Stored
-from srt.models.config import Fields, read_activation
-from srt.models.vision.parts import PatchEmbedding, Projector, attend
 
 EPS = 1e-6  # of its norms, whatever the config says
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from srt.program.deltas import Delta
-from srt.program.json_scan import SPACE
-from srt.program.tool_parser import ObjectParser, ToolParser
-from srt.program.tools import (
+from sglang.srt.program.deltas import Delta
+from sglang.srt.program.json_scan import SPACE
+from sglang.srt.program.tool_parser import ObjectParser, ToolParser
+from sglang.srt.program.tools import (
     Calls,
     Form,
     Plain,

@@ -7,10 +7,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from srt.program.json_scan import SPACE
-from srt.program.tool_formats.literal import Literal
-from srt.program.tool_parser import CallParser
-from srt.program.tools import Form, Tool, constant, schema, sequence, tag, to_json
+from sglang.srt.program.json_scan import SPACE
+from sglang.srt.program.tool_formats.literal import Literal
+from sglang.srt.program.tool_parser import CallParser
+from sglang.srt.program.tools import Form, Tool, constant, schema, sequence, tag, to_json
 
 LONGEST = 256  # characters of a name
 # What a schema may hold besides its properties where these are enforced one by one.

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from srt.program.json_scan import SPACE, Value
-from srt.program.tool_parser import ObjectParser, ToolParser
-from srt.program.tools import (
+from sglang.srt.program.json_scan import SPACE, Value
+from sglang.srt.program.tool_parser import ObjectParser, ToolParser
+from sglang.srt.program.tools import (
     Calls,
     Form,
     Plain,

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from srt.program.json_scan import SPACE
-from srt.program.tool_formats.keywords import KeywordParser, arguments_form
-from srt.program.tool_parser import ToolParser
-from srt.program.tools import (
+from sglang.srt.program.json_scan import SPACE
+from sglang.srt.program.tool_formats.keywords import KeywordParser, arguments_form
+from sglang.srt.program.tool_parser import ToolParser
+from sglang.srt.program.tools import (
     Calls,
     Form,
     Plain,

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from srt.program.deltas import Delta
-from srt.program.json_scan import SPACE
-from srt.program.tool_formats.keywords import KeywordParser, arguments_form
-from srt.program.tool_formats.pythonic import call_text
-from srt.program.tool_parser import ToolParser
-from srt.program.tools import Calls, Form, Tool, repeated, tag, to_json
+from sglang.srt.program.deltas import Delta
+from sglang.srt.program.json_scan import SPACE
+from sglang.srt.program.tool_formats.keywords import KeywordParser, arguments_form
+from sglang.srt.program.tool_formats.pythonic import call_text
+from sglang.srt.program.tool_parser import ToolParser
+from sglang.srt.program.tools import Calls, Form, Tool, repeated, tag, to_json
 
 BEGIN, END = "<tool>", "</tool>"
 _PLAIN = {"type", "title", "description", "default", "examples"}

@@ -11,9 +11,9 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from srt.program.request import RequestError
-from srt.program.sources import Source, source_of
-from srt.tokenizer.chat import ChatTemplate
+from sglang.srt.program.request import RequestError
+from sglang.srt.program.sources import Source, source_of
+from sglang.srt.tokenizer.chat import ChatTemplate
 
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _MEDIA = {

@@ -9,19 +9,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from srt.core.depth import deeper
-from srt.core.ints import Ints
-from srt.core.media import Medias
-from srt.program.encoder import bytes_of
-from srt.program.media import Expanded
-from srt.program.request import RequestError, verify_length
-from srt.program.sources import Source
-from srt.server.chat.content import marked, read_content, shaped
-from srt.server.chat.content import told as told_content
-from srt.server.chat.tools import ToolUse, with_tools
-from srt.server.service import Service
-from srt.server.wire.beside import LONG, beside
-from srt.tokenizer.chat import SECONDS, ChatTemplateError, SlowTemplateError
+from sglang.srt.core.depth import deeper
+from sglang.srt.core.ints import Ints
+from sglang.srt.core.media import Medias
+from sglang.srt.program.encoder import bytes_of
+from sglang.srt.program.media import Expanded
+from sglang.srt.program.request import RequestError, verify_length
+from sglang.srt.program.sources import Source
+from sglang.srt.server.chat.content import marked, read_content, shaped
+from sglang.srt.server.chat.content import told as told_content
+from sglang.srt.server.chat.tools import ToolUse, with_tools
+from sglang.srt.server.service import Service
+from sglang.srt.server.wire.beside import LONG, beside
+from sglang.srt.tokenizer.chat import SECONDS, ChatTemplateError, SlowTemplateError
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 OWN = ("messages", "tools", "add_generation_prompt", "continue_final_message", "seconds")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from srt.program.deltas import Begin, Delta, Thought, Words
-from srt.program.output import Output
-from srt.program.reasoning import Marks, ThoughtParser
-from srt.server.chat.tools import ToolUse
-from srt.server.fields import Progress
+from sglang.srt.program.deltas import Begin, Delta, Thought, Words
+from sglang.srt.program.output import Output
+from sglang.srt.program.reasoning import Marks, ThoughtParser
+from sglang.srt.server.chat.tools import ToolUse
+from sglang.srt.server.fields import Progress
 
 
 @dataclass(frozen=True)

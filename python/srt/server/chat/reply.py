@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from srt.program.deltas import Begin, Delta, Thought, Words, joined
+from sglang.srt.program.deltas import Begin, Delta, Thought, Words, joined
 
 
 def message_of(deltas: Sequence[Delta], legacy: bool = False) -> dict[str, Any]:

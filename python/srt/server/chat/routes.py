@@ -8,18 +8,17 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+from sglang.srt.program.deltas import Delta, Thought, Words
+from sglang.srt.program.output import Output
+from sglang.srt.server.chat.reply import CLOSING, OPENING, delta_of, message_of
+from sglang.srt.server.chat.talk import ChatBody, Reader, Talk, read_talk, thought_tokens
+from sglang.srt.server.fields import Collected, Reply, finish_fields, logprob_of, new_reply, usage
+from sglang.srt.server.service import Service
+from sglang.srt.server.wire.body import read_body
+from sglang.srt.server.wire.errors import json_response
+from sglang.srt.server.wire.stream import Template, respond, unless_gone
 from starlette.requests import Request
 from starlette.responses import Response
-
-from srt.program.deltas import Delta, Thought, Words
-from srt.program.output import Output
-from srt.server.chat.reply import CLOSING, OPENING, delta_of, message_of
-from srt.server.chat.talk import ChatBody, Reader, Talk, read_talk, thought_tokens
-from srt.server.fields import Collected, Reply, finish_fields, logprob_of, new_reply, usage
-from srt.server.service import Service
-from srt.server.wire.body import read_body
-from srt.server.wire.errors import json_response
-from srt.server.wire.stream import Template, respond, unless_gone
 
 KIND, CHUNK = "chat.completion", "chat.completion.chunk"
 

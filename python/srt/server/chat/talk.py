@@ -13,16 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-
-from srt.program.output import Output
-from srt.program.reasoning import behind_thought, opened
-from srt.program.request import Ask, Logprobs, RequestError, namespace_of
-from srt.program.tools import constraint_of, form_of
-from srt.server.chat.conversation import Prompt, prompt_of, verify_template
-from srt.server.chat.reader import Reader, Thinking
-from srt.server.chat.tools import ToolUse, read_functions, read_tools, verified
-from srt.server.fields import SharedBody, refuse, sampling_of
-from srt.server.service import Service
+from sglang.srt.program.output import Output
+from sglang.srt.program.reasoning import behind_thought, opened
+from sglang.srt.program.request import Ask, Logprobs, RequestError, namespace_of
+from sglang.srt.program.tools import constraint_of, form_of
+from sglang.srt.server.chat.conversation import Prompt, prompt_of, verify_template
+from sglang.srt.server.chat.reader import Reader, Thinking
+from sglang.srt.server.chat.tools import ToolUse, read_functions, read_tools, verified
+from sglang.srt.server.fields import SharedBody, refuse, sampling_of
+from sglang.srt.server.service import Service
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 

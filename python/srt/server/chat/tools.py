@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from srt.core.constraint import Constraint
-from srt.program.constraint import json_text
-from srt.program.request import RequestError
-from srt.program.schema_check import first_fault
-from srt.program.tool_formats import Hermes
-from srt.program.tool_parser import ToolParser
-from srt.program.tools import Calls, Form, Tool, ToolFormat, either, schema
+from sglang.srt.core.constraint import Constraint
+from sglang.srt.program.constraint import json_text
+from sglang.srt.program.request import RequestError
+from sglang.srt.program.schema_check import first_fault
+from sglang.srt.program.tool_formats import Hermes
+from sglang.srt.program.tool_parser import ToolParser
+from sglang.srt.program.tools import Calls, Form, Tool, ToolFormat, either, schema
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")

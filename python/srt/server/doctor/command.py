@@ -12,11 +12,11 @@ import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from srt.config import Config, add_arguments, from_arguments
-from srt.core.logs import escaped
-from srt.server.arguments import keys_from_environment
-from srt.server.doctor import machine
-from srt.server.doctor.finding import FAIL, Finding, examine
+from sglang.srt.config import Config, add_arguments, from_arguments
+from sglang.srt.core.logs import escaped
+from sglang.srt.server.arguments import keys_from_environment
+from sglang.srt.server.doctor import machine
+from sglang.srt.server.doctor.finding import FAIL, Finding, examine
 
 
 def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,7 +67,7 @@ def local(config: Config) -> list[Finding]:
 
 def model(config: Config) -> list[Finding]:
     """The model alone; raises ImportError where a package is missing."""
-    from srt.server.doctor.model import Model
+    from sglang.srt.server.doctor.model import Model
 
     found = Model(config)
     return examine(
@@ -82,7 +82,7 @@ def model(config: Config) -> list[Finding]:
 
 def remote(url: str, config: Config) -> list[Finding]:
     """The server at ``url``."""
-    from srt.server.doctor.remote import Remote
+    from sglang.srt.server.doctor.remote import Remote
 
     try:
         server = Remote(url, config.server.api_key)

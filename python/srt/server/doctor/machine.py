@@ -14,9 +14,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from srt.config import Config
-from srt.server.doctor.finding import FAIL, OK, WARN, Finding
-from srt.server.edge.accept import bind
+from sglang.srt.config import Config
+from sglang.srt.server.doctor.finding import FAIL, OK, WARN, Finding
+from sglang.srt.server.edge.accept import bind
 
 if TYPE_CHECKING:
     import torch
@@ -64,8 +64,7 @@ def packages() -> Iterator[Finding]:
 def device(config: Config) -> Iterator[Finding]:
     """What computes, and by which kernels."""
     import torch
-
-    from srt.worker.worker import device_of
+    from sglang.srt.worker.worker import device_of
 
     chosen = device_of(config.model.device)
     if chosen.type == "cuda":
@@ -88,7 +87,7 @@ def device(config: Config) -> Iterator[Finding]:
 
 def _attention(config: Config, device: torch.device) -> Finding:
     """Which implementation will run on the device, and why."""
-    from srt.attention.choose import choose
+    from sglang.srt.attention.choose import choose
 
     try:
         choice = choose(config.model.attention_backend, device)
@@ -120,7 +119,7 @@ def _features() -> set[str]:
 
 def port(config: Config) -> Iterator[Finding]:
     """Whether it is free, and who has it."""
-    from srt.server.edge.hosts import exposed
+    from sglang.srt.server.edge.hosts import exposed
 
     host, number = config.server.host, config.server.port
     where = f"{host} port {number}"
@@ -141,8 +140,8 @@ def port(config: Config) -> Iterator[Finding]:
 
 def edge(config: Config) -> Iterator[Finding]:
     """The files of keys and certificates, where there are any."""
-    from srt.server.edge import tls
-    from srt.server.edge.tenants import Tenants
+    from sglang.srt.server.edge import tls
+    from sglang.srt.server.edge.tenants import Tenants
 
     given = [name for name in (config.edge.api_keys_file, config.edge.ssl_certfile) if name]
     try:

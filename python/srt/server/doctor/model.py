@@ -6,17 +6,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from srt.config import Config
-from srt.program.reasoning import marks_for
-from srt.program.tool_formats import format_for
-from srt.server.doctor.finding import FAIL, OK, WARN, Finding
-from srt.tokenizer import Tokenizer
-from srt.tokenizer.chat import ChatTemplateError
+from sglang.srt.config import Config
+from sglang.srt.program.reasoning import marks_for
+from sglang.srt.program.tool_formats import format_for
+from sglang.srt.server.doctor.finding import FAIL, OK, WARN, Finding
+from sglang.srt.tokenizer import Tokenizer
+from sglang.srt.tokenizer.chat import ChatTemplateError
 
 if TYPE_CHECKING:
-    from srt.layers.weight import Slots
-    from srt.models.checkpoint import Checkpoint
-    from srt.models.config import ModelSpec
+    from sglang.srt.layers.weight import Slots
+    from sglang.srt.models.checkpoint import Checkpoint
+    from sglang.srt.models.config import ModelSpec
 
 TEXT = "Grüße, 世界 🙂"
 USER = {"role": "user", "content": TEXT}
@@ -42,7 +42,7 @@ class Model:
 
     def directory(self) -> Iterator[Finding]:
         """Where it is; nothing of the rest can be said of a model that is not here."""
-        from srt.files.location import HUB_FILE, HUB_ID, locate
+        from sglang.srt.files.location import HUB_FILE, HUB_ID, locate
 
         path, revision = self._config.model.model_path, self._config.model.revision
         hub = HUB_FILE.fullmatch(path) or HUB_ID.fullmatch(path)
@@ -68,13 +68,12 @@ class Model:
         if self._directory is None:
             return
         import torch
-
-        from srt.layers.weight import Place
-        from srt.models import weights
-        from srt.models.config import read_config
-        from srt.models.open import open_checkpoint
-        from srt.models.registry import lookup
-        from srt.models.renamed import named
+        from sglang.srt.layers.weight import Place
+        from sglang.srt.models import weights
+        from sglang.srt.models.config import read_config
+        from sglang.srt.models.open import open_checkpoint
+        from sglang.srt.models.registry import lookup
+        from sglang.srt.models.renamed import named
 
         try:
             fields, architecture = read_config(self._directory)
@@ -105,9 +104,9 @@ class Model:
         """Whether weights and KV cache fit, as far as can be told without taking them."""
         if self._spec is None:
             return
-        from srt.worker.kv import available_memory, bytes_per_token, pool_pages
-        from srt.worker.storage import storage_of
-        from srt.worker.worker import context_length_of, device_of
+        from sglang.srt.worker.kv import available_memory, bytes_per_token, pool_pages
+        from sglang.srt.worker.storage import storage_of
+        from sglang.srt.worker.worker import context_length_of, device_of
 
         config, spec = self._config, self._spec
         try:
@@ -200,8 +199,7 @@ def _fetched(name: str, revision: str) -> Path | None:
     """The hub model's directory, or GGUF file, in the cache of this machine."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
-    from srt.files.location import HUB_FILE
+    from sglang.srt.files.location import HUB_FILE
 
     named = HUB_FILE.fullmatch(name)
     repository, file = (named[1], named[2]) if named else (name, "")

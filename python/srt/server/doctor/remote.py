@@ -11,7 +11,7 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
-from srt.server.doctor.finding import FAIL, OK, WARN, Finding
+from sglang.srt.server.doctor.finding import FAIL, OK, WARN, Finding
 
 SECONDS = 20.0  # for one answer
 REQUEST_ID = "sglang-doctor"

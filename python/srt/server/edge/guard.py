@@ -9,16 +9,15 @@ from __future__ import annotations
 import re
 import uuid
 
+from sglang.srt.server.edge.hosts import Hosts
+from sglang.srt.server.edge.tenants import Tenant
+from sglang.srt.server.page.files import CHALLENGE, is_page, with_key
+from sglang.srt.server.service import Service
+from sglang.srt.server.wire.caller import Caller, current
+from sglang.srt.server.wire.errors import ServerError, error_response
 from starlette.datastructures import MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from srt.server.edge.hosts import Hosts
-from srt.server.edge.tenants import Tenant
-from srt.server.page.files import CHALLENGE, is_page, with_key
-from srt.server.service import Service
-from srt.server.wire.caller import Caller, current
-from srt.server.wire.errors import ServerError, error_response
 
 _DRAINING = ("/health", "/metrics")  # answered while draining (health says so itself)
 _ENDING = ("/abort_request", "/cancel")  # paths that end so make room: no limit holds them up

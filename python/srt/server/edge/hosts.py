@@ -5,10 +5,9 @@ from __future__ import annotations
 import ipaddress
 import socket
 
+from sglang.srt.config import Config
+from sglang.srt.server.wire.errors import ServerError
 from starlette.types import Scope
-
-from srt.config import Config
-from srt.server.wire.errors import ServerError
 
 
 class Hosts:

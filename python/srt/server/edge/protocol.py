@@ -26,13 +26,12 @@ from typing import Any
 from weakref import ref
 
 import httptools
+from sglang.srt.config import EdgeConfig
+from sglang.srt.server.edge.cycle import Cycle, Unchunked, carrier_of, write_chunk
+from sglang.srt.server.wire.errors import ServerError, error_response
+from sglang.srt.server.wire.stream import CHUNK
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
-
-from srt.config import EdgeConfig
-from srt.server.edge.cycle import Cycle, Unchunked, carrier_of, write_chunk
-from srt.server.wire.errors import ServerError, error_response
-from srt.server.wire.stream import CHUNK
 
 SLICE = 4096  # bytes of a head parsed between two looks at its size
 LINGER = 2.0  # seconds

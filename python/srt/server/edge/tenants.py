@@ -18,10 +18,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
-
-from srt.config import Config
-from srt.server.wire.caller import SHARED, Caller
-from srt.server.wire.errors import ServerError
+from sglang.srt.config import Config
+from sglang.srt.server.wire.caller import SHARED, Caller
+from sglang.srt.server.wire.errors import ServerError
 
 ADMIN = "admin"
 MAX_NAME = 64  # characters

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from typing import Any
 
-from srt.config import EdgeConfig
+from sglang.srt.config import EdgeConfig
 
 
 def options(edge: EdgeConfig) -> dict[str, Any]:

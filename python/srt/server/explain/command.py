@@ -11,7 +11,7 @@ import urllib.parse
 import urllib.request
 from typing import Any
 
-from srt.server.arguments import keys_from_environment
+from sglang.srt.server.arguments import keys_from_environment
 
 SECONDS = 10.0
 

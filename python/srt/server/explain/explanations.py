@@ -9,14 +9,13 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 import msgspec
-
-from srt.core.ints import Ints, common_prefix, ints
-from srt.core.media import within
-from srt.core.messages import Origin
-from srt.program.output import Output
-from srt.program.request import Ask
-from srt.server.wire.caller import SHARED, Caller, current
-from srt.tokenizer import Tokenizer
+from sglang.srt.core.ints import Ints, common_prefix, ints
+from sglang.srt.core.media import within
+from sglang.srt.core.messages import Origin
+from sglang.srt.program.output import Output
+from sglang.srt.program.request import Ask
+from sglang.srt.server.wire.caller import SHARED, Caller, current
+from sglang.srt.tokenizer import Tokenizer
 
 IMAGE = -1  # in place of a token's id (``core.segments.unmarked``)
 MAX_NAMES = 4096

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import msgspec
+from sglang.srt.program.request import RequestError
+from sglang.srt.server.explain.explanations import Explanation, explain
+from sglang.srt.server.service import Service
+from sglang.srt.server.wire.caller import current
+from sglang.srt.server.wire.errors import json_response
 from starlette.requests import Request
 from starlette.responses import Response
-
-from srt.program.request import RequestError
-from srt.server.explain.explanations import Explanation, explain
-from srt.server.service import Service
-from srt.server.wire.caller import current
-from srt.server.wire.errors import json_response
 
 
 class Explained(msgspec.Struct):

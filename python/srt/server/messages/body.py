@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
-
-from srt.server.fields import SharedBody
+from sglang.srt.server.fields import SharedBody
 
 
 class _Block(msgspec.Struct, tag_field="type"):

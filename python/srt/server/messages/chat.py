@@ -18,10 +18,10 @@ from contextlib import contextmanager
 from itertools import groupby
 from typing import Any, NoReturn
 
-from srt.program.request import RequestError
-from srt.server.chat.talk import ChatBody
-from srt.server.fields import SharedBody, refuse
-from srt.server.messages.body import (
+from sglang.srt.program.request import RequestError
+from sglang.srt.server.chat.talk import ChatBody
+from sglang.srt.server.fields import SharedBody, refuse
+from sglang.srt.server.messages.body import (
     Block,
     CustomTool,
     ImageBlock,
@@ -32,7 +32,7 @@ from srt.server.messages.body import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from srt.server.wire.errors import ServerError
+from sglang.srt.server.wire.errors import ServerError
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _SPELLINGS = {

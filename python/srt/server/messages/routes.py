@@ -8,20 +8,19 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+from sglang.srt.program.output import Output
+from sglang.srt.program.request import RequestError
+from sglang.srt.server.chat.talk import Reader, Talk, read_talk, thought_tokens
+from sglang.srt.server.messages.body import MessagesBody
+from sglang.srt.server.messages.chat import chat_of, spelled
+from sglang.srt.server.messages.reply import Blocks, content_of, new_id, stopping, usage
+from sglang.srt.server.service import Service
+from sglang.srt.server.wire.beside import beside
+from sglang.srt.server.wire.body import read_body
+from sglang.srt.server.wire.errors import anthropic_body, json_response
+from sglang.srt.server.wire.stream import Form, respond, typed_event, unless_gone
 from starlette.requests import Request
 from starlette.responses import Response
-
-from srt.program.output import Output
-from srt.program.request import RequestError
-from srt.server.chat.talk import Reader, Talk, read_talk, thought_tokens
-from srt.server.messages.body import MessagesBody
-from srt.server.messages.chat import chat_of, spelled
-from srt.server.messages.reply import Blocks, content_of, new_id, stopping, usage
-from srt.server.service import Service
-from srt.server.wire.beside import beside
-from srt.server.wire.body import read_body
-from srt.server.wire.errors import anthropic_body, json_response
-from srt.server.wire.stream import Form, respond, typed_event, unless_gone
 
 ANTHROPIC = Form(typed_event, b"", anthropic_body)
 PING = {"type": "ping"}

@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
-
-from srt.server.openapi.examples import EXAMPLES
-from srt.server.openapi.limits import Schema, fields_of, sampling_schema
-from srt.server.openapi.rules import asked, ruled
-from srt.server.openapi.shapes import AnthropicErrorReply, ErrorReply, Event
-from srt.server.page.files import CHALLENGE
-from srt.server.routes import EVENTS, JSON, Route
-from srt.server.wire.errors import CODES, anthropic
+from sglang.srt.server.openapi.examples import EXAMPLES
+from sglang.srt.server.openapi.limits import Schema, fields_of, sampling_schema
+from sglang.srt.server.openapi.rules import asked, ruled
+from sglang.srt.server.openapi.shapes import AnthropicErrorReply, ErrorReply, Event
+from sglang.srt.server.page.files import CHALLENGE
+from sglang.srt.server.routes import EVENTS, JSON, Route
+from sglang.srt.server.wire.errors import CODES, anthropic
 
 _REF = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")

@@ -9,14 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-
-from srt.core import sampling as most
-from srt.core.sampling import SamplingParams
-from srt.program.constraint import NAMES, SCORINGS
-from srt.program.request import MAX_NAME, PRIORITY_LIMIT, RENAMED, WITHOUT_EFFECT
-from srt.server.chat.conversation import ROLES
-from srt.server.chat.talk import EFFORTS
-from srt.server.text.sessions import MOST_IDLE_SECONDS
+from sglang.srt.core import sampling as most
+from sglang.srt.core.sampling import SamplingParams
+from sglang.srt.program.constraint import NAMES, SCORINGS
+from sglang.srt.program.request import MAX_NAME, PRIORITY_LIMIT, RENAMED, WITHOUT_EFFECT
+from sglang.srt.server.chat.conversation import ROLES
+from sglang.srt.server.chat.talk import EFFORTS
+from sglang.srt.server.text.sessions import MOST_IDLE_SECONDS
 
 Schema = dict[str, Any]
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from srt.core.messages import POOLINGS
-from srt.server.chat.talk import EFFORTS
-from srt.server.openapi.limits import ANY_IDS, IDS, SOME, STRING, Schema, list_of, or_null
-from srt.server.responses.body import INCLUDES
-from srt.server.text import completions, embeddings
+from sglang.srt.core.messages import POOLINGS
+from sglang.srt.server.chat.talk import EFFORTS
+from sglang.srt.server.openapi.limits import ANY_IDS, IDS, SOME, STRING, Schema, list_of, or_null
+from sglang.srt.server.responses.body import INCLUDES
+from sglang.srt.server.text import completions, embeddings
 
 
 def _either(kind: Schema) -> Schema:

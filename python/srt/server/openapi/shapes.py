@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from msgspec import UNSET, Meta, Struct, UnsetType
-
-from srt.engine.info import EngineInfo
-from srt.server.page.live import MAX_NODES, MAX_SECONDS, NODES, SECONDS
+from sglang.srt.engine.info import EngineInfo
+from sglang.srt.server.page.live import MAX_NODES, MAX_SECONDS, NODES, SECONDS
 
 T = TypeVar("T")
 Maybe: TypeAlias = T | UnsetType  # a field that may not be there

@@ -5,9 +5,15 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct
-
-from srt.server.openapi.shapes import CachedTokens, Count, Maybe, Object, ReasoningTokens, Usage
-from srt.server.responses.routes import MAX_PAGE, PAGE
+from sglang.srt.server.openapi.shapes import (
+    CachedTokens,
+    Count,
+    Maybe,
+    Object,
+    ReasoningTokens,
+    Usage,
+)
+from sglang.srt.server.responses.routes import MAX_PAGE, PAGE
 
 # -- OpenAI's -------------------------------------------------------------------------------------
 

@@ -7,12 +7,11 @@ import binascii
 from functools import cache
 from importlib.resources import files
 
+from sglang.srt.server.service import Service
+from sglang.srt.server.wire.errors import ServerError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
-
-from srt.server.service import Service
-from srt.server.wire.errors import ServerError
 
 PATHS = ("/", "/page/{name}")
 CHALLENGE = 'Basic realm="the password is the API key", charset="UTF-8"'
@@ -84,7 +83,7 @@ def _answer(name: str) -> Response:
 @cache
 def _files() -> dict[str, bytes]:
     """All of them by name: what is asked for is looked up here, never on the disk."""
-    folder = files("srt.server.page").joinpath("static")
+    folder = files("sglang.srt.server.page").joinpath("static")
     return {
         entry.name: entry.read_bytes()
         for entry in folder.iterdir()

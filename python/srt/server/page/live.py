@@ -8,16 +8,15 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
+from sglang.srt.program.request import RequestError
+from sglang.srt.server.explain.explanations import read
+from sglang.srt.server.service import Service
+from sglang.srt.server.wire.caller import current
+from sglang.srt.server.wire.errors import ServerError, json_response
+from sglang.srt.server.wire.query import number_of
+from sglang.srt.server.wire.stream import respond, unless_gone
 from starlette.requests import Request
 from starlette.responses import Response
-
-from srt.program.request import RequestError
-from srt.server.explain.explanations import read
-from srt.server.service import Service
-from srt.server.wire.caller import current
-from srt.server.wire.errors import ServerError, json_response
-from srt.server.wire.query import number_of
-from srt.server.wire.stream import respond, unless_gone
 
 PATHS = ("/live", "/live/events")
 

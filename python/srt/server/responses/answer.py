@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from srt.program.output import Output
-from srt.server.chat.talk import Talk
-from srt.server.responses.body import ResponsesBody, format_of
-from srt.server.responses.tools import choice_of, tools_of
-from srt.server.responses.writer import Event, Writer
-from srt.server.service import Service
-from srt.server.wire.errors import describe
+from sglang.srt.program.output import Output
+from sglang.srt.server.chat.talk import Talk
+from sglang.srt.server.responses.body import ResponsesBody, format_of
+from sglang.srt.server.responses.tools import choice_of, tools_of
+from sglang.srt.server.responses.writer import Event, Writer
+from sglang.srt.server.service import Service
+from sglang.srt.server.wire.errors import describe
 
 # Of what the server calls an error, to what the API calls one within a response.
 _CODES = {

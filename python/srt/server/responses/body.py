@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from srt.program.request import RequestError
-from srt.server.chat.talk import ChatBody
-from srt.server.fields import SharedBody, refuse
-from srt.server.responses.tools import chat_tools, choice_of, tools_of
+from sglang.srt.program.request import RequestError
+from sglang.srt.server.chat.talk import ChatBody
+from sglang.srt.server.fields import SharedBody, refuse
+from sglang.srt.server.responses.tools import chat_tools, choice_of, tools_of
 
 LOGPROBS = "message.output_text.logprobs"
 # What may be asked for besides: parts of items that no answer of this server has.

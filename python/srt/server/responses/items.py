@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Any, TypeAlias
 
-from srt.program.constraint import json_text
-from srt.program.request import RequestError
+from sglang.srt.program.constraint import json_text
+from sglang.srt.program.request import RequestError
 
 Item: TypeAlias = dict[str, Any]
 Find: TypeAlias = Callable[[str], Item | None]

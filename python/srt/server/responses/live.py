@@ -7,17 +7,16 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 import msgspec
-
-from srt.program.request import RequestError
-from srt.server.chat.talk import Talk, thought_tokens
-from srt.server.responses.answer import Answer
-from srt.server.responses.body import in_own_words
-from srt.server.responses.store import Record, Store
-from srt.server.responses.tokens import Pieces
-from srt.server.responses.writer import Event
-from srt.server.service import Service
-from srt.server.wire.errors import describe
-from srt.server.wire.stream import Form, typed_event
+from sglang.srt.program.request import RequestError
+from sglang.srt.server.chat.talk import Talk, thought_tokens
+from sglang.srt.server.responses.answer import Answer
+from sglang.srt.server.responses.body import in_own_words
+from sglang.srt.server.responses.store import Record, Store
+from sglang.srt.server.responses.tokens import Pieces
+from sglang.srt.server.responses.writer import Event
+from sglang.srt.server.service import Service
+from sglang.srt.server.wire.errors import describe
+from sglang.srt.server.wire.stream import Form, typed_event
 
 MAX_BACKGROUND = 64  # at a time
 

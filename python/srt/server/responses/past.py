@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-
-from srt.program.request import RequestError
-from srt.server.responses.items import Item, response_of
-from srt.server.responses.store import Record, Store
-from srt.server.wire.caller import current
+from sglang.srt.program.request import RequestError
+from sglang.srt.server.responses.items import Item, response_of
+from sglang.srt.server.responses.store import Record, Store
+from sglang.srt.server.wire.caller import current
 
 
 class Past:

@@ -10,24 +10,23 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+from sglang.srt.program.request import RequestError
+from sglang.srt.server.chat.talk import Talk, read_talk
+from sglang.srt.server.responses.answer import Answer
+from sglang.srt.server.responses.body import ResponsesBody, chat_of, check, in_own_words
+from sglang.srt.server.responses.items import Item, messages_of, read_items
+from sglang.srt.server.responses.live import EVENTS, FRAMES, begin, follow, told, written
+from sglang.srt.server.responses.past import Past
+from sglang.srt.server.responses.store import Record
+from sglang.srt.server.service import Service
+from sglang.srt.server.wire.beside import beside
+from sglang.srt.server.wire.body import read_body
+from sglang.srt.server.wire.caller import current
+from sglang.srt.server.wire.errors import json_response
+from sglang.srt.server.wire.query import number_of
+from sglang.srt.server.wire.stream import respond, unless_gone
 from starlette.requests import Request
 from starlette.responses import Response
-
-from srt.program.request import RequestError
-from srt.server.chat.talk import Talk, read_talk
-from srt.server.responses.answer import Answer
-from srt.server.responses.body import ResponsesBody, chat_of, check, in_own_words
-from srt.server.responses.items import Item, messages_of, read_items
-from srt.server.responses.live import EVENTS, FRAMES, begin, follow, told, written
-from srt.server.responses.past import Past
-from srt.server.responses.store import Record
-from srt.server.service import Service
-from srt.server.wire.beside import beside
-from srt.server.wire.body import read_body
-from srt.server.wire.caller import current
-from srt.server.wire.errors import json_response
-from srt.server.wire.query import number_of
-from srt.server.wire.stream import respond, unless_gone
 
 PAGE, MAX_PAGE = 20, 100  # items of one list
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from srt.program.deltas import Delta, Words
-from srt.program.output import Output
-from srt.server.chat.talk import Talk
-from srt.server.fields import Progress, logprob_of
-from srt.server.service import Service
+from sglang.srt.program.deltas import Delta, Words
+from sglang.srt.program.output import Output
+from sglang.srt.server.chat.talk import Talk
+from sglang.srt.server.fields import Progress, logprob_of
+from sglang.srt.server.service import Service
 
 
 @dataclass(frozen=True, slots=True)

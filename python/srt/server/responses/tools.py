@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from srt.program.request import RequestError
-from srt.server.chat.tools import MAX_TOOLS
+from sglang.srt.program.request import RequestError
+from sglang.srt.server.chat.tools import MAX_TOOLS
 
 _MODES = ("none", "auto", "required")
 _FIELDS = ("name", "description", "parameters", "strict")

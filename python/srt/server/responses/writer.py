@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
-from srt.program.deltas import Arguments, Begin, Delta, Thought, Words
-from srt.server.responses.items import Item, item_id
+from sglang.srt.program.deltas import Arguments, Begin, Delta, Thought, Words
+from sglang.srt.server.responses.items import Item, item_id
 
 Event: TypeAlias = dict[str, Any]
 

@@ -13,13 +13,12 @@ from collections.abc import Collection
 from typing import Any
 
 import msgspec
+from sglang.srt.core.sampling import SamplingParams
+from sglang.srt.server.service import Service
+from sglang.srt.server.telemetry import record
+from sglang.srt.server.telemetry.record import Record
+from sglang.srt.server.wire import caller
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from srt.core.sampling import SamplingParams
-from srt.server.service import Service
-from srt.server.telemetry import record
-from srt.server.telemetry.record import Record
-from srt.server.wire import caller
 
 log = logging.getLogger("sglang.requests")
 

@@ -13,11 +13,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-
-from srt.program.output import Output
-from srt.program.request import Ask
-from srt.server.telemetry.record import Record, record
-from srt.server.wire.caller import current
+from sglang.srt.program.output import Output
+from sglang.srt.program.request import Ask
+from sglang.srt.server.telemetry.record import Record, record
+from sglang.srt.server.wire.caller import current
 
 _SECONDS = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,

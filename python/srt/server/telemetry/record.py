@@ -8,8 +8,8 @@ from collections import Counter
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from srt.program.output import Output
-from srt.program.request import Ask
+from sglang.srt.program.output import Output
+from sglang.srt.program.request import Ask
 
 
 @dataclass(slots=True)

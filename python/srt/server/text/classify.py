@@ -8,17 +8,16 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+from sglang.srt.core.messages import Embed
+from sglang.srt.program.request import RequestError
+from sglang.srt.server.service import Service
+from sglang.srt.server.text.embeddings import PoolingFields, read_asks, usage, vector_of
+from sglang.srt.server.text.prompts import places, prompts_of
+from sglang.srt.server.wire.body import read_body
+from sglang.srt.server.wire.errors import json_response
+from sglang.srt.server.wire.stream import unless_gone
 from starlette.requests import Request
 from starlette.responses import Response
-
-from srt.core.messages import Embed
-from srt.program.request import RequestError
-from srt.server.service import Service
-from srt.server.text.embeddings import PoolingFields, read_asks, usage, vector_of
-from srt.server.text.prompts import places, prompts_of
-from srt.server.wire.body import read_body
-from srt.server.wire.errors import json_response
-from srt.server.wire.stream import unless_gone
 
 
 class ClassifyBody(PoolingFields, kw_only=True):

@@ -10,14 +10,11 @@ from statistics import fmean
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
-
-from srt.core.messages import TopPairs
-from srt.core.sampling import MAX_N, MAX_TOP_LOGPROBS, SamplingParams
-from srt.program.output import Output
-from srt.program.request import Ask, Logprobs, RequestError, namespace_of
-from srt.server.fields import (
+from sglang.srt.core.messages import TopPairs
+from sglang.srt.core.sampling import MAX_N, MAX_TOP_LOGPROBS, SamplingParams
+from sglang.srt.program.output import Output
+from sglang.srt.program.request import Ask, Logprobs, RequestError, namespace_of
+from sglang.srt.server.fields import (
     Collected,
     Progress,
     Reply,
@@ -28,12 +25,14 @@ from srt.server.fields import (
     sampling_of,
     usage,
 )
-from srt.server.service import Service
-from srt.server.text.prompts import places, prompts_of, read_prompt
-from srt.server.text.tokens import token_text
-from srt.server.wire.body import read_body
-from srt.server.wire.errors import json_response
-from srt.server.wire.stream import Template, respond, unless_gone
+from sglang.srt.server.service import Service
+from sglang.srt.server.text.prompts import places, prompts_of, read_prompt
+from sglang.srt.server.text.tokens import token_text
+from sglang.srt.server.wire.body import read_body
+from sglang.srt.server.wire.errors import json_response
+from sglang.srt.server.wire.stream import Template, respond, unless_gone
+from starlette.requests import Request
+from starlette.responses import Response
 
 DEFAULT_MAX_TOKENS = 16
 KIND = "text_completion"

@@ -15,19 +15,18 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
+from sglang.srt.core.ints import Floats
+from sglang.srt.core.messages import POOLINGS, Done, Embed
+from sglang.srt.core.sampling import SamplingParams
+from sglang.srt.program.request import Ask, RequestError, namespace_of
+from sglang.srt.server.fields import usage_of
+from sglang.srt.server.service import Service
+from sglang.srt.server.text.prompts import places, prompts_of, read_prompt
+from sglang.srt.server.wire.body import read_body
+from sglang.srt.server.wire.errors import json_response
+from sglang.srt.server.wire.stream import unless_gone
 from starlette.requests import Request
 from starlette.responses import Response
-
-from srt.core.ints import Floats
-from srt.core.messages import POOLINGS, Done, Embed
-from srt.core.sampling import SamplingParams
-from srt.program.request import Ask, RequestError, namespace_of
-from srt.server.fields import usage_of
-from srt.server.service import Service
-from srt.server.text.prompts import places, prompts_of, read_prompt
-from srt.server.wire.body import read_body
-from srt.server.wire.errors import json_response
-from srt.server.wire.stream import unless_gone
 
 MAX_INPUTS = 2048  # of one HTTP request
 MAX_TOKENS = 1 << 23  # of all its inputs: what they share need not be in the body more than once

@@ -8,12 +8,11 @@ from dataclasses import replace
 from functools import partial
 
 import msgspec
-
-from srt.program.completion import EngineLost
-from srt.program.output import Output
-from srt.program.request import Ask, RequestError
-from srt.server.service import Service
-from srt.server.text.sessions import SessionParams, SessionTurn
+from sglang.srt.program.completion import EngineLost
+from sglang.srt.program.output import Output
+from sglang.srt.program.request import Ask, RequestError
+from sglang.srt.server.service import Service
+from sglang.srt.server.text.sessions import SessionParams, SessionTurn
 
 
 class GenerateCall(msgspec.Struct):

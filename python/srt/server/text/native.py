@@ -13,23 +13,22 @@ from contextlib import aclosing
 from typing import Any
 
 import msgspec
+from sglang.srt.core.ints import Ints, ints
+from sglang.srt.core.segments import Segments
+from sglang.srt.program.output import Output, PromptLogprobs
+from sglang.srt.program.parts import read_parts
+from sglang.srt.program.request import Ask, Logprobs, RequestError, namespace_of, sampling_from
+from sglang.srt.program.sources import sources_of
+from sglang.srt.server.service import Service
+from sglang.srt.server.telemetry.record import record
+from sglang.srt.server.text.generate_call import GenerateCall
+from sglang.srt.server.text.sessions import SessionParams
+from sglang.srt.server.text.states import states_of, verify_states
+from sglang.srt.server.wire.body import read_body
+from sglang.srt.server.wire.errors import json_response
+from sglang.srt.server.wire.stream import respond, unless_gone
 from starlette.requests import Request
 from starlette.responses import Response
-
-from srt.core.ints import Ints, ints
-from srt.core.segments import Segments
-from srt.program.output import Output, PromptLogprobs
-from srt.program.parts import read_parts
-from srt.program.request import Ask, Logprobs, RequestError, namespace_of, sampling_from
-from srt.program.sources import sources_of
-from srt.server.service import Service
-from srt.server.telemetry.record import record
-from srt.server.text.generate_call import GenerateCall
-from srt.server.text.sessions import SessionParams
-from srt.server.text.states import states_of, verify_states
-from srt.server.wire.body import read_body
-from srt.server.wire.errors import json_response
-from srt.server.wire.stream import respond, unless_gone
 
 TOKEN_BYTES = 16 << 10  # of cumulative events, for each token that is generated
 ENTRY_BYTES = 32  # of one log-probability with its token id in JSON, about

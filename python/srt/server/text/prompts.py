@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from srt.core.ints import Ints
-from srt.program.request import RequestError, verify_prompt
-from srt.server.service import Service
+from sglang.srt.core.ints import Ints
+from sglang.srt.program.request import RequestError, verify_prompt
+from sglang.srt.server.service import Service
 
 
 def prompts_of(value: Any, field: str) -> list[Any]:

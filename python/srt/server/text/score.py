@@ -15,14 +15,11 @@ from collections.abc import Iterator, Sequence
 from operator import mul
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import Response
-
-from srt.core.ints import Floats
-from srt.core.messages import Distribution, Done
-from srt.program.request import MAX_PROBES, RequestError
-from srt.server.service import Service
-from srt.server.text.embeddings import (
+from sglang.srt.core.ints import Floats
+from sglang.srt.core.messages import Distribution, Done
+from sglang.srt.program.request import MAX_PROBES, RequestError
+from sglang.srt.server.service import Service
+from sglang.srt.server.text.embeddings import (
     MAX_INPUTS,
     PoolingFields,
     embed,
@@ -31,10 +28,12 @@ from srt.server.text.embeddings import (
     usage,
     vector_of,
 )
-from srt.server.text.prompts import places, prompts_of
-from srt.server.wire.body import read_body
-from srt.server.wire.errors import json_response
-from srt.server.wire.stream import unless_gone
+from sglang.srt.server.text.prompts import places, prompts_of
+from sglang.srt.server.wire.body import read_body
+from sglang.srt.server.wire.errors import json_response
+from sglang.srt.server.wire.stream import unless_gone
+from starlette.requests import Request
+from starlette.responses import Response
 
 
 class ScoreBody(PoolingFields, kw_only=True):

@@ -16,11 +16,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 import msgspec
-
-from srt.core.ints import Ints, ints
-from srt.program.output import Output
-from srt.program.request import MAX_NAME, RequestError, shown
-from srt.server.wire.caller import current
+from sglang.srt.core.ints import Ints, ints
+from sglang.srt.program.output import Output
+from sglang.srt.program.request import MAX_NAME, RequestError, shown
+from sglang.srt.server.wire.caller import current
 
 MAX_SESSIONS = 1024  # open at once, of one tenant
 MAX_REQUESTS = 4096  # of one session

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from srt.core.ints import ints
-from srt.core.messages import EVERY, Embed
-from srt.core.sampling import SamplingParams
-from srt.program.output import Output
-from srt.program.request import Ask, RequestError
-from srt.server.service import Service
-from srt.server.text.embeddings import vector_of
+from sglang.srt.core.ints import ints
+from sglang.srt.core.messages import EVERY, Embed
+from sglang.srt.core.sampling import SamplingParams
+from sglang.srt.program.output import Output
+from sglang.srt.program.request import Ask, RequestError
+from sglang.srt.server.service import Service
+from sglang.srt.server.text.embeddings import vector_of
 
 MAX_NUMBERS = 1 << 20  # of one HTTP request: 20 MB of JSON
 _NOTHING = SamplingParams(max_new_tokens=0)

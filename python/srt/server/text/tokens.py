@@ -8,18 +8,17 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from sglang.srt.core.ints import Ints, ints
+from sglang.srt.program.request import RequestError
+from sglang.srt.server.chat.conversation import Prompt, prompt_of, verify_template
+from sglang.srt.server.chat.tools import read_tools
+from sglang.srt.server.service import Service
+from sglang.srt.server.wire.beside import beside
+from sglang.srt.server.wire.body import read_body
+from sglang.srt.server.wire.errors import json_response
+from sglang.srt.tokenizer import Tokenizer
 from starlette.requests import Request
 from starlette.responses import Response
-
-from srt.core.ints import Ints, ints
-from srt.program.request import RequestError
-from srt.server.chat.conversation import Prompt, prompt_of, verify_template
-from srt.server.chat.tools import read_tools
-from srt.server.service import Service
-from srt.server.wire.beside import beside
-from srt.server.wire.body import read_body
-from srt.server.wire.errors import json_response
-from srt.tokenizer import Tokenizer
 
 PIECE = 1 << 14  # entries of an array that are objects at once
 

@@ -9,12 +9,11 @@ import re
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
+from sglang.srt.core.depth import deeper
+from sglang.srt.program.request import RequestError
+from sglang.srt.server.wire.errors import ServerError
+from sglang.srt.server.wire.unsupported import refuse_unsupported
 from starlette.requests import Request
-
-from srt.core.depth import deeper
-from srt.program.request import RequestError
-from srt.server.wire.errors import ServerError
-from srt.server.wire.unsupported import refuse_unsupported
 
 MAX_DEPTH = 128
 MOST_BODIES = 64  # of the largest size that may be arriving at once

@@ -10,13 +10,12 @@ import logging
 from typing import Any
 
 import msgspec
+from sglang.srt.program.completion import EngineLost
+from sglang.srt.program.request import RequestError, brief
+from sglang.srt.server.wire.caller import current
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Scope
-
-from srt.program.completion import EngineLost
-from srt.program.request import RequestError, brief
-from srt.server.wire.caller import current
 
 log = logging.getLogger("sglang.server")
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from sglang.srt.program.request import RequestError
 from starlette.requests import Request
-
-from srt.program.request import RequestError
 
 
 def number_of(request: Request, name: str, default: int, least: int, most: int) -> int:

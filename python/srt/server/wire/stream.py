@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
+from sglang.srt.server.wire.errors import describe
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
-
-from srt.server.wire.errors import describe
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"

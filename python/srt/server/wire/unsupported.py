@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from srt.program.request import RequestError
+from sglang.srt.program.request import RequestError
 
 _FEATURES = {
     "a custom logit processor": "custom_logit_processor",

@@ -9,7 +9,7 @@ __all__ = ["get_tokenizer"]
 
 
 class _ListTokenizer:
-    """Lists where ``srt.tokenizer.Tokenizer`` has arrays; its other attributes as they are."""
+    """A tokenizer that gives lists where the runtime's gives arrays; else the runtime's own."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -48,8 +48,8 @@ def get_tokenizer(tokenizer_name: str, *_: Any, revision: str = "", **ignored: A
     """The tokenizer of a directory, a GGUF file or a hub id; ``sglang-tiny`` is the embedded
     model's. Options of transformers are accepted for compatibility.
 
-    Raises srt.tokenizer.TokenizerError.
+    Raises sglang.srt.tokenizer.TokenizerError.
     """
-    from srt.tokenizer import Tokenizer
+    from sglang.srt.tokenizer import Tokenizer
 
     return _ListTokenizer(Tokenizer.load(tokenizer_name, revision or ""))
