@@ -11,7 +11,7 @@ _HOMES = {
     "launch_server": "sglang.srt.entrypoints.http_server",
 }
 
-__all__ = ["Engine", "Runtime", "launch_server"]  # noqa: F822
+__all__ = ["Engine", "Runtime", "launch_server"]
 
 
 def __getattr__(name: str) -> Any:
