@@ -2,9 +2,9 @@
 
 For each template, the pieces of its prompt are put into the order that a proposer gives, and the
 words of the constant prefix are counted before and after. ``constants_first`` puts every constant
-first that the rules of ``sglang.movement`` allow to: nothing accepted can gain more. A model, in
-this process or behind a URL, knows no rules but those of its prompt. Every order that is accepted
-is checked to be a permutation, and to leave the very same pieces.
+first that the rules of ``sglang.compile.code_movement`` allow to: nothing accepted can gain more.
+A model, in this process or behind a URL, knows no rules but those of its prompt. Every order that
+is accepted is checked to be a permutation, and to leave the very same pieces.
 
 The SGLang paper (appendix D.2) reports 12 of 15 templates reordered well by GPT-4, by manual
 inspection, and 60 tokens more on average, on templates of its own.
@@ -19,8 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sglang.graph import Graph
-from sglang.movement import (
+from sglang.compile.code_movement import (
     Propose,
     constants_first,
     pieces_of,
@@ -28,8 +27,9 @@ from sglang.movement import (
     refusal,
     reorder,
 )
+from sglang.compile.tracer import trace
+from sglang.ir.graph import Graph
 from sglang.program import SglFunction
-from sglang.tracer import trace
 
 from benchmark.code_movement.templates import TEMPLATES
 

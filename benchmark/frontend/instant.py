@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from sglang.backend.base import Backend, Completion, Prompt
-from sglang.choices import ChoicesMethod, Decision
-from sglang.params import GenParams
+from sglang.ir.choices import ChoicesMethod, Decision
+from sglang.ir.params import GenParams
 
 _HEAD = b"HTTP/1.1 %d X\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 _INFO: Any = {"model_path": "instant"}

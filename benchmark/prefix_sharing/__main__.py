@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from sglang.bench.endpoint import Asking, Endpoint
 from sglang.bench.offline import Offline
+from sglang.bench.server_target import Asking, Endpoint
 from sglang.bench.stats import median
 from sglang.bench.target import Target
 from sglang.bench.workload import Conversation, Tokens, distinct_tokens, shared_prefix

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
-from sglang.bench.http import HttpError
+from sglang.bench.load_client import HttpError
 from sglang.bench.stats import as_json
 
 from benchmark.serving import overhead

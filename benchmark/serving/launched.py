@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from sglang.bench.endpoint import Asking, Endpoint
 from sglang.bench.result import Call, Result
+from sglang.bench.server_target import Asking, Endpoint
 from sglang.bench.target import Target
 
 PYTHON = Path(__file__).resolve().parents[2] / "python"

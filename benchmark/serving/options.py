@@ -8,8 +8,8 @@ import random
 from typing import Any
 
 from sglang.bench.arrivals import offsets
-from sglang.bench.endpoint import PROTOCOLS, Asking, Endpoint
 from sglang.bench.offline import Offline
+from sglang.bench.server_target import PROTOCOLS, Asking, Endpoint
 from sglang.bench.target import Target
 from sglang.bench.workload import (
     Conversation,

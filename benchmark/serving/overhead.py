@@ -8,8 +8,8 @@ import random
 import resource
 from collections.abc import Sequence
 
-from sglang.bench.endpoint import Asking
 from sglang.bench.offline import Offline
+from sglang.bench.server_target import Asking
 from sglang.bench.workload import Tokens, random_lengths
 
 from benchmark.serving import bare

@@ -35,19 +35,16 @@ if TYPE_CHECKING:
         user_end,
         video,
     )
-    from sglang.backend.anthropic import Anthropic
-    from sglang.backend.endpoint import RuntimeEndpoint
-    from sglang.backend.engine import Engine
+    from sglang.backend.anthropic.anthropic_backend import Anthropic
+    from sglang.backend.engine.embedded import Engine
+    from sglang.backend.engine.runtime import Runtime
+    from sglang.backend.engine.server_args import ServerArgs
     from sglang.backend.litellm import LiteLLM
     from sglang.backend.mock import Mock
-    from sglang.backend.openai import OpenAI
-    from sglang.backend.runtime import Runtime
-    from sglang.backend.server_args import ServerArgs
-    from sglang.choices import (
-        greedy_token_selection,
-        token_length_normalized,
-        unconditional_likelihood_normalized,
-    )
+    from sglang.backend.native.endpoint import RuntimeEndpoint
+    from sglang.backend.openai.openai_backend import OpenAI
+    from sglang.backend.record.recorder import Recorder, Replay
+    from sglang.backend.settings import global_config
     from sglang.errors import (
         BackendError,
         BatchError,
@@ -58,13 +55,16 @@ if TYPE_CHECKING:
         UnknownVariable,
         Unsupported,
     )
-    from sglang.forks import ForkGroup
+    from sglang.inspect.timeline.trace import Trace
+    from sglang.inspect.timeline.tracing import tracing
+    from sglang.ir.choices import (
+        greedy_token_selection,
+        token_length_normalized,
+        unconditional_likelihood_normalized,
+    )
     from sglang.program import SglFunction
-    from sglang.record import Recorder, Replay
-    from sglang.settings import global_config
+    from sglang.run.forks import ForkGroup
     from sglang.state import ProgramState
-    from sglang.timeline.trace import Trace
-    from sglang.timeline.tracing import tracing
 
 _HOMES = {
     "sglang.api": (
@@ -74,15 +74,15 @@ _HOMES = {
         "assistant", "assistant_begin", "assistant_end",
         "set_default_backend", "flush_cache", "get_server_info", "inspect_history",
     ),
-    "sglang.backend.anthropic": ("Anthropic",),
-    "sglang.backend.endpoint": ("RuntimeEndpoint",),
-    "sglang.backend.engine": ("Engine",),
+    "sglang.backend.anthropic.anthropic_backend": ("Anthropic",),
+    "sglang.backend.native.endpoint": ("RuntimeEndpoint",),
+    "sglang.backend.engine.embedded": ("Engine",),
     "sglang.backend.litellm": ("LiteLLM",),
     "sglang.backend.mock": ("Mock",),
-    "sglang.backend.openai": ("OpenAI",),
-    "sglang.backend.runtime": ("Runtime",),
-    "sglang.backend.server_args": ("ServerArgs",),
-    "sglang.choices": (
+    "sglang.backend.openai.openai_backend": ("OpenAI",),
+    "sglang.backend.engine.runtime": ("Runtime",),
+    "sglang.backend.engine.server_args": ("ServerArgs",),
+    "sglang.ir.choices": (
         "token_length_normalized", "greedy_token_selection",
         "unconditional_likelihood_normalized",
     ),
@@ -91,12 +91,12 @@ _HOMES = {
         "UnknownVariable", "Unsupported",
     ),
     "sglang.program": ("SglFunction",),
-    "sglang.record": ("Recorder", "Replay"),
-    "sglang.settings": ("global_config",),
-    "sglang.forks": ("ForkGroup",),
+    "sglang.backend.record.recorder": ("Recorder", "Replay"),
+    "sglang.backend.settings": ("global_config",),
+    "sglang.run.forks": ("ForkGroup",),
     "sglang.state": ("ProgramState",),
-    "sglang.timeline.trace": ("Trace",),
-    "sglang.timeline.tracing": ("tracing",),
+    "sglang.inspect.timeline.trace": ("Trace",),
+    "sglang.inspect.timeline.tracing": ("tracing",),
 }  # fmt: skip
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -6,9 +6,10 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO, overload
 
-from sglang import reasoning
-from sglang.choices import ChoicesMethod, token_length_normalized
-from sglang.ir import (
+from sglang.backend.settings import global_config
+from sglang.ir.choices import ChoicesMethod, token_length_normalized
+from sglang.ir.media import medium
+from sglang.ir.nodes import (
     Chain,
     Gen,
     Image,
@@ -19,12 +20,11 @@ from sglang.ir import (
     SeparateReasoning,
     node_of,
 )
-from sglang.media import medium
-from sglang.params import GEN_NAMES, GenParams, Stop, checked
+from sglang.ir.params import GEN_NAMES, GenParams, Stop, checked
+from sglang.ir.renamed import renamed
 from sglang.program import SglFunction
-from sglang.renamed import renamed
-from sglang.resolve import resolve_backend
-from sglang.settings import global_config
+from sglang.run import reasoning
+from sglang.run.resolve import resolve_backend
 
 
 @overload
@@ -156,7 +156,7 @@ def select(
 
 
 def _method(method: ChoicesMethod | str) -> ChoicesMethod:
-    from sglang.choices import METHODS
+    from sglang.ir.choices import METHODS
 
     if isinstance(method, ChoicesMethod):
         return method
@@ -257,8 +257,8 @@ def flush_cache(backend: Any = None, empty_cache: bool = True) -> Any:
 def inspect_history(n: int = 1, file: TextIO | None = None) -> None:
     """Print the last ``n`` calls of this process's programs to their backends: what was asked, the
     parameters that were set, and the answer or error. The last hundred calls are kept."""
-    from sglang.display import print_history
-    from sglang.history import HISTORY
+    from sglang.inspect.display import print_history
+    from sglang.run.history import HISTORY
 
     if n < 1:
         raise ValueError(f"n is {n}; give how many calls to print, at least 1")

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from sglang.backend.engine import Engine
-from sglang.backend.runtime import Runtime
-from sglang.backend.server_args import ServerArgs
+from sglang.backend.engine.embedded import Engine
+from sglang.backend.engine.runtime import Runtime
+from sglang.backend.engine.server_args import ServerArgs
 from sglang.bench.dataset import Dataset
 from sglang.bench.show import lines
 from sglang.bench.workload import Conversation

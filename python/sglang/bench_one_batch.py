@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from sglang.backend.server_args import ServerArgs
+from sglang.backend.engine.server_args import ServerArgs
 from sglang.bench.load import offer
 from sglang.bench.offline import Offline
 from sglang.bench.result import Result

@@ -17,10 +17,10 @@ from typing import Any
 
 from sglang.bench.arrivals import offsets
 from sglang.bench.dataset import Dataset
-from sglang.bench.endpoint import Asking, Endpoint
-from sglang.bench.http import HttpError
 from sglang.bench.load import BenchRun, offer
+from sglang.bench.load_client import HttpError
 from sglang.bench.result import Result
+from sglang.bench.server_target import Asking, Endpoint
 from sglang.bench.show import figures, lines, serving_rows
 from sglang.bench.stats import summarise
 

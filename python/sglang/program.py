@@ -14,20 +14,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sglang.backend.base import Backend
-from sglang.executor import StreamExecutor
-from sglang.foresight import Foresight
-from sglang.params import ALIASES, DEFAULTS, GenParams, checked, document, split
-from sglang.resolve import resolve_backend
-from sglang.run import Run
+from sglang.backend.workers import Workers
+from sglang.compile.tracer import constant_prefix, tracing
+from sglang.forecast.foresight import Foresight
+from sglang.inspect.timeline.tracing import NO_TRACE, Opened, opened, recording_of
+from sglang.ir.params import ALIASES, DEFAULTS, GenParams, checked, document, split
+from sglang.run.executor import StreamExecutor
+from sglang.run.resolve import resolve_backend
+from sglang.run.run_scope import Run
 from sglang.state import ProgramState
-from sglang.timeline.tracing import NO_TRACE, Opened, opened, recording_of
-from sglang.tracer import constant_prefix, tracing
-from sglang.workers import Workers
 
 if TYPE_CHECKING:
-    from sglang.batch import Batch
-    from sglang.compiler import CompiledProgram
-    from sglang.graph import Graph
+    from sglang.batch.run_batch import Batch
+    from sglang.compile.compiler import CompiledProgram
+    from sglang.ir.graph import Graph
 
 Program = TypeVar("Program", bound="SglFunction")
 
@@ -305,7 +305,7 @@ class SglFunction(Foresight):
                 ``generator_style`` it is the item's own error instead, which ends the batch when
                 its turn comes. With ``return_errors`` neither: the item's ``error()`` tells.
         """
-        from sglang.batch import collected, item_of
+        from sglang.batch.run_batch import collected, item_of
 
         if self.is_async:
             raise TypeError(f"{self.func.__name__} is async; use arun_batch(...)")
@@ -350,7 +350,7 @@ class SglFunction(Foresight):
         kwargs: dict[str, Any],
         **options: Any,
     ) -> Batch:
-        from sglang.batch import Batch, item_of
+        from sglang.batch.run_batch import Batch, item_of
 
         params = self._parameters(kwargs, "batch")
         if not isinstance(items, Iterable):
@@ -373,14 +373,14 @@ class SglFunction(Foresight):
         Raises TraceError, with the line, where the program's flow needs a value that only a run
         knows. ``backend`` is not asked for anything.
         """
-        from sglang.tracer import trace
+        from sglang.compile.tracer import trace
 
         return trace(self, known)
 
     def compile(self, backend: Any = None, **known: Any) -> CompiledProgram:
         """The program without its Python source, for every way of running; see ``compiler``.
         Raises as ``trace`` does."""
-        from sglang.compiler import compile
+        from sglang.compile.compiler import compile
 
         return compile(self, backend, **known)
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from sglang.errors import Cancelled, SglangError, Unsupported, caller
-from sglang.forks import ForkGroup
-from sglang.ir import (
+from sglang.ir.media import Media
+from sglang.ir.nodes import (
     RoleBegin,
     RoleEnd,
     ScopeBegin,
@@ -17,14 +17,14 @@ from sglang.ir import (
     SetVariable,
     node_of,
 )
-from sglang.media import Media
-from sglang.renamed import renamed
-from sglang.speculation import Speculation
-from sglang.usage import Usage
+from sglang.ir.renamed import renamed
+from sglang.run.forks import ForkGroup
+from sglang.run.speculation import Speculation
+from sglang.run.usage import Usage
 
 if TYPE_CHECKING:
-    from sglang.executor import StreamExecutor
-    from sglang.timeline.trace import Trace
+    from sglang.inspect.timeline.trace import Trace
+    from sglang.run.executor import StreamExecutor
 
 
 class ProgramState:
@@ -306,13 +306,13 @@ class ProgramState:
     def show(self, file: TextIO | None = None) -> None:
         """Print the text with what the model wrote marked, and what each gen has taken. Does not
         wait and does not raise: it shows what is there, and the failure."""
-        from sglang.display import show
+        from sglang.inspect.display import show
 
         show(self._executor, file)
 
     def _repr_html_(self) -> str:
         """``show`` for a notebook."""
-        from sglang.page import page_of
+        from sglang.inspect.html_page import page_of
 
         return page_of(self._executor)
 

@@ -33,7 +33,7 @@ COMMANDS = {
         "where the prompt left the nearest cached text, and why the rest was not there.",
     ),
     "trace": (
-        "sglang.timeline.command",  # the frontend's; nothing else here knows of it
+        "sglang.inspect.timeline.command",  # the frontend's; nothing else here knows of it
         "show what programs did, when, and what it took",
         "Render a recorded trace of programs as a page, or run a Python script and record every "
         "program in it. Options stand before the file; what follows a script is the script's.",

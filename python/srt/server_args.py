@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from sglang.backend.server_args import ServerArgs
+from sglang.backend.engine.server_args import ServerArgs
 from sglang.srt.server.arguments import Parser, keys_from_environment
 
 __all__ = ["ServerArgs", "prepare_server_args"]

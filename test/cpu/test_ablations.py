@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import sglang as sgl
 from sglang.backend.base import Completion, Prompt
-from sglang.params import GenParams
+from sglang.ir.params import GenParams
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 

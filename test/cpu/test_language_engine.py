@@ -218,7 +218,7 @@ def direct(engine: sgl.Engine, prompt: str, option: str) -> tuple[list[int], lis
 def test_select_against_direct_computation(backend: Any, engine: Any, prompt, options) -> None:
     target = getattr(backend, "endpoint", backend)
     from sglang.backend.base import Prompt
-    from sglang.choices import METHODS
+    from sglang.ir.choices import METHODS
 
     own = list(engine.tokenizer.encode(prompt))
     scored = [direct(engine, prompt, option) for option in options]

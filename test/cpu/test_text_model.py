@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from sglang.chat import TEMPLATES, template_for
+from sglang.ir.chat_template import TEMPLATES, template_for
 from tokenizers import Tokenizer
 
 from benchmark.harness.text_model import END_TURN, LESS, TEMPLATE, checkpoint, trained, words

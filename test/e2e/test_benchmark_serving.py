@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from helpers.fake_endpoint import FakeEndpoint
-from sglang.bench.http import Http, HttpError
+from sglang.bench.load_client import Http, HttpError
 
 from benchmark.serving.__main__ import main
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sglang as sgl
 from helpers.browser import chromium
-from sglang.timeline.trace import Lane, Span, Trace
+from sglang.inspect.timeline.trace import Lane, Span, Trace
 
 HOSTILE = "</script><img src=x onerror=\"document.title='owned'\"><script>document.title='owned'"
 LANES, EACH = 250, 20

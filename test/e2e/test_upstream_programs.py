@@ -18,7 +18,7 @@ from helpers import scripts_upstream as scripts
 from helpers.launched import best_model
 from helpers.programs_upstream import CASES, Case
 from sglang.backend.base import Choose, Commit
-from sglang.history import HISTORY
+from sglang.run.history import HISTORY
 from sglang.srt.entrypoints.http_server import launch_server
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils import kill_process_tree

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 from helpers.threads import running_threads
 from sglang.backend.base import Backend, Completion
-from sglang.cancel import aborted_by
-from sglang.chat import TEMPLATES
+from sglang.backend.cancel import aborted_by
 from sglang.errors import BackendError
+from sglang.ir.chat_template import TEMPLATES
 
 
 class Counted(Backend):

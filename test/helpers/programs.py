@@ -9,9 +9,9 @@ from collections import Counter
 import sglang as sgl
 from hypothesis import strategies as st
 from sglang.backend.base import Backend, Completion
-from sglang.chat import TEMPLATES
-from sglang.choices import Decision
-from sglang.params import given
+from sglang.ir.chat_template import TEMPLATES
+from sglang.ir.choices import Decision
+from sglang.ir.params import given
 
 VALUES = {"a": "alpha", "b": "beta"}
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from helpers.fake_anthropic import Broken, FakeAnthropic, Late, Refuse
 from sglang import errors
-from sglang.backend.anthropic import Anthropic
-from sglang.backend.anthropic_messages import Asked, Reply
+from sglang.backend.anthropic.anthropic_backend import Anthropic
+from sglang.backend.anthropic.anthropic_messages import Asked, Reply
 from sglang.backend.base import Call, Complete, Completion, Prompt, Stream
-from sglang.params import DEFAULTS, GenParams
+from sglang.ir.params import DEFAULTS, GenParams
 
 Way = Callable[[Anthropic, Call], Any]
 HI = Prompt("Hi", ({"role": "user", "content": "Hi"},))

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import sglang as sgl
 from helpers.fake_anthropic import FakeAnthropic
-from sglang.backend.anthropic import Anthropic
+from sglang.backend.anthropic.anthropic_backend import Anthropic
 from sglang.backend.base import Call, Choose, Commit, Complete, Prompt, Stream
-from sglang.choices import token_length_normalized, unconditional_likelihood_normalized
 from sglang.errors import AuthenticationFailed, BadRequest, Unsupported
-from sglang.media import Media
-from sglang.params import DEFAULTS, GenParams
+from sglang.ir.choices import token_length_normalized, unconditional_likelihood_normalized
+from sglang.ir.media import Media
+from sglang.ir.params import DEFAULTS, GenParams
 
 Way = Callable[[Anthropic, Call], Any]
 PNG = Media("image", b"\x89PNG\r\n\x1a\n", "image/png")

@@ -9,10 +9,10 @@ import pytest
 import sglang as sgl
 from helpers.counted import Counted, reaches
 from helpers.threads import running_threads
-from sglang.executor import StreamExecutor
-from sglang.history import HISTORY
-from sglang.params import DEFAULTS
-from sglang.run import Run
+from sglang.ir.params import DEFAULTS
+from sglang.run.executor import StreamExecutor
+from sglang.run.history import HISTORY
+from sglang.run.run_scope import Run
 
 
 @sgl.function

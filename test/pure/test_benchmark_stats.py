@@ -20,8 +20,8 @@ import itertools
 
 from sglang import bench_one_batch
 from sglang.bench.arrivals import offsets
-from sglang.bench.endpoint import read_native, read_openai
 from sglang.bench.result import Call, Part, Result
+from sglang.bench.server_target import read_native, read_openai
 from sglang.bench.sse import ChunkedDecoder, EventParser
 from sglang.bench.stats import Spread, as_json, percentile, summarise
 from sglang.bench.target import Target, numbers

@@ -24,10 +24,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from sglang.backend.base import Backend, Completion, Prompt
 from sglang.backend.mock import decided
-from sglang.chat import template_named
-from sglang.choices import ChoicesMethod, Decision
-from sglang.params import GenParams, strings
-from sglang.stops import cut
+from sglang.ir.chat_template import template_named
+from sglang.ir.choices import ChoicesMethod, Decision
+from sglang.ir.params import GenParams, strings
+from sglang.ir.stops import cut
 
 from benchmark.harness.claim import Claim, Item, Message, Scale
 from benchmark.harness.measure import run_program

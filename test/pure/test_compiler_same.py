@@ -8,10 +8,10 @@ from collections import Counter
 import sglang as sgl
 from helpers.programs import VALUES, Recorder, program_of, programs
 from hypothesis import given, settings
-from sglang.compiler import CompiledProgram, compile
-from sglang.graph import MAIN, Graph
-from sglang.movement import constants_first, pieces_of, reorder
-from sglang.passes import fold, prune
+from sglang.compile.code_movement import constants_first, pieces_of, reorder
+from sglang.compile.compiler import CompiledProgram, compile
+from sglang.ir.graph import MAIN, Graph
+from sglang.ir.passes import fold, prune
 
 few = settings(max_examples=100, deadline=None)
 

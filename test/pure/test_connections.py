@@ -14,9 +14,9 @@ import pytest
 import sglang as sgl
 from hypothesis import given
 from hypothesis import strategies as st
-from sglang.backend.connections import Connections, Dialogue, Lines, Origin
-from sglang.backend.connections_async import AsyncConnections
-from sglang.cancel import Cancellation, aborted_by
+from sglang.backend.cancel import Cancellation, aborted_by
+from sglang.backend.native.connections import Connections, Dialogue, Lines, Origin
+from sglang.backend.native.connections_async import AsyncConnections
 from sglang.errors import BackendError, ConnectionFailed
 
 SIZED = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-Name:  y \r\n\r\nhello"

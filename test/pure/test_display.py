@@ -13,8 +13,8 @@ from helpers.programs import VALUES, Recorder, program_of, programs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.backend.base import Completion
-from sglang.display import snapshot
-from sglang.pieces import pieces_of, turns_of
+from sglang.inspect.display import snapshot
+from sglang.inspect.pieces import pieces_of, turns_of
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="

@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
+from sglang.inspect.timeline import command as trace_command
 from sglang.srt.config import Config
 from sglang.srt.config.translation import FLAGS
 from sglang.srt.config.upstream import MEANS, SPELLINGS
@@ -14,7 +15,6 @@ from sglang.srt.server import schema_command
 from sglang.srt.server.arguments import Parser
 from sglang.srt.server.doctor import command as doctor_command
 from sglang.srt.server.explain import command as explain_command
-from sglang.timeline import command as trace_command
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -13,8 +13,8 @@ from threading import Thread
 
 import pytest
 import sglang as sgl
-from sglang.backend import runtime
-from sglang.backend.connections import Connections, Origin
+from sglang.backend.engine import runtime
+from sglang.backend.native.connections import Connections, Origin
 from sglang.errors import Location, located
 
 pytestmark = [

@@ -7,12 +7,22 @@ from dataclasses import replace
 
 import pytest
 import sglang as sgl
-from sglang.compiler import compile
+from sglang.compile.compiler import compile
 from sglang.errors import Location
-from sglang.graph import Argument, Call, Edge, GetForkItem, Graph, Join, Parameter, Step, Variable
-from sglang.ir import ConstantText, Fork, Gen, Image, SeparateReasoning, SetVariable
-from sglang.media import Media
-from sglang.params import GenParams
+from sglang.ir.graph import (
+    Argument,
+    Call,
+    Edge,
+    GetForkItem,
+    Graph,
+    Join,
+    Parameter,
+    Step,
+    Variable,
+)
+from sglang.ir.media import Media
+from sglang.ir.nodes import ConstantText, Fork, Gen, Image, SeparateReasoning, SetVariable
+from sglang.ir.params import GenParams
 
 
 @sgl.function

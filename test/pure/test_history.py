@@ -7,7 +7,7 @@ import io
 
 import pytest
 import sglang as sgl
-from sglang.history import HISTORY, KEPT
+from sglang.run.history import HISTORY, KEPT
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,9 @@ import pytest
 import sglang as sgl
 from helpers.counted import Counted, reaches
 from helpers.threads import running_threads
-from sglang.progress import Progress
-from sglang.tracer import constant_prefix
-from sglang.usage import Usage
+from sglang.batch.progress import Progress
+from sglang.compile.tracer import constant_prefix
+from sglang.run.usage import Usage
 
 INTRO = "Classify each review as positive or negative, and say nothing else at all. "
 

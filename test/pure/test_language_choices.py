@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from sglang.backend.base import Prompt
-from sglang.backend.native import NativeBackend
-from sglang.choices import (
+from sglang.backend.native.native_backend import NativeBackend
+from sglang.ir.choices import (
     METHODS,
     Scores,
     greedy_token_selection,

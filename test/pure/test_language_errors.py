@@ -237,7 +237,7 @@ def test_roles_out_of_order(nodes, complaint: str) -> None:
 
 
 def test_a_role_the_template_lacks() -> None:
-    from sglang.chat import ChatTemplate
+    from sglang.ir.chat_template import ChatTemplate
 
     mock = sgl.Mock()
     mock.chat_template = ChatTemplate("plain", {"user": ("U:", "\n")})

@@ -8,8 +8,8 @@ import threading
 import pytest
 import sglang as sgl
 from helpers.counted import reaches
-from sglang.settings import global_config
-from sglang.workers import WORKERS, Workers
+from sglang.backend.settings import global_config
+from sglang.backend.workers import WORKERS, Workers
 
 
 def test_only_what_is_read_is_asked_for() -> None:

@@ -69,7 +69,7 @@ class Slow(Backend):
         return []
 
     def complete(self, prompt: Any, params: Any) -> list[Completion]:
-        from sglang.cancel import aborted_by
+        from sglang.backend.cancel import aborted_by
 
         self.begun.set()
         with aborted_by(self.cancelled.set):

@@ -9,9 +9,9 @@ import inspect
 import pytest
 import sglang as sgl
 from sglang.backend.base import Prompt
-from sglang.constraint import constraint_of
-from sglang.ir import Chain, ConstantText, Gen, Select
-from sglang.params import DEFAULTS, NAMES, GenParams, to_wire
+from sglang.backend.constraint import constraint_of
+from sglang.ir.nodes import Chain, ConstantText, Gen, Select
+from sglang.ir.params import DEFAULTS, NAMES, GenParams, to_wire
 
 
 def test_text_and_gen_follow_one_another() -> None:

@@ -57,11 +57,11 @@ RULES = {
     "sglang": "h11 openai anthropic litellm tqdm pydantic pydantic_core typing_extensions"
     " jsonschema referencing tiktoken",
     "sglang.integrations.dspy": "sglang dspy",
-    "sglang.timeline.otel": "sglang opentelemetry",
-    "sglang.backend.engine": "sglang srt",
-    "sglang.backend.engine_control": "sglang srt",
-    "sglang.backend.runtime": "sglang srt",
-    "sglang.backend.server_args": "sglang srt",
+    "sglang.inspect.timeline.otel": "sglang opentelemetry",
+    "sglang.backend.engine.embedded": "sglang srt",
+    "sglang.backend.engine.engine_control": "sglang srt",
+    "sglang.backend.engine.runtime": "sglang srt",
+    "sglang.backend.engine.server_args": "sglang srt",
     "sglang.launch_server": "sglang srt",
     "sglang.check_env": "sglang srt",
     "srt.server_args": UPSTREAM,
@@ -160,7 +160,7 @@ PLANTED = [
     ("srt.program.planted", "import sglang", "sglang"),
     ("srt.planted", "from sglang.srt.core import ints", "srt.core.ints"),
     ("sglang.planted", "import torch", "torch"),
-    ("sglang.interpreter", "from sglang.srt.core import sampling", "srt.core.sampling"),
+    ("sglang.run.interpreter", "from sglang.srt.core import sampling", "srt.core.sampling"),
     ("sglang.backend.planted", "from sglang.srt.config import Config", "srt.config"),
 ]  # fmt: skip
 
@@ -177,7 +177,7 @@ ALLOWED = [
     ("srt.engine.executor", "from sglang.srt.worker.worker import Worker"),
     ("srt.worker.planted", "from sglang.srt.models.registry import load\nimport torch"),
     ("srt.server.launch", "from sglang.srt.engine import main"),
-    ("sglang.backend.engine", "def f():\n    from sglang.srt.engine.local import start"),
+    ("sglang.backend.engine.embedded", "def f():\n    from sglang.srt.engine.local import start"),
     ("srt.memory.planted", "from . import radix\nfrom .radix import Radix"),
 ]
 

@@ -16,7 +16,7 @@ from helpers.http_server import is_error as error_of
 from helpers.scripted import Scripted
 from helpers.text_worker import TextWorker
 from helpers.toy_tokenizer import byte_level
-from sglang.backend.endpoint import RuntimeEndpoint
+from sglang.backend.native.endpoint import RuntimeEndpoint
 from sglang.srt.config import Config
 from sglang.srt.core.batch import Batch, StepResult
 from sglang.srt.core.messages import AdapterInfo, LoadAdapter, Reply, UnloadAdapter

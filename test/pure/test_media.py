@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import sglang as sgl
-from sglang.media import Media, medium
+from sglang.ir.media import Media, medium
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"data"
 JPEG = b"\xff\xd8\xff" + b"data"
@@ -86,8 +86,8 @@ def test_forks_share_the_images_before_them() -> None:
 
 def test_the_runtime_is_sent_urls_in_order() -> None:
     from sglang.backend.base import Complete, Prompt
-    from sglang.backend.native import NativeBackend
-    from sglang.params import GenParams
+    from sglang.backend.native.native_backend import NativeBackend
+    from sglang.ir.params import GenParams
 
     media = (medium("image", PNG), medium("video", b"movie", 4), medium("image", JPEG))
     body = NativeBackend().request(Complete(Prompt("<image>", media=media), GenParams()))

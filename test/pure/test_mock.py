@@ -7,7 +7,7 @@ import asyncio
 import pytest
 import sglang as sgl
 from helpers.threads import running_threads
-from sglang.params import strings
+from sglang.ir.params import strings
 
 
 def test_calls_show_their_media() -> None:

@@ -9,13 +9,13 @@ import pytest
 import sglang as sgl
 from helpers.fake_openai import FakeOpenAI
 from sglang.backend.base import Choose, Commit, Complete, Prompt, Stream
-from sglang.backend.openai import OpenAI
-from sglang.backend.openai_schema import response_format
-from sglang.choices import token_length_normalized
-from sglang.constraint import JsonSchema, Regex
+from sglang.backend.constraint import JsonSchema, Regex
+from sglang.backend.openai.openai_backend import OpenAI
+from sglang.backend.openai.strict_schema import response_format
 from sglang.errors import AuthenticationFailed, Unsupported
-from sglang.media import Media
-from sglang.params import DEFAULTS, GenParams
+from sglang.ir.choices import token_length_normalized
+from sglang.ir.media import Media
+from sglang.ir.params import DEFAULTS, GenParams
 
 PLAIN = Prompt("Once upon")
 TURNS = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello?"})

@@ -15,11 +15,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from sglang import errors
 from sglang.backend.base import Prompt
-from sglang.backend.openai_exchange import Service
-from sglang.backend.openai_select import by_bias
-from sglang.backend.openai_tokens import MAX_BIAS, Tokens
-from sglang.choices import greedy_token_selection, token_length_normalized
-from sglang.constraint import Dtype
+from sglang.backend.constraint import Dtype
+from sglang.backend.openai.exchange import Service
+from sglang.backend.openai.selection import by_bias
+from sglang.backend.openai.token_ids import MAX_BIAS, Tokens
+from sglang.ir.choices import greedy_token_selection, token_length_normalized
 
 
 @sgl.function

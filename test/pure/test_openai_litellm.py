@@ -12,8 +12,8 @@ import pytest
 from sglang import errors
 from sglang.backend.base import Prompt
 from sglang.backend.litellm import LiteLLM
-from sglang.choices import token_length_normalized
-from sglang.params import DEFAULTS
+from sglang.ir.choices import token_length_normalized
+from sglang.ir.params import DEFAULTS
 
 PROMPT = Prompt("Say", ({"role": "user", "content": "Say"},))
 USAGE = {"prompt_tokens": 1, "completion_tokens": 2}

@@ -20,12 +20,12 @@ from helpers.threads import running_threads
 from hypothesis import given
 from hypothesis import strategies as st
 from sglang import errors
-from sglang.backend.api import Slots
 from sglang.backend.base import Completion, Prompt
-from sglang.backend.openai import OpenAI
-from sglang.backend.openai_exchange import held, without
-from sglang.backend.openai_schema import unwrapped
-from sglang.params import DEFAULTS, GenParams
+from sglang.backend.openai.exchange import held, without
+from sglang.backend.openai.openai_backend import OpenAI
+from sglang.backend.openai.strict_schema import unwrapped
+from sglang.backend.service_backend import Slots
+from sglang.ir.params import DEFAULTS, GenParams
 
 APIS = ("chat", "completions", "responses")
 PROMPT = Prompt("Tell me", ({"role": "user", "content": "Tell me"},))

@@ -9,8 +9,8 @@ import sglang as sgl
 from helpers.fake_openai import FakeOpenAI, Refuse
 from sglang import errors
 from sglang.backend.base import Prompt
-from sglang.backend.openai import OpenAI
-from sglang.choices import (
+from sglang.backend.openai.openai_backend import OpenAI
+from sglang.ir.choices import (
     ChoicesMethod,
     Decision,
     greedy_token_selection,

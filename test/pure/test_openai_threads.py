@@ -18,12 +18,12 @@ import sglang as sgl
 from helpers.fake_openai import FakeOpenAI, Late
 from helpers.threads import running_threads
 from sglang import errors
-from sglang.backend.api import ApiBackend
 from sglang.backend.base import Choose, Complete, Prompt, Stream
 from sglang.backend.loop_thread import LoopThread
-from sglang.backend.openai import OpenAI
-from sglang.choices import token_length_normalized
-from sglang.params import DEFAULTS
+from sglang.backend.openai.openai_backend import OpenAI
+from sglang.backend.service_backend import ApiBackend
+from sglang.ir.choices import token_length_normalized
+from sglang.ir.params import DEFAULTS
 
 PROMPT = Prompt("Hi", ({"role": "user", "content": "Hi"},))
 CALLS = [

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import sglang as sgl
 from sglang.backend.base import Complete, Prompt
-from sglang.backend.native import NativeBackend
-from sglang.params import GenParams
+from sglang.backend.native.native_backend import NativeBackend
+from sglang.ir.params import GenParams
 
 
 def read(documents: list[str]) -> Any:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import sglang as sgl
-from sglang import passes
-from sglang.chat import TEMPLATES
-from sglang.compiler import CompiledProgram, compile
-from sglang.graph import MAIN, Argument, Graph
-from sglang.ir import ConstantText, Gen
-from sglang.movement import constants_first, pieces_of, propose_with, refusal, reorder
-from sglang.passes import fold, prune
-from sglang.tracer import trace
+from sglang.compile.code_movement import constants_first, pieces_of, propose_with, refusal, reorder
+from sglang.compile.compiler import CompiledProgram, compile
+from sglang.compile.tracer import trace
+from sglang.ir import passes
+from sglang.ir.chat_template import TEMPLATES
+from sglang.ir.graph import MAIN, Argument, Graph
+from sglang.ir.nodes import ConstantText, Gen
+from sglang.ir.passes import fold, prune
 
 
 def traced(function) -> Graph:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import sglang as sgl
-from sglang.movement import constants_first
+from sglang.compile.code_movement import constants_first
 
 from benchmark.code_movement.__main__ import main, measure, report
 from benchmark.code_movement.templates import TEMPLATES

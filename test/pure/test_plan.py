@@ -14,8 +14,8 @@ from helpers.http_server import Served, serve_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.errors import SglangError
-from sglang.plan.cache import Cache, Need, units
-from sglang.prices import checked_prices
+from sglang.forecast.cache_model import Cache, Need, units
+from sglang.inspect.prices import checked_prices
 from sglang.srt.core.messages import Distribution, Fill, Generate, Goal, Score
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sglang.reasoning import MARKERS, split
+from sglang.run.reasoning import MARKERS, split
 
 # What a model writes: opening marker, closing marker.
 WRITTEN = {

@@ -16,8 +16,8 @@ from helpers.threads import running_threads
 from hypothesis import given, settings
 from sglang import errors
 from sglang.backend.base import Backend, Commit, Complete, Completion, Prompt
-from sglang.chat import TEMPLATES, ChatTemplate
-from sglang.params import DEFAULTS, GenParams
+from sglang.ir.chat_template import TEMPLATES, ChatTemplate
+from sglang.ir.params import DEFAULTS, GenParams
 
 
 def outcome(program: sgl.SglFunction, backend: Backend, loop: bool = False, **options):

@@ -11,8 +11,8 @@ from helpers.threads import running_threads
 from hypothesis import given
 from hypothesis import strategies as st
 from sglang.backend.base import Backend, Completion, Prompt
-from sglang.params import GenParams, strings
-from sglang.speculation import Leftover, leftover
+from sglang.ir.params import GenParams, strings
+from sglang.run.speculation import Leftover, leftover
 
 
 class Letters(Backend):

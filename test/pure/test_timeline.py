@@ -17,10 +17,10 @@ import pytest
 import sglang as sgl
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sglang.timeline.answers import facts_of
-from sglang.timeline.recording import Recording
-from sglang.timeline.trace import Trace
-from sglang.timeline.view import gaps, view_of
+from sglang.backend.answer_facts import facts_of
+from sglang.inspect.timeline.trace import Trace
+from sglang.inspect.timeline.view import gaps, view_of
+from sglang.run.recording import Recording
 
 NODES = ("gen", "select", "commit")
 PRICES = {"input": 3.0, "cached": 0.3, "output": 15.0}

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from sglang.inspect.timeline.chrome import _times
+from sglang.inspect.timeline.formats import FORMATS, written
+from sglang.inspect.timeline.timeline_page import embedded
+from sglang.inspect.timeline.trace import Trace
 from sglang.srt.cli import main
 from sglang.srt.server.telemetry.tracing import processed
-from sglang.timeline.chrome import _times
-from sglang.timeline.formats import FORMATS, written
-from sglang.timeline.page import embedded
-from sglang.timeline.trace import Trace
 
 PYTHON = Path(__file__).resolve().parents[2] / "python"
 HOSTILE = "</script><script>document.title='owned'</script><!--<script>&amp;'\"\u2028\ud800$title"

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import sglang as sgl
-from sglang.timeline.answers import facts_of
-from sglang.timeline.formats import FORMATS, written
-from sglang.timeline.page import embedded
-from sglang.timeline.trace import Trace
-from sglang.timeline.view import cost, view_of
+from sglang.backend.answer_facts import facts_of
+from sglang.inspect.timeline.formats import FORMATS, written
+from sglang.inspect.timeline.timeline_page import embedded
+from sglang.inspect.timeline.trace import Trace
+from sglang.inspect.timeline.view import cost, view_of
 
 INFINITE, HUGE = float("inf"), 10**400
 

@@ -6,12 +6,12 @@ import inspect
 
 import pytest
 import sglang as sgl
-from sglang.compiler import compile
+from sglang.compile.compiler import compile
+from sglang.compile.tracer import trace
 from sglang.errors import TraceError, UnknownVariable
-from sglang.graph import MAIN, REQUIRED, Argument, Call, Graph, Parameter, Variable
-from sglang.ir import ConstantText, Gen, Later, SetVariable
-from sglang.params import GenParams
-from sglang.tracer import trace
+from sglang.ir.graph import MAIN, REQUIRED, Argument, Call, Graph, Parameter, Variable
+from sglang.ir.nodes import ConstantText, Gen, Later, SetVariable
+from sglang.ir.params import GenParams
 
 
 def traced(function, **known) -> Graph:

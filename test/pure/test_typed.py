@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import sglang as sgl
-from sglang.constraint import Dtype
+from sglang.backend.constraint import Dtype
 from sglang.errors import Location
-from sglang.typed import Typed
+from sglang.run.typed import Typed
 
 TEXT = '{"name": "Nora Hill of Lisbon", "age": 34}'
 SCHEMA = {"type": "object", "required": ["age"]}

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel, Field, RootModel, TypeAdapter
+from sglang.backend.output_types import json_schema_of, parse, parse_partial
 from sglang.errors import InvalidOutput
-from sglang.types import json_schema_of, parse, parse_partial
 from typing_extensions import Required
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sglang.backend.runtime import _flags
+from sglang.backend.engine.runtime import _flags
 from sglang.srt.config import Config, add_arguments, from_arguments
 from sglang.srt.config.translation import FLAGS, MEANS, add_upstream_arguments, option
 from sglang.srt.config.upstream import (

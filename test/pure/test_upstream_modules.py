@@ -254,7 +254,7 @@ def test_other_backends_have_ports(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_chat_templates_can_be_registered() -> None:
-    from sglang.chat import TEMPLATES
+    from sglang.ir.chat_template import TEMPLATES
 
     own = dataclasses.replace(get_chat_template("chatml"), name="own")
     register_chat_template(own)

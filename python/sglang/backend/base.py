@@ -16,16 +16,16 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from sglang.chat import TEMPLATES, ChatTemplate, Message
-from sglang.choices import ChoicesMethod, Decision
+from sglang.backend.workers import in_worker, pumped
 from sglang.errors import Unsupported
-from sglang.media import Media
-from sglang.params import GenParams, to_wire
-from sglang.renamed import renamed
-from sglang.workers import in_worker, pumped
+from sglang.ir.chat_template import TEMPLATES, ChatTemplate, Message
+from sglang.ir.choices import ChoicesMethod, Decision
+from sglang.ir.media import Media
+from sglang.ir.params import GenParams, to_wire
+from sglang.ir.renamed import renamed
 
 if TYPE_CHECKING:
-    from sglang.constraint import Constraint
+    from sglang.backend.constraint import Constraint
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
-from sglang.backend.api import MAX_CONCURRENCY, MAX_RETRIES, TIMEOUT_SECONDS
-from sglang.backend.openai import ExchangeBackend
-from sglang.backend.openai_exchange import Exchange, Service, is_reasoning
-from sglang.chat import ChatTemplate, template_named
+from sglang.backend.openai.exchange import Exchange, Service, is_reasoning
+from sglang.backend.openai.openai_backend import ExchangeBackend
+from sglang.backend.service_backend import MAX_CONCURRENCY, MAX_RETRIES, TIMEOUT_SECONDS
 from sglang.errors import lacking
+from sglang.ir.chat_template import ChatTemplate, template_named
 
 
 class LiteLLM(ExchangeBackend):

@@ -11,7 +11,7 @@ from contextlib import aclosing, suppress
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from sglang.cancel import aborted_by
+from sglang.backend.cancel import aborted_by
 
 T = TypeVar("T")
 _END = object()

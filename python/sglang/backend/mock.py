@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang.backend.base import Backend, Completion, Prompt
-from sglang.chat import template_named
-from sglang.choices import ChoicesMethod, Decision, Scores
 from sglang.errors import BackendError
-from sglang.media import Media
-from sglang.params import GenParams, strings
-from sglang.stops import cut
+from sglang.ir.chat_template import template_named
+from sglang.ir.choices import ChoicesMethod, Decision, Scores
+from sglang.ir.media import Media
+from sglang.ir.params import GenParams, strings
+from sglang.ir.stops import cut
 
 Reply = str | Sequence[str] | BaseException
 Script = Sequence[Reply] | Mapping[str, Reply] | Callable[[Prompt, GenParams], Reply]

@@ -7,8 +7,8 @@ import inspect
 from time import perf_counter
 from typing import Any
 
-from sglang.bench.endpoint import read_native
 from sglang.bench.result import Call, Result
+from sglang.bench.server_target import read_native
 from sglang.bench.target import Target, numbers
 
 
@@ -24,7 +24,7 @@ class Offline(Target):
 
     async def start(self) -> None:
         """Raises what loading the model raises."""
-        from sglang.backend.engine import Engine
+        from sglang.backend.engine.embedded import Engine
 
         self._engine = await asyncio.to_thread(Engine, **self._settings)
 

@@ -17,12 +17,12 @@ from typing import Any
 from warnings import warn
 
 from sglang.backend.base import Backend, Completion, Prompt
-from sglang.backend.endpoint import RuntimeEndpoint
-from sglang.chat import ChatTemplate, Message
+from sglang.backend.native.endpoint import RuntimeEndpoint
 from sglang.errors import BackendError, ConnectionFailed, SglangError, TimedOut, Unsupported
-from sglang.media import Media, medium
-from sglang.params import NAMES, GenParams
-from sglang.resolve import resolve_backend
+from sglang.ir.chat_template import ChatTemplate, Message
+from sglang.ir.media import Media, medium
+from sglang.ir.params import NAMES, GenParams
+from sglang.run.resolve import resolve_backend
 
 try:
     import dspy

@@ -22,8 +22,8 @@ from sglang.api import (
     user_end,
     video,
 )
-from sglang.backend.engine import Engine
-from sglang.backend.runtime import Runtime
+from sglang.backend.engine.embedded import Engine
+from sglang.backend.engine.runtime import Runtime
 
 __all__ = [
     "Engine",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang.chat import TEMPLATES, ChatTemplate, template_for, template_named
+from sglang.ir.chat_template import TEMPLATES, ChatTemplate, template_for, template_named
 
 __all__ = [
     "ChatTemplate",

@@ -1,6 +1,6 @@
 """The methods of ``select`` under upstream's names."""
 
-from sglang.choices import (
+from sglang.ir.choices import (
     ChoicesMethod,
     Decision,
     greedy_token_selection,

@@ -1,7 +1,7 @@
 """The states of programs under upstream's names."""
 
-from sglang.executor import StreamExecutor
-from sglang.forks import ForkGroup
+from sglang.run.executor import StreamExecutor
+from sglang.run.forks import ForkGroup
 from sglang.state import ProgramState
 
 ProgramStateGroup = ForkGroup

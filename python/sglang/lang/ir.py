@@ -1,6 +1,6 @@
 """The nodes of programs under upstream's names."""
 
-from sglang.ir import (
+from sglang.ir.nodes import (
     Chain,
     ConstantText,
     Fork,

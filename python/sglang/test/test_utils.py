@@ -87,11 +87,11 @@ def _add_common(parser: argparse.ArgumentParser, port: int | None) -> None:
 def select_sglang_backend(args: argparse.Namespace) -> Backend:
     """The backend that ``args.backend`` names. Raises ValueError for an unknown one."""
     if args.backend in ("srt", "srt-no-parallel"):
-        from sglang.backend.endpoint import RuntimeEndpoint
+        from sglang.backend.native.endpoint import RuntimeEndpoint
 
         return RuntimeEndpoint(f"{args.host}:{args.port}")
     if args.backend.startswith("gpt-"):
-        from sglang.backend.openai import OpenAI
+        from sglang.backend.openai.openai_backend import OpenAI
 
         return OpenAI(args.backend)
     raise ValueError(f"backend is {args.backend!r}; use srt, srt-no-parallel or gpt-...")

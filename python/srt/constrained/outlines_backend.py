@@ -22,6 +22,6 @@ def build_regex_from_object(
     Raises TypeError or ValueError where it is no schema, or holds what a pattern cannot say.
     """
     from outlines_core.json_schema import build_regex_from_schema
-    from sglang.types import json_schema_of
+    from sglang.backend.output_types import json_schema_of
 
     return str(build_regex_from_schema(json.dumps(json_schema_of(object)), whitespace_pattern))

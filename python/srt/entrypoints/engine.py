@@ -1,5 +1,5 @@
 """``Engine`` under upstream's module name."""
 
-from sglang.backend.engine import Engine
+from sglang.backend.engine.embedded import Engine
 
 __all__ = ["Engine"]

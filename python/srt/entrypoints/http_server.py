@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from sglang.backend.server_args import ServerArgs
+from sglang.backend.engine.server_args import ServerArgs
 
 __all__ = ["launch_server"]
 

@@ -6,8 +6,8 @@ from importlib import import_module
 from typing import Any
 
 _HOMES = {
-    "Engine": "sglang.backend.engine",
-    "Runtime": "sglang.backend.runtime",
+    "Engine": "sglang.backend.engine.embedded",
+    "Runtime": "sglang.backend.engine.runtime",
     "launch_server": "sglang.srt.entrypoints.http_server",
 }
 

@@ -19,9 +19,9 @@ import sglang as sgl
 from helpers.fake_openai import Broken, FakeOpenAI, Late, Refuse
 from sglang import errors
 from sglang.backend.base import Prompt
-from sglang.backend.openai import OpenAI
-from sglang.choices import token_length_normalized
-from sglang.params import DEFAULTS
+from sglang.backend.openai.openai_backend import OpenAI
+from sglang.ir.choices import token_length_normalized
+from sglang.ir.params import DEFAULTS
 
 PROMPT = Prompt("Count to", ({"role": "user", "content": "Count to"},))
 WANTED = {"finish_reason": {"type": "stop", "matched": None}, "prompt_tokens": 2,

@@ -23,7 +23,7 @@ from dspy.utils import exceptions
 from sglang.backend.base import Prompt
 from sglang.errors import BackendError, ConnectionFailed, TimedOut, Unsupported
 from sglang.integrations.dspy import SGLang
-from sglang.params import GenParams
+from sglang.ir.params import GenParams
 
 ROOT = Path(__file__).resolve().parents[3]
 TINY = ROOT / "python" / "srt" / "assets" / "sglang-tiny"

@@ -1,5 +1,5 @@
-"""``sglang.backend.anthropic`` under upstream's name."""
+"""``sglang.backend.anthropic.anthropic_backend`` under upstream's name."""
 
-from sglang.backend.anthropic import Anthropic
+from sglang.backend.anthropic.anthropic_backend import Anthropic
 
 __all__ = ["Anthropic"]

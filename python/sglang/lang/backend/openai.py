@@ -1,5 +1,5 @@
-"""``sglang.backend.openai`` under upstream's name."""
+"""``sglang.backend.openai.openai_backend`` under upstream's name."""
 
-from sglang.backend.openai import OpenAI
+from sglang.backend.openai.openai_backend import OpenAI
 
 __all__ = ["OpenAI"]

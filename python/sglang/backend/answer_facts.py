@@ -1,0 +1,102 @@
+"""Answers: what a reply tells of a request: its tokens, and when it was where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeGuard
+
+from sglang.backend.base import Completion
+from sglang.ir.choices import Decision
+
+# Of a prompt, and of each completion; the names in meta_info and in a trace.
+READ = ("prompt_tokens", "cached_tokens")
+WRITTEN = ("completion_tokens", "forced_tokens", "drafted_tokens", "accepted_tokens",
+           "forward_passes")  # fmt: skip
+COUNTS = (*READ, *WRITTEN, "retractions")
+MOST = 10**12  # no request has as many tokens, or takes as many seconds
+
+
+def facts_of(
+    answer: Any, several: bool, begin: float, end: float, first: float | None
+) -> dict[str, Any]:
+    """``several``: the answers are to prompts of their own, else to one prompt. ``first``: when the
+    first text came here. What is not told is not in it."""
+    metas = list(metas_of(answer))
+    found: dict[str, Any] = {}
+    together = sum if several else max
+    for name in READ:
+        if values := _counts(metas, name):
+            found[name] = together(values)
+    for name in WRITTEN:
+        if values := _counts(metas, name):
+            found[name] = sum(values)
+    if len(metas) > 1:
+        found["rows"] = len(metas)
+    reasons = sorted({reason for meta in metas if (reason := _reason(meta))})
+    if reasons:
+        found["finish"] = ", ".join(reasons)
+    spans = [meta["spans"] for meta in metas if isinstance(meta.get("spans"), Mapping)]
+    found.update(_placed(spans, begin, end))
+    if first is not None:
+        found.setdefault("first", first)
+    return found
+
+
+def metas_of(answer: Any) -> Sequence[Mapping[str, Any]]:
+    """The meta_info of everything in an answer, whoever gave it."""
+    if isinstance(answer, list):
+        return [meta for item in answer for meta in metas_of(item)]
+    if isinstance(answer, Completion):
+        return [answer.meta]
+    if isinstance(answer, Decision):
+        return [answer.meta.get("usage") or {}]
+    if isinstance(answer, Mapping):
+        meta = answer.get("meta_info", answer)
+        return [meta] if isinstance(meta, Mapping) else []
+    return []
+
+
+def _counts(metas: Sequence[Mapping[str, Any]], name: str) -> list[int]:
+    """What is none is left out: a service may answer anything, and the run goes on."""
+    values = [meta.get(name) for meta in metas]
+    return [int(value) for value in values if _is_amount(value)]
+
+
+def _reason(meta: Mapping[str, Any]) -> str:
+    reason = meta.get("finish_reason")
+    return str((reason.get("type") if isinstance(reason, Mapping) else reason) or "")
+
+
+def _placed(spans: Sequence[Mapping[str, Any]], begin: float, end: float) -> dict[str, Any]:
+    """The server's times in the client's: the way there and the way back took the same.
+
+    Of several completions, from the first that was scheduled to the last that ended.
+    """
+    if not spans:
+        return {}
+    whole = max(_seconds(span.get("end")) for span in spans)
+    received = begin + max(end - begin - whole, 0.0) / 2
+
+    def at(seconds: float) -> float:
+        return min(received + seconds, end)
+
+    found: dict[str, Any] = {
+        "received": received,
+        "scheduled": at(min(_seconds(span.get("scheduled")) for span in spans)),
+        "done": at(whole),
+    }
+    drawn = [span["first_token"] for span in spans if span.get("first_token") is not None]
+    if drawn:
+        found["first"] = at(min(map(_seconds, drawn)))
+    if retractions := sum(_counts(spans, "retractions")):
+        found["retractions"] = retractions
+    return found
+
+
+def _seconds(value: Any) -> float:
+    """0 of what is no time."""
+    return float(value) if _is_amount(value) else 0.0
+
+
+def _is_amount(value: Any) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < MOST

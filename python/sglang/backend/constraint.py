@@ -1,0 +1,373 @@
+"""Constraint: what generated text must be, by ``dtype``, ``regex``, ``json_schema``, ``schema``,
+``ebnf``, ``structural_tag``.
+
+A backend that enforces it while generating is sent the regex, JSON schema, grammar or tag. For the
+others the text is checked afterwards, and the model is asked again with what was wrong
+(``feedback``); a grammar or tag is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar
+
+from sglang.backend import output_types as types
+from sglang.backend.base import Prompt
+from sglang.errors import InvalidOutput, Unsupported
+from sglang.ir.chat_template import ChatTemplate
+from sglang.ir.params import GenParams, strings
+
+# A number ends at a space or a line, so int and float stop there. A backend that enforces lets the
+# model write one: where only digits may follow, the number runs on.
+DTYPES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "int": (r"[-+]?[0-9]{1,20}", (" ", "\n")),
+    "float": (r"[-+]?([0-9]{1,20}(\.[0-9]{0,20})?|\.[0-9]{1,20})", (" ", "\n")),
+    "str": (r'"[^"\\\n]*"', ()),
+    "bool": (r"(True|False)", ()),
+}
+MAX_TEXT_CHARS = 80
+PLAIN_WORDS = {
+    "int": "an integer in digits, such as 42",
+    "float": "a number in digits, such as 3.5",
+    "str": 'one line in double quotes, such as "text", without quotes or backslashes inside',
+    "bool": "True or False",
+}
+
+
+class Constraint:
+    """``kind`` is one of those in ``Backend.constraints``."""
+
+    kind: ClassVar[str]
+
+    def resolve(self, params: GenParams) -> GenParams:
+        """``params`` with what a backend is sent in place of ``dtype`` and ``schema``."""
+        raise NotImplementedError
+
+    def free(self, params: GenParams, continues: bool = False) -> GenParams:
+        """``params`` for a backend that does not enforce the constraint.
+
+        The stops of a dtype are left out too: such a model may write a space before the value.
+        ``continues``: the reply is the prompt's continuation; its dtype is kept, so that the
+        backend can make a value of it likely. Raises Unsupported where only enforcing will do.
+        """
+        return replace(
+            params, dtype=None, regex=None, json_schema=None, schema=None, whitespace_pattern=None
+        )
+
+    def parse(self, text: str) -> Any:
+        """The typed value of a finished text. Raises InvalidOutput."""
+        raise NotImplementedError
+
+    def parse_partial(self, text: str) -> Any:
+        """The typed value of a text that is still growing; None while nothing is known."""
+        with suppress(InvalidOutput):
+            return self.parse(text)
+        return None
+
+    def check(self, text: str) -> None:
+        """Raises InvalidOutput if ``text`` does not satisfy the constraint."""
+        self.parse(text)
+
+    def instruction(self) -> str:
+        """What to tell a model that is not held to the constraint."""
+        raise NotImplementedError
+
+    def extract(self, text: str, continues: bool = False) -> str:
+        """The one part of a reply that can be meant, without the words or code fence around it.
+
+        The reply itself if it is valid, or if no part or more than one could be meant. Of a
+        prompt's continuation (``continues``) a value that it begins with is meant.
+        """
+        if self._accepts(text):
+            return text
+        if continues and (leading := self._leading(text)) is not None:
+            return leading
+        parts = list(dict.fromkeys(self._parts(text)))
+        plausible = [part for part in parts if self._accepts(part)] or parts
+        return plausible[0] if len(plausible) == 1 else text
+
+    def _accepts(self, text: str) -> bool:
+        try:
+            self.check(text)
+        except InvalidOutput:
+            return False
+        return True
+
+    def _parts(self, text: str) -> Iterator[str]:
+        """Parts of a reply that look like what was asked for."""
+        yield from ()
+
+    def _leading(self, text: str) -> str | None:
+        """The value that the text begins with."""
+        return None
+
+
+@dataclass(frozen=True)
+class Regex(Constraint):
+    """Text that matches ``pattern`` as a whole."""
+
+    kind = "regex"
+    pattern: str
+
+    def resolve(self, params: GenParams) -> GenParams:
+        return params
+
+    def parse(self, text: str) -> Any:
+        """The text itself: what the pattern means is the program's business."""
+        return text
+
+    def check(self, text: str) -> None:
+        """Raises ValueError where Python cannot read the pattern."""
+        try:
+            matches = re.fullmatch(self.pattern, text)
+        except re.error as error:
+            raise ValueError(
+                f"regex is {self.pattern!r}, which Python cannot read ({error}) and this backend "
+                "does not enforce; write it in Python's syntax, or use Engine or RuntimeEndpoint"
+            ) from error
+        if not matches:
+            reason = f"{text!r:.{MAX_TEXT_CHARS}} does not match the regular expression"
+            raise InvalidOutput(f"{reason} {self.pattern}", text)
+
+    def instruction(self) -> str:
+        return (
+            "Answer with text that matches this regular expression as a whole, and with nothing "
+            f"else: {self.pattern}"
+        )
+
+
+@dataclass(frozen=True)
+class Dtype(Constraint):
+    """An int, float, str or bool in plain text; whitespace around it does not matter."""
+
+    kind = "regex"
+    name: str
+
+    def resolve(self, params: GenParams) -> GenParams:
+        pattern, stops = DTYPES[self.name]
+        ending = f"[{''.join(stops)}]?" if stops else ""
+        stop = (*strings(params.stop), *stops)
+        return replace(params, dtype=None, regex=pattern + ending, stop=stop)
+
+    def parse(self, text: str) -> int | float | str | bool:
+        word = text.strip()
+        if not re.fullmatch(DTYPES[self.name][0], word):
+            reason = f"{word!r:.{MAX_TEXT_CHARS}} is not {PLAIN_WORDS[self.name]}"
+            raise InvalidOutput(reason, text)
+        if self.name == "str":
+            return word[1:-1]
+        if self.name == "bool":
+            return word == "True"
+        return int(word) if self.name == "int" else float(word)
+
+    def free(self, params: GenParams, continues: bool = False) -> GenParams:
+        freed = super().free(params)
+        return replace(freed, dtype=self.name) if continues else freed
+
+    def instruction(self) -> str:
+        return f"Answer with {PLAIN_WORDS[self.name]}, and with nothing else."
+
+    def _leading(self, text: str) -> str | None:
+        """A number is none where it is the beginning of a longer number, a word or a date."""
+        end = "" if self.name == "str" else r"(?!\w|[.,:/+-]\d)"
+        found = re.match(rf"\s*({DTYPES[self.name][0]}){end}", text)
+        return found[1] if found else None
+
+    def _parts(self, text: str) -> Iterator[str]:
+        """Of numbers what the text begins with; else matches not inside a longer word, number or
+        date. Of a bool the only one, where nothing is negated."""
+        pattern = f"({DTYPES[self.name][0]})"
+        if self.name == "str" and "\\" in text:
+            return
+        if self.name == "bool":
+            words = re.findall(r"\b(?:True|False)\b", text)
+            if len(words) == 1 and not re.search(r"\bnot\b|n't\b", text):
+                yield words[0]
+            return
+        if self.name != "str" and (leading := re.match(rf"\s*{pattern}\s", text)):
+            yield leading[1]
+            return
+        for found in re.finditer(rf"(?<![\w.,:/+-]){pattern}(?!\w|[.,:/+-]\d)", text):
+            yield found[1]
+
+
+@dataclass(frozen=True)
+class JsonSchema(Constraint):
+    """JSON text of ``source``, a type or a JSON schema (see ``types``).
+
+    Raises TypeError or ValueError, as ``types.json_schema_of`` does, when it is made.
+    """
+
+    kind = "json_schema"
+    source: Any
+    schema: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "schema", types.json_schema_of(self.source))
+
+    @cached_property
+    def sent(self) -> dict[str, Any]:
+        """What a backend that enforces is sent. A type has no keys beside its own, so a model that
+        could still write others is not let to."""
+        if isinstance(self.source, (str, Mapping)):
+            return self.schema
+        return dict(types.closed(self.schema))
+
+    def resolve(self, params: GenParams) -> GenParams:
+        return replace(params, schema=None, json_schema=self.sent)
+
+    def parse(self, text: str) -> Any:
+        return types.parse(self.source, text)
+
+    def parse_partial(self, text: str) -> Any:
+        return types.parse_partial(self.source, text)
+
+    def instruction(self) -> str:
+        return (
+            "Answer with JSON that satisfies this JSON schema, and with nothing else: "
+            + json.dumps(self.schema, ensure_ascii=False)
+        )
+
+    def _parts(self, text: str) -> Iterator[str]:
+        """What a Markdown code fence holds, and outermost objects and arrays, where it is JSON."""
+        fences = (fence[1].strip() for fence in re.finditer(FENCE, text, re.DOTALL))
+        yield from filter(_is_json, (*fences, *_bracketed(text)))
+
+
+@dataclass(frozen=True)
+class Grammar(Constraint):
+    """Text of a grammar, or with a structural tag's parts: nobody can check it afterwards."""
+
+    kind: str  # type: ignore[misc]
+    source: Any
+
+    def resolve(self, params: GenParams) -> GenParams:
+        return params
+
+    def free(self, params: GenParams, continues: bool = False) -> GenParams:
+        raise Unsupported(
+            f"{self.kind} needs a backend that enforces it: use Engine or RuntimeEndpoint; or give "
+            "a regex or json_schema, which other backends check and ask again for"
+        )
+
+    def parse(self, text: str) -> str:
+        """The text itself."""
+        return text
+
+
+FENCE = r"```\w*\s(.*?)```"
+BRACKET_OR_STRING = re.compile(r'[{}\[\]]|"(?:[^"\\]|\\.)*"?', re.DOTALL)
+
+
+def _bracketed(text: str) -> Iterator[str]:
+    """From each outermost { or [ to its end. What is cut off has no end and hides what it holds."""
+    begin, depth, at = 0, 0, 0
+    while found := BRACKET_OR_STRING.search(text, at):
+        at = found.end()
+        if found[0] in "{[":
+            begin = begin if depth else found.start()
+            depth += 1
+        elif found[0] in "}]" and depth:
+            depth -= 1
+            if not depth:
+                yield text[begin:at]
+        elif not depth:
+            at = found.start() + 1  # a quotation mark among words begins no JSON string
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def constraint_of(params: GenParams) -> Constraint | None:
+    """The constraint of a generation, if it has one.
+
+    Raises:
+        ValueError: more than one is given, or a dtype or schema is unknown or invalid.
+        TypeError: no JSON schema can be made of the type.
+    """
+    names = ("dtype", "regex", "json_schema", "schema", "ebnf", "structural_tag")
+    chosen = [name for name in names if getattr(params, name) is not None]
+    if not chosen:
+        return None
+    if len(chosen) > 1:
+        raise ValueError(f"{', '.join(names)} exclude one another; give one of {chosen}")
+    (name,) = chosen
+    value = getattr(params, name)
+    if name == "regex":
+        if not isinstance(value, str):
+            raise TypeError(f"regex is {value!r:.60}; give a str, such as r'[0-9]+'")
+        return Regex(value)
+    if name in ("ebnf", "structural_tag"):
+        return _grammar(name, value)
+    if name == "dtype":
+        return Dtype(_dtype_name(value))
+    return _json_schema(value)
+
+
+def _grammar(name: str, value: Any) -> Grammar:
+    kinds, words = ((str,), "a str") if name == "ebnf" else ((str, dict), "a dict, or its JSON")
+    if not isinstance(value, kinds):
+        raise TypeError(f"{name} is {value!r:.60}; give {words}")
+    return Grammar(name, value)
+
+
+def _json_schema(source: Any) -> JsonSchema:
+    """Made once for a type, and once for a JSON schema of the same text."""
+    if isinstance(source, Mapping):
+        with suppress(TypeError):  # not JSON: ``types`` says what is wrong with it
+            return _kept_schema(json.dumps(source), type(source))
+    try:
+        return _kept_schema(source)
+    except TypeError:  # not hashable, or unusable: then this says so
+        return JsonSchema(source)
+
+
+@lru_cache(maxsize=256)
+def _kept_schema(source: Any, kind: type | None = None) -> JsonSchema:
+    return JsonSchema(source if kind is None else json.loads(source))
+
+
+def _dtype_name(dtype: Any) -> str:
+    name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", "")
+    if name not in DTYPES:
+        raise ValueError(f"dtype is {dtype!r}; use int, float, str or bool")
+    return name
+
+
+def feedback(
+    prompt: Prompt, template: ChatTemplate, text: str, error: InvalidOutput, constraint: Constraint
+) -> Prompt:
+    """The prompt that asks again, after ``text`` was the reply to ``prompt`` and was refused.
+
+    The reply becomes the assistant's turn, ``error`` and the instruction the user's; then the
+    assistant's turn is opened as it was, with what the program had already written in it. Without
+    roles the reply is followed by a plain note.
+    """
+    note = f"That is not valid: {error}. {constraint.instruction()}"
+    if not prompt.messages:
+        return replace(prompt, text=f"{prompt.text}{text}\n\n({note})\n\n")
+    turns, begun = list(prompt.messages), ""
+    if turns[-1]["role"] == "assistant":
+        begun = turns.pop()["content"]
+    _, closing = template.around("assistant", turns)
+    reply = begun + text if isinstance(begun, str) else [*begun, text]
+    turns.append({"role": "assistant", "content": reply})
+    before, after = template.around("user", turns)
+    turns.append({"role": "user", "content": note})
+    opening, _ = template.around("assistant", turns)
+    if not isinstance(begun, str):
+        begun = ""  # its media were shown once
+    if begun:
+        turns.append({"role": "assistant", "content": begun})
+    added = text + closing + before + note + after + opening + begun
+    return replace(prompt, text=prompt.text + added, messages=tuple(turns))

@@ -1,0 +1,1 @@
+"""The runtime of this project, in this process or started by it."""

@@ -1,0 +1,347 @@
+"""Engine: model, scheduler and programs in this process, without HTTP.
+
+    caller's thread  --coroutine-->  loop thread (tokenizer, programs)  --verbs-->  engine thread
+
+Answers are the dicts of the native ``/generate``, made by the code that serves it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterator,
+    Sequence,
+)
+from concurrent.futures import CancelledError, Future
+from contextlib import aclosing, contextmanager, suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sglang.backend.engine.engine_control import EngineControl
+from sglang.backend.engine.server_args import ServerArgs, settings_of
+from sglang.backend.loop_thread import begin, drawn, finish, waited
+from sglang.errors import BackendError, lacking
+from sglang.ir.chat_template import template_for, template_named
+from sglang.ir.media import sent
+
+if TYPE_CHECKING:
+    from sglang.srt.server.service import Service
+
+T = TypeVar("T")
+_END = object()
+SHUTDOWN_SECONDS = 10.0
+
+
+class Engine(EngineControl):
+    """A backend for programs, and a runtime of its own: ``generate``, ``async_generate``.
+
+    Keyword arguments are the server's settings (``model_path=``, ``max_total_tokens=``, ...);
+    without ``model_path`` it is the embedded model. Thread-safe. Needs the extra ``srt``.
+
+    Raises:
+        TypeError, ValueError: an unknown setting, or a value out of range.
+        BackendError: the model cannot be loaded.
+    """
+
+    name = "Engine"
+
+    def __init__(
+        self,
+        *,
+        server_args: ServerArgs | None = None,
+        chat_template_name: str | None = None,
+        **settings: Any,
+    ) -> None:
+        try:
+            from sglang.srt.config import Config
+            from sglang.srt.engine.local import LocalEngine
+            from sglang.srt.program.completion import Completion
+            from sglang.srt.program.request import CONSTRAINTS
+            from sglang.srt.server.service import Service
+            from sglang.srt.tokenizer import Tokenizer
+        except ImportError as error:
+            raise lacking("Engine", "srt", error) from error
+        config = Config.of(**settings_of(server_args, settings))
+        named = template_named(chat_template_name) if chat_template_name is not None else None
+        model = config.model
+        try:
+            self.tokenizer = Tokenizer.load(
+                model.tokenizer_path or model.model_path,
+                model.revision,
+                config.server.chat_template,
+            )
+            self._engine = LocalEngine(
+                config, self.tokenizer.token_bytes, vocabulary=self.tokenizer.vocabulary
+            )
+        except ImportError as error:
+            raise lacking("Engine", "srt", error) from error
+        except (ValueError, OSError, MemoryError, RuntimeError) as error:
+            raise BackendError(f"the model cannot be loaded: {error}") from error
+        self.load_seconds: float = self._engine.load_seconds
+        self._process = os.getpid()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run_loop, name="sglang-engine", daemon=True)
+        self._thread.start()
+        completion = Completion(
+            self._engine.client_on(self._loop), self.tokenizer, config.server.max_tokenized_bytes
+        )
+        self._service: Service | None = Service(config, completion)
+        self.constraints = frozenset(CONSTRAINTS)
+        template = named or template_for(self.get_model_name(), self.tokenizer.chat_template)
+        self.chat_template = template.seeing(self._service.placeholders)
+        atexit.register(self.shutdown)
+
+    def generate(
+        self,
+        prompt: str | list[str] | None = None,
+        sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None,
+        input_ids: list[int] | list[list[int]] | None = None,
+        image_data: Any = None,
+        *,
+        return_logprob: bool | list[bool] | None = None,
+        logprob_start_len: int | list[int] | None = None,
+        top_logprobs_num: int | list[int] | None = None,
+        stream: bool = False,
+        **fields: Any,
+    ) -> Any:
+        """Answer of ``/generate``: a dict, a list of them for several prompts or n > 1, or with
+        ``stream`` an iterator of them, text cumulative. ``image_data``: what ``sglang.image``
+        takes, or base64; one for all prompts, a list for the only one, or a list a prompt.
+        ``fields`` are further ones of the request.
+
+        Raises BackendError; what ``sglang.image`` raises.
+        """
+        body = _body(
+            prompt, sampling_params, input_ids, image_data, return_logprob, logprob_start_len,
+            top_logprobs_num, fields,
+        )  # fmt: skip
+        return self.call_stream({**body, "stream": True}) if stream else self.call(body)
+
+    async def async_generate(
+        self,
+        prompt: str | list[str] | None = None,
+        sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None,
+        input_ids: list[int] | list[list[int]] | None = None,
+        image_data: Any = None,
+        *,
+        return_logprob: bool | list[bool] | None = None,
+        logprob_start_len: int | list[int] | None = None,
+        top_logprobs_num: int | list[int] | None = None,
+        stream: bool = False,
+        **fields: Any,
+    ) -> Any:
+        """``generate`` for a running event loop; with ``stream`` an asynchronous iterator."""
+        body = _body(
+            prompt, sampling_params, input_ids, image_data, return_logprob, logprob_start_len,
+            top_logprobs_num, fields,
+        )  # fmt: skip
+        if stream:
+            return self.acall_stream({**body, "stream": True})
+        return await self.acall(body)
+
+    def call(self, body: dict[str, Any]) -> Any:
+        return self._wait(lambda: self._answer(body))
+
+    async def acall(self, body: dict[str, Any]) -> Any:
+        return await self._awaiting(lambda: self._answer(body))
+
+    async def _awaiting(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        future: Future[T] = Future()
+        self._begin(make, future)
+        return await self._awaited(future)
+
+    async def _awaited(self, future: Future[T]) -> T:
+        try:
+            with _translated():
+                return await asyncio.wrap_future(future)
+        except asyncio.CancelledError as error:
+            if self._service is None:
+                raise BackendError("the engine is gone: it was shut down", 503) from error
+            raise
+
+    def call_stream(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        with _translated():
+            yield from drawn(self._begin, lambda: self._events(body))
+
+    async def acall_stream(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        loop = asyncio.get_running_loop()
+        items: asyncio.Queue[Any] = asyncio.Queue()
+
+        def put(item: Any) -> None:
+            with suppress(RuntimeError):  # the caller's loop is closed: nobody listens
+                loop.call_soon_threadsafe(items.put_nowait, item)
+
+        future: Future[None] = Future()
+        future.add_done_callback(lambda _: put(_END))
+        try:
+            self._begin(lambda: self._pump(body, put), future)
+            while (item := await items.get()) is not _END:
+                yield item
+            await self._awaited(future)
+        finally:
+            future.cancel()
+
+    def encode(
+        self,
+        prompt: str | list[str] | None = None,
+        *,
+        input_ids: list[int] | list[list[int]] | None = None,
+        **fields: Any,
+    ) -> Any:
+        """Embedding of a text: the dict of ``/encode``, a list of them for several. ``fields``
+        (``pooling``, ``dimensions``, ``normalize``) are further ones of the request.
+
+        Raises BackendError.
+        """
+        return self._wait(lambda: self._encoded(prompt, input_ids, fields))
+
+    async def async_encode(
+        self,
+        prompt: str | list[str] | None = None,
+        *,
+        input_ids: list[int] | list[list[int]] | None = None,
+        **fields: Any,
+    ) -> Any:
+        """``encode`` for a running event loop."""
+        return await self._awaiting(lambda: self._encoded(prompt, input_ids, fields))
+
+    def tokenize(self, texts: Sequence[str], special: bool = True) -> list[Sequence[int]]:
+        return [self.tokenizer.encode(text, special) for text in texts]
+
+    def detokenize(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        return [self.tokenizer.decode(row) for row in rows]
+
+    def get_tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self.tokenizer
+
+    def shutdown(self) -> None:
+        """Abort what runs, stop the threads, release the model; calling it again does nothing."""
+        service, self._service = self._service, None
+        if service is None:
+            return
+        atexit.unregister(self.shutdown)
+        self._loop.call_soon_threadsafe(service.completion.abort)
+        self._engine.close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(SHUTDOWN_SECONDS)
+        del self._engine
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def _alive(self) -> Service:
+        if self._service is None:
+            raise BackendError("this Engine has been shut down")
+        if os.getpid() != self._process:
+            raise BackendError(
+                f"this Engine belongs to process {self._process}; in a forked one make another, or "
+                "share a Runtime"
+            )
+        return self._service
+
+    def _run_loop(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            finish(self._loop)
+
+    def _begin(self, make: Callable[[], Coroutine[Any, Any, T]], future: Future[T]) -> None:
+        self._alive()
+        begin(self._loop, make, future)
+
+    def _wait(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        with _translated():
+            return waited(lambda future: self._begin(make, future))
+
+    async def _answer(self, body: dict[str, Any]) -> Any:
+        from sglang.srt.server.text.native import GenerateBody, answer
+        from sglang.srt.server.wire.body import convert
+
+        return await answer(self._alive(), convert(body, GenerateBody))
+
+    async def _encoded(self, prompt: Any, input_ids: Any, fields: dict[str, Any]) -> Any:
+        from sglang.srt.server.text.embeddings import EncodeBody, answer
+        from sglang.srt.server.wire.body import convert
+
+        _verify_names(fields, EncodeBody.__struct_fields__)
+        body = convert({"text": prompt, "input_ids": input_ids, **fields}, EncodeBody)
+        return await answer(self._alive(), body)
+
+    async def _pump(self, body: dict[str, Any], put: Any) -> None:
+        async with aclosing(self._events(body)) as stream:
+            async for item in stream:
+                put(item)
+
+    def _events(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        from sglang.srt.server.text.native import GenerateBody, events
+        from sglang.srt.server.wire.body import convert
+
+        return events(self._alive(), convert(body, GenerateBody))
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Turns the runtime's errors into BackendError, with the status HTTP would give."""
+    from sglang.srt.program.completion import EngineLost
+    from sglang.srt.program.request import RequestError
+
+    try:
+        yield
+    except RequestError as error:
+        raise BackendError(error.message, 429 if error.code == "queue_full" else 400) from error
+    except (EngineLost, CancelledError) as error:
+        reason = str(error) or "it was shut down"
+        raise BackendError(f"the engine is gone: {reason}", 503) from error
+    except (TimeoutError, asyncio.TimeoutError) as error:
+        raise BackendError("the engine does not answer", 503) from error
+
+
+def _verify_names(fields: dict[str, Any], own: tuple[str, ...]) -> None:
+    """Raise TypeError where a field is not in ``own`` and not one that upstream's requests have."""
+    from sglang.srt.core.nearest import nearest
+    from sglang.srt.server.wire.unsupported import IGNORED, UNSUPPORTED
+
+    for name in fields:
+        if name not in own and name not in IGNORED and name not in UNSUPPORTED:
+            meant = nearest(name, own)
+            hint = f"; did you mean {meant!r}?" if meant else f"; the fields are {', '.join(own)}"
+            raise TypeError(f"unknown field {name!r}{hint}")
+
+
+def _body(
+    prompt: Any,
+    sampling_params: Any,
+    input_ids: Any,
+    image_data: Any,
+    return_logprob: Any,
+    logprob_start_len: Any,
+    top_logprobs_num: Any,
+    fields: dict[str, Any],
+) -> dict[str, Any]:
+    from sglang.srt.server.text.native import GenerateBody
+
+    _verify_names(fields, GenerateBody.__struct_fields__)
+    body = {
+        "text": prompt,
+        "sampling_params": sampling_params,
+        "input_ids": input_ids,
+        "image_data": sent("image", image_data),
+        "return_logprob": return_logprob,
+        "logprob_start_len": logprob_start_len,
+        "top_logprobs_num": top_logprobs_num,
+        **fields,
+    }
+    if fields.get("video_data") is not None:
+        body["video_data"] = sent("video", fields["video_data"])
+    return {name: value for name, value in body.items() if value is not None}

@@ -1,0 +1,1 @@
+"""The native API of this project's runtime, over HTTP."""

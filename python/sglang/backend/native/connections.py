@@ -1,0 +1,247 @@
+"""Connections: kept connections to one server, each used by one request at a time.
+
+``h11`` writes and reads every byte of HTTP/1.1 here; what is left are sockets, and which of them to
+use. httpx would bring both, but its pool looks at each of its connections whenever a request begins
+or ends (6 ms with 64 of them in use; see docs/perf-log.md).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import ssl
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from sglang.backend.cancel import aborted_by
+from sglang.backend.recorded_call import ASKED
+from sglang.errors import ConnectionFailed
+
+CONNECT_SECONDS = 10.0
+KEPT = 256
+KEPT_SECONDS = 2.0  # servers close what is idle, after 5 seconds or more: be faster
+READ = 1 << 16
+_encode = json.JSONEncoder(allow_nan=False).encode
+
+
+class Origin:
+    """Where requests go; a path in ``base_url`` is put before each one's.
+
+    ``verify`` is False, or the path of a CA file, for https. Raises ValueError where ``base_url``
+    is no http or https URL, or holds a user's name.
+    """
+
+    def __init__(self, base_url: str, headers: Mapping[str, str], verify: bool | str) -> None:
+        parts = urlsplit(base_url)
+        if parts.username is not None:
+            raise ValueError("the URL of a runtime holds no user and no password; give api_key")
+        if parts.scheme not in ("http", "https") or not parts.hostname or not _fits(parts.netloc):
+            raise ValueError(f"{base_url!r} is no URL of a runtime; give http://HOST:PORT")
+        if not all(map(_fits, headers.values())):
+            raise ValueError("the API key holds a character that a header cannot; check it")
+        self.url, self.host = base_url, parts.hostname
+        self.port = parts.port or (443 if parts.scheme == "https" else 80)
+        self.context = _context(verify) if parts.scheme == "https" else None
+        self.path = quote(parts.path, safe="/%")
+        known = {"Host": parts.netloc, "Accept": "*/*", "Content-Type": "application/json"}
+        self.headers = list({**known, **headers}.items())
+
+    def unreachable(self, error: Exception) -> ConnectionFailed:
+        reason = str(error) or type(error).__name__
+        return ConnectionFailed(
+            f"no runtime answers at {self.url} ({reason}); "
+            "start one with: python -m sglang.launch_server"
+        )
+
+    def lost(self, error: Exception) -> ConnectionFailed:
+        reason = str(error) or type(error).__name__
+        return ConnectionFailed(f"the connection to {self.url} was lost: {reason}")
+
+
+def _fits(value: str) -> bool:
+    """Whether it can stand in a header as it is."""
+    return value.isascii() and value.isprintable() and value == value.strip()
+
+
+def _context(verify: bool | str) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=verify if isinstance(verify, str) else None)
+    if verify is False:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+class Dialogue:
+    """One request and its reply in HTTP/1.1, without the connection.
+
+    Attributes:
+        request: what to send.
+        status: of the reply; 0 until its head has come.
+        complete: the whole reply has come.
+    """
+
+    def __init__(self, origin: Origin, method: str, path: str, body: Any = None) -> None:
+        import h11
+
+        content = b"" if body is None else _encode(body).encode()
+        headers = [*origin.headers, ("Content-Length", str(len(content)))]
+        if (asked := ASKED.get()) is not None and (parent := asked.traceparent):
+            headers.append(("traceparent", parent))
+        self._http = h11.Connection(h11.CLIENT)
+        head = self._http.send(
+            h11.Request(method=method, target=origin.path + path, headers=headers)
+        )
+        self.request = head + self._http.send(h11.Data(content))
+        self._http.send(h11.EndOfMessage())
+        self.status, self.complete = 0, False
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the connection can be used again."""
+        import h11
+
+        return self._http.their_state is h11.DONE and not any(self._http.trailing_data)
+
+    def feed(self, data: bytes) -> bytes:
+        """What ``data`` brings of the body; b"" for ``data`` is the end of the connection.
+
+        Raises ConnectionError where it ends early, or is no HTTP/1.1.
+        """
+        import h11
+
+        body: list[bytes] = []
+        try:
+            self._http.receive_data(data)
+            while not self.complete and (event := self._http.next_event()) is not h11.NEED_DATA:
+                if isinstance(event, h11.Response):
+                    self.status = event.status_code
+                elif isinstance(event, h11.Data):
+                    body.append(event.data)
+                self.complete = isinstance(event, h11.EndOfMessage)
+        except h11.RemoteProtocolError as error:
+            if not data:
+                raise ConnectionError("it was closed before the end of the answer") from error
+            raise ConnectionError(f"the answer is no HTTP/1.1: {error}") from error
+        return b"".join(body)
+
+
+class Lines:
+    """Splits pieces of a UTF-8 text into its lines, without their ends."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def of(self, piece: bytes) -> Iterator[str]:
+        """The lines that ``piece`` completes."""
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        for line in lines:
+            yield line.rstrip(b"\r").decode("utf-8", "replace")
+
+
+class Exchange:
+    """A request that has been answered: the reply's status, and its body as it comes."""
+
+    def __init__(self, connection: socket.socket, dialogue: Dialogue, first: bytes) -> None:
+        self._connection, self._dialogue, self._first = connection, dialogue, first
+        self.status = dialogue.status
+
+    def pieces(self) -> Iterator[bytes]:
+        yield self._first
+        while not self._dialogue.complete:
+            yield self._dialogue.feed(self._connection.recv(READ))
+
+    def read(self) -> bytes:
+        return b"".join(self.pieces())
+
+    def lines(self) -> Iterator[str]:
+        lines = Lines()
+        for piece in self.pieces():
+            yield from lines.of(piece)
+        yield from lines.of(b"\n")
+
+
+class Connections:
+    """For threads. Any number may be in use; of those that are not, 256 are kept, for 2 seconds."""
+
+    def __init__(self, origin: Origin) -> None:
+        self._origin = origin
+        self._idle: deque[tuple[socket.socket, float]] = deque()  # and since when
+        self._process = os.getpid()
+        self._closed = False
+
+    @contextmanager
+    def exchange(self, method: str, path: str, body: Any = None) -> Iterator[Exchange]:
+        """Raises ConnectionFailed, also while the body is read, and where the run is cancelled:
+        the connection is cut then, which ends the request in the server too."""
+        dialogue, first = Dialogue(self._origin, method, path, body), b""
+        connection = self._take()
+        try:
+            with aborted_by(partial(_cut, connection)):
+                connection.sendall(dialogue.request)
+                while not dialogue.status:
+                    first = dialogue.feed(connection.recv(READ))
+                yield Exchange(connection, dialogue, first)
+        except OSError as error:
+            raise self._origin.lost(error) from error
+        finally:
+            if dialogue.keeps and not self._closed and len(self._idle) < KEPT:
+                self._idle.append((connection, time.monotonic()))
+            else:
+                connection.close()
+
+    def _take(self) -> socket.socket:
+        """The one that was used last, unless the server has closed it or may be about to."""
+        if self._process != os.getpid():  # forked: those that are kept are the parent's
+            inherited, self._idle = self._idle, deque()
+            self._process = os.getpid()
+            for connection, _ in inherited:
+                connection.close()  # here alone: the parent goes on with it
+        while self._idle:
+            try:
+                connection, since = self._idle.pop()
+            except IndexError:  # another thread was faster
+                break
+            if time.monotonic() < since + KEPT_SECONDS and not readable(connection.fileno()):
+                return connection
+            connection.close()
+        return self._connect()
+
+    def _connect(self) -> socket.socket:
+        origin = self._origin
+        try:
+            connection = socket.create_connection((origin.host, origin.port), CONNECT_SECONDS)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if origin.context is not None:
+                connection = origin.context.wrap_socket(connection, server_hostname=origin.host)
+        except OSError as error:
+            raise origin.unreachable(error) from error
+        connection.settimeout(None)
+        return connection
+
+    def close(self) -> None:
+        """Close those that are kept now, and the others when their requests end."""
+        self._closed = True
+        with suppress(IndexError):  # others take and give back at the same time
+            while True:
+                self._idle.pop()[0].close()
+
+
+def _cut(connection: socket.socket) -> None:
+    """Free the thread that waits for ``connection``. Of TLS the socket beneath it is shut down, as
+    that thread is using the rest."""
+    socket.socket.shutdown(connection, socket.SHUT_RDWR)
+
+
+def readable(descriptor: int) -> bool:
+    """Of a connection that waits for nothing: whether the server has closed it."""
+    if not hasattr(select, "poll"):
+        return bool(select.select([descriptor], [], [], 0)[0])
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))

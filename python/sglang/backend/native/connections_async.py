@@ -1,0 +1,98 @@
+"""Connections for an event loop: the twin of ``connections``."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias
+
+from sglang.backend.native.connections import (
+    CONNECT_SECONDS,
+    KEPT,
+    KEPT_SECONDS,
+    READ,
+    Dialogue,
+    Lines,
+    Origin,
+    readable,
+)
+
+Ends: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class AsyncExchange:
+    """``Exchange``, awaited."""
+
+    def __init__(self, reader: asyncio.StreamReader, dialogue: Dialogue, first: bytes) -> None:
+        self._reader, self._dialogue, self._first = reader, dialogue, first
+        self.status = dialogue.status
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        yield self._first
+        while not self._dialogue.complete:
+            yield self._dialogue.feed(await self._reader.read(READ))
+
+    async def read(self) -> bytes:
+        return b"".join([piece async for piece in self.pieces()])
+
+    async def lines(self) -> AsyncIterator[str]:
+        lines = Lines()
+        async for piece in self.pieces():
+            for line in lines.of(piece):
+                yield line
+        for line in lines.of(b"\n"):
+            yield line
+
+
+class AsyncConnections:
+    """``Connections`` for one event loop."""
+
+    def __init__(self, origin: Origin) -> None:
+        self._origin = origin
+        self._idle: deque[tuple[Ends, float]] = deque()  # and since when
+        self._closed = False
+
+    @asynccontextmanager
+    async def exchange(
+        self, method: str, path: str, body: Any = None
+    ) -> AsyncIterator[AsyncExchange]:
+        """Raises ConnectionFailed, also while the body is read."""
+        dialogue, first = Dialogue(self._origin, method, path, body), b""
+        reader, writer = await self._take()
+        try:
+            writer.write(dialogue.request)
+            await writer.drain()
+            while not dialogue.status:
+                first = dialogue.feed(await reader.read(READ))
+            yield AsyncExchange(reader, dialogue, first)
+        except OSError as error:
+            raise self._origin.lost(error) from error
+        finally:
+            if dialogue.keeps and not self._closed and len(self._idle) < KEPT:
+                self._idle.append(((reader, writer), time.monotonic()))
+            else:
+                writer.transport.abort()  # what is not yet sent must not keep it
+
+    async def _take(self) -> Ends:
+        """The one that was used last, unless the server has closed it or may be about to."""
+        while self._idle:
+            (reader, writer), since = self._idle.pop()
+            closed = writer.is_closing() or readable(writer.get_extra_info("socket").fileno())
+            if time.monotonic() < since + KEPT_SECONDS and not closed:
+                return reader, writer
+            writer.close()
+        origin = self._origin
+        try:
+            opening = asyncio.open_connection(origin.host, origin.port, ssl=origin.context)
+            return await asyncio.wait_for(opening, CONNECT_SECONDS)
+        except (OSError, asyncio.TimeoutError) as error:
+            raise origin.unreachable(error) from error
+
+    def close(self) -> None:
+        """Close those that are kept now, and the others when their requests end."""
+        self._closed = True
+        while self._idle:
+            self._idle.pop()[0][1].close()

@@ -1,0 +1,292 @@
+"""RuntimeEndpoint: a runtime reached over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from http.client import responses
+from typing import Any, TypeAlias
+
+from sglang.backend.native.connections import Connections, Origin
+from sglang.backend.native.connections_async import AsyncConnections
+from sglang.backend.native.native_backend import NativeBackend
+from sglang.errors import BackendError, ConnectionFailed, refusal
+from sglang.ir.chat_template import ChatTemplate, template_for, template_named
+from sglang.ir.renamed import renamed
+
+# Of server-sent events; a line without a name is a comment, or ends an event.
+_FIELDS = ("data", "event", "id", "retry", "")
+PARCEL = 1 << 20  # characters, or ids, that are sent at once to be tokenized or made text
+KINDS = ("regex", "json_schema", "ebnf", "structural_tag")
+Held: TypeAlias = tuple[AsyncConnections, AsyncGenerator[AsyncConnections, None]]
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_text(value: Any) -> bool:
+    """Whether it is what ``/generate`` answers for one text."""
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("text"), str)
+        and isinstance(value.get("meta_info"), dict)
+    )
+
+
+def _are_texts(value: Any) -> bool:
+    return all(map(_is_text, value)) if isinstance(value, list) else _is_text(value)
+
+
+def _are_vectors(value: Any) -> bool:
+    """Whether it is what ``/encode`` answers."""
+    several = value if isinstance(value, list) else [value]
+    return all(isinstance(one, dict) and isinstance(one.get("embedding"), list) for one in several)
+
+
+class RuntimeEndpoint(NativeBackend):
+    """The runtime at ``base_url``. Thread-safe: one pool of connections for all programs.
+
+    Args:
+        api_key: sent as ``Authorization: Bearer``.
+        verify: False, or the path of a CA file, for https.
+        chat_template_name: instead of the template chosen by the model.
+
+    Raises:
+        BackendError: nothing answers at the URL, it is no runtime, or it refuses the key.
+        ValueError: the URL or the key cannot be used.
+    """
+
+    name = "RuntimeEndpoint"
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str | None = None,
+        verify: bool | str | None = None,
+        chat_template_name: str | None = None,
+    ) -> None:
+        if not isinstance(base_url, str):
+            raise TypeError(f"the runtime is {base_url!r:.60}; give its URL: http://HOST:PORT")
+        if "://" not in base_url:
+            raise ValueError(f"{base_url!r} is no URL; give http://{base_url}")
+        self.base_url = base_url.rstrip("/")
+        self._closed = False
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._origin = Origin(self.base_url, headers, True if verify is None else verify)
+        self._http = Connections(self._origin)
+        self._loops: dict[asyncio.AbstractEventLoop, Held] = {}
+        self.model_info: dict[str, Any] = self._get("/get_model_info")
+        # A runtime that does not tell is one that has always had them.
+        self.constraints = frozenset(self.model_info.get("constraints", KINDS))
+        if chat_template_name is not None:
+            template = template_named(chat_template_name)
+        else:
+            template = self._find_template()
+        self.chat_template = template.seeing(self.model_info.get("placeholders") or {})
+
+    def _find_template(self) -> ChatTemplate:
+        """By the model's own template; a runtime that does not show it has its model's name."""
+        try:
+            jinja = self._get("/tokenizer_info").get("chat_template")
+        except BackendError:
+            jinja = None
+        return template_for(self.get_model_name(), jinja if isinstance(jinja, str) else None)
+
+    def get_model_name(self) -> str:
+        info = self.model_info
+        return str(info.get("model_path") or info.get("served_model_name") or "")
+
+    def call(self, body: dict[str, Any]) -> Any:
+        return self._send("POST", "/generate", body, _are_texts)
+
+    async def acall(self, body: dict[str, Any]) -> Any:
+        async with (await self._async_http()).exchange("POST", "/generate", body) as exchange:
+            return _answer(self.base_url, exchange.status, await exchange.read(), _are_texts)
+
+    def call_stream(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        self._check_open()
+        with self._http.exchange("POST", "/generate", body) as exchange:
+            if exchange.status != 200:
+                raise _refused(exchange.status, exchange.read())
+            events = _Events(self.base_url)
+            for line in exchange.lines():
+                yield from events.of(line)
+            events.end()
+
+    async def acall_stream(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        async with (await self._async_http()).exchange("POST", "/generate", body) as exchange:
+            if exchange.status != 200:
+                raise _refused(exchange.status, await exchange.read())
+            events = _Events(self.base_url)
+            async for line in exchange.lines():
+                for event in events.of(line):
+                    yield event
+            events.end()
+
+    async def _async_http(self) -> AsyncConnections:
+        """Those of the running event loop."""
+        self._check_open()
+        loop = asyncio.get_running_loop()
+        if loop not in self._loops:
+            for closed in [known for known in list(self._loops) if known.is_closed()]:
+                del self._loops[closed]
+            lifetime = self._lifetime(loop)
+            self._loops[loop] = await anext(lifetime), lifetime
+        return self._loops[loop][0]
+
+    async def _lifetime(
+        self, loop: asyncio.AbstractEventLoop
+    ) -> AsyncGenerator[AsyncConnections, None]:
+        """Holds connections; a loop that ends closes its generators, and this one those."""
+        connections = AsyncConnections(self._origin)
+        try:
+            yield connections
+        finally:
+            connections.close()
+            self._loops.pop(loop, None)
+
+    async def aclose(self) -> None:
+        """Close the connections of the running event loop."""
+        if held := self._loops.get(asyncio.get_running_loop()):
+            await held[1].aclose()
+
+    def tokenize(self, texts: Sequence[str], special: bool = True) -> list[Sequence[int]]:
+        found: list[Sequence[int]] = []
+        for some in _parcels(texts):
+            body = {"text": some, "add_special_tokens": special}
+            found += self._send("POST", "/tokenize", body)["tokens"]
+        return found
+
+    def detokenize(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        found: list[str] = []
+        for some in _parcels([list(row) for row in rows]):
+            body = {"tokens": some, "skip_special_tokens": False}
+            found += self._send("POST", "/detokenize", body)["text"]
+        return found
+
+    def flush_cache(self) -> Any:
+        return self._send("POST", "/flush_cache")
+
+    def get_server_info(self) -> dict[str, Any]:
+        return self._get("/get_server_info")
+
+    def load_lora_adapter(self, lora_name: str, lora_path: str, pinned: bool = False) -> Any:
+        """Have the runtime load an adapter from a directory of its own, for ``lora_path`` of gens
+        and requests. Raises BackendError."""
+        body = {"lora_name": lora_name, "lora_path": lora_path, "pinned": pinned}
+        return self._send("POST", "/load_lora_adapter", body)
+
+    def unload_lora_adapter(self, lora_name: str) -> Any:
+        """Returns when the requests that have it have ended. Raises BackendError."""
+        return self._send("POST", "/unload_lora_adapter", {"lora_name": lora_name})
+
+    @renamed(prompt="text")
+    def encode(self, prompt: str | Sequence[str], **fields: Any) -> Any:
+        """Answer of ``/encode``: ``{"embedding": [...], "meta_info": {...}}``, a list of them for
+        several texts. ``fields`` are further ones of the request.
+
+        Raises BackendError where the runtime serves none.
+        """
+        body = {"text": prompt if isinstance(prompt, str) else list(prompt), **fields}
+        return self._send("POST", "/encode", body, _are_vectors)
+
+    def shutdown(self) -> None:
+        """Close the connections; the runtime goes on."""
+        self._closed = True
+        self._http.close()
+
+    def _get(self, path: str) -> dict[str, Any]:
+        return dict(self._send("GET", path))
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        promised: Callable[[Any], bool] = _is_object,
+    ) -> Any:
+        self._check_open()
+        with self._http.exchange(method, path, body) as exchange:
+            return _answer(self.base_url, exchange.status, exchange.read(), promised)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BackendError("this RuntimeEndpoint has been shut down")
+
+
+def _parcels(values: Sequence[Any]) -> Iterator[list[Any]]:
+    """Texts or rows, as many at a time as have ``PARCEL`` characters or ids, at least one."""
+    some: list[Any] = []
+    room = PARCEL
+    for value in values:
+        if some and len(value) > room:
+            yield some
+            some, room = [], PARCEL
+        some.append(value)
+        room -= len(value)
+    if some:
+        yield some
+
+
+def _answer(url: str, status: int, content: bytes, promised: Callable[[Any], bool]) -> Any:
+    if status != 200:
+        raise _refused(status, content)
+    return _decoded(url, content, promised)
+
+
+def _decoded(url: str, content: str | bytes, promised: Callable[[Any], bool]) -> Any:
+    """Raises BackendError for what is no JSON, or not what was promised."""
+    try:
+        value = json.loads(content)
+    except ValueError as error:
+        raise _no_runtime(url, content) from error
+    if not promised(value):
+        raise _no_runtime(url, content)
+    return value
+
+
+def _no_runtime(url: str, content: str | bytes) -> BackendError:
+    text = content if isinstance(content, str) else content.decode("utf-8", "replace")
+    return BackendError(f"{url} is no runtime: it answered {text[:200]!r}")
+
+
+def _refused(status: int, content: bytes) -> BackendError:
+    try:
+        error = json.loads(content)["error"]
+        message = error["message"] if isinstance(error, dict) else str(error)
+    except (ValueError, KeyError, TypeError):
+        message = content[:500].decode("utf-8", "replace") or responses.get(status, "")
+    return refusal(status)(f"the runtime answered {status}: {message}", status)
+
+
+class _Events:
+    """Decodes the lines of a stream of events."""
+
+    def __init__(self, url: str) -> None:
+        self._url, self._done = url, False
+
+    def of(self, line: str) -> Iterator[dict[str, Any]]:
+        """The event of a ``data:`` line. Raises BackendError for an error in it."""
+        field, _, data = line.partition(":")
+        if field not in _FIELDS:
+            raise _no_runtime(self._url, line)
+        if field != "data" or self._done:
+            return
+        if data.strip() == "[DONE]":
+            self._done = True
+            return
+        event = _decoded(self._url, data, _is_object)
+        if "error" in event:
+            error = event["error"]
+            message = error.get("message", error) if isinstance(error, dict) else error
+            raise BackendError(f"the runtime ended the stream: {message}")
+        if not _is_text(event):
+            raise _no_runtime(self._url, line)
+        yield event
+
+    def end(self) -> None:
+        """Raises ConnectionFailed for a stream that was cut."""
+        if not self._done:
+            raise ConnectionFailed("the stream was cut before its end")

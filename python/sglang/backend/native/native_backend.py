@@ -1,0 +1,282 @@
+"""NativeBackend: the calls of the interpreter as requests to the native ``/generate``.
+
+``RuntimeEndpoint`` sends them over HTTP and ``Engine`` hands them to the program in this process;
+both answer with the same dicts, so everything else is shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Generator, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias, TypeVar
+
+from sglang.backend.base import Backend, Call, Choose, Commit, Completion, Prompt
+from sglang.backend.recorded_call import ASKED
+from sglang.errors import BackendError, Unsupported
+from sglang.ir.choices import ChoicesMethod, Decision, Scores
+from sglang.ir.params import GenParams, to_wire
+
+# Tokens before the boundary whose ids are compared first to see where tokenizations part.
+HEALING_TOKENS = 8
+
+SPANS = {"return_spans": True}
+STREAMED = {"stream": True, "incremental_streaming_output": False}  # whatever the server's default
+
+T = TypeVar("T")
+# Requests, each answered before the next; what is returned is the result of them all.
+Requests: TypeAlias = Generator[dict[str, Any], Any, T]
+
+
+class NativeBackend(Backend):
+    """Needs only ``call`` and ``call_stream``, and their asynchronous twins."""
+
+    native = True
+
+    def get_model_name(self) -> str:
+        """The model's path or hub id, or the name that it is served by."""
+        raise NotImplementedError
+
+    def call(self, body: dict[str, Any]) -> Any:
+        """Answer of a ``/generate`` request: a dict, or a list of them. Raises BackendError."""
+        raise NotImplementedError
+
+    async def acall(self, body: dict[str, Any]) -> Any:
+        """``call`` for an event loop."""
+        raise NotImplementedError
+
+    def call_stream(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Answers of a streamed request, text cumulative. Raises BackendError."""
+        raise NotImplementedError
+
+    def acall_stream(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """``call_stream`` for an event loop."""
+        raise NotImplementedError
+
+    def _asked(self, body: dict[str, Any]) -> Any:
+        """``call``, recorded where the run is."""
+        if (asked := ASKED.get()) is None:
+            return self.call(body)
+        with asked.request():
+            asked.answer = self.call({**body, **SPANS})
+            return asked.answer
+
+    async def _aasked(self, body: dict[str, Any]) -> Any:
+        """``_asked`` for an event loop."""
+        if (asked := ASKED.get()) is None:
+            return await self.acall(body)
+        with asked.request():
+            asked.answer = await self.acall({**body, **SPANS})
+            return asked.answer
+
+    def _made(self, requests: Requests[T]) -> T:
+        answer = None
+        while True:
+            try:
+                answer = self._asked(requests.send(answer))
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+
+    async def _amade(self, requests: Requests[T]) -> T:
+        answer = None
+        while True:
+            try:
+                answer = await self._aasked(requests.send(answer))
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+
+    def complete(self, prompt: Prompt, params: GenParams) -> list[Completion]:
+        return _completions(self._asked(_body(prompt, params)), params)
+
+    async def acomplete(self, prompt: Prompt, params: GenParams) -> list[Completion]:
+        return _completions(await self._aasked(_body(prompt, params)), params)
+
+    def stream(self, prompt: Prompt, params: GenParams) -> Iterator[Completion]:
+        body = {**_body(prompt, params), **STREAMED}
+        if (asked := ASKED.get()) is None:
+            for item in self.call_stream(body):
+                yield _completion(item, params)
+            return
+        with asked.request():
+            for asked.answer in self.call_stream({**body, **SPANS}):
+                yield _completion(asked.answer, params)
+
+    async def astream(self, prompt: Prompt, params: GenParams) -> AsyncIterator[Completion]:
+        body = {**_body(prompt, params), **STREAMED}
+        if (asked := ASKED.get()) is None:
+            async for item in self.acall_stream(body):
+                yield _completion(item, params)
+            return
+        with asked.request():
+            async for asked.answer in self.acall_stream({**body, **SPANS}):
+                yield _completion(asked.answer, params)
+
+    def commit(self, prompt: Prompt) -> dict[str, Any]:
+        return self._made(_commit(prompt))
+
+    async def acommit(self, prompt: Prompt) -> dict[str, Any]:
+        return await self._amade(_commit(prompt))
+
+    def choose(self, prompt: Prompt, options: Sequence[str], method: ChoicesMethod) -> Decision:
+        return self._made(_choice(prompt, options, method))
+
+    async def achoose(
+        self, prompt: Prompt, options: Sequence[str], method: ChoicesMethod
+    ) -> Decision:
+        return await self._amade(_choice(prompt, options, method))
+
+    def request(self, call: Call) -> dict[str, Any]:
+        if isinstance(call, Choose):
+            return {**_input(call.prompt), "choices": list(call.options)}
+        if isinstance(call, Commit):
+            return {**_input(call.prompt), "sampling_params": {"max_new_tokens": 0}}
+        return _body(call.prompt, call.params)
+
+
+def _input(prompt: Prompt) -> dict[str, Any]:
+    """Fields of a request that hold the prompt."""
+    texts = {"parts": parts_of(prompt)} if prompt.parallel else {"text": prompt.text}
+    return {**texts, **_media(prompt), **_adapter(prompt)}
+
+
+def _adapter(prompt: Prompt) -> dict[str, str]:
+    return {"lora_path": prompt.lora_path} if prompt.lora_path else {}
+
+
+def _media(prompt: Prompt) -> dict[str, list[Any]]:
+    """Images as URLs, videos as URLs with the number of frames, in the order of their markers."""
+    fields: dict[str, list[Any]] = {}
+    for medium in prompt.media:
+        video = {"url": medium.address, "num_frames": medium.num_frames}
+        shown = video if medium.kind == "video" else medium.address
+        fields.setdefault(f"{medium.kind}_data", []).append(shown)
+    return fields
+
+
+def parts_of(prompt: Prompt) -> list[str | list[str]]:
+    """Texts in sequence, and lists of texts that do not see one another."""
+    parts: list[str | list[str]] = []
+    end = 0
+    for group in prompt.parallel:
+        parts.append(prompt.text[end : group[0][0]])
+        parts.append([prompt.text[a:b] for a, b in group])
+        end = group[-1][1]
+    return [*parts, prompt.text[end:]]
+
+
+def _body(prompt: Prompt, params: GenParams) -> dict[str, Any]:
+    if _looks_ahead(params):
+        params = replace(params, max_new_tokens=1)
+    return {**_input(prompt), **to_wire(params)}
+
+
+def _commit(prompt: Prompt) -> Requests[dict[str, Any]]:
+    if not prompt.text:
+        return {}
+    answer = yield {**_input(prompt), "sampling_params": {"max_new_tokens": 0}}
+    return dict(answer["meta_info"])
+
+
+def _choice(prompt: Prompt, options: Sequence[str], method: ChoicesMethod) -> Requests[Decision]:
+    """One request computes the shared prefix, a second scores all options in one batch.
+
+    A tokenizer may join the end of the prompt with the beginning of an option, so each option
+    is tokenized together with the prompt, and all of them are scored from the first token at
+    which any leaves the prompt's own tokens. For that the prompt is itself in the batch.
+    """
+    if prompt.parallel:
+        raise Unsupported(
+            "select cannot score behind join('concate_and_append'); use gen and compare its text"
+        )
+    length = 0
+    metas: list[dict[str, Any]] = []
+    if prompt.text:
+        metas.append((yield from _commit(prompt)))
+        length = int(metas[0]["prompt_tokens"])
+    window = HEALING_TOKENS
+    while True:
+        start = max(length - window, 0)
+        own, rows, outputs = yield from _score(prompt, options, start, metas)
+        first = min(_shared(own, row) for row in rows)
+        # The first entry may lack its log-probability, and a split there may lie further left.
+        if start == 0 or first > 0:
+            break
+        window *= 4
+    tokens = [row[first:] for row in rows]
+    alone = (yield from _score_alone(prompt, tokens, metas)) if method.unconditional else ()
+    decision = method(Scores(options, tokens, outputs, alone))
+    decision.meta["usage"] = _sum_usage(metas)
+    return decision
+
+
+def _score(
+    prompt: Prompt, options: Sequence[str], start: int, metas: list[dict[str, Any]]
+) -> Requests[tuple[list[Any], list[list[Any]], list[Any]]]:
+    """Entries from token ``start`` on of the prompt and of prompt + option; output entries."""
+    text = prompt.text
+    texts = [text, *(text + option for option in options)] if text else list(options)
+    media = {name: [found] * len(texts) for name, found in _media(prompt).items()}
+    answers = yield {"text": texts, **media, **_adapter(prompt), **_scoring(start)}
+    infos = [answer["meta_info"] for answer in answers]
+    metas.extend(infos)
+    own = list(infos.pop(0)["input_token_logprobs"]) if text else []
+    rows = [list(info["input_token_logprobs"]) for info in infos]
+    return own, rows, [info.get("output_token_logprobs") for info in infos]
+
+
+def _score_alone(
+    prompt: Prompt, tokens: list[list[Any]], metas: list[dict[str, Any]]
+) -> Requests[list[list[Any]]]:
+    ids = [[entry[1] for entry in row] for row in tokens]
+    answers = yield {"input_ids": ids, **_adapter(prompt), **_scoring(0)}
+    infos = [answer["meta_info"] for answer in answers]
+    metas.extend(infos)
+    return [list(info["input_token_logprobs"]) for info in infos]
+
+
+def _scoring(start: int) -> dict[str, Any]:
+    return {
+        "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
+        "return_logprob": True,
+        "return_text_in_logprobs": True,
+        "logprob_start_len": start,
+    }
+
+
+def _shared(own: list[Any], row: list[Any]) -> int:
+    """How many leading tokens two scored sequences have in common."""
+    for index, (a, b) in enumerate(zip(own, row)):
+        if a[1] != b[1]:
+            return index
+    return min(len(own), len(row))
+
+
+def _looks_ahead(params: GenParams) -> bool:
+    """Whether a gen of no tokens asks for the log-probabilities of the next one. The runtime
+    computes them for a token that it generates; the token's text is dropped."""
+    wanted = params.return_logprob or params.top_logprobs_num
+    return params.max_new_tokens == 0 and bool(wanted)
+
+
+def _completions(answer: Any, params: GenParams) -> list[Completion]:
+    answers = answer if isinstance(answer, list) else [answer]
+    return [_completion(item, params) for item in answers]
+
+
+def _completion(answer: dict[str, Any], params: GenParams) -> Completion:
+    """Raises BackendError where the runtime gave the request up, or found no way on."""
+    meta = answer["meta_info"]
+    finish = meta.get("finish_reason")
+    kind = finish.get("type") if isinstance(finish, dict) else None
+    if kind == "abort":
+        raise BackendError(f"the request was aborted: {finish.get('message') or finish}")
+    if kind == "error":
+        text = answer["text"]
+        raise BackendError(f"no text can follow {text!r:.80}: {finish.get('message') or finish}")
+    if _looks_ahead(params):
+        return Completion("", {**meta, "finish_reason": {"type": "length", "length": 0}})
+    return Completion(answer["text"], meta)
+
+
+def _sum_usage(metas: list[dict[str, Any]]) -> dict[str, int]:
+    names = ("prompt_tokens", "cached_tokens", "completion_tokens")
+    return {name: sum(int(meta.get(name) or 0) for meta in metas) for name in names}

@@ -1,0 +1,291 @@
+"""The APIs of OpenAI: /chat/completions, /completions and /responses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sglang.backend.base import Completion, Prompt
+from sglang.backend.openai.exchange import Exchange, Service, brief, mapping, messages_of, usage_of
+from sglang.backend.openai.strict_schema import response_format
+from sglang.backend.service_backend import BadReply, NoAnswer
+from sglang.errors import Unsupported
+from sglang.ir.media import Media
+from sglang.ir.params import GenParams
+
+QUOTE = '"'
+KEPT = ("finish_reason", "matched_stop", "stop_reason")
+
+
+class Choices(Exchange):
+    """What /chat/completions and /completions have in common: a reply of ``choices``."""
+
+    def _read(self, reply: Mapping[str, Any]) -> list[Completion]:
+        choices, wanted = reply.get("choices"), self.params.n or 1
+        if not isinstance(choices, Sequence) or len(choices) != wanted:
+            raise BadReply(f"it has not the {wanted} choices asked for: {brief(reply)}")
+        usage, found = usage_of(reply), []
+        for choice in sorted(choices, key=lambda choice: choice.get("index") or 0):
+            text = self._content(choice)
+            meta = {"id": reply.get("id"), **usage}
+            self._entries(choice.get("logprobs") or {}, meta)
+            found.append(self._completion(text, choice.get("finish_reason"), choice, meta))
+            usage = {}
+        return found
+
+    def _streamed(self) -> Mapping[str, Any] | None:
+        choice = self._whole.get("choice", {})
+        if not choice.get("finish_reason"):
+            return None
+        return {**self._whole, "choices": [{**choice, **self._said()}]}
+
+    def _add(self, event: Mapping[str, Any]) -> None:
+        for name in ("id", "usage"):
+            if event.get(name):
+                self._whole[name] = event[name]
+        choices = event.get("choices")
+        if not isinstance(choices, Sequence):
+            raise BadReply(f"a chunk of the stream has no choices: {brief(event)}")
+        whole = self._whole.setdefault("choice", {})
+        for choice in choices:
+            self._grow(whole, choice)
+            whole.update((name, choice[name]) for name in KEPT if choice.get(name) is not None)
+            for name, values in (choice.get("logprobs") or {}).items():
+                if isinstance(values, list):
+                    whole.setdefault("logprobs", {}).setdefault(name, []).extend(values)
+
+    def _said(self) -> dict[str, Any]:
+        """The streamed text as a choice has it."""
+        raise NotImplementedError
+
+    def _grow(self, whole: dict[str, Any], choice: Mapping[str, Any]) -> None:
+        """Add the piece of text in ``choice``."""
+        raise NotImplementedError
+
+    def _content(self, choice: Mapping[str, Any]) -> str:
+        """A choice's text. Raises BadReply where it has none, with the reason."""
+        raise NotImplementedError
+
+    def _entries(self, logprobs: Mapping[str, Any], meta: dict[str, Any]) -> None:
+        """Keep the log-probabilities."""
+        raise NotImplementedError
+
+
+class ChatExchange(Choices):
+    """/chat/completions.
+
+    What the program has begun the assistant's turn with is sent as the last message. Few services
+    go on from there; most answer anew, and where the answer repeats it, it is taken off.
+    """
+
+    path = "/chat/completions"
+
+    @property
+    def sends_stops(self) -> bool:
+        """Reasoning models refuse them."""
+        return not self.service.reasoning
+
+    def _prompt(self) -> dict[str, Any]:
+        messages = messages_of(self.prompt, self.service, _chat_part)
+        if messages[-1]["role"] == "assistant":
+            if self.service.continues:
+                going_on = {"continue_final_message": True, "add_generation_prompt": False}
+                return {"messages": messages, **going_on}
+            self._expect(messages[-1]["content"])
+        return {"messages": messages}
+
+    def _limit(self) -> str:
+        return "max_completion_tokens" if self.service.reasoning else "max_tokens"
+
+    def _constraint(self) -> dict[str, Any]:
+        if self.schema is None:
+            return {}
+        json_schema = response_format(self.schema)
+        return {"response_format": {"type": "json_schema", "json_schema": json_schema}}
+
+    def _logprobs(self) -> dict[str, Any]:
+        top = self.params.top_logprobs_num
+        return {"logprobs": True, **({"top_logprobs": top} if top else {})}
+
+    def _grow(self, whole: dict[str, Any], choice: Mapping[str, Any]) -> None:
+        delta = mapping(choice.get("delta") or {}, "delta")
+        self._text += delta.get("content") or ""
+        whole["refusal"] = whole.get("refusal", "") + (delta.get("refusal") or "")
+        whole["tool_calls"] = whole.get("tool_calls") or delta.get("tool_calls")
+
+    def _said(self) -> dict[str, Any]:
+        """Text of length 0 is none where there is something in its place."""
+        said = {name: self._whole["choice"].get(name) for name in ("refusal", "tool_calls")}
+        filtered = self._whole["choice"]["finish_reason"] == "content_filter"
+        content = None if filtered or any(said.values()) else ""
+        return {"message": {"content": self._text or content, **said}}
+
+    def _content(self, choice: Mapping[str, Any]) -> str:
+        message = mapping(choice.get("message"), "message")
+        if isinstance(message.get("content"), str):
+            return str(message["content"])
+        if message.get("refusal"):
+            raise NoAnswer(f"the model refuses: {message['refusal']}")
+        if message.get("tool_calls"):
+            raise NoAnswer("the model calls a tool instead of writing text")
+        if choice.get("finish_reason") == "content_filter":
+            raise NoAnswer("the content filter has removed the text")
+        if choice.get("finish_reason") == "length":
+            return ""
+        raise BadReply(f"it has no text: {brief(choice)}")
+
+    def _entries(self, logprobs: Mapping[str, Any], meta: dict[str, Any]) -> None:
+        self._keep_logprobs(logprobs.get("content"), meta)
+
+
+class TextExchange(Choices):
+    """/completions: the prompt's text, chat template included, is continued.
+
+    A text in double quotes (``dtype`` "str") is begun and ended here: the prompt has the opening
+    quote, and the closing one is the stop.
+    """
+
+    path = "/completions"
+
+    def __init__(
+        self, service: Service, prompt: Prompt, params: GenParams, *, stream: bool = False
+    ) -> None:
+        self._quoted = params.dtype == "str"
+        if self._quoted:
+            prompt = replace(prompt, text=prompt.text + QUOTE)
+            params = replace(params, stop=QUOTE)
+        super().__init__(service, prompt, params, stream=stream)
+
+    def _prompt(self) -> dict[str, Any]:
+        if self.prompt.media:
+            raise Unsupported(
+                f"the {self.service.name} backend has no {self.prompt.media[0].kind} for a "
+                "completion model; use a chat model"
+            )
+        return {"prompt": self.prompt.text}
+
+    def _constraint(self) -> dict[str, Any]:
+        if self.schema is not None:
+            self._refuse({"json_schema": dict(self.schema)}, "a chat model")
+        return {}
+
+    def _logprobs(self) -> dict[str, Any]:
+        return {"logprobs": max(self.params.top_logprobs_num or 0, 1)}
+
+    def _grow(self, whole: dict[str, Any], choice: Mapping[str, Any]) -> None:
+        self._text += choice.get("text") or ""
+
+    def _said(self) -> dict[str, Any]:
+        return {"text": self._text}
+
+    def _content(self, choice: Mapping[str, Any]) -> str:
+        if not isinstance(choice.get("text"), str):
+            raise BadReply(f"it has no text: {brief(choice)}")
+        text = str(choice["text"])
+        if not self._quoted:
+            return text
+        return QUOTE + text + (QUOTE if choice.get("finish_reason") == "stop" else "")
+
+    def _entries(self, logprobs: Mapping[str, Any], meta: dict[str, Any]) -> None:
+        tokens = logprobs.get("tokens")
+        if tokens is not None:
+            tops = logprobs.get("top_logprobs") or [None] * len(tokens)
+            tokens = [
+                {
+                    "token": token,
+                    "logprob": logprob,
+                    "top_logprobs": [{"token": t, "logprob": p} for t, p in (top or {}).items()],
+                }
+                for token, logprob, top in zip(tokens, logprobs["token_logprobs"], tops)
+            ]
+        self._keep_logprobs(tokens, meta)
+
+
+class ResponsesExchange(Exchange):
+    """/responses. It has neither stops, which are cut here, nor most sampling options."""
+
+    path = "/responses"
+
+    @property
+    def sends_stops(self) -> bool:
+        """There is no such parameter."""
+        return False
+
+    def _prompt(self) -> dict[str, Any]:
+        messages = messages_of(self.prompt, self.service, _responses_part)
+        if messages[-1]["role"] == "assistant":
+            self._expect(messages[-1]["content"])
+        return {"input": messages, "store": False}
+
+    def _limit(self) -> str:
+        return "max_output_tokens"
+
+    def _options(self) -> dict[str, Any]:
+        self._refuse(super()._options(), "OpenAI(..., api='chat')")
+        return {}
+
+    def _constraint(self) -> dict[str, Any]:
+        if self.schema is None:
+            return {}
+        return {"text": {"format": {"type": "json_schema", **response_format(self.schema)}}}
+
+    def _logprobs(self) -> dict[str, Any]:
+        top = self.params.top_logprobs_num
+        body: dict[str, Any] = {"include": ["message.output_text.logprobs"]}
+        return {**body, "top_logprobs": top} if top else body
+
+    def _streaming(self) -> dict[str, Any]:
+        return {"stream": True}
+
+    def _add(self, event: Mapping[str, Any]) -> None:
+        kind = event.get("type")
+        if kind == "response.output_text.delta":
+            self._text += event.get("delta") or ""
+        elif kind in ("response.completed", "response.incomplete", "response.failed"):
+            self._whole = dict(mapping(event.get("response"), "response"))
+        elif kind == "error":
+            raise BadReply(f"the stream ended with an error: {event.get('message')}")
+        elif not isinstance(kind, str):
+            raise BadReply(f"a chunk of the stream has no type: {brief(event)}")
+
+    def _streamed(self) -> Mapping[str, Any] | None:
+        return self._whole or None
+
+    def _read(self, reply: Mapping[str, Any]) -> list[Completion]:
+        parts = [
+            part
+            for item in reply.get("output") or ()
+            if item.get("type") == "message"
+            for part in item.get("content") or ()
+        ]
+        cause = (reply.get("incomplete_details") or {}).get("reason")
+        texts = [part for part in parts if part.get("type") == "output_text"]
+        if not texts and cause != "max_output_tokens":
+            raise _excuse(reply, parts, cause)
+        text = "".join(part["text"] for part in texts)
+        meta = {"id": reply.get("id"), **usage_of(reply)}
+        self._keep_logprobs([t for part in texts for t in part.get("logprobs") or ()], meta)
+        finish = "length" if cause == "max_output_tokens" else cause
+        return [self._completion(text, finish, {}, meta)]
+
+
+def _excuse(reply: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], cause: Any) -> BadReply:
+    """Why a reply of /responses has no text."""
+    if refusals := "".join(part.get("refusal") or "" for part in parts):
+        return NoAnswer(f"the model refuses: {refusals}")
+    if why := cause or (reply.get("error") or {}).get("message"):
+        return NoAnswer(f"no text ({why})")
+    return BadReply(f"it has no text ({reply.get('status') or brief(reply)})")
+
+
+def _chat_part(role: str, item: str | Media) -> dict[str, Any]:
+    if isinstance(item, str):
+        return {"type": "text", "text": item}
+    return {"type": "image_url", "image_url": {"url": item.address}}
+
+
+def _responses_part(role: str, item: str | Media) -> dict[str, Any]:
+    if isinstance(item, str):
+        return {"type": "output_text" if role == "assistant" else "input_text", "text": item}
+    return {"type": "input_image", "image_url": item.address}

@@ -1,0 +1,1 @@
+"""Calls kept in a file, and answered from it."""

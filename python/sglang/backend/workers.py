@@ -1,0 +1,151 @@
+"""Workers: the threads in which executors wait for their backends.
+
+A job never waits for another job (a fork is continued by its parent's executor, a join waits in
+the program's own thread), so a bounded number of threads cannot deadlock, however many executors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from contextvars import copy_context
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+from sglang.backend.settings import global_config
+
+T = TypeVar("T")
+_END = object()
+
+IDLE_SECONDS = 0.25
+
+_ALL: WeakSet[Workers] = WeakSet()
+
+
+class Workers:
+    """Starts a thread where none is idle; an idle one ends after ``idle`` seconds."""
+
+    def __init__(self, idle: float = IDLE_SECONDS, limit: int | None = None) -> None:
+        """``limit``: most threads; None: ``global_config.max_threads``."""
+        self._idle_seconds = idle
+        self._limit = limit
+        self._begin()
+        _ALL.add(self)
+
+    def _begin(self) -> None:
+        """Without threads and jobs: at first, and in a forked process, which has not got them."""
+        self._changed = threading.Condition()
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._idle = 0
+        self.count = 0
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """``job`` must not raise."""
+        with self._changed:
+            self._jobs.append(job)
+            if self._idle >= len(self._jobs):
+                self._changed.notify()
+                return
+            if self.count >= (self._limit or global_config.max_threads):
+                return
+            self.count += 1
+        try:
+            threading.Thread(target=self._run, name="sglang-worker", daemon=True).start()
+        except RuntimeError:
+            # The system refuses another thread: those that run will take the job, else we do.
+            with self._changed:
+                self.count -= 1
+                orphaned = self.count == 0 and job in self._jobs
+                if orphaned:
+                    self._jobs.remove(job)
+            if orphaned:
+                job()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._jobs:
+                    self._idle += 1
+                    woken = self._changed.wait(self._idle_seconds)
+                    self._idle -= 1
+                    if not woken and not self._jobs:
+                        self.count -= 1
+                        return
+                job = self._jobs.popleft()
+            try:
+                job()
+            except BaseException:  # an interrupt of a job is not this thread's
+                threading.excepthook(threading.ExceptHookArgs([*sys.exc_info(), None]))
+            del job  # an idle thread keeps no executor alive
+
+    def call(self, function: Callable[..., T], *args: Any) -> Future[T]:
+        """``function(*args)`` in a worker and in the caller's context."""
+        future: Future[T] = Future()
+        context = copy_context()
+
+        def job() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = context.run(function, *args)
+            except StopIteration as error:  # which no future of an event loop can hold
+                raised = RuntimeError("the program raised StopIteration")
+                raised.__cause__ = error
+                future.set_exception(raised)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        self.submit(job)
+        return future
+
+
+WORKERS = Workers()
+
+
+def _forked() -> None:
+    for workers in _ALL:
+        workers._begin()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
+async def in_worker(function: Callable[..., T], *args: Any) -> T:
+    """``function(*args)`` in a worker, for an event loop."""
+    return await asyncio.wrap_future(WORKERS.call(function, *args))
+
+
+async def pumped(iterate: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
+    """The items of ``iterate()``, drawn in a worker; drawing ends when the reader is gone."""
+    loop, gone = asyncio.get_running_loop(), threading.Event()
+    items: asyncio.Queue[Any] = asyncio.Queue()
+
+    def put(item: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody reads
+            loop.call_soon_threadsafe(items.put_nowait, item)
+
+    def draw() -> None:
+        try:
+            for item in iterate():
+                if gone.is_set():
+                    return
+                put(item)
+        finally:
+            put(_END)
+
+    future = WORKERS.call(draw)
+    try:
+        while (item := await items.get()) is not _END:
+            yield item
+        await asyncio.wrap_future(future)
+    finally:
+        gone.set()

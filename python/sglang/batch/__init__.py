@@ -1,0 +1,1 @@
+"""Many runs of one program: results file and progress line."""

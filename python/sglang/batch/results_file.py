@@ -1,0 +1,230 @@
+"""ResultsFile: the finished items of a batch, a JSON line each, so that it can go on later."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import threading
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sglang.backend.constraint import Constraint, Dtype, Grammar, JsonSchema, Regex
+from sglang.errors import SglangError
+from sglang.ir.media import Media, medium
+from sglang.ir.params import GenParams, given
+from sglang.run.stream import Segment, Stream
+from sglang.run.typed import Typed
+from sglang.run.usage import Usage
+from sglang.state import ProgramState
+
+if TYPE_CHECKING:
+    from sglang.program import SglFunction
+
+HEAD = b'{"key": "'
+KEY_BYTES = 16
+STREAM = ("text", "role", "role_start", "messages", "variables", "meta", "segments")
+COUNTERS = ("calls", "prompt_tokens", "cached_tokens", "completion_tokens")
+PLAIN = (str, int, float, bool, type(None))
+MEDIA = "$media"
+
+
+class ResultsFile:
+    """Lines of ``path`` that belong to ``items``, and room for those that are missing.
+
+    An item is known by the program's name and code, all its arguments and the generation
+    parameters; of equal items each has a line of its own. Other lines are left alone, a last line
+    that was cut is removed. Thread-safe; one batch at a time may write to a file.
+
+    Raises:
+        ValueError: the file holds something else.
+        TypeError: an argument is no JSON.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        program: SglFunction,
+        items: Sequence[Mapping[str, Any]],
+        defaults: GenParams,
+    ) -> None:
+        self._path = os.fspath(path)
+        self._lock = threading.Lock()
+        self._keys = [_key(program, item, defaults) for item in items]
+        self._file = open(self._path, "a+b")  # noqa: SIM115 (closed by close)
+        try:
+            known = self._scan()
+        except ValueError:
+            self._file.close()
+            raise
+        self._lines = {n: known[key].popleft() for n, key in enumerate(self._keys) if known[key]}
+
+    def __len__(self) -> int:
+        """How many items need not run."""
+        return len(self._lines)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._lines
+
+    def restore(self, number: int, state: ProgramState) -> None:
+        """Make ``state``, a fresh one, read as the item's state did."""
+        with self._lock:
+            self._file.seek(self._lines[number])
+            line = self._file.readline()
+        record = json.loads(line, object_hook=_decoded)
+        stream = Stream(**{name: record[name] for name in STREAM})
+        stream.segments = [Segment(*segment) for segment in stream.segments]
+        stream.typed = {n: Typed(_constraint(d)) for n, d in record["constraints"].items()}
+        state._executor.interpreter.stream = stream
+        state.ret_value = record["ret_value"]
+        usage = Usage()
+        vars(usage).update(record["usage"])
+        state.usage.merge(usage)
+
+    def add(self, number: int, state: ProgramState) -> None:
+        """Write the line of an item that has ended well. Raises TypeError for what is no JSON."""
+        stream = state._executor.stream
+        for name, value in [*stream.variables.items(), ("ret_value", state.ret_value)]:
+            self._refuse(name, value, type(value).__name__)
+        record = {
+            "key": self._keys[number],
+            "ret_value": state.ret_value,
+            **{name: getattr(stream, name) for name in STREAM},
+            "constraints": {n: _described(t.constraint) for n, t in stream.typed.items()},
+            "usage": {name: getattr(state.usage, name) for name in COUNTERS},
+        }
+        line = json.dumps(record, default=_encoded).encode() + b"\n"
+        with self._lock:
+            if not self._file.closed:  # else the batch was interrupted
+                self._file.write(line)
+                self._file.flush()
+
+    def close(self) -> None:
+        """End writing."""
+        with self._lock:
+            self._file.close()
+
+    def _scan(self) -> dict[str, deque[int]]:
+        """Where the lines of each key begin."""
+        known: dict[str, deque[int]] = defaultdict(deque)
+        begin, number = 0, 1
+        self._file.seek(0)
+        for line in self._file:
+            if line[: len(HEAD)] != HEAD[: len(line)]:
+                raise ValueError(
+                    f"line {number} of {self._path} is {line!r:.60}, no result of a batch; "
+                    "give results_file a file of its own"
+                )
+            if not line.endswith(b"\n"):
+                self._file.truncate(begin)
+                break
+            known[line[len(HEAD) :][: 2 * KEY_BYTES].decode()].append(begin)
+            begin, number = begin + len(line), number + 1
+        return known
+
+    def _refuse(self, name: str, value: Any, kind: str) -> None:
+        """Raises TypeError for what JSON would not give back as it was."""
+        if isinstance(value, list):
+            for item in value:
+                self._refuse(name, item, f"list with {type(item).__name__}")
+        elif isinstance(value, dict) and all(isinstance(key, str) for key in value):
+            for item in value.values():
+                self._refuse(name, item, f"dict with {type(item).__name__}")
+        elif type(value) not in PLAIN:
+            what = "the program returns" if name == "ret_value" else f"variable {name!r} is"
+            raise TypeError(
+                f"{what} a {kind}, which {self._path} cannot keep: give str, int, float, bool, "
+                "None, lists and dicts of these, or leave results_file out"
+            )
+
+
+def _key(program: SglFunction, item: Mapping[str, Any], defaults: GenParams) -> str:
+    arguments = {**program.bound, **item}
+    for name, value in arguments.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"argument {name!r} is a {type(value).__name__}, by which results_file cannot know "
+                f"an item again ({error}); give text, numbers, lists or dicts, such as a path"
+            ) from error
+    name, code = getattr(program, "__qualname__", ""), getattr(program.func, "__code__", None)
+    whole = [name, _said(code), arguments, given(defaults)]
+    text = json.dumps(whole, sort_keys=True, default=repr)
+    return hashlib.blake2b(text.encode(), digest_size=KEY_BYTES).hexdigest()
+
+
+def _said(code: Any) -> list[Any]:
+    """What a function does: its instructions and constants, those of functions in it too."""
+    if code is None:
+        return []
+    constants = [_said(c) if hasattr(c, "co_code") else repr(c) for c in code.co_consts]
+    return [code.co_code.hex(), constants, code.co_names]
+
+
+def _encoded(value: Any) -> Any:
+    if isinstance(value, Media):
+        return {MEDIA: [value.kind, value.address, value.num_frames]}
+    raise TypeError(f"a {type(value).__name__} of a meta_info is no JSON")
+
+
+def _decoded(value: dict[str, Any]) -> Any:
+    return medium(*value[MEDIA]) if MEDIA in value else value
+
+
+# Constraints: as the parameter that made them, a class by where it stands
+
+
+@dataclass(frozen=True)
+class _Unnamed(Constraint):
+    """Stands for a type that a file cannot name."""
+
+    kind = "json_schema"
+    type: str
+
+    def parse(self, text: str) -> Any:
+        raise SglangError(
+            f"the text was made for {self.type}, which the results file cannot name; "
+            "read it as text and parse it, or give a class that stands in a module"
+        )
+
+
+def _described(constraint: Constraint) -> dict[str, Any]:
+    if isinstance(constraint, Regex):
+        return {"regex": constraint.pattern}
+    if isinstance(constraint, Dtype):
+        return {"dtype": constraint.name}
+    if isinstance(constraint, Grammar):
+        return {constraint.kind: constraint.source}
+    assert isinstance(constraint, JsonSchema)
+    source = constraint.source
+    if isinstance(source, (str, dict)):
+        return {"json_schema": source}
+    place = [getattr(source, "__module__", ""), getattr(source, "__qualname__", "")]
+    return {"class": place} if _class_at(*place) is source else {"type": repr(source)}
+
+
+def _constraint(described: dict[str, Any]) -> Constraint:
+    ((kind, value),) = described.items()
+    if kind == "regex":
+        return Regex(value)
+    if kind == "dtype":
+        return Dtype(value)
+    if kind in ("ebnf", "structural_tag"):
+        return Grammar(kind, value)
+    if kind == "json_schema":
+        return JsonSchema(value)
+    if kind == "class" and (found := _class_at(*value)) is not None:
+        return JsonSchema(found)
+    return _Unnamed(".".join(value) if kind == "class" else value)
+
+
+def _class_at(module: str, name: str) -> Any:
+    """What has this name in a module that is loaded, or None."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found

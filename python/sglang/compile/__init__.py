@@ -1,0 +1,1 @@
+"""Tracing a program into a graph, and running the graph."""

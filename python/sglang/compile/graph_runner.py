@@ -1,0 +1,157 @@
+"""Replay: hands the steps of a graph to stream executors (SGLang paper, appendix D.1).
+
+All steps are submitted at once, in topological order; none is waited for here. What a step reads
+from elsewhere it waits for as a ``Later`` of its own stream, so all parallelism that the graph
+leaves open follows from the executors, in threads or in an event loop.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from sglang.errors import Location
+from sglang.ir.graph import (
+    GATHER,
+    MAIN,
+    Argument,
+    Call,
+    GetForkItem,
+    Graph,
+    Join,
+    Step,
+    Variable,
+    ends_of,
+    rebuild,
+    variables,
+)
+from sglang.ir.nodes import Chain, Fork, Later, Node, SetVariable, node_of
+from sglang.ir.params import DEFAULTS
+from sglang.run.executor import StreamExecutor
+from sglang.run.forks import concatenation
+
+
+class Plan:
+    """What is known of a graph before it runs.
+
+    Attributes:
+        steps: all steps in topological order, each with its stream.
+        kept: steps after which the stream's state is kept aside, because somebody reads it and the
+            stream goes on to change it.
+    """
+
+    def __init__(self, graph: Graph, continued: bool = False) -> None:
+        """``continued``: another program appends to the main stream afterwards."""
+        self.graph = graph
+        homes = graph.homes()
+        self.steps = [(homes[step.number], step) for step in graph.order()]
+        self.homes = homes
+        made = Counter((s, name) for s, step in self.steps for name in step.node.names())
+        last = {steps[-1].number for steps in graph.streams.values() if steps}
+        read = [variables(step.node) for _, step in self.steps] + [variables(graph.result)]
+        self.kept = {
+            *(
+                v.source
+                for vs in read
+                for v in vs
+                if made[homes[v.source], v.name] > 1 or (continued and homes[v.source] == MAIN)
+            ),
+            *(end for _, step in self.steps for end in ends_of(step.node) if end not in last),
+        }
+
+
+class Replay:
+    """One run of a graph on the executor of a state."""
+
+    def __init__(self, plan: Plan, main: StreamExecutor, arguments: Mapping[str, Any]) -> None:
+        self._plan = plan
+        self._main = main
+        self._arguments = arguments
+        self._executors = {MAIN: main}
+        self._kept: dict[int, StreamExecutor] = {}
+
+    def submit(self) -> Replay:
+        """Submit every step. Gives itself."""
+        for stream, step in self._plan.steps:
+            self._submit(stream, step)
+        return self
+
+    def result(self) -> Any:
+        """What the program returns. Waits for what it is made of; raises as reading does."""
+        return rebuild(self._plan.graph.result, self._value)
+
+    async def aresult(self) -> Any:
+        """``result``, holding no thread."""
+        for variable in variables(self._plan.graph.result):
+            await self._after(variable.source).avalue(variable.name)
+        return self.result()
+
+    def _submit(self, stream: int, step: Step) -> None:
+        node, location = step.node, step.location or Location(self._plan.graph.name, step.number)
+        if isinstance(node, Call):
+            self._executors[stream] = self._called(node)
+        executor = self._executors[stream]
+        if isinstance(node, Fork):
+            children = executor.fork(len(node.children), location)
+            for child in children:
+                child.interpreter.spec_tokens = executor.interpreter.spec_tokens
+            self._executors.update(zip(node.children, children))
+        elif isinstance(node, Join):
+            executor.submit(self._join(node, executor), location)
+        elif not isinstance(node, (Call, GetForkItem)):
+            executor.submit(self._node(node), location)
+        if step.number in self._plan.kept:
+            (self._kept[step.number],) = executor.fork(1, location, copy=True)
+
+    def _called(self, node: Call) -> StreamExecutor:
+        main = self._main
+        called = StreamExecutor(
+            main.interpreter.backend,
+            node.params.over(DEFAULTS),
+            run=main.run,
+            use_thread=main.use_thread,
+        )
+        called.interpreter.spec_tokens = node.num_api_spec_tokens or 0
+        if main.track is not None:
+            called.track = main.track.called()
+        return called
+
+    def _node(self, node: Node) -> Node:
+        sources = tuple((self._after(v.source), v.name) for v in variables(node))
+        then = partial(self._filled, node)
+        return Later(sources, then, tuple(node.names())) if sources else then()
+
+    def _filled(self, node: Node) -> Node:
+        return node_of(rebuild(node, self._value))
+
+    def _join(self, node: Join, into: StreamExecutor) -> Node:
+        branches = tuple((self._after(end), None) for end in node.ends)
+        return Later(branches, partial(self._joined, node, into), node.made)
+
+    def _joined(self, node: Join, into: StreamExecutor) -> Node:
+        """What a Join appends once its branches are done. Raises the first one's failure."""
+        branches = [self._after(end) for end in node.ends]
+        streams = [self._executors[self._plan.homes[end]] for end in node.ends]
+        if into.track is not None:
+            into.track.joined([stream.track for stream in streams], node.mode)
+        if node.mode != GATHER:
+            for stream, branch in zip(streams, branches):
+                branch.origin = stream.origin
+            return concatenation(branches)
+        for branch in branches:
+            branch.check()
+        made = {name: [b.stream.variables.get(name) for b in branches] for name in node.made}
+        return Chain(tuple(SetVariable(name, values) for name, values in made.items()))
+
+    def _after(self, number: int) -> StreamExecutor:
+        """An executor that shows what the stream of step ``number`` has made by then."""
+        return self._kept.get(number) or self._executors[self._plan.homes[number]]
+
+    def _value(self, leaf: Any) -> Any:
+        if isinstance(leaf, Argument):
+            return self._arguments[leaf.name]
+        if isinstance(leaf, Variable):
+            return self._after(leaf.source).value(leaf.name)
+        return leaf

@@ -1,0 +1,349 @@
+"""Tracer: runs a program with unknown arguments and keeps what it appends (appendix D).
+
+``trace`` makes a Graph of the whole program, ``constant_prefix`` the text it begins with.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from sglang.backend.base import Backend
+from sglang.compile.unknown_values import Unknown
+from sglang.errors import Location, TraceError, UnknownVariable, caller
+from sglang.ir.graph import (
+    GATHER,
+    REQUIRED,
+    Argument,
+    Call,
+    GetForkItem,
+    Graph,
+    Join,
+    Parameter,
+    Step,
+    Variable,
+    rebuild,
+)
+from sglang.ir.nodes import Fork, Image, Later, Node, SetVariable
+from sglang.ir.params import DEFAULTS, GenParams, given
+from sglang.run.executor import StreamExecutor
+from sglang.run.forks import ForkGroup
+from sglang.state import ProgramState
+
+if TYPE_CHECKING:
+    from sglang.program import SglFunction
+
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def trace(program: SglFunction, known: Mapping[str, Any]) -> Graph:
+    """The graph of ``program``, with the arguments ``known`` as constants and the others open.
+
+    An argument whose default is None, which programs test for by ``is``, counts as known.
+
+    Raises:
+        TraceError: the program needs a value that only a run knows; the message has the line.
+        TypeError: ``known`` names no argument.
+    """
+    _refuse_async(program)
+    known = {**program.bound, **known}
+    signature = inspect.signature(program.func)
+    signature.bind_partial(None, **known)
+    open_ = [
+        Parameter(p.name, REQUIRED if p.default is p.empty else p.default, p.kind is p.KEYWORD_ONLY)
+        for p in list(signature.parameters.values())[1:]
+        if p.kind not in VARIADIC and p.name not in known and p.default is not None
+    ]
+    unknown = {parameter.name: Unknown(Argument(parameter.name)) for parameter in open_}
+    record = Record()
+    main = record.stream({})
+    with _tracing(record), _refusals_located(program):
+        returned = program.func(TracedState(main), **known, **unknown)
+    return Graph(
+        program.func.__name__,
+        tuple(open_),
+        {number: tuple(steps) for number, steps in enumerate(record.streams)},
+        _result(program.func.__name__, returned),
+        program.num_api_spec_tokens,
+    )
+
+
+@contextmanager
+def _refusals_located(program: SglFunction) -> Iterator[None]:
+    """What Python itself refuses to do with an Unknown (``"".join``, ``re.match``) is a TraceError
+    with the program's line too."""
+    try:
+        yield
+    except TypeError as error:
+        if isinstance(error, TraceError) or Unknown.__name__ not in str(error):
+            raise
+        file = program.func.__code__.co_filename
+        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
+        raise TraceError(
+            f"a value that only a run knows is needed (data-dependent control flow): {error}; "
+            f"append it (s += value) instead; at {file}:{lines[-1]}"
+        ) from error
+
+
+def tracing() -> Record | None:
+    """What the calling program is traced into; its ``call`` stands for running another one."""
+    return _TRACING.get()
+
+
+class Record:
+    """The streams of a program that is being traced."""
+
+    def __init__(self) -> None:
+        self.streams: list[list[Step]] = []
+        self._steps = 0
+
+    def stream(self, values: Mapping[str, Any]) -> Recorder:
+        """A new stream, where the variables ``values`` exist already."""
+        self.streams.append([])
+        return Recorder(self, len(self.streams) - 1, values)
+
+    def step(self, stream: int, node: Node, location: Location) -> Step:
+        """A new step at the end of a stream."""
+        step = Step(self._steps, node, location)
+        self._steps += 1
+        self.streams[stream].append(step)
+        return step
+
+    def call(
+        self,
+        program: SglFunction,
+        args: Sequence[Any],
+        arguments: Mapping[str, Any],
+        params: GenParams,
+        *,
+        backend: Any = None,
+        stream: bool = False,
+    ) -> ProgramState:
+        """``program.run(...)``: a stream of its own, whose steps wait only for what they read."""
+        if backend is None:
+            backend = getattr(program, "backend", None)  # that of a compiled program
+        if backend is not None or stream:
+            option = "stream" if stream else "backend"
+            raise TraceError(
+                f"{program.func.__name__}.run gives {option}, but a graph runs as a whole on one "
+                f"backend: leave it out; at {caller()}"
+            )
+        _refuse_async(program)
+        own = {name: v for name, v in given(params).items() if v != getattr(DEFAULTS, name)}
+        node = Call(program.func.__name__, GenParams(**own), program.num_api_spec_tokens)
+        recorder = self.stream({})
+        recorder.submit(node, caller())
+        state = TracedState(recorder)
+        state.ret_value = program.func(state, *args, **{**program.bound, **arguments})
+        return state
+
+
+class Recorder:
+    """Stands in for a StreamExecutor below a ProgramState: keeps its nodes and visits none.
+
+    ``values`` has what reading each variable gives: the value where the program itself has set it,
+    else an Unknown.
+    """
+
+    def __init__(self, record: Record, number: int, values: Mapping[str, Any]) -> None:
+        self.number = number
+        self.values = dict(values)
+        self.made: dict[str, None] = {}
+        self.record = record
+
+    @property
+    def end(self) -> int:
+        """The last step so far."""
+        return self.record.streams[self.number][-1].number
+
+    def submit(self, node: Node, location: Location) -> None:
+        for atom in node.flat():
+            if isinstance(atom, Later):
+                raise TraceError(f"what is appended here only a run knows; at {location}")
+            plain = rebuild(atom, _plain)
+            _refuse_unknown(plain)
+            step = self.record.step(self.number, plain, location)
+            for name in plain.names():
+                self.values[name] = Unknown(Variable(step.number, name))
+                self.made[name] = None
+            if isinstance(atom, SetVariable):
+                self.values[atom.name] = atom.value
+
+    def value(self, name: str) -> Any:
+        if name not in self.values:
+            raise UnknownVariable(f"no variable {name!r}; there are {[*self.values]}", caller())
+        value = self.values[name]
+        return list(value) if isinstance(value, list) else value
+
+    def declared(self, name: str) -> bool:
+        return name in self.values
+
+    def wait(self) -> None:
+        """There is nothing to wait for."""
+
+    def others_append(self) -> bool:
+        return False
+
+    def fork(self, size: int, location: Location) -> list[Recorder]:
+        children = [self.record.stream(self.values) for _ in range(size)]
+        fork = self.record.step(self.number, Fork(tuple(c.number for c in children)), location)
+        for index, child in enumerate(children):
+            child.submit(GetForkItem(fork.number, index), location)
+        return children
+
+    def join(self, children: Sequence[Recorder], mode: str, location: Location) -> None:
+        made: dict[str, None] = {}
+        if mode == GATHER:
+            made = {name: None for child in children for name in child.made}
+        node = Join(tuple(child.end for child in children), tuple(made), mode)
+        self.gather(node, [child.values for child in children], location)
+
+    def gather(self, node: Join, branches: Sequence[Mapping[str, Any]], location: Location) -> None:
+        """Append ``node``, which makes lists of what the ``branches`` have."""
+        self.submit(node, location)
+        for name in node.made:
+            self.values[name] = [branch.get(name) for branch in branches]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise TraceError(
+            "the program reads a typed value, its text, messages, meta_info or usage, which only a "
+            "run knows "
+            f"(data-dependent control flow); at {caller()}"
+        )
+
+
+class TracedState(ProgramState):
+    """A ProgramState over a Recorder."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder)  # type: ignore[arg-type]
+
+    def fork(
+        self, size: int = 1, position_ids_offset: Sequence[int] | None = None
+    ) -> TracedForkGroup:
+        group = super().fork(size, position_ids_offset)
+        return TracedForkGroup([TracedState(s._executor) for s in group.states], self)  # type: ignore[arg-type]
+
+    def __repr__(self) -> str:
+        return "TracedState()"
+
+
+class TracedForkGroup(ForkGroup):
+    """A ForkGroup of TracedStates."""
+
+    def join(self, mode: str = GATHER) -> None:
+        if mode not in (GATHER, "concate_and_append"):
+            raise ValueError(f"join mode is {mode!r}; use {GATHER!r} or 'concate_and_append'")
+        recorders: Any = [state._executor for state in self.states]
+        parent: Any = self._parent._executor
+        parent.join(recorders, mode, caller())
+
+
+def _refuse_async(program: SglFunction) -> None:
+    if program.is_async:
+        raise TraceError(
+            f"{program.func.__name__} is asynchronous, and such a program is not traced"
+        )
+
+
+def _plain(value: Any) -> Any:
+    return value.reference if isinstance(value, Unknown) else value
+
+
+def _refuse_unknown(node: Node) -> None:
+    """Names, choices and parameters are part of the graph, so they must be known."""
+
+    def known(value: Any) -> Any:
+        if isinstance(value, Unknown):
+            raise value.error(f"a {type(node).__name__} needs it to be a constant")
+        return value
+
+    for f in dataclasses.fields(node):  # type: ignore[arg-type]
+        value = getattr(node, f.name)
+        rebuild(dict(vars(value)) if isinstance(value, GenParams) else value, known)
+
+
+def _result(name: str, value: Any) -> Any:
+    def known(leaf: Any) -> Any:
+        if isinstance(leaf, (ProgramState, ForkGroup)):
+            raise TraceError(
+                f"{name} returns a state, which a graph cannot: return its variables, s['x']"
+            )
+        return _plain(leaf)
+
+    return rebuild(value, known)
+
+
+# The prefix alone
+
+
+class PrefixEnd(BaseException):
+    """The constant prefix ends here. Never leaves this module.
+
+    Not an Exception, so that a program which catches those does not go on.
+    """
+
+
+class _Silent(Backend):
+    """Renders roles as ``backend`` does; the prefix ends before it would be called."""
+
+    name = "tracing"
+
+    def __init__(self, backend: Backend) -> None:
+        self.chat_template = backend.chat_template
+
+
+class _PrefixExecutor(StreamExecutor):
+    """Executes in place, and leaves the program at the first node that is not constant."""
+
+    def submit(self, node: Node, location: Location) -> None:
+        for atom in node.flat():
+            if atom.blocking or isinstance(atom, (Argument, Image, Fork)):
+                raise PrefixEnd
+            super().submit(atom, location)
+            if self.failure is not None:
+                raise PrefixEnd
+
+
+class _PrefixRecord(Record):
+    """Running another program ends the prefix."""
+
+    def call(self, *_: object, **__: object) -> ProgramState:
+        raise PrefixEnd
+
+
+def constant_prefix(program: SglFunction, backend: Backend, arguments: Mapping[str, Any]) -> str:
+    """Text that every run with these ``arguments`` begins with, the others being unknown.
+
+    The function's body runs up to the first use of an unknown argument or of the model; whatever
+    it raises there ends the prefix.
+    """
+    known = {**program.bound, **arguments}
+    unknown = {name: Unknown(Argument(name)) for name in program.arg_names if name not in known}
+    executor = _PrefixExecutor(_Silent(backend), DEFAULTS, use_thread=False)
+    # A TypeError of an Unknown, PrefixEnd, or a fault that the real run will report.
+    with suppress(Exception, PrefixEnd), _tracing(_PrefixRecord()):
+        returned = program.func(ProgramState(executor), **known, **unknown)
+        if inspect.iscoroutine(returned):
+            with closing(returned):
+                returned.send(None)  # what is awaited ends the prefix
+    return executor.stream.text
+
+
+_TRACING: ContextVar[Record | None] = ContextVar("tracing", default=None)
+
+
+@contextmanager
+def _tracing(record: Record) -> Iterator[None]:
+    token = _TRACING.set(record)
+    try:
+        yield
+    finally:
+        _TRACING.reset(token)

@@ -1,0 +1,49 @@
+"""Unknown: what stands for a value while a program is traced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from sglang.errors import TraceError, caller
+from sglang.ir.graph import Argument, Variable
+from sglang.ir.nodes import Node
+
+
+class Unknown(Node):
+    """An argument or a variable whose value only a run knows; ``reference`` tells which.
+
+    It may be appended, stored, passed on and returned. Whatever would need its value raises
+    TraceError with the program's line.
+    """
+
+    def __init__(self, reference: Argument | Variable) -> None:
+        self.reference = reference
+
+    def flat(self) -> Iterator[Node]:
+        yield self.reference
+
+    def _needs_value(self, *_: object, **__: object) -> Any:
+        raise self.error("append it (s += 'Q: ' + question) instead of formatting it, branching on "
+                         "it or iterating it")  # fmt: skip
+
+    def error(self, advice: str) -> TraceError:
+        """The error that says that the value is needed, at the program's line."""
+        known = isinstance(self.reference, Argument)
+        kind = "argument" if known else "variable"
+        fix = ", or give it to compile" if known else ""
+        return TraceError(
+            f"the value of {kind} {self.reference.name!r} is not known while the program is traced "
+            f"(data-dependent control flow): {advice}{fix}; at {caller()}"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._needs_value()
+
+    __str__ = __repr__ = __format__ = __bool__ = __iter__ = __len__ = __getitem__ = _needs_value
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = _needs_value
+    __int__ = __float__ = __index__ = __mod__ = __mul__ = __rmul__ = __call__ = _needs_value
+    __sub__ = __rsub__ = __truediv__ = __rtruediv__ = __neg__ = __abs__ = __round__ = _needs_value
+    __hash__ = Node.__hash__

@@ -1,0 +1,82 @@
+"""Doubts: what a plan takes for granted and may not be so."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from sglang.backend.base import Choose
+from sglang.forecast.needs import Bill
+from sglang.forecast.rehearsal import Answers
+from sglang.forecast.script import Asked
+from sglang.forecast.unknowns import STANDS, Unknowns
+
+NAMED = 4  # of the values that nobody knows
+SERVICE = "an API service keeps its cache as it likes: cached tokens are a hope"
+
+
+def doubts(
+    asked: Sequence[Asked],
+    bills: Sequence[Bill],
+    given: Sequence[Answers],
+    lengths: Mapping[str, int],
+    unknowns: Unknowns,
+    needed: int,
+    facts: Mapping[str, Any],
+    serves: bool,
+) -> str:
+    """In words, "" where there are none. ``facts``: of the backend, which ``serves`` the model
+    itself; ``needed``: tokens of KV."""
+    found = [
+        *_of_values(asked, given, lengths, unknowns),
+        *(_of_the_runtime(bills, needed, facts) if serves else [SERVICE]),
+    ]
+    return "; ".join(found)
+
+
+def _of_values(
+    asked: Sequence[Asked],
+    given: Sequence[Answers],
+    lengths: Mapping[str, int],
+    unknowns: Unknowns,
+) -> Iterator[str]:
+    """What follows from a value that nobody knows may be otherwise."""
+    stands = {found for one in asked for found in re.findall(STANDS, one.call.prompt.text)}
+    texts = {unknown.label for text in stands if (unknown := unknowns.of(text)) is not None}
+    if guessed := texts - lengths.keys():
+        yield (
+            f"prompts hold texts that nobody knows yet ({_some(guessed)}), each taken to be as "
+            "long as it may: answers or lengths tell better"
+        )
+    if chosen := set(_chosen(asked, given)):
+        yield f"a select takes its first option ({_some(chosen)}) and the program goes on from it"
+
+
+def _chosen(asked: Sequence[Asked], given: Sequence[Answers]) -> Iterator[str]:
+    """Selects without an answer after which their item makes calls."""
+    last = {one.item: one for one in asked}
+    for one in asked:
+        if isinstance(one.call, Choose) and one.item is not None and one is not last[one.item]:
+            name = one.request.title.partition(" ")[2]
+            if name not in given[one.item]:
+                yield name or "select"
+
+
+def _some(names: Iterable[str]) -> str:
+    """In the order of the alphabet, not all of many."""
+    shown = sorted(names)
+    return ", ".join([*shown[:NAMED], *(["..."] if len(shown) > NAMED else [])])
+
+
+def _of_the_runtime(bills: Sequence[Bill], needed: int, facts: Mapping[str, Any]) -> Iterator[str]:
+    capacity, context = facts.get("capacity"), facts.get("context_length")
+    if capacity is not None and needed > capacity:
+        yield (
+            f"all prompts and texts together have up to {needed:,} tokens of KV and the backend "
+            f"has room for {capacity:,} (max_total_tokens): what is evicted before it is met again "
+            "is computed again, so there may be fewer hits"
+        )
+    longest = max((len(n.prompt) for bill in bills for n in bill.needs), default=0)
+    if context is not None and longest > context:
+        yield f"a prompt has {longest:,} tokens and the backend takes {context:,}: it is refused"

@@ -1,0 +1,116 @@
+"""Explain: what a program would send, call by call, without sending anything.
+
+The program runs as it always does, one thing after the other, but its calls are answered here: a
+generated value is ``⟨name⟩``, a select takes its first option, unless answers are given.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sglang.backend.base import Backend
+from sglang.compile.tracer import _tracing
+from sglang.errors import SglangError
+from sglang.forecast.rehearsal import Answers, Endless, Request, Script, Stage
+from sglang.inspect.display import described
+from sglang.ir.params import GenParams
+
+if TYPE_CHECKING:
+    from sglang.program import SglFunction
+
+MAX_DATA_CHARS = 100  # of a medium's data URL, where it is printed
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a program would send, in order. Print it; ``requests`` has it as plain data."""
+
+    requests: tuple[Request, ...]
+
+    def __str__(self) -> str:
+        lines = []
+        for number, request in enumerate(self.requests, 1):
+            lines.append(f"{number}. {request.title}, {request.location}")
+            for name, value in request.body.items():
+                lines += _lines(name, value, "   ")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def explain(
+    program: SglFunction,
+    backend: Backend,
+    args: Sequence[Any],
+    arguments: Mapping[str, Any],
+    defaults: GenParams,
+    answers: Answers,
+) -> Explanation:
+    """Run ``program`` on answers of our own; see ``SglFunction.explain``."""
+    script = Script(answers)
+    rehearsed(script, program, backend, args, arguments, defaults)
+    script.check_used()
+    return Explanation(tuple(script.requests))
+
+
+def rehearsed(
+    script: Script,
+    program: SglFunction,
+    backend: Backend,
+    args: Sequence[Any],
+    arguments: Mapping[str, Any],
+    defaults: GenParams,
+) -> None:
+    """Run ``program`` on the answers of ``script``. Raises SglangError where it fails on them."""
+    try:
+        with _tracing(Stage(script)):
+            script.carry_out(program, backend, args, arguments, defaults)
+    except Endless as error:
+        raise SglangError(str(error)) from None
+    except SglangError:
+        raise
+    except Exception as error:
+        raise SglangError(
+            f"after {len(script.requests)} calls the program raised {described(error)}; generated "
+            "values stand as ⟨name⟩ here: give answers={'name': text} for those that it computes "
+            "with"
+        ) from error
+
+
+# Printing
+
+
+def _lines(name: str, value: Any, indent: str) -> Iterator[str]:
+    """A value of a request; texts are quoted, line by line."""
+    items: Sequence[tuple[Any, Any]] = ()
+    if isinstance(value, Mapping):
+        items = list(value.items())
+    elif isinstance(value, (list, tuple)):
+        items = [("-", item) for item in value]
+    if not all(_is_brief(item) for _, item in items):
+        yield f"{indent}{name}:"
+        for key, item in items:
+            yield from _lines(str(key), item, indent + "  ")
+    elif isinstance(value, str) and "\n" in value[:-1]:
+        yield f"{indent}{name}:"
+        yield from (f"{indent}  {_quoted(line)}" for line in value.splitlines(keepends=True))
+    else:
+        yield f"{indent}{name}: {_quoted(value)}"
+
+
+def _is_brief(value: Any) -> bool:
+    """Whether a part of a value may stand in one line with the others."""
+    if isinstance(value, str):
+        return "\n" not in value[:-1] and len(value) <= MAX_DATA_CHARS
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_brief, value))
+    return not isinstance(value, Mapping)
+
+
+def _quoted(value: Any) -> str:
+    if isinstance(value, str) and value.startswith("data:") and len(value) > MAX_DATA_CHARS:
+        return f'"{value[:MAX_DATA_CHARS]}..." ({len(value)} characters)'
+    return json.dumps(value, ensure_ascii=False, default=repr)

@@ -1,0 +1,168 @@
+"""Needs: what a call has a backend read, request by request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from sglang.backend.base import Backend, Choose, Commit, Prompt
+from sglang.backend.native.native_backend import HEALING_TOKENS
+from sglang.forecast.cache_model import Need, Units, common
+from sglang.forecast.prompt_reader import Reader
+from sglang.forecast.script import Asked
+from sglang.ir.params import GenParams, strings
+
+CONSTRAINTS = ("regex", "json_schema", "ebnf", "structural_tag")
+
+
+@dataclass(frozen=True)
+class Bill:
+    """What a call needs, one request after the other.
+
+    Attributes:
+        drawn: tokens that it writes at most.
+        several: how many completions go on from the first need, each a need of its own; the usage
+            of the call counts the first once for each, and the others not at all.
+    """
+
+    needs: tuple[Need, ...]
+    drawn: int = 0
+    several: int = 0
+
+
+class Biller(Protocol):
+    def texts(self, asked: Asked) -> Iterator[Prompt]:
+        """All prompts that ``bill`` will read."""
+
+    def bill(self, asked: Asked) -> Bill:
+        """What the call needs."""
+
+
+class Native:
+    """Calls of a runtime of ours, by what its ``/generate`` computes."""
+
+    def __init__(self, backend: Backend, reader: Reader) -> None:
+        self._reader = reader
+        self._stops = frozenset(backend.chat_template.stop)
+
+    def texts(self, asked: Asked) -> Iterator[Prompt]:
+        prompt = asked.call.prompt
+        yield prompt
+        for text in asked.call.options if isinstance(asked.call, Choose) else asked.texts:
+            yield replace(prompt, text=prompt.text + text)
+
+    def bill(self, asked: Asked) -> Bill:
+        call, space = asked.call, asked.call.prompt.lora_path
+        prompt = self._reader.units(call.prompt)
+        if isinstance(call, Commit):
+            return Bill((Need(prompt, len(prompt), space=space),))
+        if isinstance(call, Choose):
+            return Bill(tuple(self._scored(prompt, call, space)))
+        params = call.params
+        most, start = params.max_new_tokens or 0, _start(params)
+        alone = Need(prompt, _limit(prompt, start, len(prompt)), space=space)
+        if not most:
+            return Bill((alone,))
+        found = [self._drawn(call.prompt, prompt, text) for text in asked.texts]
+        kept = [one[: self._kept(asked, len(one), text)] for one, text in zip(found, asked.texts)]
+        drawn = sum(min(most, len(one) + 1) for one in found)
+        if len(kept) == 1:
+            return Bill((Need(prompt, _limit(prompt, start, -1), kept[0], space),), drawn)
+        branches = [Need(prompt, len(prompt) - 1, one, space) for one in kept]
+        return Bill((alone, *branches), drawn, len(branches))
+
+    def _drawn(self, prompt: Prompt, read: Units, text: str) -> Units:
+        """Units of a text behind a prompt that has been read."""
+        whole = self._reader.units(replace(prompt, text=prompt.text + text))
+        if whole[: len(read)] == read:
+            return whole[len(read) :]
+        return self._reader.behind(text)  # the tokenizer joins the two, which a model cannot
+
+    def _kept(self, asked: Asked, length: int, text: str) -> int:
+        """How many drawn tokens were computed: what ends a text is drawn last and is not. A text
+        that nobody knows is taken to be as long as it may, and where stops or end tokens are to end
+        it, to end by one right there; where end tokens are ignored, by its length."""
+        call = asked.call
+        assert not isinstance(call, (Choose, Commit))
+        params = call.params
+        if any(getattr(params, name) for name in CONSTRAINTS):
+            return length - 1
+        if length < (params.max_new_tokens or 0):
+            return length
+        if params.ignore_eos or self._reader.knows(text):
+            return length - 1
+        stops = set(strings(params.stop)) - self._stops or params.stop_regex
+        return length if stops or call.prompt.messages else length - 1
+
+    def _scored(self, prompt: Units, call: Choose, space: str) -> Iterator[Need]:
+        """As ``backend/native`` scores options: the prompt alone; then prompt and options from some
+        tokens before the prompt's end on, further back where a tokenization parts before that."""
+        text = call.prompt.text
+        rows = [
+            self._reader.units(replace(call.prompt, text=text + option)) for option in call.options
+        ]
+        if text:
+            yield Need(prompt, len(prompt), space=space)
+        window, length = HEALING_TOKENS, len(prompt) if text else 0
+        while True:
+            start = max(length - window, 0)
+            for row in [prompt, *rows] if text else rows:
+                yield Need(row, _limit(row, start, len(row)), space=space)
+            first = min(common(prompt[start:], row[start:], 0) for row in rows) if text else 0
+            if start == 0 or first > 0:
+                break
+            window *= 4
+        if call.method.unconditional:
+            for row in rows:
+                alone = row[start + first :]
+                yield Need(alone, _limit(alone, 0, len(alone)), space=space)
+
+
+class Service:
+    """Calls of any other backend, by the texts of the bodies that it sends."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    def texts(self, asked: Asked) -> Iterator[Prompt]:
+        return iter(())
+
+    def bill(self, asked: Asked) -> Bill:
+        call, body = asked.call, asked.request.body
+        params = call.params if not isinstance(call, (Choose, Commit)) else GenParams()
+        rows = self._rows(call.prompt, body)
+        times = 1 if "n" in body else params.n or 1
+        needs = [Need(row, len(row) - 1) for row in rows * times]
+        drawn = (params.max_new_tokens or 0) * (params.n or 1)
+        if isinstance(call, Choose):
+            drawn = max(len(self._reader.behind(option)) for option in call.options)
+        return Bill(tuple(needs), drawn)
+
+    def _rows(self, prompt: Prompt, body: Mapping[str, Any]) -> list[Units]:
+        texts = body.get("prompt")
+        if texts is not None:
+            several = [texts] if isinstance(texts, str) else texts
+            return [self._reader.units(Prompt(text)) for text in several]
+        turns = body.get("messages", body.get("input"))
+        if turns is None:
+            return [self._reader.units(prompt)]
+        system = body.get("system", body.get("instructions"))
+        said = [("user", turns)] if isinstance(turns, str) else [
+            (str(turn.get("role")), turn.get("content")) for turn in turns
+        ]  # fmt: skip
+        return [self._reader.conversation([("system", system), *said] if system else said)]
+
+
+def _start(params: GenParams) -> int:
+    """The first prompt token whose log-probability is wanted, -1 for none."""
+    start = params.logprob_start_len if params.return_logprob else None
+    return -1 if start is None else start
+
+
+def _limit(prompt: Units, start: int, free: int) -> int:
+    """The longest prefix that may be a hit where log-probabilities are wanted from ``start`` on,
+    each an output of the token before; ``free`` (-1: all but the last token) where none is."""
+    if 0 <= start < len(prompt):
+        return min(max(start, 1), len(prompt)) - 1
+    return len(prompt) - 1 if free < 0 else free

@@ -1,0 +1,132 @@
+"""Tree: the prompts of a plan by what they begin with, as plain data and as text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from sglang.forecast.cache_model import Cache, Node, Units
+from sglang.forecast.prompt_reader import Reader
+from sglang.forecast.token_units import Tokens
+
+if TYPE_CHECKING:
+    from sglang.forecast.batch_plan import Plan
+
+UNITS = 24  # of an edge, whose text is kept
+CHARACTERS = 48  # of its text, that are printed
+WIDE, DEEP = 4, 8  # branches of a node that are printed, and levels
+ROOT = -1  # the place of what the first branches hang on
+
+
+class Branch(NamedTuple):
+    """An edge: how its text begins, how many tokens it has, how many prompts it is part of."""
+
+    text: str
+    tokens: int
+    requests: int
+    children: tuple[Branch, ...]
+
+
+def tree_of(cache: Cache, reader: Reader, tokens: Tokens) -> tuple[Branch, ...]:
+    """The edges that are part of prompts, those of one path and the same prompts as one."""
+    cuts = _cuts(cache)
+    stretches = [reader.text(cut.edge) for cut in cuts]
+    rows = [part for parts in stretches for part in parts if not isinstance(part, str)]
+    texts = iter(tokens.decode(rows))
+    said = ["".join(p if isinstance(p, str) else next(texts) for p in ps) for ps in stretches]
+    below: list[list[Branch]] = [[] for _ in range(len(cuts) + 1)]  # by place, ROOT last
+    for place, cut in reversed(list(enumerate(cuts))):
+        text = said[place].rstrip("\ufffd")
+        branch = Branch(text, cut.tokens, cut.requests, tuple(below[place]))
+        below[cut.above].append(branch)
+    return tuple(below[ROOT])
+
+
+class _Cut(NamedTuple):
+    """A branch whose text is not known yet, but by its beginning; ``above``: the place of the one
+    that it hangs on."""
+
+    above: int
+    edge: Units
+    tokens: int
+    requests: int
+
+
+def _read(node: Node) -> list[Node]:
+    return [child for child in node.children.values() if child.requests]
+
+
+def _cuts(cache: Cache) -> list[_Cut]:
+    """Each before what hangs on it, the last of those side by side first. No recursion: a
+    conversation is a level deeper with each turn."""
+    found: list[_Cut] = []
+    todo = [(ROOT, node) for root in cache.roots.values() for node in _read(root)]
+    while todo:
+        above, node = todo.pop()
+        edge, length = node.edge[:UNITS], len(node.edge)
+        children = _read(node)
+        while len(children) == 1 and children[0].requests == node.requests:
+            (node,) = children
+            length += len(node.edge)
+            if len(edge) < UNITS:
+                edge += node.edge[: UNITS - len(edge)]
+            children = _read(node)
+        todo += [(len(found), child) for child in children]
+        found.append(_Cut(above, edge, length, node.requests))
+    return found
+
+
+# Printing
+
+
+def shown(plan: Plan) -> str:
+    """The sums, then the tree."""
+    return "\n".join([*_sums(plan), "", f"{'requests':>8}  {'tokens':>7}", *_lines(plan.tree, 0)])
+
+
+def _sums(plan: Plan) -> Iterator[str]:
+    items = "1 item" if plan.items == 1 else f"{plan.items:,} items"
+    yield f"{items}, {len(plan.calls):,} calls, {plan.prompt_tokens:,} prompt tokens"
+    yield f"  cached     {plan.cached_tokens:>11,}  ({100 * plan.hit_rate:.1f} %)"
+    yield f"  to compute {plan.computed_tokens:>11,}"
+    yield f"  to generate{plan.completion_tokens:>11,}  at most"
+    if plan.kv_capacity is not None:
+        yield f"  memory     {plan.kv_tokens:>11,}  of {plan.kv_capacity:,} tokens"
+    if plan.cost is not None:
+        yield f"  cost       {'$' + format(plan.cost, ',.4f'):>11}  at most"
+    if plan.counted:
+        yield f"  tokens are {plan.counted}"
+    if plan.warning:
+        yield f"  note: {plan.warning}"
+
+
+def _lines(branches: Sequence[Branch], depth: int) -> Iterator[str]:
+    """The branches that most computing depends on, the others as one line."""
+    first = sorted(branches, key=lambda one: -one.tokens * one.requests)
+    kept = {id(one) for one in first[: WIDE if depth < DEEP else 0]}
+    rest = [one for one in branches if id(one) not in kept]
+    indent = "  " * (depth + 1)
+    for branch in branches:
+        if id(branch) not in kept:
+            continue
+        text = json.dumps(_brief(branch.text), ensure_ascii=False)
+        yield f"{branch.requests:>8,}  {branch.tokens:>7,}{indent}{text}"
+        yield from _lines(branch.children, depth + 1)
+    if rest:
+        requests = sum(one.requests for one in rest)
+        yield f"{requests:>8,}  {_total(rest):>7,}{indent}in {len(rest):,} more"
+
+
+def _brief(text: str) -> str:
+    return text if len(text) <= CHARACTERS else text[: CHARACTERS - 3] + "..."
+
+
+def _total(branches: Iterable[Branch]) -> int:
+    """Tokens of these and of all below."""
+    total, todo = 0, list(branches)
+    while todo:
+        branch = todo.pop()
+        total += branch.tokens
+        todo += branch.children
+    return total

@@ -1,0 +1,284 @@
+"""Rehearsal: programs run to their end with their calls answered here instead of by a backend."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections import Counter
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sglang.backend.base import Backend, Call, Choose, Commit, Completion, Prompt
+from sglang.backend.constraint import Constraint
+from sglang.backend.mock import decided
+from sglang.compile.tracer import Record
+from sglang.errors import Location, SglangError, Unsupported, caller
+from sglang.ir.nodes import REASONING, Fork, Gen, Node, Select
+from sglang.ir.params import GenParams, strings
+from sglang.run.executor import StreamExecutor
+from sglang.run.interpreter import NO_COST, Interpreter, Steps
+from sglang.run.run_scope import Run
+from sglang.run.speculation import Pending
+from sglang.state import ProgramState
+
+if TYPE_CHECKING:
+    from sglang.program import SglFunction
+
+Answers = Mapping[str, str | Sequence[str]]
+
+FINISH = {"type": "stop", "matched": None}
+MAX_CALLS = 1000
+
+
+class Request(NamedTuple):
+    """One call: the statement it comes from, and the body that would be sent."""
+
+    title: str
+    location: Location
+    body: dict[str, Any]
+
+
+class Endless(BaseException):
+    """The program has made too many calls; not an Exception, so that it goes on no longer."""
+
+
+class Script:
+    """The answers, and the requests that they were given to.
+
+    Args:
+        answers: for the name of a variable its text, or several that are used in turn, the last
+            one again and again.
+    """
+
+    def __init__(self, answers: Answers) -> None:
+        if not isinstance(answers, Mapping):
+            raise TypeError(f"answers is {answers!r:.60}; give a dict of texts by name")
+        for name, answer in answers.items():
+            texts = [answer] if isinstance(answer, (str, int, float)) else list(answer or ())
+            if not texts or not all(isinstance(text, str) for text in texts):
+                raise TypeError(f"the answer for {name!r} is {answer!r}; give a text or several")
+        self.answers = answers
+        self.requests: list[Request] = []
+        self._used: Counter[str] = Counter()
+
+    def note(self, title: str, body: dict[str, Any], call: Call) -> None:
+        """Keep a request; one without a body would not be sent."""
+        if not body:
+            return
+        if len(self.requests) == MAX_CALLS:
+            raise Endless(
+                f"the program has made {MAX_CALLS} calls and goes on, at {caller()}; generated "
+                "values stand as ⟨name⟩ here: give answers={'name': text} for those that end it"
+            )
+        self.requests.append(Request(title, caller(), body))
+
+    def replied(self, texts: list[str]) -> None:
+        """These texts have answered the last gen."""
+
+    def text(self, name: str | None, number: int = 0) -> str:
+        """The next text of a variable; ``number``: which of n texts."""
+        if name is not None and name in self.answers:
+            answer = self.answers[name]
+            texts = [answer] if isinstance(answer, str) else answer
+            self._used[name] += 1
+            return texts[min(self._used[name], len(texts)) - 1]
+        label = name or f"gen {len(self.requests)}"
+        return f"⟨{label} {number + 1}⟩" if number else f"⟨{label}⟩"
+
+    def untake(self, names: Sequence[str | None]) -> None:
+        """The last texts of these variables are still to be used."""
+        self._used.subtract(name for name in names if name is not None and name in self.answers)
+
+    def option(self, name: str | None, options: Sequence[str]) -> str:
+        """The option that a select takes."""
+        if name not in self.answers:
+            return options[0]
+        if (text := self.text(name)) not in options:
+            raise SglangError(f"the answer for {name!r} is {text!r}, none of {list(options)}")
+        return text
+
+    def carry_out(
+        self,
+        program: SglFunction,
+        backend: Backend,
+        args: Sequence[Any],
+        arguments: Mapping[str, Any],
+        defaults: GenParams,
+    ) -> ProgramState:
+        """Run a program to its end, its calls answered."""
+        backend = Absent(backend)
+        run = Run(spec_tokens=program.num_api_spec_tokens or 0)
+        executor = StreamExecutor(backend, defaults, run=run, use_thread=False)
+        executor.interpreter = Rehearsal(executor.interpreter, self)
+        state = ProgramState(executor)
+        made = program.func(state, *args, **{**program.bound, **arguments})
+        state.ret_value = _awaited(made) if program.is_async else made
+        executor.finish()
+        return state
+
+    def check_used(self) -> None:
+        """Raises SglangError for an answer that nothing asked for."""
+        unused = [name for name in self.answers if name not in self._used]
+        if unused:
+            raise SglangError(f"no call asks for {unused[0]!r}, for which there is an answer")
+
+
+class Absent(Backend):
+    """What a program's flow depends on of a backend; its calls raise."""
+
+    def __init__(self, real: Backend) -> None:
+        self._real = real
+        self.name = real.name
+        self.chat_template = real.chat_template
+        self.constraints = real.constraints
+        self.speculates = real.speculates
+        self.messages_only = real.messages_only
+        self.continues = real.continues
+
+    def request(self, call: Call) -> dict[str, Any]:
+        return self._real.request(call)
+
+    def commit(self, prompt: Prompt) -> dict[str, Any]:
+        raise self.lacks("commit")
+
+    def lacks(self, primitive: str, instead: str = "") -> Unsupported:
+        return Unsupported(
+            f"a {primitive} of a program that a compiled one calls is not explained; explain the "
+            "Python program instead"
+        )
+
+
+class Stage(Record):
+    """Where programs run that an explained one runs."""
+
+    def __init__(self, script: Script) -> None:
+        super().__init__()
+        self._script = script
+
+    def call(
+        self,
+        program: SglFunction,
+        args: Sequence[Any],
+        arguments: Mapping[str, Any],
+        params: GenParams,
+        *,
+        backend: Any = None,
+        stream: bool = False,
+    ) -> ProgramState:
+        """``program.run(...)``, as part of what is explained."""
+        chosen = program._resolved(backend)
+        return self._script.carry_out(program, chosen, args, arguments, params)
+
+
+class Reply(NamedTuple):
+    """How the next call is answered: by ``text(number)`` for each of its n texts."""
+
+    name: str | None
+    text: Callable[[int], str]
+    meta: dict[str, Any]
+
+
+class Rehearsal(Interpreter):
+    """An interpreter whose calls are answered by a script; its backend is asked for nothing."""
+
+    def __init__(self, real: Interpreter, script: Script) -> None:
+        super().__init__(
+            real.backend,
+            real.stream,
+            real.defaults,
+            real.usage,
+            speculation=real.speculation,
+            spec_tokens=real.spec_tokens,
+        )
+        self._script = script
+        self._node: Node | None = None
+        self._reply = Reply(None, partial(script.text, None), {})
+
+    def visit(self, node: Node) -> None:
+        """Do all that the node does; no call is left over."""
+        if isinstance(node, Fork):
+            for child in node.children:
+                child.interpreter = Rehearsal(child.interpreter, self._script)
+        self._node, answer = node, None
+        if (steps := super().visit(node)) is not None:
+            with suppress(StopIteration):
+                while True:
+                    answer = self._answer(steps.send(answer))
+
+    def _asked(
+        self, node: Gen, params: GenParams, constraint: Constraint | None, model_type: str = ""
+    ) -> Steps:
+        """A placeholder satisfies every constraint."""
+        held = constraint if node.name in self._script.answers else None
+        thought = self._thought(node.name) if model_type else {}
+        self._reply = Reply(node.name, partial(self._script.text, node.name), thought)
+        yield from super()._asked(node, params, held, model_type)
+
+    def _thought(self, name: str | None) -> dict[str, Any]:
+        return {"reasoning_content": self._script.text((name or "") + REASONING)}
+
+    def _speculated(self, name: str | None, params: GenParams) -> Steps:
+        """What the model would write beyond the stop is not known: nothing is saved."""
+        stop = strings(params.stop)[0]
+        meta = {"finish_reason": {"type": "length", "length": 1}}
+        self._reply = Reply(name, lambda _: self._script.text(name) + stop, meta)
+        yield from super()._speculated(name, params)
+
+    def _one_reply(
+        self, params: GenParams, pattern: list[Pending | str]
+    ) -> Generator[Call, Any, list[Completion]]:
+        """The reply follows the pattern."""
+        names = [item.name for item in pattern if isinstance(item, Pending)]
+        shown = ", ".join(filter(None, names))
+        self._reply = Reply(shown, lambda _: self._following(pattern), {})
+        found = yield from super()._one_reply(params, pattern)
+        self._script.untake(names[len(found) :])
+        return found
+
+    def _following(self, pattern: list[Pending | str]) -> str:
+        text = ""
+        for item, after in zip(pattern, [*pattern[1:], ""]):
+            if isinstance(item, str):
+                text += item
+                continue
+            text += self._script.text(item.name)
+            stops = strings(item.params.stop)
+            if stops and not (isinstance(after, str) and after.startswith(stops)):
+                text += stops[0]
+        return text
+
+    def _answer(self, call: Call) -> Any:
+        body, (name, text, meta) = self.backend.request(call), self._reply
+        if isinstance(call, Commit):
+            self._script.note("commit", body, call)
+            return NO_COST
+        if isinstance(call, Choose):
+            assert isinstance(self._node, Select)
+            option = self._script.option(self._node.name, call.options)
+            self._script.note(_title("select", self._node.name), body, call)
+            return decided(option, call.options, call.method)
+        self._script.note(_title("gen", name), body, call)
+        known = {**NO_COST, "completion_tokens": 1, "finish_reason": FINISH, **meta}
+        stops = strings(call.params.stop)
+        texts = [_until(text(number), stops) for number in range(call.params.n or 1)]
+        self._script.replied(texts)
+        return [Completion(one, known) for one in texts]
+
+
+def _title(kind: str, name: str | None) -> str:
+    return f"{kind} {name}" if name else kind
+
+
+def _until(text: str, stops: Sequence[str]) -> str:
+    ends = [at for stop in stops if (at := text.find(stop)) >= 0]
+    return text[: min(ends, default=len(text))]
+
+
+def _awaited(body: Coroutine[Any, Any, Any]) -> Any:
+    """Its result, from an event loop of its own: the caller may be in one. Nothing in it waits."""
+    context = contextvars.copy_context()
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(context.run, asyncio.run, body).result()

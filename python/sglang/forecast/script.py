@@ -1,0 +1,95 @@
+"""Script: answers for a rehearsal that stand for texts of known length; keeps the calls."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sglang.backend.base import Call, Choose, Commit, Prompt
+from sglang.errors import Location
+from sglang.forecast.rehearsal import Answers, Request, Script
+from sglang.forecast.unknowns import Unknowns
+from sglang.ir.nodes import REASONING
+from sglang.ir.params import GenParams, given
+
+# Of these the first tokens of a text do not depend.
+LENGTHS = ("max_new_tokens", "n", "stop", "stop_token_ids", "stop_regex", "ignore_eos")
+SAMPLING = ("top_p", "top_k", "min_p", "seed", "temperature")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A call, the request that it makes, and the texts that answered it.
+
+    ``item`` is the item's number, None for what is computed ahead of all.
+    """
+
+    item: int | None
+    request: Request
+    call: Call
+    texts: tuple[str, ...] = ()
+
+
+class PlanScript(Script):
+    """The answers of one item's rehearsal.
+
+    Args:
+        lengths: tokens of variables that have no answer; without one, as many as are allowed.
+        asked: of all items; the calls of this one are appended.
+    """
+
+    def __init__(
+        self,
+        item: int,
+        answers: Answers,
+        lengths: Mapping[str, int],
+        unknowns: Unknowns,
+        asked: list[Asked],
+    ) -> None:
+        super().__init__(answers)
+        self._item, self._lengths = item, lengths
+        self._unknowns, self._asked = unknowns, asked
+
+    @property
+    def used(self) -> set[str]:
+        """Names that have been asked for."""
+        return set(self._used)
+
+    def note(self, title: str, body: dict[str, Any], call: Call) -> None:
+        super().note(title, body, call)
+        if body and not (isinstance(call, Commit) and not call.prompt.text):
+            self._asked.append(Asked(self._item, self.requests[-1], call))
+
+    def replied(self, texts: list[str]) -> None:
+        self._asked[-1] = replace(self._asked[-1], texts=tuple(texts))
+
+    def text(self, name: str | None, number: int = 0) -> str:
+        """A text of the length of what is asked for, which a greedy call gets again."""
+        call = self._asked[-1].call if self._asked else None
+        known = name in self.answers or (name or "").endswith(REASONING)
+        if known or call is None or isinstance(call, (Choose, Commit)):
+            return super().text(name, number)
+        length = call.params.max_new_tokens or 0
+        if name is not None and name in self._lengths:
+            self._used[name] += 1
+            length = min(length, self._lengths[name])
+        key = _key(call.prompt, call.params, number, len(self._asked))
+        return self._unknowns.pair(key, name or "gen", length) if length else ""
+
+
+def _key(prompt: Prompt, params: GenParams, number: int, place: int) -> Hashable:
+    """What the first tokens of an answer are a function of."""
+    values = {name: value for name, value in given(params).items() if name not in LENGTHS}
+    if params.temperature == 0:
+        values = {name: value for name, value in values.items() if name not in SAMPLING}
+        number = 0
+    elif params.seed is None:
+        return place, number
+    media = tuple(medium.address for medium in prompt.media)
+    return prompt.text, media, prompt.parallel, prompt.lora_path, repr(values), number
+
+
+def ahead(prompt: Prompt, body: dict[str, Any]) -> Asked:
+    """What a batch has computed before its items."""
+    return Asked(None, Request("ahead of the batch", Location("", 0), body), Commit(prompt))

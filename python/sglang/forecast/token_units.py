@@ -1,0 +1,100 @@
+"""Tokens: how texts become units, and units texts, by the backend's tokenizer or by an estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from sglang.backend.base import Backend
+from sglang.errors import Unsupported
+from sglang.forecast.cache_model import Units, units
+
+BYTES = 4  # of English text a token, in the vocabularies of large models
+
+
+class Tokens(Protocol):
+    """``said`` tells in words how tokens were counted; "" where exactly."""
+
+    said: str
+
+    def encode(self, texts: Sequence[str], special: bool) -> list[Units]:
+        """``special``: with what the tokenizer puts around a prompt."""
+
+    def decode(self, rows: Sequence[Units]) -> list[str]:
+        """Their texts."""
+
+
+def tokens_of(backend: Backend) -> Tokens:
+    """The backend's own tokenizer; else tiktoken's for its model; else an estimate."""
+    try:
+        backend.tokenize([])
+    except Unsupported:
+        return _published(str(getattr(backend, "model_name", "") or _served(backend)))
+    return Own(backend)
+
+
+class Own:
+    """The backend's."""
+
+    said = ""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def encode(self, texts: Sequence[str], special: bool) -> list[Units]:
+        return [units(row) for row in self._backend.tokenize(texts, special)]
+
+    def decode(self, rows: Sequence[Units]) -> list[str]:
+        return self._backend.detokenize([list(row) for row in rows])
+
+
+class Tiktoken:
+    """OpenAI's, by the package of that name."""
+
+    def __init__(self, encoding: Any) -> None:
+        self._encoding = encoding
+        self.said = f"counted by tiktoken ({encoding.name}), without what the service adds"
+
+    def encode(self, texts: Sequence[str], special: bool) -> list[Units]:
+        return [units(row) for row in self._encoding.encode_ordinary_batch(list(texts))]
+
+    def decode(self, rows: Sequence[Units]) -> list[str]:
+        return [str(self._encoding.decode(list(row))) for row in rows]
+
+
+class Estimate:
+    """A token every four bytes."""
+
+    said = f"estimated: a token every {BYTES} bytes of text"
+
+    def __init__(self) -> None:
+        self._numbers: dict[bytes, int] = {}
+        self._pieces: list[bytes] = []
+
+    def encode(self, texts: Sequence[str], special: bool) -> list[Units]:
+        return [units(self._ids(text.encode("utf-8", "replace"))) for text in texts]
+
+    def decode(self, rows: Sequence[Units]) -> list[str]:
+        return [b"".join(self._pieces[i] for i in row).decode("utf-8", "replace") for row in rows]
+
+    def _ids(self, data: bytes) -> Iterable[int]:
+        for at in range(0, len(data), BYTES):
+            piece = data[at : at + BYTES]
+            number = self._numbers.setdefault(piece, len(self._pieces))
+            if number == len(self._pieces):
+                self._pieces.append(piece)
+            yield number
+
+
+def _served(backend: Backend) -> str:
+    return str(getattr(getattr(backend, "service", None), "model", ""))
+
+
+def _published(model: str) -> Tokens:
+    """Of a model that is served elsewhere."""
+    try:
+        import tiktoken
+
+        return Tiktoken(tiktoken.encoding_for_model(model))
+    except Exception:  # not installed, not OpenAI's model, or its file cannot be had
+        return Estimate()

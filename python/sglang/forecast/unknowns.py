@@ -1,0 +1,70 @@
+"""Unknowns: pairs of characters that stand in texts for what nobody knows yet, and their units."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import NamedTuple
+
+from sglang.forecast.cache_model import Units, units
+
+MARK = "\ufdd0"  # a noncharacter, for use inside programs: no text has one of its own
+FIRST = 0xF0000  # what follows it: two planes of private characters; alone they are a text's own
+LAST = 0x10FFFD
+_SKIPPED = range(0xFFFFE, 0x100000)  # no characters
+STANDS = f"{MARK}[\U000f0000-\U000ffffd\U00100000-\U0010fffd]"  # any of them
+BASE = 1 << 40  # above every token id
+ROOM = 1 << 21  # units of one unknown text
+
+
+class Unknown(NamedTuple):
+    """A text that is not known: what to call it, its number, its length in tokens."""
+
+    label: str
+    number: int
+    length: int
+
+
+class Unknowns:
+    """Those of one plan. What is asked for twice by the same key begins with the same units."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Hashable, int] = {}
+        self._labels: list[str] = []
+        self._pairs: dict[Unknown, str] = {}
+        self._texts: dict[str, Unknown] = {}
+
+    def number(self, key: Hashable, label: str) -> int:
+        """The number that goes with ``key``."""
+        number = self._numbers.setdefault(key, len(self._labels))
+        if number == len(self._labels):
+            self._labels.append(label)
+        return number
+
+    def pair(self, key: Hashable, label: str, length: int) -> str:
+        """A text of two characters that stands for ``length`` tokens."""
+        unknown = Unknown(label, self.number(key, label), length)
+        if unknown not in self._pairs:
+            place = FIRST + len(self._pairs)
+            place += len(_SKIPPED) if place >= _SKIPPED.start else 0
+            if place > LAST:
+                raise ValueError(
+                    f"the batch has more than {len(self._pairs)} generations; plan a part of its "
+                    "items"
+                )
+            self._pairs[unknown] = MARK + chr(place)
+            self._texts[MARK + chr(place)] = unknown
+        return self._pairs[unknown]
+
+    def of(self, text: str) -> Unknown | None:
+        """What a text stands for."""
+        return self._texts.get(text)
+
+    def label(self, unit: int) -> str | None:
+        """Of a unit; None for one that is a token's id."""
+        return self._labels[(unit - BASE) // ROOM] if unit >= BASE else None
+
+
+def run(number: int, length: int) -> Units:
+    """The units of an unknown text."""
+    first = BASE + number * ROOM
+    return units(range(first, first + min(length, ROOM)))

@@ -1,0 +1,1 @@
+"""What happened in a run: text and HTML displays, and the timeline."""

@@ -1,0 +1,109 @@
+"""Pieces: a state's text, cut up by who has written it, to be shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from sglang.ir.chat_template import ChatTemplate
+from sglang.ir.media import Media
+from sglang.run.stream import Segment, Stream
+
+
+class Turn(NamedTuple):
+    """A turn in the text: the template's words begin and end it, ``body`` to ``close`` is said."""
+
+    role: str
+    start: int
+    body: int
+    close: int
+    end: int
+
+
+class Piece(NamedTuple):
+    """A stretch of the text.
+
+    Attributes:
+        kind: "text" (the program's), "template", "gen", "select" or "media".
+        turn: the turn that it is part of.
+        segment: of what the model has written, and of media.
+    """
+
+    kind: str
+    text: str
+    turn: Turn | None = None
+    segment: Segment | None = None
+
+
+class Mark(NamedTuple):
+    """Where a piece begins and ends; marks at one place come in this order."""
+
+    start: int
+    end: int
+    rank: int
+    kind: str
+    item: Turn | Segment
+
+
+OPEN, INSIDE, CLOSE = range(3)
+
+
+def pieces_of(stream: Stream, template: ChatTemplate) -> Iterator[Piece]:
+    """The text from its beginning to its end; joined, the pieces are the text."""
+    at, turn = 0, None
+    for mark in sorted(_marks(stream, template), key=lambda mark: mark[:3]):
+        if at < mark.start:
+            yield Piece("text", stream.text[at : mark.start], turn)
+        at, start = max(at, mark.end), max(at, mark.start)
+        if isinstance(mark.item, Segment):
+            yield Piece(mark.kind, stream.text[start : mark.end], turn, mark.item)
+            continue
+        yield Piece("template", stream.text[start : mark.end], mark.item)
+        if mark.rank == OPEN:
+            turn = mark.item
+        elif turn is mark.item:
+            turn = None
+    if at < len(stream.text):
+        yield Piece("text", stream.text[at:], turn)
+
+
+def _marks(stream: Stream, template: ChatTemplate) -> Iterator[Mark]:
+    for turn in turns_of(stream, template):
+        yield Mark(turn.start, turn.body, OPEN, "template", turn)
+        yield Mark(turn.close, turn.end, CLOSE, "template", turn)
+    for segment in [*stream.segments, *_growing(stream)]:
+        yield Mark(segment.start, segment.end, INSIDE, segment.kind, segment)
+
+
+def _growing(stream: Stream) -> Iterator[Segment]:
+    """What is being streamed at this moment."""
+    for name, text in stream.partial.items():
+        if stream.text.endswith(text):
+            end = len(stream.text)
+            yield Segment("gen", end - len(text), end, name, stream.meta.get(name, {}))
+
+
+def turns_of(stream: Stream, template: ChatTemplate) -> list[Turn]:
+    """Where the turns of ``stream.messages`` stand in its text, and the one that is open."""
+    found, at = [], 0
+    for number, message in enumerate(stream.messages):
+        role, said = message["role"], _written(message["content"], template)
+        prefix, suffix = template.around(role, stream.messages[:number])
+        start = stream.text.find(prefix + said + suffix, at)
+        if start >= 0:
+            body = start + len(prefix)
+            at = body + len(said) + len(suffix)
+            found.append(Turn(role, start, body, body + len(said), at))
+    if stream.role is not None:
+        prefix, _ = template.around(stream.role, stream.messages)
+        body, end = stream.role_start, len(stream.text)
+        found.append(Turn(stream.role, body - len(prefix), body, end, end))
+    return found
+
+
+def _written(content: Any, template: ChatTemplate) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(
+        template.marker(part.kind) if isinstance(part, Media) else part for part in content
+    )

@@ -1,0 +1,157 @@
+"""Tracing: how it is said that programs are to be recorded, and where their trace goes."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from sglang.backend.base import Backend, Call
+from sglang.backend.recorded_call import Asked
+from sglang.errors import Location
+from sglang.inspect.prices import checked_prices
+from sglang.inspect.timeline.trace import Trace, format_of
+from sglang.run.recording import Recording, write
+from sglang.run.run_scope import current_run
+from sglang.run.stream import Stream
+
+if TYPE_CHECKING:
+    from sglang.program import SglFunction
+
+# A trace, if there is to be one, and the file that it is written to at the end.
+Opened: TypeAlias = tuple[Trace | None, str | None]
+NO_TRACE: Opened = (None, None)
+
+# Traces of the ``tracing`` blocks that are open, the innermost last.
+ACTIVE: list[Trace] = []
+# That of the ``tracing`` around the current thread or task, which others may be open beside.
+AROUND: ContextVar[Trace | None] = ContextVar("around", default=None)
+
+
+@contextmanager
+def tracing(
+    to: str | os.PathLike[str] | Trace | None = None,
+    *,
+    prices: Mapping[str, float] | None = None,
+    otel: Any = None,
+) -> Iterator[Trace]:
+    """Record every program that begins while inside, in whatever thread, and give the trace.
+
+    ``to``: a file that it is written to at the end (.html, or .json), or a trace to add to.
+    ``prices``: dollars per million tokens, by "input", "cached" and "output". ``otel``: the URL of
+    a collector, or a span processor, that it is sent to; a runtime's own spans then belong to it.
+
+    Raises ValueError and OSError, before anything runs, where it could not be written.
+    """
+    trace, path = opened(True if to is None else to)
+    if trace is None:
+        raise TypeError(f"tracing is given {to!r}; give a file's name, a Trace, or nothing")
+    if prices is not None:
+        trace.prices = checked_prices(prices)
+    trace.otel = otel
+    outer = AROUND.get()
+    ACTIVE.append(trace)
+    AROUND.set(trace)
+    try:
+        yield trace
+    except BaseException as error:
+        _leave(trace, outer)
+        finish(trace, path, error)
+        raise
+    _leave(trace, outer)
+    finish(trace, path, None)
+
+
+def _leave(trace: Trace, outer: Trace | None) -> None:
+    ACTIVE.remove(trace)
+    AROUND.set(outer)  # no token: it may have been entered in another context
+
+
+def opened(to: Any, program: SglFunction | None = None) -> Opened:
+    """What ``trace=`` of a run asks for. Raises TypeError, ValueError for a file's name, and
+    OSError where it cannot be written."""
+    if to is None:
+        return NO_TRACE
+    if program is not None and "trace" in program.arg_names:
+        raise TypeError(
+            f"'trace' is an argument of {program.func.__name__} and an option of run; give the "
+            "argument by position, by bind(trace=...), or rename it"
+        )
+    if to is False:
+        return NO_TRACE
+    if to is True:
+        return Trace(), None
+    if isinstance(to, Trace):
+        return to, None
+    if not isinstance(to, (str, os.PathLike)):
+        raise TypeError(f"trace is {to!r:.60}; give a file's name, True or a Trace")
+    format_of(to)
+    return Trace(), str(writable(to))
+
+
+def writable(to: str | os.PathLike[str]) -> Path:
+    """``to``, which a program may go to another folder before. Raises OSError where it could not be
+    written: that is to be known before anything runs."""
+    path = Path(to).absolute()
+    folder, problem = path.parent, ""
+    if not folder.is_dir():
+        problem = f"there is no folder {folder}"
+    elif path.is_dir():
+        problem = "it is a folder; give a file's name"
+    elif not os.access(path if path.exists() else folder, os.W_OK):
+        problem = f"this user may not write to {path if path.exists() else folder}"
+    if problem:
+        raise OSError(f"{os.fspath(to)!r} cannot be written: {problem}")
+    return path
+
+
+def ambient() -> Trace | None:
+    """What a run that begins here belongs to without being told: the trace of the run around it, of
+    the ``tracing`` around it, or in a thread that has none of the latest ``tracing``."""
+    run = current_run()
+    if run is not None and run.recording is not None:
+        return run.recording.trace
+    around = AROUND.get()
+    if around is not None and around in ACTIVE:
+        return around
+    latest = ACTIVE[-1:]  # another thread may leave its own meanwhile
+    return latest[0] if latest else None
+
+
+def recording_of(name: str, to: Opened, inline: bool) -> Recording | None:
+    """Of a run that begins now, None where nobody asks for it."""
+    trace, path = to
+    if trace is None and (trace := ambient()) is None:
+        return None
+    run = current_run()
+    return Recording(trace, name, run.recording if run is not None else None, path, inline)
+
+
+@contextmanager
+def recorded_alone(name: str, trace: Trace, backend: Backend, call: Call) -> Iterator[Asked]:
+    """While inside, a call is made that belongs to no program; see ``Visit.asking``."""
+    recording = Recording(trace, name, inline=True)
+    with (
+        recording.of((), None),
+        recording.track.visit((), Location("", 0), Stream()) as visit,
+        visit.asking(backend, call) as asked,
+    ):
+        yield asked
+
+
+def finish(trace: Trace, path: str | None, error: BaseException | None) -> None:
+    """Write and send it. After ``error``, which counts more, what cannot be sent is a warning."""
+    if path is not None:
+        write(trace, path)
+    if trace.otel is None:
+        return
+    try:
+        trace.export_otel(trace.otel)
+    except Exception as problem:
+        if error is None:
+            raise
+        warnings.warn(f"the trace was not sent: {problem}", RuntimeWarning, stacklevel=2)

@@ -1,0 +1,1 @@
+"""The program as data: nodes, parameters, graphs and their JSON."""

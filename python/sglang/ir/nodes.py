@@ -1,0 +1,219 @@
+"""Nodes: what a program appends to its state, as plain data.
+
+``gen``, ``select`` and the roles only build nodes; ``interpreter`` gives them their meaning through
+one dispatch table, so that another reader of the same nodes (a tracer, a compiler) needs no change
+here. Nodes join with ``+`` into a Sequence; a ``str`` becomes a ConstantText.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from sglang.ir.params import GenParams
+
+if TYPE_CHECKING:
+    from sglang.run.executor import StreamExecutor
+
+
+REASONING = "_reasoning_content"
+
+
+class Node:
+    """Base of all nodes.
+
+    ``blocking`` tells that visiting the node may wait for the backend: such a node is never visited
+    in the thread that appends it.
+    """
+
+    blocking: ClassVar[bool] = False
+
+    def __add__(self, other: object) -> Chain:
+        return Chain((*self.flat(), *node_of(other).flat()))
+
+    def __radd__(self, other: object) -> Chain:
+        return Chain((*node_of(other).flat(), *self.flat()))
+
+    def __format__(self, spec: str) -> str:
+        raise TypeError(
+            f"{type(self).__name__} cannot be formatted into a text; append it: "
+            "s += 'A: ' + sgl.gen('a') + '.'"
+        )
+
+    def __str__(self) -> str:
+        return self.__format__("")
+
+    def flat(self) -> Iterator[Node]:
+        """The atomic nodes, in order."""
+        yield self
+
+    def names(self) -> Sequence[str]:
+        """Variables that visiting the node defines."""
+        return ()
+
+
+def node_of(value: object) -> Node:
+    """Raises TypeError for what cannot be appended to a state."""
+    if isinstance(value, Node):
+        return value
+    if isinstance(value, str):
+        return ConstantText(value)
+    if value is None:
+        raise TypeError(
+            "cannot append None; s.user(...), s.assistant(...) and s.system(...) already append: "
+            "write them without 's +=', or append sglang.user(...)"
+        )
+    kind = type(value).__name__
+    hint = _HINTS.get(kind, "append text or an expression, str(...)?")
+    raise TypeError(f"cannot append {kind} {value!r:.60}; {hint}")
+
+
+_HINTS = {
+    "ProgramState": "to continue with another program's body call it with the state: program(s)",
+    "SglFunction": "call the program with the state: program(s)",
+    "CompiledProgram": "call the program with the state: program(s)",
+    "tuple": "a comma stands where + is meant?",
+    "list": "append its parts one by one",
+}
+
+
+@dataclass(frozen=True)
+class Chain(Node):
+    """Several nodes, one after the other."""
+
+    parts: tuple[Node, ...]
+
+    def flat(self) -> Iterator[Node]:
+        for part in self.parts:
+            yield from part.flat()
+
+
+@dataclass(frozen=True)
+class ConstantText(Node):
+    text: str
+
+
+@dataclass(frozen=True)
+class Gen(Node):
+    """Text drawn by the model until a stop or a limit, kept in variable ``name`` if it has one."""
+
+    blocking = True
+    name: str | None = None
+    params: GenParams = field(default_factory=GenParams)
+
+    def names(self) -> Sequence[str]:
+        return () if self.name is None else (self.name,)
+
+
+@dataclass(frozen=True)
+class Select(Node):
+    """The most likely of ``choices``; ``method`` names the score, or is one of ``choices.py``."""
+
+    blocking = True
+    name: str | None
+    choices: tuple[str, ...]
+    method: Any
+
+    def names(self) -> Sequence[str]:
+        return () if self.name is None else (self.name,)
+
+
+@dataclass(frozen=True)
+class Image(Node):
+    """An image or a video: a Media, or what stands for one in a graph. ``kind`` and ``num_frames``
+    are those of a source that is not read yet."""
+
+    source: Any
+    kind: str = "image"
+    num_frames: int = 0
+
+
+@dataclass(frozen=True)
+class SeparateReasoning(Node):
+    """The gens among ``parts`` write reasoning first, as models of ``model_type`` do.
+
+    The variable of each is its answer, ``NAME_reasoning_content`` its reasoning; the text goes on
+    with the answer alone.
+    """
+
+    blocking = True
+    parts: tuple[Node, ...]
+    model_type: str
+
+    def names(self) -> Sequence[str]:
+        made = [name for part in self.parts for name in part.names()]
+        return [*made, *(name + REASONING for name in made)]
+
+
+@dataclass(frozen=True)
+class RoleBegin(Node):
+    role: str
+
+
+@dataclass(frozen=True)
+class RoleEnd(Node):
+    role: str
+
+
+@dataclass(frozen=True)
+class ScopeBegin(Node):
+    name: str
+
+
+@dataclass(frozen=True)
+class ScopeEnd(Node):
+    """Variable ``name`` is the text since its ScopeBegin."""
+
+    name: str
+
+    def names(self) -> Sequence[str]:
+        return (self.name,)
+
+
+@dataclass(frozen=True)
+class SetVariable(Node):
+    name: str
+    value: Any
+
+    def names(self) -> Sequence[str]:
+        return (self.name,)
+
+
+@dataclass(frozen=True)
+class Flush(Node):
+    """Ask for the gens of an open assistant turn that speculation has put off."""
+
+    blocking = True
+
+
+@dataclass(frozen=True)
+class Parallel(Node):
+    """Append ``texts``, each encoded as if the others were not there, and the turns in them."""
+
+    texts: tuple[str, ...]
+    messages: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Later(Node):
+    """Stands for the node that ``then()`` gives once every source is settled.
+
+    A source is an executor and the name of a variable, or None for all that was appended to it.
+    Waiting holds no thread. What ``then`` raises ends the stream. ``defines``: variables that the
+    node will make.
+    """
+
+    sources: tuple[tuple[StreamExecutor, str | None], ...]
+    then: Callable[[], Node]
+    defines: tuple[str, ...] = ()
+
+    def names(self) -> Sequence[str]:
+        return self.defines
+
+
+@dataclass(frozen=True)
+class Fork(Node):
+    """Start the executors of ``children`` from a copy of what has been written so far."""
+
+    children: tuple[Any, ...]

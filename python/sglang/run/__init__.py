@@ -1,0 +1,1 @@
+"""Running a program: executor, interpreter, streams of text."""

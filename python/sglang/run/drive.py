@@ -1,0 +1,67 @@
+"""Drive: makes the calls that the interpreter yields, in a thread or in an event loop."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+from sglang.backend.base import Backend, Call, Complete, Stream
+from sglang.backend.cancel import Cancellation
+from sglang.run.history import HISTORY
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from sglang.run.recording import Visit
+
+UNRECORDED: nullcontext[None] = nullcontext()
+
+
+def drive(
+    steps: Generator[Call, Any, None],
+    backend: Backend,
+    cancellation: Cancellation,
+    visit: Visit | None = None,
+) -> None:
+    """Make each call and send its answer back, until the steps end. Raises what a call raises.
+    ``visit`` records them."""
+    answer: Any = None
+    with cancellation.active(), visit or UNRECORDED:
+        while True:
+            try:
+                call = steps.send(answer)
+            except StopIteration:
+                return
+            with HISTORY.call(backend.name, _kept(call)) as entry:
+                if visit is None:
+                    answer = entry.answer = call.do(backend)
+                    continue
+                with visit.asking(backend, call) as asked:
+                    answer = entry.answer = asked.answer = asked.call.do(backend)
+
+
+async def adrive(
+    steps: Generator[Call, Any, None],
+    backend: Backend,
+    cancellation: Cancellation,
+    visit: Visit | None = None,
+) -> None:
+    """``drive`` for an event loop."""
+    answer: Any = None
+    with cancellation.active(), visit or UNRECORDED:
+        while True:
+            try:
+                call = steps.send(answer)
+            except StopIteration:
+                return
+            with HISTORY.call(backend.name, _kept(call)) as entry:
+                if visit is None:
+                    answer = entry.answer = await call.ado(backend)
+                    continue
+                with visit.asking(backend, call) as asked:
+                    answer = entry.answer = asked.answer = await asked.call.ado(backend)
+
+
+def _kept(call: Call) -> Call:
+    """The call without its reader, as the history outlives the run."""
+    return Complete(call.prompt, call.params) if isinstance(call, Stream) else call

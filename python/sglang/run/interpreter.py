@@ -1,0 +1,390 @@
+"""Interpreter: what each node does to a stream, the one visitor of the nodes.
+
+It is sequential and knows neither threads nor event loops: a handler that needs the backend is a
+generator of calls and is sent their answers, and ``executor`` decides where a call waits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from typing import Any, ClassVar, TypeAlias
+
+from sglang.backend import base
+from sglang.backend.base import Backend, Call, Choose, Complete, Completion, Prompt
+from sglang.backend.constraint import Constraint, constraint_of
+from sglang.errors import Location, SglangError, Unsupported
+from sglang.ir.choices import METHODS, ChoicesMethod
+from sglang.ir.media import medium
+from sglang.ir.nodes import (
+    REASONING,
+    Chain,
+    ConstantText,
+    Flush,
+    Fork,
+    Gen,
+    Image,
+    Node,
+    Parallel,
+    RoleBegin,
+    RoleEnd,
+    ScopeBegin,
+    ScopeEnd,
+    Select,
+    SeparateReasoning,
+    SetVariable,
+)
+from sglang.ir.params import GenParams, strings
+from sglang.run import reasoning, speculation
+from sglang.run.retry import answer_of, valid_completions
+from sglang.run.speculation import Pending, Speculation
+from sglang.run.stream import Segment, Stream
+from sglang.run.typed import Typed
+from sglang.run.usage import Usage
+
+Steps: TypeAlias = Generator[Call, Any, None]
+NO_COST = {"prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0}
+
+
+class Interpreter:
+    """Visits nodes in order, writing to ``stream``.
+
+    Args:
+        defaults: parameters that a ``gen`` inherits, complete.
+        spec_tokens: how far a call of an API model may run on; 0: no speculation.
+        streaming: show generated text as it grows.
+        changed: called when streamed text has grown.
+
+    Attributes:
+        location: the program's line that appended the node which is visited.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        stream: Stream,
+        defaults: GenParams,
+        usage: Usage,
+        *,
+        speculation: Speculation | None = None,
+        spec_tokens: int = 0,
+        streaming: bool = False,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.backend = backend
+        self.stream = stream
+        self.defaults = defaults
+        self.usage = usage
+        self.speculation = speculation or Speculation()
+        self.spec_tokens = spec_tokens
+        self.streaming = streaming
+        self.location: Location | None = None
+        self._changed = changed
+
+    def visit(self, node: Node) -> Steps | None:
+        """The node's calls, or None where it needs none and is done.
+
+        Raises what the backend raises, and SglangError for a node out of place.
+        """
+        handler = self.handlers.get(type(node))
+        if handler is None:
+            raise SglangError(f"the interpreter cannot execute {type(node).__name__}")
+        if self.stream.deferred and not isinstance(node, (ConstantText, Gen, Flush)):
+            return self._settled(handler, node)
+        return handler(self, node)
+
+    def blocks(self, node: Node) -> bool:
+        """Whether visiting the node may call the backend."""
+        return node.blocking or bool(self.stream.deferred)
+
+    def _settled(self, handler: Callable[..., Steps | None], node: Node) -> Steps:
+        """The deferred gens first, then the node."""
+        yield from self._flush(Flush())
+        yield from handler(self, node) or ()
+
+    # Text and media
+
+    def _text(self, node: ConstantText) -> None:
+        stream = self.stream
+        if stream.deferred:
+            stream.deferred.append(node.text)
+            return
+        if node.text.strip():
+            self._inside_a_turn(repr(node.text[:40]))
+        stream.text += node.text
+        if stream.leftover is not None:
+            stream.leftover = stream.leftover.after(node.text)
+            self.speculation.add(mismatches=stream.leftover is None)
+
+    def _image(self, node: Image) -> None:
+        stream, found = self.stream, medium(node.kind, node.source, node.num_frames)
+        self._inside_a_turn(found.kind)
+        stream.leftover = None
+        start = len(stream.text)
+        stream.text += self.backend.chat_template.marker(found.kind)
+        stream.media.append((start, len(stream.text), found))
+        stream.segments.append(Segment("media", start, len(stream.text), None, {"media": found}))
+
+    def _parallel(self, node: Parallel) -> None:
+        stream, ranges = self.stream, []
+        stream.leftover = None
+        for text in filter(None, node.texts):
+            ranges.append((len(stream.text), len(stream.text) + len(text)))
+            stream.text += text
+        if ranges:
+            stream.parallel.append(tuple(ranges))
+        stream.messages += node.messages
+
+    def _inside_a_turn(self, what: str) -> None:
+        """Raises Unsupported where ``what`` would never reach the backend."""
+        stream = self.stream
+        if self.backend.messages_only and stream.messages and stream.role is None:
+            raise Unsupported(
+                f"{what} stands outside of the turns, and {self.backend.name} is sent the turns "
+                "alone; append it inside user(...), assistant(...) or system(...)"
+            )
+
+    # Generation
+
+    def _gen(self, node: Gen, model_type: str = "") -> Steps | None:
+        params = node.params.over(self.defaults)
+        constraint = constraint_of(params)
+        if constraint is not None:
+            if constraint.kind in self.backend.constraints:
+                params = constraint.resolve(params)
+            else:
+                params = constraint.free(params, self.backend.continues)
+        able = self.spec_tokens and not model_type and constraint is None
+        if able and speculation.possible(params):
+            if self.backend.speculates == "chat" and self.stream.role == "assistant":
+                self.stream.deferred.append(Pending(node.name, params))
+                return None
+            if self.backend.speculates == "text" and strings(params.stop):
+                return self._speculated(node.name, params)
+        if self.stream.deferred:
+            return self._settled(lambda _, gen: self._asked(gen, params, constraint), node)
+        return self._asked(node, params, constraint, model_type)
+
+    def _asked(
+        self,
+        node: Gen,
+        params: GenParams,
+        constraint: Constraint | None,
+        model_type: str = "",
+    ) -> Steps:
+        """The gen by calls of its own."""
+        self._inside_a_turn("gen")
+        stream, start = self.stream, len(self.stream.text)
+        stream.leftover = None
+        params = self._with_template_stops(params)
+        if constraint is not None and not self.backend.enforces(constraint):
+            template, tell = self.backend.chat_template, self.usage.add
+            completions = yield from valid_completions(
+                self._prompt(params), params, constraint, model_type, template, tell
+            )
+        elif self.streaming and (params.n or 1) == 1:
+            show = partial(self._show, node.name, stream.text, model_type)
+            completions = yield base.Stream(self._prompt(params), params, show)
+        else:
+            completions = yield Complete(self._prompt(params), params)
+        self._account(completions)
+        completions = [answer_of(completion, model_type) for completion in completions]
+        typed = None
+        if constraint is not None:
+            typed = Typed(constraint, params.max_new_tokens, self.location)
+        self._write(node.name, completions, start, (params.n or 1) > 1, typed)
+
+    def _prompt(self, params: GenParams) -> Prompt:
+        """What is written, to be read by the adapter of ``params``."""
+        return dataclasses.replace(self.stream.prompt(), lora_path=params.lora_path or "")
+
+    def _with_template_stops(self, params: GenParams) -> GenParams:
+        stops = dict.fromkeys((*strings(params.stop), *self.backend.chat_template.stop))
+        return dataclasses.replace(params, stop=tuple(stops)) if stops else params
+
+    def _show(self, name: str | None, before: str, model_type: str, so_far: Completion) -> None:
+        text = (
+            reasoning.split(so_far.text, model_type, growing=True)[1] if model_type else so_far.text
+        )
+        self.stream.text = before + text
+        if name is not None:
+            self.stream.meta[name] = so_far.meta
+            self.stream.partial[name] = text
+        self._changed()
+
+    def _account(self, completions: Sequence[Completion]) -> None:
+        for completion in completions:
+            self.usage.add(completion.meta)
+
+    def _write(
+        self,
+        name: str | None,
+        completions: Sequence[Completion],
+        start: int,
+        several: bool = False,
+        typed: Typed | None = None,
+    ) -> None:
+        """The first text goes on from ``start``; the variable is the text, or a list of several."""
+        stream = self.stream
+        texts, metas = [c.text for c in completions], [c.meta for c in completions]
+        stream.text = stream.text[:start] + texts[0]
+        stream.segments.append(Segment("gen", start, len(stream.text), name, metas[0]))
+        if name is not None:
+            thoughts = [meta.get("reasoning_content") for meta in metas]
+            if thoughts[0] is not None:
+                stream.define(name + REASONING, thoughts if several else thoughts[0])
+            meta = metas if several else metas[0]
+            stream.define(name, texts if several else texts[0], meta, typed)
+
+    def _reasoned(self, node: SeparateReasoning) -> Steps:
+        for part in node.parts:
+            made = self._gen(part, node.model_type) if isinstance(part, Gen) else self.visit(part)
+            yield from made or ()
+
+    # Speculation
+
+    def _speculated(self, name: str | None, params: GenParams) -> Steps:
+        """From what an earlier call has written; else by one that may run on."""
+        stream, template = self.stream, self.backend.chat_template
+        if stream.leftover is not None and (taken := stream.leftover.take(params)) is not None:
+            meta = {"finish_reason": taken[1], **NO_COST, "speculated": True}
+            rest = stream.leftover.rest(taken[2])
+            self._write(name, [Completion(taken[0], meta)], len(stream.text))
+            self.speculation.add(saved=1, tokens=rest.prompt_tokens)
+            stream.leftover = rest
+            return
+        asked = speculation.running_on(params, self.spec_tokens, template.stop)
+        (completion,) = yield Complete(stream.prompt(), asked)
+        self._account([completion])
+        self.speculation.add(calls=1)
+        left = speculation.leftover(completion.text, completion.meta, asked)
+        taken = left.take(params)
+        if taken is None:
+            self.speculation.add(mismatches=1)
+            yield from self._asked(Gen(name), params, None)
+            return
+        meta = {**completion.meta, "finish_reason": taken[1]}
+        self._write(name, [Completion(taken[0], meta)], len(stream.text))
+        stream.leftover = left.rest(taken[2])
+
+    def _flush(self, _: Flush) -> Steps:
+        """One reply for the turn's deferred gens; those that it does not give are asked for."""
+        stream = self.stream
+        turn, stream.deferred = stream.deferred, []
+        if not turn:
+            return
+        gens = [item for item in turn if isinstance(item, Pending)]
+        opening = stream.text[stream.role_start :]
+        found: list[Completion] = []
+        if len(gens) > 1 or opening:
+            found = yield from self._one_reply(gens[0].params, [opening, *turn])
+            self.speculation.add(mismatches=len(found) < len(gens))
+        for item in turn:
+            if isinstance(item, str):
+                stream.text += item
+            elif found:
+                self._write(item.name, [found.pop(0)], len(stream.text))
+            else:
+                yield from self._asked(Gen(item.name), item.params, None)
+
+    def _one_reply(
+        self, params: GenParams, pattern: list[Pending | str]
+    ) -> Generator[Call, Any, list[Completion]]:
+        """What one reply to the turns before gives of the pattern's gens, in order."""
+        asked = speculation.running_on(params, self.spec_tokens, ())
+        (reply,) = yield Complete(self.stream.prompt(turn=False), asked)
+        self._account([reply])
+        left = speculation.leftover(reply.text, reply.meta, asked)
+        found = speculation.match(pattern, left)
+        saved = max(len(found) - 1, 0)
+        self.speculation.add(calls=1, saved=saved, tokens=saved * left.prompt_tokens)
+        metas = [reply.meta] + [{**NO_COST, "speculated": True}] * saved
+        return [
+            Completion(text, {**meta, "finish_reason": reason})
+            for (text, reason), meta in zip(found, metas)
+        ]
+
+    def _select(self, node: Select) -> Steps:
+        self._inside_a_turn("select")
+        stream, start = self.stream, len(self.stream.text)
+        stream.leftover = None
+        method = node.method if isinstance(node.method, ChoicesMethod) else METHODS[node.method]
+        decision = yield Choose(self._prompt(self.defaults), node.choices, method)
+        stream.text += decision.text
+        stream.segments.append(Segment("select", start, len(stream.text), node.name, decision.meta))
+        self.usage.add(decision.meta.get("usage", {}))
+        if node.name is not None:
+            stream.define(node.name, decision.text, decision.meta)
+
+    # Roles
+
+    def _role_begin(self, node: RoleBegin) -> None:
+        stream, template = self.stream, self.backend.chat_template
+        if stream.role is not None:
+            raise SglangError(
+                f"role {node.role!r} begins inside role {stream.role!r}; end that one first"
+            )
+        if self.backend.messages_only and not stream.messages and stream.text.strip():
+            raise Unsupported(
+                f"text stands before the first turn, and {self.backend.name} is sent the turns "
+                "alone; append it inside system(...) or user(...)"
+            )
+        if template.default_system and not stream.messages and node.role != "system":
+            self._role_begin(RoleBegin("system"))
+            stream.text += template.default_system
+            self._role_end(RoleEnd("system"))
+        prefix, _ = template.around(node.role, stream.messages)
+        stream.text += prefix
+        stream.leftover = None
+        stream.role, stream.role_start = node.role, len(stream.text)
+
+    def _role_end(self, node: RoleEnd) -> None:
+        stream = self.stream
+        if stream.role != node.role:
+            raise SglangError(f"role {node.role!r} ends, but the open role is {stream.role!r}")
+        _, suffix = self.backend.chat_template.around(node.role, stream.messages)
+        content = stream.content(stream.role_start)
+        stream.text += suffix
+        stream.leftover = None
+        stream.messages.append({"role": node.role, "content": content})
+        stream.role = None
+
+    # Variables and forks
+
+    def _scope_begin(self, node: ScopeBegin) -> None:
+        self.stream.scopes[node.name] = len(self.stream.text)
+
+    def _scope_end(self, node: ScopeEnd) -> None:
+        if node.name not in self.stream.scopes:
+            raise SglangError(f"variable scope {node.name!r} ends but was never begun")
+        start = self.stream.scopes.pop(node.name)
+        self.stream.define(node.name, self.stream.text[start:])
+
+    def _set(self, node: SetVariable) -> None:
+        self.stream.define(node.name, node.value)
+
+    def _fork(self, node: Fork) -> None:
+        for child in node.children:
+            child.start(self.stream.copy())
+
+    def _chain(self, node: Chain) -> Steps:
+        for part in node.flat():
+            yield from self.visit(part) or ()
+
+    handlers: ClassVar[dict[type[Node], Callable[[Interpreter, Any], Steps | None]]] = {
+        Chain: _chain,
+        ConstantText: _text,
+        Image: _image,
+        Parallel: _parallel,
+        Gen: _gen,
+        SeparateReasoning: _reasoned,
+        Flush: _flush,
+        Select: _select,
+        RoleBegin: _role_begin,
+        RoleEnd: _role_end,
+        ScopeBegin: _scope_begin,
+        ScopeEnd: _scope_end,
+        SetVariable: _set,
+        Fork: _fork,
+    }

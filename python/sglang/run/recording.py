@@ -1,0 +1,268 @@
+"""Recording: how a run of a program gets into a trace.
+
+    Recording (a run) -> Track (a lane) -> Visit (a node) -> Asked (a call) -> requests
+
+Nothing of this exists where a run is not recorded: the executor then has no ``track``. What is
+added to a trace are whole objects at the end of lists, so that threads need no lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import linecache
+import reprlib
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from sglang.backend.base import Backend, Call, Choose, Commit
+from sglang.backend.recorded_call import ASKED, Asked
+from sglang.errors import Cancelled
+from sglang.inspect.timeline.trace import Group, Join, Lane, Span, Trace
+from sglang.ir.params import chosen
+
+if TYPE_CHECKING:
+    from sglang.errors import Location
+    from sglang.run.run_scope import Failure
+    from sglang.run.stream import Stream
+
+PROMPT_CHARS, TEXT_CHARS, ERROR_CHARS = 600, 4000, 500
+CANCELS = (KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, Cancelled)
+
+
+class Recording:
+    """One run, from its beginning to its end.
+
+    Args:
+        outer: the run that it is inside of.
+        path: where the trace is written when the run ends; None: it is not.
+        inline: nodes are visited by the program's own thread.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        name: str,
+        outer: Recording | None = None,
+        path: str | None = None,
+        inline: bool = False,
+    ) -> None:
+        self.trace, self.path, self.cancelled = trace, path, False
+        inside = outer.group.number if outer is not None and outer.trace is trace else None
+        self.group: Group = Group(next(trace.numbers), name, parent=inside, inline=inline)
+        self.track = Track(self, Lane(next(trace.numbers), self.group.number))
+
+    @contextmanager
+    def of(self, args: Sequence[Any], arguments: Mapping[str, Any] | None) -> Iterator[None]:
+        """While inside, the program runs, called with these."""
+        group = self.group
+        shown = [_repr.repr(value) for value in args]
+        shown += [f"{name}={_repr.repr(value)}" for name, value in (arguments or {}).items()]
+        group.arguments = ", ".join(shown)[:PROMPT_CHARS]
+        group.begin = self.track.lane.begin = self.track.lane.asked = self.trace.now()
+        self.trace.groups.append(group)
+        self.trace.lanes.append(self.track.lane)
+        try:
+            yield
+        except BaseException as error:
+            self._end(error)
+            raise
+        self._end(None)
+
+    def _end(self, error: BaseException | None) -> None:
+        """What still goes on is taken to be cancelled."""
+        group = self.group
+        group.status, group.error = status_of(error), told(error)
+        group.end = self.trace.now()
+        if self.path is not None:
+            write(self.trace, self.path)
+
+    def now(self) -> float:
+        """Seconds of the trace; of a run that has ended, its end."""
+        return self.trace.now() if self.group.end is None else self.group.end
+
+
+class Track:
+    """Records one lane."""
+
+    def __init__(self, recording: Recording, lane: Lane) -> None:
+        self.recording, self.lane = recording, lane
+
+    def _number(self) -> int:
+        return next(self.recording.trace.numbers)
+
+    def fork(self, index: int, location: Location) -> Track:
+        """The lane of a fork."""
+        source, code = place(location)
+        return self._below(index=index, source=source, code=code)
+
+    def called(self) -> Track:
+        """The lane of a program that this one has called, on a state of its own."""
+        return self._below(begin=self.recording.now())
+
+    def _below(self, **about: Any) -> Track:
+        """A lane that belongs to this one."""
+        now = self.recording.now()
+        lane = Lane(self._number(), self.lane.group, self.lane.number, asked=now, **about)
+        self.recording.trace.lanes.append(lane)
+        return Track(self.recording, lane)
+
+    def start(self) -> None:
+        """The parent has got to the fork. Copies for the language's own use have the lane of what
+        they copy, which has started."""
+        if self.lane.begin is None:
+            self.lane.begin = self.recording.now()
+
+    def fail(self, failure: Failure) -> None:
+        """The executor has ended with an error."""
+        cancelled = failure.location is None
+        self.lane.status = "cancelled" if cancelled else status_of(failure.error)
+        self.lane.error = told(failure.error)
+
+    def joined(self, others: Sequence[Track | None], mode: str) -> None:
+        """``others`` have come together here."""
+        lanes = [other.lane.number for other in others if other is not None]
+        self.recording.trace.joins.append(Join(self.lane.number, lanes, self.recording.now(), mode))
+
+    def visit(self, names: Sequence[str], location: Location, stream: Stream) -> Visit:
+        """A node that may need the model."""
+        return Visit(self, names, location, stream)
+
+    def add(self, kind: str, name: str, parent: Span | None = None) -> Span:
+        """A span that begins now."""
+        span = Span(self._number(), self.lane.number, kind, name, self.recording.now())
+        span.parent = None if parent is None else parent.number
+        self.recording.trace.spans.append(span)
+        return span
+
+    def close(self, span: Span, error: BaseException | None = None) -> None:
+        """The span ends now."""
+        gone = error is not None and self.recording.cancelled
+        span.error = told(error)
+        span.end = max(span.begin, self.recording.now())
+        span.status = "cancelled" if gone else status_of(error)
+
+    def wait(self) -> Span:
+        """The program begins to wait for this lane; to be closed."""
+        return self.add("wait", "wait")
+
+
+class Visit:
+    """A node while it is visited. It has a span as soon as it asks for something, or has written
+    what an earlier call had brought."""
+
+    def __init__(
+        self, track: Track, names: Sequence[str], location: Location, stream: Stream
+    ) -> None:
+        self.track, self._names, self._location, self._stream = track, names, location, stream
+        self._before = len(stream.segments)
+        self.span: Span | None = None
+
+    def __enter__(self) -> Visit:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
+        written = [s for s in self._stream.segments[self._before :] if s.kind != "media"]
+        if written and self.span is None:
+            self._begin("gen")
+        if (span := self.span) is None:
+            return
+        text = self._stream.text
+        outputs = [
+            {
+                "name": segment.name or "",
+                "text": text[segment.start : segment.end][:TEXT_CHARS],
+                "chars": segment.end - segment.start,
+                "reused": bool(isinstance(segment.meta, dict) and segment.meta.get("speculated")),
+            }
+            for segment in written
+        ]
+        span.data["outputs"] = outputs
+        span.name = ", ".join(segment.name for segment in written if segment.name) or span.name
+        self.track.close(span, error)
+
+    def _begin(self, kind: str) -> Span:
+        span = self.span = self.track.add(kind, ", ".join(self._names))
+        span.source, span.code = place(self._location)
+        return span
+
+    @contextmanager
+    def asking(self, backend: Backend, call: Call) -> Iterator[Asked]:
+        """While inside, the call is made; its maker takes ``call`` and sets ``answer``."""
+        span = self.span
+        if span is None:
+            kinds: dict[type, str] = {Choose: "select", Commit: "commit"}
+            span = self._begin(kinds.get(type(call), "gen"))
+            span.data.update(_described(call))
+        asked = Asked(self.track, span, backend.name, call)
+        token = ASKED.set(asked)
+        try:
+            yield asked
+        except BaseException as error:
+            asked.end(error)
+            raise
+        else:
+            asked.end(None)
+        finally:
+            ASKED.reset(token)
+
+
+def _described(call: Call) -> dict[str, Any]:
+    """What is asked for, shortened."""
+    prompt = call.prompt
+    found: dict[str, Any] = {
+        "prompt": prompt.text[-PROMPT_CHARS:],
+        "prompt_chars": len(prompt.text),
+    }
+    if isinstance(call, Choose):
+        found["params"] = {"options": _repr.repr(list(call.options))}
+    elif not isinstance(call, Commit):
+        found["params"] = {name: _repr.repr(v) for name, v in chosen(call.params).items()}
+        # For the exports, under the names of the parameters: what JSON and 64 bits can hold.
+        found["sampling"] = {
+            name: value
+            for name in ("max_new_tokens", "temperature", "top_p", "seed", "n")
+            if isinstance(value := getattr(call.params, name), (int, float))
+            and -(2**63) <= value < 2**63
+        }
+    return found
+
+
+def status_of(error: BaseException | None) -> str:
+    """ "ok", "error" or "cancelled"."""
+    if error is None:
+        return "ok"
+    return "cancelled" if isinstance(error, CANCELS) else "error"
+
+
+def told(error: BaseException | None) -> str:
+    """Kind and message, "" where there is none."""
+    if error is None:
+        return ""
+    return f"{type(error).__name__}: {error}"[:ERROR_CHARS]
+
+
+def place(location: Location) -> tuple[str, str]:
+    """``file:line`` and the statement there."""
+    code = linecache.getline(location.filename, location.line).strip()
+    return (str(location) if location.filename else ""), code[:PROMPT_CHARS]
+
+
+class _Short(reprlib.Repr):
+    """Representations of at most about 100 characters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = 100
+
+
+_repr = _Short()
+
+
+def write(trace: Trace, path: str) -> None:
+    """Save it. What goes wrong is a warning: what was recorded counts more."""
+    try:
+        trace.save(path)
+    except Exception as problem:
+        warnings.warn(f"the trace was not written: {told(problem)}", RuntimeWarning, stacklevel=2)

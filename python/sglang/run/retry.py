@@ -1,0 +1,66 @@
+"""Asking: completions that satisfy what was asked of them, by asking again where they do not."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Generator
+from typing import Any
+
+from sglang.backend.base import Call, Complete, Completion, Prompt
+from sglang.backend.constraint import Constraint, feedback
+from sglang.errors import InvalidOutput
+from sglang.ir.chat_template import ChatTemplate
+from sglang.ir.params import GenParams
+from sglang.run import reasoning
+from sglang.run.typed import cut_at
+
+
+def valid_completions(
+    prompt: Prompt,
+    params: GenParams,
+    constraint: Constraint,
+    model_type: str,
+    template: ChatTemplate,
+    tell: Callable[[dict[str, Any]], None],
+) -> Generator[Call, Any, list[Completion]]:
+    """``params.n`` completions that satisfy a constraint which the backend does not enforce.
+
+    One that does not is asked for again, with what was wrong, up to ``max_retries`` times; ``tell``
+    is given the meta_info of each that was dropped. ``params.dtype`` is kept where the replies
+    continue the prompt (``Constraint.free``). Raises InvalidOutput.
+    """
+    valid = []
+    for completion in (yield Complete(prompt, params)):
+        left = params.max_retries or 0
+        while True:
+            reply = answer_of(completion, model_type)
+            text = constraint.extract(reply.text, continues=params.dtype is not None)
+            try:
+                constraint.check(text)
+                break
+            except InvalidOutput as error:
+                if left <= 0:
+                    tell(completion.meta)
+                    raise _given_up(error, reply, params) from error
+                asked = feedback(prompt, template, reply.text, error, constraint)
+            tell(completion.meta)
+            left -= 1
+            (completion,) = yield Complete(asked, dataclasses.replace(params, n=1))
+        valid.append(dataclasses.replace(reply, text=text))
+    return valid
+
+
+def answer_of(completion: Completion, model_type: str) -> Completion:
+    """The completion without its reasoning, which goes into its meta_info."""
+    if not model_type or "reasoning_content" in completion.meta:
+        return completion
+    thought, answer = reasoning.split(completion.text, model_type)
+    return Completion(answer, {**completion.meta, "reasoning_content": thought})
+
+
+def _given_up(error: InvalidOutput, reply: Completion, params: GenParams) -> InvalidOutput:
+    last = f"the last of {(params.max_retries or 0) + 1} answers, {reply.text!r:.80},"
+    if end := cut_at(reply.meta, params.max_new_tokens):
+        return InvalidOutput(f"{last} {end[0]} and is not valid: {error}; {end[1]}", reply.text)
+    advice = "raise max_retries or say in the prompt what to write"
+    return InvalidOutput(f"{last} is not valid: {error}; {advice}", reply.text)

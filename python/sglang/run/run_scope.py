@@ -1,0 +1,181 @@
+"""Run: what the states of one running program share."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from sglang.backend.cancel import Cancellation
+from sglang.errors import Location, ProgramError, SglangError, located
+from sglang.run.speculation import Speculation
+from sglang.run.usage import Usage
+
+if TYPE_CHECKING:
+    from sglang.backend.base import Backend
+    from sglang.run.executor import StreamExecutor
+    from sglang.run.recording import Recording
+
+# The run whose program the current thread or task belongs to.
+_INSIDE: ContextVar[Run | None] = ContextVar("inside", default=None)
+
+
+class Failure:
+    """Why an executor has ended, and whether somebody has been told."""
+
+    def __init__(self, error: BaseException, location: Location | None) -> None:
+        self.error, self.location, self.seen = error, location, False
+
+    def exception(self) -> BaseException:
+        """A fresh exception each time, so that readers in several threads share no traceback.
+
+        An error raised by the program itself (no location) is given back as it is.
+        """
+        self.seen = True
+        if self.location is None or isinstance(self.error, ProgramError):
+            return self.error
+        kind = type(self.error).__name__
+        message = str(self.error) or kind
+        if not isinstance(self.error, SglangError):
+            message = f"{kind}: {message}"
+        raised = located(self.error, message, self.location)
+        raised = raised.with_traceback(_statement(self.location))
+        raised.__cause__ = self.error
+        return raised
+
+
+def _statement(location: Location) -> TracebackType:
+    """A traceback that ends at a line of the program, which is not running any more.
+
+    The frame is one of no code in that file; -1 says that no instruction of it has failed.
+    """
+    code = compile("import sys; frame = sys._getframe()", location.filename, "exec")
+    names: dict[str, Any] = {}
+    exec(code.replace(co_name="<program>"), names)
+    return TracebackType(None, names["frame"], -1, location.line)
+
+
+class Run:
+    """What the executors of one run share.
+
+    Members are held alive by nobody here: who has work is held by its queue or its worker, and a
+    fork that the program has dropped is forgotten when it is done. Its failure is kept in
+    ``failures``.
+
+    Args:
+        loop: where nodes are visited by tasks of an event loop, that loop.
+        spec_tokens: how far a call of an API model may run on.
+        backend: what runs inside this one use, where they name none.
+
+    ``tasks`` visit nodes; ``program`` is the body itself where it runs on its own. ``recording``
+    puts the run into a trace, where it is asked for.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop | None = None,
+        spec_tokens: int = 0,
+        backend: Backend | None = None,
+    ) -> None:
+        self.loop = loop
+        self.spec_tokens = spec_tokens
+        self.backend = backend
+        self.recording: Recording | None = None
+        self.usage = Usage()
+        self.speculation = Speculation()
+        self.cancellation = Cancellation()
+        self.failures: list[Failure] = []
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.program: asyncio.Task[None] | None = None
+        self._members: WeakSet[StreamExecutor] = WeakSet()
+        self._inner: set[Run] = set()
+        self._cancelled: Failure | None = None
+        self._lock = threading.Lock()
+
+    def enter(self, member: StreamExecutor) -> Failure | None:
+        """Make it a member. Gives its failure where the run has been cancelled."""
+        with self._lock:
+            self._members.add(member)
+            return self._cancelled
+
+    def members(self) -> list[StreamExecutor]:
+        """All that are alive."""
+        with self._lock:
+            return list(self._members)
+
+    @contextmanager
+    def inside(self, args: Sequence[Any] = (), arguments: Any = None) -> Iterator[None]:
+        """The calling thread or task is the program, called with these: nobody else will append. A
+        run that begins inside is cancelled with this one."""
+        outer, token = _INSIDE.get(), _INSIDE.set(self)
+        if outer is not None:
+            outer._inner.add(self)
+        try:
+            if self.recording is None:
+                yield
+            else:
+                with self.recording.of(args, arguments):
+                    yield
+        finally:
+            _INSIDE.reset(token)
+            if outer is not None:
+                outer._inner.discard(self)
+
+    def is_inside(self) -> bool:
+        """Whether the calling thread or task, or one it was started by, is the program."""
+        return _INSIDE.get() is self
+
+    def spawn(self, job: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run ``job`` as a task of the loop, from any thread."""
+        loop = self.loop
+        assert loop is not None
+
+        def start() -> None:
+            task = loop.create_task(job())
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
+
+        if in_loop(loop):
+            start()
+        else:
+            loop.call_soon_threadsafe(start)
+
+    def cancel(self, error: BaseException) -> None:
+        """End all members, those that still enter too, and abort the calls in flight."""
+        with self._lock:
+            self._cancelled = Failure(error, None)
+        if self.recording is not None:
+            self.recording.cancelled = True
+        for member in self.members():
+            member.fail(error, None)
+        for run in tuple(self._inner):
+            run.cancel(error)
+        self.cancellation.cancel()
+        if self.loop is not None and not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self._cancel_tasks)
+
+    def _cancel_tasks(self) -> None:
+        for task in tuple(self.tasks):
+            coroutine: Any = task.get_coro()
+            # One that has not begun must: it tells those who wait that it has failed.
+            if inspect.getcoroutinestate(coroutine) != inspect.CORO_CREATED:
+                task.cancel()
+
+
+def current_run() -> Run | None:
+    """The run whose program the calling thread or task belongs to."""
+    return _INSIDE.get()
+
+
+def in_loop(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether the calling thread is running ``loop``."""
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False

@@ -1,0 +1,172 @@
+"""Speculation: one call of an API model in place of several (SGLang paper, section 5).
+
+A model behind an API is paid for its whole prompt at every call. Here a call is let run on past its
+stop, and what it has written is matched with what the program appends next.
+
+Completion models ("text"): the ``Leftover`` behind a gen's stop is consumed by the constants and
+gens that follow. Chat models ("chat"): the gens of one assistant turn are put off; at its end one
+reply is asked for and ``match``-ed with the turn's pattern. Where the text differs from the
+pattern, or a gen's own limits could have been met earlier, the gen has a call of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sglang.ir.params import DEFAULTS, GenParams, given, strings
+from sglang.ir.stops import cut
+
+# What a text that was drawn for another gen can still satisfy: these, and neutral values.
+REUSABLE = frozenset(
+    ["max_new_tokens", "stop", "temperature", "top_p", "top_k", "min_p", "frequency_penalty",
+     "presence_penalty", "repetition_penalty", "logit_bias", "seed", "max_retries"]
+)  # fmt: skip
+MATCHED = ("max_new_tokens", "stop", "max_retries")
+
+
+class Pending(NamedTuple):
+    """A gen that has been put off."""
+
+    name: str | None
+    params: GenParams
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """Text that the model has written already.
+
+    Attributes:
+        text: from the last gen's stop on.
+        ended: the model ended by itself; else it was cut by a limit.
+        density: tokens a byte of the reply.
+        prompt_tokens: of the call that wrote it, which a reuse saves.
+        params: those it was drawn with.
+    """
+
+    text: str
+    ended: bool
+    density: float
+    prompt_tokens: int
+    params: GenParams
+
+    def rest(self, text: str) -> Leftover:
+        """The same with another text left."""
+        return dataclasses.replace(self, text=text)
+
+    def after(self, constant: str) -> Leftover | None:
+        """What is left when the program appends ``constant``: None where it says otherwise."""
+        if self.text.startswith(constant):
+            return self.rest(self.text[len(constant) :])
+        return None
+
+    def take(self, params: GenParams) -> tuple[str, Any, str] | None:
+        """(value, finish reason, rest) of a gen, or None where a call of its own may differ."""
+        if not alike(params, self.params):
+            return None
+        found = cut(self.text, strings(params.stop))
+        if found is None and not self.ended:
+            return None
+        end, reason = (len(self.text), None) if found is None else found
+        if self.tokens(self.text[: end + len(reason or "")]) > (params.max_new_tokens or 0):
+            return None  # the limit may come before the stop is complete
+        return self.text[:end], {"type": "stop", "matched": reason}, self.text[end:]
+
+    def tokens(self, text: str) -> int:
+        """How many tokens of the reply ``text`` is, by its share of the bytes: the service tells
+        only their sum. So a value may be a little longer than its own limit; it is never another.
+        """
+        return math.ceil(len(text.encode()) * self.density)
+
+
+class Speculation:
+    """What speculation has saved a program, its forks included.
+
+    Attributes:
+        calls: calls that were let run on.
+        saved_calls: gens that needed no call.
+        saved_prompt_tokens: at least what those calls would have sent.
+        mismatches: times the text left the program's pattern.
+    """
+
+    def __init__(self) -> None:
+        self.calls = self.saved_calls = self.saved_prompt_tokens = self.mismatches = 0
+        self._lock = threading.Lock()
+
+    def add(self, *, calls: int = 0, saved: int = 0, tokens: int = 0, mismatches: int = 0) -> None:
+        """Count."""
+        with self._lock:
+            self.calls += calls
+            self.saved_calls += saved
+            self.saved_prompt_tokens += tokens
+            self.mismatches += mismatches
+
+    def __repr__(self) -> str:
+        return (
+            f"Speculation(calls={self.calls}, saved_calls={self.saved_calls}, "
+            f"saved_prompt_tokens={self.saved_prompt_tokens}, mismatches={self.mismatches})"
+        )
+
+
+def possible(params: GenParams) -> bool:
+    """Whether text drawn for another gen can be what this one would draw."""
+    if (params.n or 1) != 1:
+        return False
+    return all(
+        name in REUSABLE or value == getattr(DEFAULTS, name)
+        for name, value in given(params).items()
+    )
+
+
+def alike(a: GenParams, b: GenParams) -> bool:
+    """Whether both draw from the same distribution."""
+    neutral = dict.fromkeys(MATCHED)
+    return dataclasses.replace(a, **neutral) == dataclasses.replace(b, **neutral)
+
+
+def running_on(params: GenParams, tokens: int, stop: Sequence[str]) -> GenParams:
+    """Parameters of a call that may write more than the gen needs; it ends at ``stop`` alone."""
+    most = max(tokens, params.max_new_tokens or 0)
+    return dataclasses.replace(params, stop=tuple(stop) or None, max_new_tokens=most)
+
+
+def leftover(text: str, meta: dict[str, Any], params: GenParams) -> Leftover:
+    """All of a reply, nothing of it taken yet."""
+    finish = meta.get("finish_reason")
+    kind = finish.get("type") if isinstance(finish, dict) else finish
+    tokens = int(meta.get("completion_tokens") or 0)
+    density = tokens / len(text.encode()) if tokens and text else 1.0  # untold: a token is a byte
+    return Leftover(text, kind != "length", density, int(meta.get("prompt_tokens") or 0), params)
+
+
+def match(turn: Sequence[Pending | str], reply: Leftover) -> list[tuple[str, Any]]:
+    """(value, finish reason) of the turn's gens in order, as far as the reply follows the pattern.
+
+    A gen ends at its stop, or where it has none at the constant that follows it; the reply then
+    goes on with that constant. Behind the last gen anything may come.
+    """
+    found: list[tuple[str, Any]] = []
+    last = max(i for i, item in enumerate(turn) if not isinstance(item, str))
+    rest: Leftover | None = reply
+    for index, item in enumerate(turn[: last + 1]):
+        assert rest is not None
+        if isinstance(item, str):
+            rest = rest.after(item)
+            if rest is None:
+                break
+            continue
+        following = turn[index + 1] if index + 1 < len(turn) else ""
+        params = item.params
+        if isinstance(following, str) and following and not strings(params.stop):
+            params = dataclasses.replace(params, stop=following)
+        taken = rest.take(params)
+        if taken is None:
+            break
+        value, reason, text = taken
+        found.append((value, reason))
+        rest = rest.rest(text)
+    return found

@@ -1,0 +1,132 @@
+"""Stream: what one state has written, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sglang.backend.base import Prompt, Ranges
+from sglang.ir.media import Media
+from sglang.run.speculation import Leftover, Pending
+
+if TYPE_CHECKING:
+    from sglang.run.typed import Typed
+
+Content = str | list[Any]
+
+
+class Segment(NamedTuple):
+    """A stretch of the text that is not the program's own words.
+
+    ``kind`` is "gen", "select" or "media"; ``meta`` the meta_info of what wrote it.
+    """
+
+    kind: str
+    start: int
+    end: int
+    name: str | None
+    meta: Any
+
+
+class Origin(NamedTuple):
+    """Where a fork begins: how much it was given of each."""
+
+    text: int = 0
+    messages: int = 0
+    media: int = 0
+    parallel: int = 0
+    role: str | None = None
+
+
+@dataclass
+class Stream:
+    """What one state has written.
+
+    Attributes:
+        text: everything the model is shown, template included.
+        messages: finished turns, where roles are used; see ``Prompt.messages``.
+        role: the open role, its text begins at ``role_start``.
+        made: variables that were made since the stream, or its fork, began.
+        typed: of a variable that is constrained, how its text becomes its value.
+        segments: where the model's words and the media stand.
+        media: each medium and where its marker begins and ends.
+        parallel: groups of ranges that were joined by ``join("concate_and_append")``.
+        scopes: where the open variable scopes begin.
+        partial: text so far of variables that are being streamed.
+        leftover: what a completion model has written beyond the last gen.
+        deferred: gens of the open assistant turn that are not asked for yet, and the text
+            between them.
+    """
+
+    text: str = ""
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    role: str | None = None
+    role_start: int = 0
+    variables: dict[str, Any] = field(default_factory=dict)
+    meta: dict[str, Any] = field(default_factory=dict)
+    made: dict[str, None] = field(default_factory=dict)
+    typed: dict[str, Typed] = field(default_factory=dict)
+    segments: list[Segment] = field(default_factory=list)
+    media: list[tuple[int, int, Media]] = field(default_factory=list)
+    parallel: list[Ranges] = field(default_factory=list)
+    scopes: dict[str, int] = field(default_factory=dict)
+    partial: dict[str, str] = field(default_factory=dict)
+    leftover: Leftover | None = None
+    deferred: list[Pending | str] = field(default_factory=list)
+
+    def copy(self) -> Stream:
+        """One that goes on from here on its own."""
+        return replace(
+            self,
+            messages=list(self.messages),
+            variables=dict(self.variables),
+            meta=dict(self.meta),
+            made={},
+            typed=dict(self.typed),
+            segments=list(self.segments),
+            media=list(self.media),
+            parallel=list(self.parallel),
+            scopes=dict(self.scopes),
+            partial={},
+            deferred=list(self.deferred),
+        )
+
+    def define(self, name: str, value: Any, meta: Any = None, typed: Typed | None = None) -> None:
+        """The variable ``name``, in place of an earlier one of that name."""
+        for kept, new in ((self.meta, meta), (self.typed, typed)):
+            if new is None:
+                kept.pop(name, None)
+            else:
+                kept[name] = new
+        self.variables[name] = value
+        self.made[name] = None
+
+    def here(self) -> Origin:
+        """Where a fork that is made now begins."""
+        return Origin(
+            len(self.text), len(self.messages), len(self.media), len(self.parallel), self.role
+        )
+
+    def prompt(self, turn: bool = True) -> Prompt:
+        """As the backend sees it; the open role is its last message. ``turn`` False: without what
+        is written of the open role."""
+        end = len(self.text) if turn or self.role is None else self.role_start
+        messages: Sequence[dict[str, Any]] = self.messages
+        if self.role is not None and self.role_start < end:
+            content = self.content(self.role_start)
+            messages = [*messages, {"role": self.role, "content": content}]
+        media = tuple(medium for start, _, medium in self.media if start < end)
+        return Prompt(self.text[:end], tuple(messages), media, tuple(self.parallel))
+
+    def content(self, start: int) -> Content:
+        """The text from ``start`` on; a list of texts and media where it has media."""
+        if not self.media or self.media[-1][0] < start:
+            return self.text[start:]
+        parts: list[Any] = []
+        for begin, end, medium in self.media:
+            if begin >= start:
+                parts += [self.text[start:begin], medium]
+                start = end
+        parts.append(self.text[start:])
+        return [part for part in parts if part != ""]

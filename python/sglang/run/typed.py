@@ -1,0 +1,43 @@
+"""Typed: how the text of a constrained variable becomes its value, and why it may not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from sglang.backend.constraint import Constraint
+from sglang.errors import InvalidOutput, InvalidVariable, Location
+
+
+class Typed(NamedTuple):
+    """The constraint of a variable, and the gen that made the variable.
+
+    Attributes:
+        max_tokens: most tokens that the gen could have, where known.
+        location: the line that appended the gen, where known.
+    """
+
+    constraint: Constraint
+    max_tokens: int | None = None
+    location: Location | None = None
+
+    def value(self, text: str, meta: Mapping[str, Any]) -> Any:
+        """The typed value of a finished text with the meta_info ``meta``. Raises InvalidVariable,
+        which says where the text was cut."""
+        try:
+            return self.constraint.parse(text)
+        except InvalidOutput as error:
+            end = cut_at(meta, self.max_tokens)
+            message = f"{end[0]}: {error}; {end[1]}" if end else str(error)
+            raise InvalidVariable(message, self.location, error.text) from error
+
+
+def cut_at(meta: Mapping[str, Any], max_tokens: int | None) -> tuple[str, str] | None:
+    """What ended a text before its time, and what to do about it; None where nothing did."""
+    finish = meta.get("finish_reason")
+    if not isinstance(finish, Mapping) or finish.get("type") != "length":
+        return None
+    length = finish.get("length")
+    if max_tokens is not None and length is not None and length < max_tokens:
+        return f"stopped after {length} tokens, where the context was full", "shorten the prompt"
+    return f"stopped at max_tokens={max_tokens or length}", "raise max_tokens"
