@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.attention.base import Capturable
 from sglang.srt.attention.choose import build
 from sglang.srt.config import Config
 from sglang.srt.core.batch import Batch, Row, Sample, StepResult
 from sglang.srt.core.ints import ints
-from sglang.srt.core.sampling import SamplingParams
 from sglang.srt.worker.forward import Eager
 from sglang.srt.worker.graphs import Again, Graphs
 from sglang.srt.worker.worker import Worker

@@ -69,7 +69,7 @@ class Ours:
         warm_planning()
 
     def compile(self, kind: str, text: str) -> Callable[[], Walker]:
-        from sglang.srt.core.constraint import Constraint
+        from sglang.ir.constraint import Constraint
         from sglang.srt.grammar.build import build
         from sglang.srt.grammar.planning import make_plan
 

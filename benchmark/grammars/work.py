@@ -24,7 +24,7 @@ class Item:
     none is.
 
     Attributes:
-        kind: as of ``sglang.srt.core.constraint.Constraint``.
+        kind: as of ``sglang.ir.constraint.Constraint``.
     """
 
     name: str

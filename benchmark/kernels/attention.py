@@ -16,10 +16,10 @@ from statistics import median, quantiles
 import numpy as np
 import torch
 from sgl_kernel import native, paged, rows
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.attention.base import Heads, Layout
 from sglang.srt.attention.native import NativeAttention
 from sglang.srt.core.batch import Sample
-from sglang.srt.core.sampling import SamplingParams
 from sglang.srt.worker import sampler
 
 Q, KV, DIM = 12, 4, 64

@@ -9,11 +9,11 @@ from time import thread_time
 from typing import Any
 
 import torch
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import ScheduleConfig
 from sglang.srt.core.batch import Batch, RowOutput, StepResult
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Advance, Event, Failed, Generate, Open, Tokens, encode
-from sglang.srt.core.sampling import SamplingParams
 from sglang.srt.engine.engine import Engine
 from sglang.srt.engine.executor import Inline, Runs
 from sglang.srt.engine.info import EngineInfo

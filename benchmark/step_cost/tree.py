@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 import time
 
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import Config
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Advance, Generate, Open
-from sglang.srt.core.sampling import SamplingParams
 from sglang.srt.engine.engine import Engine
 from sglang.srt.engine.executor import Executor, local_executor
 from sglang.srt.engine.info import EngineInfo

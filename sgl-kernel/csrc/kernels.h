@@ -187,7 +187,7 @@ struct Rotary {
 
 // ---- sampling --------------------------------------------------------------------------------
 
-// One row's wishes; as srt/core/sampling. top_k < 1, top_p >= 1, min_p <= 0: off.
+// Sampling parameters of one row; as sglang/ir/sampling. top_k < 1, top_p >= 1, min_p <= 0: off.
 // temperature 0: the most likely token, of equals the one with the lowest id.
 struct Draw {
   float temperature, top_p, min_p;

@@ -11,6 +11,7 @@ import random
 
 import pytest
 from helpers.tiny_model import write_config
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import Config, MemoryConfig, ModelConfig, ScheduleConfig
 from sglang.srt.config.sections import POLICIES
 from sglang.srt.core.ints import ints
@@ -25,7 +26,6 @@ from sglang.srt.core.messages import (
     Prompt,
     Tokens,
 )
-from sglang.srt.core.sampling import SamplingParams
 from sglang.srt.engine.engine import Engine
 from sglang.srt.engine.executor import Executor, local_executor
 from sglang.srt.engine.info import EngineInfo

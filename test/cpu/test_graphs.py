@@ -13,11 +13,11 @@ import torch
 from helpers import fake_flashinfer
 from helpers.paged import Paged, Sequence
 from helpers.tiny_model import write_config
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.attention import flashinfer
 from sglang.srt.attention.choose import build
 from sglang.srt.core.batch import Batch, Row, Sample, Score
 from sglang.srt.core.ints import ints
-from sglang.srt.core.sampling import SamplingParams
 from sglang.srt.worker import graphs
 from sglang.srt.worker.forward import Eager
 from sglang.srt.worker.graphs import Again, Graphs, buckets

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sgl_kernel import native, rows
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.batch import Sample
-from sglang.srt.core.sampling import SamplingParams
 from sglang.srt.worker import native_draw, sampler
 
 pytestmark = pytest.mark.skipif(not native.AVAILABLE, reason=f"no extension: {native.WHY}")

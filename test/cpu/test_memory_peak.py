@@ -23,7 +23,7 @@ CHILD = """
 import json, re, sys
 from helpers.paged import Paged
 from sglang.srt.core.batch import Sample
-from sglang.srt.core.sampling import SamplingParams
+from sglang.ir.sampling import SamplingParams
 paged = Paged(sys.argv[1], 1, 1, max_total_tokens=8192, **json.loads(sys.argv[2]))
 paged.greedy([list(range(1, 1500)), list(range(50))], 4)
 status = open("/proc/self/status").read()

@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import Config
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import (
@@ -19,7 +20,6 @@ from sglang.srt.core.messages import (
     Score,
     Tokens,
 )
-from sglang.srt.core.sampling import SamplingParams
 from sglang.srt.engine.engine import Engine
 from sglang.srt.engine.executor import Executor, Inline, Threaded, load_worker
 

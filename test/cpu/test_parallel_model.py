@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers.hf_models import make, save
 from helpers.parallel import Item, grouped, segments_of, some_text, tokens_of, views_of
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import Config, ScheduleConfig
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import (
@@ -24,7 +25,6 @@ from sglang.srt.core.messages import (
     Prompt,
     Tokens,
 )
-from sglang.srt.core.sampling import SamplingParams
 from sglang.srt.engine.engine import Engine
 from sglang.srt.engine.executor import local_executor
 from sglang.srt.schedule.scheduler import Reserve

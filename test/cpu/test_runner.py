@@ -14,10 +14,10 @@ from helpers import hf_models
 from helpers.hf_models import make, save
 from helpers.paged import Paged, Sequence
 from helpers.tiny_model import write_config
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import Config, MemoryConfig
 from sglang.srt.core.batch import Batch, Row, Sample, Score
 from sglang.srt.core.ints import ints
-from sglang.srt.core.sampling import SamplingParams
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.worker import runner as runner_module
 from sglang.srt.worker.kv import pool_pages
@@ -220,7 +220,7 @@ import sys
 from sglang.srt.config import Config
 from sglang.srt.core.batch import Batch, Row, Sample
 from sglang.srt.core.ints import ints
-from sglang.srt.core.sampling import SamplingParams
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.worker.worker import Worker
 
 worker = Worker(Config.of(model_path=sys.argv[1], load_format="dummy", device="cpu"))

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.batch import RowOutput, Sample
 from sglang.srt.core.ints import ints
 from sglang.srt.core.matcher import Postponed
-from sglang.srt.core.sampling import SamplingParams
 from sglang.srt.worker import sampler
 from sglang.srt.worker.drawing import drawn
 from sglang.srt.worker.runner import _settle

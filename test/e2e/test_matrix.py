@@ -26,7 +26,7 @@ from helpers.apis import APIS, Api, user
 from helpers.http_server import Client
 from helpers.launched import best_model, gone, launched
 from helpers.matrix import Bench, error_of, wait_for
-from sglang.srt.core.sampling import SamplingParams
+from sglang.ir.sampling import PARAMETERS
 from sglang.srt.server.routes import ROUTES
 
 Json = dict[str, Any]
@@ -62,7 +62,7 @@ ALIASES = {
 }  # fmt: skip
 PATHS = sorted({re.sub(r"\{.*?\}", "x", route.path) for route in ROUTES})
 BODIES = {route.path: route.body for route in ROUTES if route.body is not None}
-SAMPLING = {*SamplingParams.__struct_fields__, "regex", "ebnf", "json_schema", "structural_tag"}
+SAMPLING = {*PARAMETERS, "regex", "ebnf", "json_schema", "structural_tag"}
 COUNTING = ("/v1/responses/input_tokens", "/v1/messages/count_tokens")  # they read prompts alone
 PROMPTS = {"text", "input_ids", "prompt", "input", "messages", "tokens", "documents", "items"}
 FOREIGN = {"messages", "prompt", "text", "max_tokens", "max_completion_tokens", "response_format"}

@@ -9,9 +9,9 @@ import pytest
 import torch
 from helpers import gpu_device
 from helpers.gpu_device import DEVICE, ON_GPU
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.batch import NONE_ALLOWED, Sample
 from sglang.srt.core.ints import ints
-from sglang.srt.core.sampling import SamplingParams
 from sglang.srt.worker import sampler
 from sglang.srt.worker.sampler import NOT_FINITE
 

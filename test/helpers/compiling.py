@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from sglang.ir.constraint import Constraint
 from sglang.srt.config import GrammarConfig
-from sglang.srt.core.constraint import Constraint
 from sglang.srt.core.vocabulary import Vocabulary
 from sglang.srt.grammar import compiler as module
 from sglang.srt.grammar.base import CompilerBusy

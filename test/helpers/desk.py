@@ -7,6 +7,7 @@ from typing import Any
 
 from helpers.either import Either
 from helpers.fake_worker import TOKEN_BYTES, FakeWorker, fake_info
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import ScheduleConfig
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import (
@@ -23,7 +24,6 @@ from sglang.srt.core.messages import (
     Tokens,
     Verb,
 )
-from sglang.srt.core.sampling import SamplingParams
 from sglang.srt.engine.compiling import Grammars
 from sglang.srt.engine.drafts import Drafts
 from sglang.srt.engine.engine import Engine

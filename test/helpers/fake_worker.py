@@ -18,9 +18,9 @@ from math import ceil
 from operator import mul
 from typing import Any
 
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.batch import NONE_ALLOWED, Batch, Drawn, Row, RowOutput, Sample, StepResult
 from sglang.srt.core.matcher import GrammarError, Postponed
-from sglang.srt.core.sampling import SamplingParams
 from sglang.srt.core.segments import Segments
 from sglang.srt.engine.info import EngineInfo
 

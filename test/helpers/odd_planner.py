@@ -25,7 +25,7 @@ import os
 import sys
 import time
 
-from sglang.srt.core.constraint import Constraint
+from sglang.ir.constraint import Constraint
 from sglang.srt.grammar import plan
 from sglang.srt.grammar.plan import Plan
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import Config
 from sglang.srt.core.batch import Batch, Row, Sample, StepResult
 from sglang.srt.core.ints import Ints, ints
-from sglang.srt.core.sampling import SamplingParams
 from sglang.srt.worker.inputs import read_batch
 from sglang.srt.worker.worker import Worker
 from torch import Tensor

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from functools import lru_cache
 
 from helpers.fake_worker import EOS, VOCAB
-from sglang.srt.core.constraint import Constraint
+from sglang.ir.constraint import Constraint
 from sglang.srt.grammar.base import Grammar, GrammarError, Matcher
 
 WORDS = (VOCAB + 31) // 32

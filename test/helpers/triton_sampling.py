@@ -11,8 +11,8 @@ import pytest
 import torch
 from helpers.triton_place import Place
 from sgl_kernel.triton import reference, sampling
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.batch import Sample
-from sglang.srt.core.sampling import SamplingParams
 from sglang.srt.worker.sampler import draw
 from torch import Tensor
 

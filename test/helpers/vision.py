@@ -13,10 +13,10 @@ import torch
 import transformers
 from helpers.paged import Paged, Sequence
 from PIL import Image
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.batch import Batch, Piece, Row, RowOutput, Sample
 from sglang.srt.core.media import Media, within
 from sglang.srt.core.places import places
-from sglang.srt.core.sampling import SamplingParams
 from sglang.srt.media.processor import Prepared, Processor
 from sglang.srt.worker.inputs import read_batch
 from torch import Tensor

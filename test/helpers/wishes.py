@@ -6,11 +6,11 @@ import random
 from dataclasses import dataclass
 
 from helpers.fake_worker import ECHO, VOCAB
+from sglang.ir.constraint import Constraint
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.config.sections import POLICIES
-from sglang.srt.core.constraint import Constraint
 from sglang.srt.core.media import Media
 from sglang.srt.core.messages import EVERY, Distribution, Embed, Fill, Generate, Goal, Score
-from sglang.srt.core.sampling import SamplingParams
 from sglang.srt.core.segments import Segment, Segments
 
 PLACEHOLDER = 90

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from helpers.fake_worker import TOKEN_BYTES, FakeWorker, fake_info
 from helpers.simulation import History
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import ScheduleConfig
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Advance, Generate, Open
-from sglang.srt.core.sampling import SamplingParams
 from sglang.srt.engine.engine import Engine
 from sglang.srt.engine.executor import Inline
 

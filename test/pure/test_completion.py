@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from helpers.text_worker import drawn, logprob_of, text_engine
 from helpers.toy_tokenizer import byte_level
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.ints import Ints, ints
-from sglang.srt.core.sampling import SamplingParams
 from sglang.srt.engine.client import EngineLost
 from sglang.srt.program.completion import Completion
 from sglang.srt.program.merge import merge
@@ -146,9 +146,8 @@ def test_stops_are_cut_exactly_or_kept(play: Any, tokenizer: Tokenizer) -> None:
 
 
 def replace_params(params: SamplingParams, **changes: Any) -> SamplingParams:
-    import msgspec
 
-    return msgspec.structs.replace(params, **changes)
+    return replace(params, **changes)
 
 
 def test_n_completions_share_the_prompt(play: Any) -> None:

@@ -6,15 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from helpers.http_server import is_error
 from helpers.scripted import Scripted, posted
 from helpers.toy_tokenizer import byte_level
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sglang.srt.core.constraint import KINDS, MAX_BYTES, MAX_CHOICES, Constraint
-from sglang.srt.core.sampling import SamplingParams
+from sglang.ir.constraint import KINDS, MAX_BYTES, MAX_CHOICES, Constraint
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.program.choose import Choice, pick, verify_whole
 from sglang.srt.program.constraint import MAX_NESTING, MAX_SCORED
 from sglang.srt.program.output import Finish
@@ -272,7 +271,7 @@ def test_what_wholes_cannot_honour() -> None:
     verify_whole(SamplingParams(seed=3, temperature=0.5, stop=("x",), n=2))
     verify_whole(SamplingParams(top_k=1))
     for name, value in {"top_p": 0.5, "min_p": 0.1, "logit_bias": {1: 1.0}, "top_k": 5}.items():
-        params = msgspec.structs.replace(SamplingParams(), **{name: value})
+        params = SamplingParams(**{name: value})
         with pytest.raises(ValueError, match=f"{name} works on tokens"):
             verify_whole(params)
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from helpers.text_worker import logprob_of, text_engine
 from helpers.toy_tokenizer import byte_level, sentencepiece
-from sglang.srt.core.constraint import Constraint
+from sglang.ir.constraint import Constraint
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.ints import ints
-from sglang.srt.core.sampling import SamplingParams
 from sglang.srt.core.segments import Segment
 from sglang.srt.program.choose import pick
 from sglang.srt.program.completion import Completion

@@ -13,8 +13,8 @@ import jsonschema
 import pytest
 from helpers.http_server import Served, is_error, serve_text
 from helpers.openapi import fits
+from sglang.ir.sampling import PARAMETERS, SamplingParams
 from sglang.srt.config import Config
-from sglang.srt.core.sampling import SamplingParams
 from sglang.srt.server.openapi.document import document
 from sglang.srt.server.openapi.examples import EXAMPLES
 from sglang.srt.server.openapi.limits import sampling_schema
@@ -125,7 +125,7 @@ def test_limits_of_sampling_are_those_that_are_enforced() -> None:
     fields = sampling_schema()["properties"]
     tried = itertools.chain.from_iterable(
         ((name, value) for value in VALUES.get(name, EDGES))
-        for name in SamplingParams.__struct_fields__
+        for name in PARAMETERS
         if name not in ("constraint", "ignore_eos", "no_stop_trim", "skip_special_tokens")
     )
     for name, value in tried:

@@ -9,8 +9,8 @@ import pytest
 from helpers.desk import Desk, generate
 from helpers.fake_worker import EOS, TOKEN_BYTES, FakeWorker
 from helpers.toy_grammar import bits
+from sglang.ir.constraint import Constraint
 from sglang.srt.config import ScheduleConfig
-from sglang.srt.core.constraint import Constraint
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Advance, Done, LoadAdapter, Open, Tokens
 from sglang.srt.core.progress import GRAMMAR, MESSAGES, PASS, RESULTS, Progress

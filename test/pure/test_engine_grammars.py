@@ -8,7 +8,7 @@ import pytest
 from helpers.desk import Desk, generate
 from helpers.fake_worker import EOS, TOKEN_BYTES, VOCAB
 from helpers.toy_grammar import bits
-from sglang.srt.core.constraint import Constraint
+from sglang.ir.constraint import Constraint
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Advance, Close, Control, Done, Failed, Open, Prompt, Tokens
 from sglang.srt.engine.collect import MAX_FORCED

@@ -8,11 +8,11 @@ import pytest
 from helpers.desk import Desk, generate
 from helpers.fake_worker import VOCAB, next_token
 from helpers.simulation import expected
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.messages import (
     Distribution,
     Fill,
 )
-from sglang.srt.core.sampling import SamplingParams
 from sglang.srt.engine.rows import uniform
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]

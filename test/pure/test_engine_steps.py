@@ -11,7 +11,7 @@ import zmq
 from helpers.desk import Desk, generate
 from helpers.fake_worker import TOKEN_BYTES
 from helpers.toy_grammar import bits
-from sglang.srt.core.constraint import Constraint
+from sglang.ir.constraint import Constraint
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Advance, Append, Done, Fork, Open, Score, Verb, encode
 from sglang.srt.core.work import STEP_BYTES, STEP_NUMBERS, STEP_SEARCH, STEP_VERBS

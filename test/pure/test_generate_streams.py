@@ -10,9 +10,9 @@ import httpx
 import pytest
 import sglang as sgl
 from helpers.http_server import Served, is_error, serve_text
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import Config
 from sglang.srt.core.ints import ints
-from sglang.srt.core.sampling import SamplingParams
 from sglang.srt.program.output import Output
 from sglang.srt.program.request import Ask, Logprobs
 from sglang.srt.server.text import native

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from helpers.compiling import BYTES, PlanGrammar, answer, odd_compiler, until
+from sglang.ir.constraint import Constraint
 from sglang.srt.config import GrammarConfig
-from sglang.srt.core.constraint import Constraint
 from sglang.srt.grammar import shelf as shelves
 from sglang.srt.grammar.base import GrammarError
 from sglang.srt.grammar.plan import Plan

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from helpers.compiling import ODD, alive, answer, descriptors, odd_compiler, until
 from helpers.threads import running_threads
-from sglang.srt.core.constraint import Constraint
+from sglang.ir.constraint import Constraint
 from sglang.srt.grammar import child, plan
 from sglang.srt.grammar import process as process_module
 from sglang.srt.grammar.base import CompilerBusy
@@ -234,7 +234,7 @@ PARENT = """
 import sys, time
 from helpers.compiling import BYTES, ODD, answer
 from sglang.srt.config import GrammarConfig
-from sglang.srt.core.constraint import Constraint
+from sglang.ir.constraint import Constraint
 from sglang.srt.grammar import compiler as module
 from sglang.srt.grammar.compiler import Compiler
 from helpers.compiling import build_nothing

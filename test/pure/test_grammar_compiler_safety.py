@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from helpers.vocabularies import embedded
+from sglang.ir.constraint import Constraint
 from sglang.srt.config import GrammarConfig
-from sglang.srt.core.constraint import Constraint
 from sglang.srt.grammar.base import Grammar, GrammarError
 from sglang.srt.grammar.compiler import Compiler
 

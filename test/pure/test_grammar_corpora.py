@@ -18,7 +18,7 @@ import pytest
 from helpers.corpora import DATA, regexes, schemas, suite
 from jsonschema import Draft202012Validator
 from jsonschema.validators import validator_for
-from sglang.srt.core.constraint import Constraint
+from sglang.ir.constraint import Constraint
 from sglang.srt.core.vocabulary import Vocabulary
 from sglang.srt.grammar.base import Grammar, GrammarError
 from sglang.srt.grammar.build import build

@@ -17,8 +17,8 @@ from helpers.vocabularies import embedded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
+from sglang.ir.constraint import KINDS, Constraint
 from sglang.srt.config import GrammarConfig
-from sglang.srt.core.constraint import KINDS, Constraint
 from sglang.srt.grammar.base import Grammar, GrammarError
 from sglang.srt.grammar.child import KEPT
 from sglang.srt.grammar.compiler import Compiler

@@ -15,7 +15,7 @@ from helpers.json_acceptor import BYTES, accepts_text
 from helpers.vocabularies import embedded
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sglang.srt.core.constraint import Constraint
+from sglang.ir.constraint import Constraint
 from sglang.srt.grammar.base import GrammarError, Matcher
 from sglang.srt.grammar.guidance import GuidanceGrammar, grammar_of
 from sglang.srt.grammar.planning import make_plan

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from helpers.json_acceptor import BYTES, accepts_text
-from sglang.srt.core.constraint import Constraint
+from sglang.ir.constraint import Constraint
 from sglang.srt.core.vocabulary import Vocabulary
 from sglang.srt.grammar.base import GrammarError
 from sglang.srt.grammar.guidance import GuidanceGrammar, check, grammar_of

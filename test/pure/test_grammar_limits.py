@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.vocabularies import embedded, tekken
-from sglang.srt.core.constraint import Constraint
+from sglang.ir.constraint import Constraint
 from sglang.srt.grammar.base import GrammarError
 from sglang.srt.grammar.build import build
 from sglang.srt.grammar.fsm import FsmGrammar

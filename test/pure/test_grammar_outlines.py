@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from helpers.json_acceptor import BYTES, END, accepts, accepts_text
 from helpers.vocabularies import toy
-from sglang.srt.core.constraint import Constraint
+from sglang.ir.constraint import Constraint
 from sglang.srt.grammar import outlines
 from sglang.srt.grammar.base import GrammarError
 from sglang.srt.grammar.outlines import OutlinesGrammar, pattern_of

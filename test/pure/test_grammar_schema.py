@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from helpers.json_acceptor import BYTES, accepts, accepts_text
 from jsonschema import Draft4Validator, Draft202012Validator
-from sglang.srt.core.constraint import Constraint
+from sglang.ir.constraint import Constraint
 from sglang.srt.grammar.base import GrammarError
 from sglang.srt.grammar.guidance import GuidanceGrammar, check, grammar_of
 from sglang.srt.grammar.schema import Refusal, compile_schema

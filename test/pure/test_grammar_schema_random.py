@@ -16,7 +16,7 @@ from helpers.json_acceptor import BYTES, accepts, accepts_text
 from helpers.vocabularies import embedded
 from jsonschema import Draft202012Validator
 from jsonschema.validators import validator_for
-from sglang.srt.core.constraint import Constraint
+from sglang.ir.constraint import Constraint
 from sglang.srt.grammar.base import GrammarError
 from sglang.srt.grammar.guidance import GuidanceGrammar, grammar_of
 from sglang.srt.grammar.schema import Refusal

@@ -10,7 +10,7 @@ import pytest
 from helpers.vocabularies import embedded
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sglang.srt.core.constraint import Constraint
+from sglang.ir.constraint import Constraint
 from sglang.srt.grammar.guidance import GuidanceGrammar, grammar_of
 from sglang.srt.grammar.guidance.checking import limits
 from sglang.srt.grammar.guidance.gbnf import (

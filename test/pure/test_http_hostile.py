@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 from helpers.http_server import Served, is_error, serve_text
+from sglang.ir.sampling import PARAMETERS
 from sglang.srt.config import Config
-from sglang.srt.core.sampling import SamplingParams
 from sglang.srt.program.request import RequestError
 from sglang.srt.server.admin import AbortBody
 from sglang.srt.server.chat.routes import ChatBody
@@ -241,7 +241,7 @@ def test_odd_values_never_break_the_server(http: httpx.Client, path: str) -> Non
     bodies = [{**base, name: value} for name in names for value in ODD if name != "max_tokens"]
     draw = random.Random(path)
     if path == "/generate":
-        params = [*SamplingParams.__struct_fields__, "regex", "sampling_seed"]
+        params = [*PARAMETERS, "regex", "sampling_seed"]
         bodies += [
             {"text": "a", "sampling_params": {"max_new_tokens": 2, name: value}}
             for name in params
@@ -273,7 +273,7 @@ def test_errors_repeat_little_of_what_was_sent(http: httpx.Client, path: str) ->
     ]
     bodies += [{**base, "messages": [{"role": LONG_TEXT, "content": "a"}]}]
     if path == "/generate":
-        names = [*SamplingParams.__struct_fields__, "regex", "ebnf", "json_schema", LONG_TEXT]
+        names = [*PARAMETERS, "regex", "ebnf", "json_schema", LONG_TEXT]
         bodies += [{**base, "sampling_params": {n: v}} for n in names for v in LONG_VALUES]
     refused = 0
     for body in bodies:

@@ -175,10 +175,10 @@ def test_a_streamed_program_can_be_cancelled_and_its_result_waited_for() -> None
 @pytest.mark.parametrize(
     ("make", "complaint"),
     [
-        (lambda: sgl.gen("x", -1), "max_tokens is -1; give a whole number of at least 0"),
+        (lambda: sgl.gen("x", -1), "max_tokens is -1; it must be a whole number of at least 0"),
         (lambda: sgl.gen("x", 2.5), "max_tokens is 2.5"),
         (lambda: sgl.gen("x", temperature="hot"), "temperature is 'hot'"),
-        (lambda: sgl.gen("x", top_p=2), "top_p is 2; give a number above 0 and at most 1"),
+        (lambda: sgl.gen("x", top_p=2), "top_p is 2; it must be a number above 0 and at most 1"),
         (lambda: sgl.gen("x", top_k=0), "top_k is 0"),
         (lambda: sgl.gen("x", n=0), "n is 0"),
         (lambda: sgl.gen("x", stop=3), "stop is 3; give a text"),

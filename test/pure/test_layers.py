@@ -20,11 +20,12 @@ STANDARD = frozenset(sys.stdlib_module_names)
 TENSORS = "srt.core srt.config torch numpy"
 UPSTREAM = "sglang srt psutil outlines_core"  # aliases under upstream's names
 RULES = {
-    "srt.core": "msgspec",
+    "srt.core": "msgspec sglang.ir",
     "srt.config": "srt.core",
     "srt.memory": "srt.core",
     "srt.schedule": "srt.core",
-    "srt.grammar": "srt.core srt.config msgspec numpy re2 interegular outlines_core llguidance",
+    "srt.grammar": "sglang.ir srt.core srt.config msgspec numpy re2 interegular outlines_core"
+    " llguidance",
     "srt.files": "srt.core huggingface_hub",
     "srt.tokenizer": "srt.core srt.files tokenizers jinja2",
     "srt.media": "srt.core msgspec numpy PIL",
@@ -36,15 +37,18 @@ RULES = {
     " srt.files srt.media.settings srt.media.tiles safetensors tqdm",
     "srt.worker": f"{TENSORS} sgl_kernel srt.parallel srt.attention srt.layers srt.models srt.files"
     " psutil",
-    "srt.engine": "srt.core srt.config srt.memory srt.schedule srt.grammar msgspec zmq psutil",
+    "srt.engine": "sglang.ir srt.core srt.config srt.memory srt.schedule srt.grammar msgspec zmq"
+    " psutil",
     "srt.engine.process": "srt.core srt.config srt.grammar srt.tokenizer msgspec zmq psutil",
     "srt.engine.executor": "srt.core srt.config srt.worker",
-    "srt.program": "srt.core srt.media srt.tokenizer srt.engine.client srt.engine.info msgspec",
-    "srt.server": "srt.core srt.config srt.tokenizer srt.program msgspec"
+    "srt.program": "sglang.ir srt.core srt.media srt.tokenizer srt.engine.client srt.engine.info"
+    " msgspec",
+    "srt.server": "sglang.ir srt.core srt.config srt.tokenizer srt.program msgspec"
     " starlette pydantic pydantic_core uvicorn httptools prometheus_client psutil",
     "srt.server.seeing": "srt.config srt.files srt.media srt.tokenizer srt.program srt.engine.info",
     "srt.server.openapi.shapes": "srt.engine.info srt.server msgspec",
-    "srt.server.schema_command": "srt.core srt.grammar srt.tokenizer msgspec numpy jsonschema",
+    "srt.server.schema_command": "sglang.ir srt.core srt.grammar srt.tokenizer msgspec numpy"
+    " jsonschema",
     "srt.server.models_command": "srt.models.verified",
     "srt.server.launch": "srt.core srt.config srt.tokenizer srt.program srt.server srt.engine",
     "srt.server.serving": "srt.core srt.config srt.tokenizer srt.program srt.server srt.engine"

@@ -17,10 +17,10 @@ from helpers.simulation import expected
 from helpers.toy_grammar import ToyGrammars
 from hypothesis import given
 from hypothesis import strategies as st
+from sglang.ir.constraint import Constraint
 from sglang.srt.config import Config, ScheduleConfig
 from sglang.srt.config.sections import POLICIES
 from sglang.srt.core.batch import Batch, StepResult
-from sglang.srt.core.constraint import Constraint
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import (
     Advance,

@@ -13,10 +13,10 @@ from helpers.fake_worker import TOKEN_BYTES, FakeWorker, fake_info
 from helpers.simulation import History
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import ScheduleConfig
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Advance, Fill, Generate, Goal, Open
-from sglang.srt.core.sampling import SamplingParams
 from sglang.srt.engine.engine import Engine
 from sglang.srt.engine.executor import Inline
 

@@ -13,9 +13,9 @@ from helpers.scripted import Scripted, pieces, posted
 from helpers.toy_tokenizer import CHATML, byte_level
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sglang.ir.constraint import Constraint
 from sglang.srt.config import Config
 from sglang.srt.config.sections import REASONING_PARSERS
-from sglang.srt.core.constraint import Constraint
 from sglang.srt.program.output import Finish
 from sglang.srt.program.reasoning import (
     PARSERS,

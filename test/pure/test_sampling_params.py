@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
-from sglang.srt.core.sampling import (
+from sglang.ir.params import GenParams
+from sglang.ir.sampling import (
     MAX_LOGIT_BIAS,
     MAX_N,
     MAX_PATTERNS,
@@ -16,11 +17,17 @@ from sglang.srt.core.sampling import (
     MAX_STOPS,
     MAX_TEMPERATURE,
     MIN_REPETITION,
+    PARAMETERS,
     SEED_LIMIT,
     SamplingParams,
 )
+from sglang.srt.server.fields import SharedBody
+from sglang.srt.server.openapi.limits import LIMITS, sampling_schema
+
+from tools import parameters
 
 VOCAB = 100
+RUNTIME_ONLY = ("no_stop_trim", "skip_special_tokens")  # not parameters of the language
 
 
 def test_the_defaults_are_valid() -> None:
@@ -56,11 +63,11 @@ def test_a_value_at_its_limit_is_accepted(values: dict[str, Any]) -> None:
 
 
 PAST_THE_LIMIT: list[tuple[dict[str, Any], str]] = [
-    ({"max_new_tokens": -1}, "max_new_tokens is -1; it must be 0 or more"),
+    ({"max_new_tokens": -1}, "max_new_tokens is -1; it must be a whole number of at least 0"),
     ({"min_new_tokens": -1}, "min_new_tokens is -1"),
     ({"min_new_tokens": 5, "max_new_tokens": 4}, "min_new_tokens is 5; .* max_new_tokens .4."),
-    ({"n": 0}, f"n is 0; it must be between 1 and {MAX_N}"),
-    ({"n": 10**9}, f"n is 1000000000; it must be between 1 and {MAX_N}"),
+    ({"n": 0}, f"n is 0; it must be a whole number from 1 to {MAX_N}"),
+    ({"n": 10**9}, f"n is 1000000000; it must be .* from 1 to {MAX_N}"),
     ({"stop": ("a",) * 10**5}, f"stop has 100000 entries; at most {MAX_STOPS}"),
     ({"stop": ("a", "")}, "stop contains an empty string"),
     ({"stop": ("x" * 2000,)}, f"stop has an entry of 2000 characters; at most {MAX_STOP_CHARS}"),
@@ -68,31 +75,31 @@ PAST_THE_LIMIT: list[tuple[dict[str, Any], str]] = [
     ({"stop": ("x" * 1000,) * 5}, "stop has 5000 characters in all; at most 4096"),
     ({"stop_regex": ("a",) * 17}, "stop_regex has 17 entries; at most 16"),
     ({"stop_token_ids": (0,) * 10**5}, f"stop_token_ids has 100000 entries; at most {MAX_STOPS}"),
-    ({"stop_token_ids": (VOCAB,)}, "stop_token_ids names 100; the vocabulary ends at 99"),
-    ({"stop_token_ids": (-1,)}, "stop_token_ids names -1"),
-    ({"temperature": math.nan}, "temperature is nan; it must be a finite number"),
+    ({"stop_token_ids": (VOCAB,)}, "stop_token_ids names token 100; the vocabulary ends at 99"),
+    ({"stop_token_ids": (-1,)}, "stop_token_ids names token -1"),
+    ({"temperature": math.nan}, "temperature is nan; it must be a number from 0 to 1000000"),
     ({"temperature": math.inf}, "temperature is inf"),
-    ({"temperature": -0.1}, r"temperature is -0.1; it must be in \[0, 1000000\]"),
+    ({"temperature": -0.1}, "temperature is -0.1; it must be a number from 0 to 1000000"),
     ({"temperature": 1e39}, r"temperature is 1e\+39"),
-    ({"top_p": 0.0}, r"top_p is 0.0; it must be in \(0, 1\]"),
+    ({"top_p": 0.0}, "top_p is 0.0; it must be a number above 0 and at most 1"),
     ({"top_p": 1.01}, "top_p is 1.01"),
     ({"top_p": math.nan}, "top_p is nan"),
     ({"top_k": 0}, "top_k is 0; it must be -1"),
     ({"top_k": -2}, "top_k is -2"),
     ({"min_p": -0.1}, "min_p is -0.1"),
     ({"min_p": 1.1}, "min_p is 1.1"),
-    ({"frequency_penalty": 2.1}, r"frequency_penalty is 2.1; it must be in \[-2, 2\]"),
+    ({"frequency_penalty": 2.1}, "frequency_penalty is 2.1; it must be a number from -2 to 2"),
     ({"presence_penalty": -2.1}, "presence_penalty is -2.1"),
-    ({"repetition_penalty": 0.0}, r"repetition_penalty is 0.0; it must be in \[0.001, 2\]"),
+    ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0; it must be a number from 0.001 to 2"),
     ({"repetition_penalty": 1e-45}, "repetition_penalty is 1e-45"),
     ({"repetition_penalty": 2.1}, "repetition_penalty is 2.1"),
     ({"logit_bias": {VOCAB: 1.0}}, "logit_bias names token 100; the vocabulary ends at 99"),
     ({"logit_bias": {-1: 1.0}}, "logit_bias names token -1"),
-    ({"logit_bias": {1: 101.0}}, "logit_bias of token 1 is 101.0"),
+    ({"logit_bias": {1: 101.0}}, "logit_bias of token 1 is 101.0; it must be from -100 to 100"),
     ({"logit_bias": {1: math.nan}}, "logit_bias of token 1 is nan"),
     ({"logit_bias": dict.fromkeys(range(10**5), 1.0)},
      f"logit_bias has 100000 entries; at most {MAX_LOGIT_BIAS}"),
-    ({"seed": SEED_LIMIT}, "seed is 9223372036854775808; it must fit"),
+    ({"seed": SEED_LIMIT}, "seed is 9223372036854775808; it must be a signed 64-bit whole number"),
     ({"seed": -SEED_LIMIT - 1}, "seed is -9223372036854775809"),
 ]  # fmt: skip
 
@@ -119,6 +126,21 @@ def test_penalised() -> None:
 
 def test_a_copy_with_changes_keeps_the_rest() -> None:
     one = SamplingParams(stop=("x",), seed=5)
-    two = msgspec.structs.replace(one, max_new_tokens=1)
+    two = replace(one, max_new_tokens=1)
     assert (two.stop, two.seed, two.max_new_tokens) == (("x",), 5, 1)
     assert one.max_new_tokens == 128
+
+
+def test_the_page_has_the_declared_parameters() -> None:
+    page = parameters.PAGE.read_text(encoding="utf-8")
+    assert parameters.inserted(page) == page, "run: python -m tools.parameters --write"
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_every_way_in_takes_each_declared_parameter(name: str) -> None:
+    """A parameter is declared once: the bodies of HTTP, its document and the language follow."""
+    spelled = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}.get(name, name)
+    assert spelled in SharedBody.__struct_fields__
+    assert set(PARAMETERS[name].schema()) <= set(LIMITS[name])
+    assert PARAMETERS[name].description in str(sampling_schema()["properties"][name])
+    assert name in GenParams.__dataclass_fields__ or name in RUNTIME_ONLY

@@ -16,9 +16,9 @@ from helpers.scripted import Scripted, posted
 from helpers.toy_tokenizer import byte_level
 from hypothesis import given
 from hypothesis import strategies as st
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Advance, Done, Event, Failed, Tokens
-from sglang.srt.core.sampling import SamplingParams
 from sglang.srt.engine.client import Client, EngineLost
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.engine.wire import AT_ONCE, Wire

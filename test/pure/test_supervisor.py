@@ -19,9 +19,9 @@ import pytest
 from helpers import engine_child
 from helpers.threads import running_threads
 from helpers.toy_tokenizer import byte_level
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import Config
 from sglang.srt.core.progress import PASS, STOP_PATTERNS, Progress
-from sglang.srt.core.sampling import SamplingParams
 from sglang.srt.engine import process
 from sglang.srt.engine.client import EngineLost
 from sglang.srt.engine.stall import Stall

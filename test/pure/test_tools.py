@@ -15,7 +15,7 @@ from helpers.scripted import Scripted, posted
 from helpers.toy_tokenizer import byte_level
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sglang.srt.core.constraint import Constraint
+from sglang.ir.constraint import Constraint
 from sglang.srt.program.output import Finish
 from sglang.srt.program.request import RequestError
 from sglang.srt.program.schema_check import first_fault

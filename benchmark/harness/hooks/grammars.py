@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from itertools import count
 
 import sglang
-from sglang.srt.core.constraint import Constraint
+from sglang.ir.constraint import Constraint
 from sglang.srt.grammar.compiler import Compiler
 
 from benchmark.harness.hooks.patch import patched

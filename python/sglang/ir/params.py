@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sglang.ir.sampling import PARAMETERS
+
 Stop = str | Sequence[str] | None
 
 
@@ -69,18 +71,12 @@ def given(params: GenParams) -> dict[str, Any]:
     return {name: value for name, value in vars(params).items() if value is not None}
 
 
-DEFAULTS = GenParams(
-    max_new_tokens=128,
-    n=1,
-    temperature=1.0,
-    top_p=1.0,
-    top_k=-1,
-    min_p=0.0,
-    frequency_penalty=0.0,
-    presence_penalty=0.0,
-    ignore_eos=False,
-    max_retries=2,
-)
+# Those that every backend is told, unless a program sets them.
+_ALWAYS = (
+    "max_new_tokens", "n", "temperature", "top_p", "top_k", "min_p", "frequency_penalty",
+    "presence_penalty", "ignore_eos",
+)  # fmt: skip
+DEFAULTS = GenParams(**{name: PARAMETERS[name].default for name in _ALWAYS}, max_retries=2)
 
 NAMES = tuple(f.name for f in dataclasses.fields(GenParams))
 ALIASES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}  # as ``gen`` calls them
@@ -90,26 +86,6 @@ REQUEST_FIELDS = (
 )  # fmt: skip
 
 
-_NUMBER = (int, float)
-# Of each parameter: its types, least and greatest value (None: no bound), in words.
-_RANGES: dict[str, tuple[tuple[type, ...], float | None, float | None, str]] = {
-    "max_new_tokens": ((int,), 0, None, "a whole number of at least 0"),
-    "min_new_tokens": ((int,), 0, None, "a whole number of at least 0"),
-    "n": ((int,), 1, None, "a whole number of at least 1"),
-    "temperature": (_NUMBER, 0, None, "a number of at least 0"),
-    "top_p": (_NUMBER, 0, 1, "a number above 0 and at most 1"),
-    "top_k": ((int,), -1, None, "-1 (all) or a whole number of at least 1"),
-    "min_p": (_NUMBER, 0, 1, "a number from 0 to 1"),
-    "frequency_penalty": (_NUMBER, -2, 2, "a number from -2 to 2"),
-    "presence_penalty": (_NUMBER, -2, 2, "a number from -2 to 2"),
-    "repetition_penalty": (_NUMBER, 0, None, "a number above 0"),
-    "seed": ((int,), None, None, "a whole number"),
-    "max_retries": ((int,), 0, None, "a whole number of at least 0"),
-}
-SPECULATIONS = ("auto", "off", "ngram", "draft")
-_NOT_ZERO = ("top_p", "top_k", "repetition_penalty")
-
-
 def checked(params: GenParams, shown: Mapping[str, str] | None = None) -> GenParams:
     """``params``, if each has a value that some backend could take.
 
@@ -117,31 +93,43 @@ def checked(params: GenParams, shown: Mapping[str, str] | None = None) -> GenPar
     the parameter, the value and the limit.
     """
     for name, value in given(params).items():
-        if name in _RANGES:
-            types, least, most, words = _RANGES[name]
-            complaint = f"{(shown or {}).get(name, name)} is {value!r}; give {words}"
-            if not isinstance(value, types) or isinstance(value, bool):
-                raise TypeError(complaint)
-            assert isinstance(value, (int, float))
-            low = (least is not None and value < least) or (name in _NOT_ZERO and value == 0)
-            if low or (most is not None and value > most) or value != value:
+        shown_name = (shown or {}).get(name, name)
+        if name in PARAMETERS:
+            parameter = PARAMETERS[name]
+            if not _fits(value, parameter.type):
+                raise TypeError(f"{shown_name} is {value!r:.80}; give {parameter.expected}")
+            many = strings(value) if name in ("stop", "stop_regex") else value
+            if complaint := parameter.complaint(many, shown_name):
                 raise ValueError(complaint)
-        elif name == "speculation" and value not in SPECULATIONS:
-            raise ValueError(f"speculation is {value!r}; use one of {', '.join(SPECULATIONS)}")
+        elif name == "max_retries":
+            if not _fits(value, int):
+                raise TypeError(f"max_retries is {value!r:.80}; give a whole number of at least 0")
+            if value < 0:
+                raise ValueError(f"max_retries is {value}; it must be at least 0.")
         elif name == "lora_path" and not isinstance(value, str):
             raise TypeError(f"lora_path is {value!r:.60}; give the name of an adapter")
         elif name == "whitespace_pattern" and not isinstance(value, str):
             raise TypeError(f"whitespace_pattern is {value!r:.60}; give a str, such as ' ?'")
-        elif name in ("stop", "stop_regex") and not _are(value, str):
-            raise TypeError(f"{name} is {value!r}; give a text or a list of texts")
-        elif name == "stop_token_ids" and not (_are(value, int) and not isinstance(value, int)):
-            raise TypeError(f"stop_token_ids is {value!r}; give a list of token ids")
     return params
 
 
-def _are(value: Any, kind: type) -> bool:
-    many = not isinstance(value, kind) and isinstance(value, Iterable)
-    return all(isinstance(one, kind) for one in (value if many else (value,)))
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value is of a parameter's type; a whole number is a number, a bool is not."""
+    if kind == tuple[str, ...]:
+        return isinstance(value, str) or _are(value, str)
+    if kind == tuple[int, ...]:
+        return _are(value, int)
+    if kind == dict[int, float]:
+        return isinstance(value, Mapping)
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind in (int, int | None):
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, kind)
+
+
+def _are(values: Any, kind: type) -> bool:
+    return isinstance(values, Iterable) and all(isinstance(one, kind) for one in values)
 
 
 GEN_NAMES = {name: alias for alias, name in ALIASES.items()}

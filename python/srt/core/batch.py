@@ -13,9 +13,9 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.ints import Floats, Ints, ints
 from sglang.srt.core.media import Media
-from sglang.srt.core.sampling import SamplingParams
 
 _NO_INTS, _NO_FLOATS = ints(), array("d")  # shared by all that have none; never changed
 NONE_ALLOWED = "no token may be drawn: mask, bias and forbidden tokens exclude all of them"

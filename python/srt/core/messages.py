@@ -28,8 +28,8 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import msgspec
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.media import Medias
-from sglang.srt.core.sampling import SamplingParams
 from sglang.srt.core.segments import Segments
 
 TopPairs: TypeAlias = list[tuple[int, float]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 
-from sglang.srt.core.constraint import Constraint
+from sglang.ir.constraint import Constraint
 from sglang.srt.core.context import Context
 from sglang.srt.core.matcher import CompilerBusy
 from sglang.srt.core.messages import EVERY, POOLINGS, Advance, Embed, Failed, Fill, Generate, Goal

@@ -7,8 +7,8 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Protocol, TypeAlias
 
+from sglang.ir.constraint import Constraint
 from sglang.srt.config import Config
-from sglang.srt.core.constraint import Constraint
 from sglang.srt.core.request import Request
 from sglang.srt.core.vocabulary import Vocabulary
 from sglang.srt.engine.info import EngineInfo

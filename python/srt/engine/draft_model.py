@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 
-import msgspec
 from sglang.srt.core.batch import Batch, Row, RowOutput
 from sglang.srt.core.ints import common_prefix
 from sglang.srt.core.messages import Generate
@@ -100,7 +100,7 @@ class ModelDrafter:
         context = request.context
         space = Namespace(context.namespace.salt)  # it has no adapters
         own = self.store.open(request.id, context.tokens[:], space, context.segments)
-        goal = Generate(msgspec.structs.replace(request.goal.sampling, constraint=None))
+        goal = Generate(replace(request.goal.sampling, constraint=None))
         shadow = Request(request.id, own, goal, request.seed)
         shadow.prompt = request.prompt
         return shadow

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Protocol
 
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.context import Context
 from sglang.srt.core.messages import Advance, Append, Event, Fork, Generate, Open, Verb
 from sglang.srt.core.progress import MESSAGES, SENDING
-from sglang.srt.core.sampling import SamplingParams
 from sglang.srt.core.work import STEP_BYTES, STEP_VERBS
 from sglang.srt.engine.engine import Engine
 

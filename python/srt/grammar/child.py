@@ -23,7 +23,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import msgspec
-from sglang.srt.core.constraint import Constraint
+from sglang.ir.constraint import Constraint
 from sglang.srt.grammar.plan import Plan
 
 Planner = Callable[[Constraint, str, str], Plan]

@@ -19,10 +19,10 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 
-import msgspec
+from sglang.ir.constraint import Constraint
 from sglang.srt.config import GrammarConfig
-from sglang.srt.core.constraint import Constraint
 from sglang.srt.core.vocabulary import Vocabulary
 from sglang.srt.grammar import child
 from sglang.srt.grammar.base import CompilerBusy, Grammar, GrammarError
@@ -173,7 +173,7 @@ class Compiler:
                 space = constraint.whitespace
                 if space is None:
                     space = self.config.json_whitespace()
-                msgspec.structs.replace(constraint, whitespace=space).verify()
+                replace(constraint, whitespace=space).verify()
                 space.encode()
         except UnicodeEncodeError:
             raise GrammarError("whitespace holds a lone surrogate.") from None

@@ -10,7 +10,7 @@ ebnf, structural_tag           llguidance
 
 from __future__ import annotations
 
-from sglang.srt.core.constraint import Constraint
+from sglang.ir.constraint import Constraint
 from sglang.srt.grammar.base import GrammarError
 from sglang.srt.grammar.plan import Plan
 

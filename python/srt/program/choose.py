@@ -13,11 +13,10 @@ import math
 import random
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-import msgspec
+from sglang.ir.sampling import SEED_LIMIT, SamplingParams
 from sglang.srt.core.messages import Event, Prompt, TopPairs
-from sglang.srt.core.sampling import SEED_LIMIT, SamplingParams
 
 AT_ONCE = 32  # choices of one prompt that are in the engine at the same time
 
@@ -90,7 +89,7 @@ def nth(sampling: SamplingParams, index: int) -> SamplingParams:
     if seed is not None and index:
         mixed = (seed + index * 0x9E3779B97F4A7C15) % (1 << 64)
         seed = mixed - (1 << 64) if mixed >= SEED_LIMIT else mixed
-    return msgspec.structs.replace(sampling, n=1, seed=seed)
+    return replace(sampling, n=1, seed=seed)
 
 
 def verify_whole(sampling: SamplingParams) -> None:

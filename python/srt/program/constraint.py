@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from typing import Any
 
-from sglang.srt.core.constraint import KINDS, Constraint
+from sglang.ir.constraint import KINDS, Constraint
 from sglang.srt.core.depth import deeper
 
 SCORINGS = ("tokens", "whole")

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
-from sglang.srt.core.constraint import KINDS
+from sglang.ir.constraint import KINDS
+from sglang.ir.sampling import MAX_TOP_LOGPROBS, PARAMETERS, SamplingParams
 from sglang.srt.core.ints import Ints
 from sglang.srt.core.media import Medias
 from sglang.srt.core.messages import Open
 from sglang.srt.core.nearest import nearest
-from sglang.srt.core.sampling import MAX_TOP_LOGPROBS, SamplingParams
 from sglang.srt.core.segments import Segments, verify, verify_score
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.program.choose import verify_whole
@@ -166,7 +166,7 @@ class Ask:
         if room < 1 and sampling.max_new_tokens > 0:
             raise _too_long(str(len(self.prompt)), info, "no room is left to generate")
         limit = min(sampling.max_new_tokens, room)
-        sampling = msgspec.structs.replace(
+        sampling = replace(
             sampling,
             max_new_tokens=limit,
             min_new_tokens=min(sampling.min_new_tokens, limit),
@@ -325,10 +325,9 @@ def sampling_from(settings: Mapping[str, Any]) -> SamplingParams:
         constraint = take_constraint(values)
     except ValueError as error:
         raise RequestError(str(error), field_of(str(error))) from error
-    known = [name for name in SamplingParams.__struct_fields__ if name != "constraint"]
     for name in values:
-        if name not in known:
-            meant = nearest(name, [*known, *CONSTRAINT_NAMES])
+        if name not in PARAMETERS:
+            meant = nearest(name, [*PARAMETERS, *CONSTRAINT_NAMES])
             hint = f" Did you mean {meant!r}?" if meant else ""
             raise RequestError(f"Unknown sampling parameter {name!r}.{hint}", name)
     bias = values.get("logit_bias")
@@ -338,7 +337,7 @@ def sampling_from(settings: Mapping[str, Any]) -> SamplingParams:
         params = msgspec.convert(values, SamplingParams)
     except (msgspec.ValidationError, ValueError, TypeError, OverflowError) as error:
         raise RequestError(f"sampling_params: {error}.", _path(str(error))) from error
-    return msgspec.structs.replace(params, constraint=constraint) if constraint else params
+    return replace(params, constraint=constraint) if constraint else params
 
 
 def _too_long(length: str, info: EngineInfo, advice: str) -> RequestError:
@@ -355,7 +354,7 @@ def _too_long(length: str, info: EngineInfo, advice: str) -> RequestError:
 def field_of(message: str) -> str | None:
     """The sampling parameter that a message begins with."""
     word = re.split(r"[^a-z_]", message, maxsplit=1)[0]
-    return word if word in (*SamplingParams.__struct_fields__, *CONSTRAINT_NAMES) else None
+    return word if word in (*PARAMETERS, *CONSTRAINT_NAMES) else None
 
 
 def _path(message: str) -> str | None:

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.ints import ints
-from sglang.srt.core.sampling import SamplingParams
 from sglang.srt.program.completion import Completion, EngineLost
 from sglang.srt.program.request import CONSTRAINTS, Ask, RequestError
 from sglang.srt.server.service import Service

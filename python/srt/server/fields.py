@@ -5,17 +5,15 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sglang.srt.core.sampling import SamplingParams
+from sglang.ir.sampling import PARAMETERS, Parameter, SamplingParams
 from sglang.srt.program.output import Output
 from sglang.srt.program.request import RequestError, sampling_from
 from sglang.srt.server.constraint import ConstraintFields, settings_of
 from sglang.srt.server.service import Service
 from sglang.srt.server.telemetry.record import record
-
-Stops = str | list[str] | None
 
 
 class StreamOptions(msgspec.Struct):
@@ -23,8 +21,37 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = None
 
 
-class SharedBody(ConstraintFields, kw_only=True):
-    """Fields of both routes; what SGLang adds to OpenAI's comes after ``user``. Null is unset.
+# Parameters that OpenAI spells otherwise: max_tokens, min_tokens.
+_RESPELLED = ("max_new_tokens", "min_new_tokens")
+_SHARED = tuple(name for name in PARAMETERS if name not in _RESPELLED)
+
+
+def _field_type(parameter: Parameter) -> Any:
+    """Type of a sampling parameter in a body: null is unset, one stop may stand for a list."""
+    json_types = {
+        tuple[str, ...]: str | list[str],
+        tuple[int, ...]: list[int],
+        dict[int, float]: dict[str, float],
+    }
+    return json_types.get(parameter.type, parameter.type) | None
+
+
+if TYPE_CHECKING:
+
+    class SamplingFields(ConstraintFields, kw_only=True):
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    SamplingFields = msgspec.defstruct(
+        "SamplingFields",
+        [(name, _field_type(PARAMETERS[name]), None) for name in _SHARED],
+        bases=(ConstraintFields,),
+        kw_only=True,
+    )
+
+
+class SharedBody(SamplingFields, kw_only=True):
+    """Fields of both routes: the sampling parameters, the constraints, and these. Null is unset.
 
     Other fields are ignored, as OpenAI's own without effect here are; a field that would change the
     text and cannot be honoured is refused (``wire/unsupported``).
@@ -32,28 +59,11 @@ class SharedBody(ConstraintFields, kw_only=True):
 
     model: str | None = None
     max_tokens: int | None = None
-    n: int | None = None
-    stop: Stops = None
+    min_tokens: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    seed: int | None = None
     user: str | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    min_tokens: int | None = None
-    repetition_penalty: float | None = None
-    stop_token_ids: list[int] | None = None
-    stop_regex: Stops = None
-    ignore_eos: bool | None = None
-    no_stop_trim: bool | None = None
-    skip_special_tokens: bool | None = None
     rid: str | None = None
-    speculation: str | None = None
     priority: int | None = None
     cache_salt: str | None = None
     extra_key: str | None = None
@@ -61,16 +71,9 @@ class SharedBody(ConstraintFields, kw_only=True):
     masked_logprobs: bool | None = None
 
 
-_SAMPLING = (
-    "n", "stop", "temperature", "top_p", "frequency_penalty", "presence_penalty", "logit_bias",
-    "seed", "top_k", "min_p", "min_tokens", "repetition_penalty", "stop_token_ids", "stop_regex",
-    "ignore_eos", "no_stop_trim", "skip_special_tokens", "speculation",
-)  # fmt: skip
-
-
 def sampling_of(body: SharedBody, max_tokens: int) -> SamplingParams:
     """The body's sampling parameters. Raises RequestError."""
-    settings = {name: getattr(body, name) for name in _SAMPLING}
+    settings = {name: getattr(body, name) for name in (*_SHARED, "min_tokens")}
     return sampling_from({**settings, **settings_of(body), "max_new_tokens": max_tokens})
 
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sglang.srt.core.constraint import Constraint
+from sglang.ir.constraint import Constraint
 from sglang.srt.grammar.base import Grammar, GrammarError
 from sglang.srt.grammar.schema.doctor import Finding, examine
 from sglang.srt.grammar.schema.document import Refusal

@@ -9,10 +9,10 @@ import pytest
 import torch
 import transformers
 from helpers.hf_models import CONFIGS, SMALL, save
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import Config
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Advance, Close, Done, Embed, Failed, Generate, Open
-from sglang.srt.core.sampling import SamplingParams
 from sglang.srt.engine.engine import Engine
 from sglang.srt.engine.executor import local_executor
 

@@ -16,8 +16,8 @@ from helpers.hf_models import make, save
 from helpers.paged import Paged, Sequence
 from helpers.peft_adapters import LLAMA, make_adapter, merged
 from safetensors.torch import load_file, save_file
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.batch import Batch, Row, Sample
-from sglang.srt.core.sampling import SamplingParams
 from sglang.srt.models.peft import _site
 
 GREEDY = Sample(SamplingParams(temperature=0.0))

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from sglang.srt.core.constraint import Constraint
+from sglang.ir.constraint import Constraint
 from sglang.srt.grammar.base import GrammarError
 from sglang.srt.grammar.guidance.gbnf_lark import gbnf_to_lark
 from sglang.srt.grammar.guidance.lark import check_depth

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
 from sglang.srt.program.output import Output
 from sglang.srt.program.reasoning import behind_thought, opened
 from sglang.srt.program.request import Ask, Logprobs, RequestError, namespace_of
@@ -114,7 +113,7 @@ async def read_talk(service: Service, body: ChatBody, fits: bool = True) -> Talk
         space = own.whitespace if use is None and own is not None else " ?"
         constraint = verified(constraint_of(form, space))
     thinking = _thinking(service, body, inside, behind)
-    sampling = msgspec.structs.replace(
+    sampling = replace(
         sampling,
         constraint=constraint,
         skip_special_tokens=sampling.skip_special_tokens and not _shown(service, use, thinking),

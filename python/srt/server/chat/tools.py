@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sglang.srt.core.constraint import Constraint
+from sglang.ir.constraint import Constraint
 from sglang.srt.program.constraint import json_text
 from sglang.srt.program.request import RequestError
 from sglang.srt.program.schema_check import first_fault

@@ -60,7 +60,7 @@ async def _talk(service: Service, body: MessagesBody, fits: bool = True) -> Talk
     if body.max_tokens != 0:
         return await read_talk(service, chat, fits)
     talk = await read_talk(service, msgspec.structs.replace(chat, max_tokens=1), fits)
-    sampling = msgspec.structs.replace(talk.ask.sampling, max_new_tokens=0, min_new_tokens=0)
+    sampling = replace(talk.ask.sampling, max_new_tokens=0, min_new_tokens=0)
     return replace(talk, ask=replace(talk.ask, sampling=sampling))
 
 

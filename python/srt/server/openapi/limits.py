@@ -1,16 +1,16 @@
 """Limits: what the types of the bodies do not say of their fields, as /openapi.json tells it.
 
-It is enforced where the values are read (``core/sampling``, ``program/request``, the handlers):
-what these schemas refuse is refused there, which the tests of the document hold them to.
+Those of sampling parameters come from their declaration (``ir/sampling``). All are enforced where
+the values are read (there, in ``program/request`` and in the handlers): what these schemas refuse
+is refused there, which the tests of the document hold them to.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-from sglang.srt.core import sampling as most
-from sglang.srt.core.sampling import SamplingParams
+from sglang.ir import sampling as most
+from sglang.ir.sampling import PARAMETERS, Parameter
 from sglang.srt.program.constraint import NAMES, SCORINGS
 from sglang.srt.program.request import MAX_NAME, PRIORITY_LIMIT, RENAMED, WITHOUT_EFFECT
 from sglang.srt.server.chat.conversation import ROLES
@@ -20,46 +20,25 @@ from sglang.srt.server.text.sessions import MOST_IDLE_SECONDS
 Schema = dict[str, Any]
 
 _AT_LEAST_0: Schema = {"minimum": 0}
-_PENALTY: Schema = {"minimum": -2, "maximum": 2}
-_TEXT: Schema = {"minLength": 1, "maxLength": most.MAX_STOP_CHARS}
-
-
-def _texts(count: int) -> Schema:
-    """A text, or so many of them."""
-    return {**_TEXT, "items": {"type": "string", **_TEXT}, "maxItems": count}
-
-
 _NAMES: Schema = {
     "maxLength": MAX_NAME,
     "items": {"anyOf": [{"type": "string", "maxLength": MAX_NAME}, {"type": "null"}]},
 }
 
+
+def _limits(parameter: Parameter) -> Schema:
+    """Bounds of a parameter, those of one text beside those of a list of them."""
+    schema = parameter.schema()
+    return {**schema.get("items", {}), **schema} if "maxItems" in schema else schema
+
+
 LIMITS: dict[str, Schema] = {
-    "max_new_tokens": _AT_LEAST_0,
+    **{name: _limits(parameter) for name, parameter in PARAMETERS.items()},
     "max_tokens": _AT_LEAST_0,
     "max_completion_tokens": {"minimum": 1},
     "max_output_tokens": {"minimum": 1},
-    "min_new_tokens": _AT_LEAST_0,
     "min_tokens": _AT_LEAST_0,
-    "n": {"minimum": 1, "maximum": most.MAX_N},
-    "stop": _texts(most.MAX_STOPS),
-    "stop_sequences": _texts(most.MAX_STOPS),
-    "stop_regex": _texts(most.MAX_PATTERNS),
-    "stop_token_ids": {"maxItems": most.MAX_STOPS},
-    "temperature": {"minimum": 0, "maximum": most.MAX_TEMPERATURE},
-    "top_p": {"exclusiveMinimum": 0, "maximum": 1},
-    "top_k": {"minimum": -1, "not": {"const": 0}},
-    "min_p": {"minimum": 0, "maximum": 1},
-    "frequency_penalty": _PENALTY,
-    "presence_penalty": _PENALTY,
-    "repetition_penalty": {"minimum": most.MIN_REPETITION, "maximum": 2},
-    "logit_bias": {
-        "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
-        "propertyNames": {"pattern": "^[0-9]{1,18}$"},
-        "maxProperties": most.MAX_LOGIT_BIAS,
-    },
-    "seed": {"minimum": -most.SEED_LIMIT, "maximum": most.SEED_LIMIT - 1},
-    "speculation": {"enum": list(most.SPECULATIONS)},
+    "stop_sequences": _limits(PARAMETERS["stop"]),
     "priority": {"minimum": -PRIORITY_LIMIT, "maximum": PRIORITY_LIMIT - 1},
     "session_id": {"maxLength": MAX_NAME},
     "capacity_of_str_len": _AT_LEAST_0,
@@ -191,26 +170,24 @@ def bounded(name: str, schema: Schema) -> Schema:
 def sampling_schema() -> Schema:
     """Of ``sampling_params``, as ``sampling_from`` reads them: null is unset, unknown names are
     refused."""
-    schema = msgspec.json.schema(SamplingParams)["$defs"]["SamplingParams"]
     fields = {name: CONSTRAINTS.get(name, {}) for name in (*NAMES, *WITHOUT_EFFECT)}
-    for name, given in schema["properties"].items():
-        if name != "constraint":
-            fields[name] = _unset(name, given)
+    fields |= {name: _nullable(parameter) for name, parameter in PARAMETERS.items()}
     fields |= {alias: fields[name] for alias, name in RENAMED.items()}
     return {
         "title": "SamplingParams",
-        "description": schema["description"],
+        "description": "How tokens are sampled, and when a generation ends.",
         "type": "object",
         "properties": fields,
         "additionalProperties": False,
     }
 
 
-def _unset(name: str, schema: Schema) -> Schema:
-    """A field that may be null, and of a list of stops the one stop."""
-    kinds = [schema]
-    if name in ("stop", "stop_regex"):
-        kinds.append({"type": "string"})
-    elif name == "stop_token_ids":
-        kinds.append({"type": "integer"})
-    return bounded(name, {"anyOf": [*kinds, {"type": "null"}]})
+def _nullable(parameter: Parameter) -> Schema:
+    """A parameter that may be null, and of a list of stops the one stop."""
+    schema = parameter.schema()
+    one = [schema["items"]] if "maxItems" in schema else []
+    return {
+        "anyOf": [schema, *one, {"type": "null"}],
+        "default": parameter.default,
+        "description": parameter.description,
+    }

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from typing import Any
 
 import msgspec
-from sglang.srt.core.sampling import SamplingParams
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.server.service import Service
 from sglang.srt.server.telemetry import record
 from sglang.srt.server.telemetry.record import Record

@@ -9,9 +9,8 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-import msgspec
+from sglang.ir.sampling import MAX_N, MAX_TOP_LOGPROBS, SamplingParams
 from sglang.srt.core.messages import TopPairs
-from sglang.srt.core.sampling import MAX_N, MAX_TOP_LOGPROBS, SamplingParams
 from sglang.srt.program.output import Output
 from sglang.srt.program.request import Ask, Logprobs, RequestError, namespace_of
 from sglang.srt.server.fields import (
@@ -133,7 +132,7 @@ def _prompts(service: Service, prompt: Any) -> list[Any]:
 
 def _sampling(body: CompletionBody) -> SamplingParams:
     sampling = sampling_of(body, DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens)
-    return msgspec.structs.replace(sampling, n=body.best_of or sampling.n)
+    return replace(sampling, n=body.best_of or sampling.n)
 
 
 def _logprobs(body: CompletionBody) -> Logprobs | None:

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.ints import Floats
 from sglang.srt.core.messages import POOLINGS, Done, Embed
-from sglang.srt.core.sampling import SamplingParams
 from sglang.srt.program.request import Ask, RequestError, namespace_of
 from sglang.srt.server.fields import usage_of
 from sglang.srt.server.service import Service

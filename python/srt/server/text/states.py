@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import EVERY, Embed
-from sglang.srt.core.sampling import SamplingParams
 from sglang.srt.program.output import Output
 from sglang.srt.program.request import Ask, RequestError
 from sglang.srt.server.service import Service

@@ -1,8 +1,9 @@
-"""Constraint: what generated text must be, as the user wrote it. ``grammar`` compiles it."""
+"""Constraint: what generated text must be, as the user gave it."""
 
 from __future__ import annotations
 
-import msgspec
+import json
+from dataclasses import dataclass
 
 KINDS = ("regex", "json_schema", "ebnf", "structural_tag", "choices")
 MAX_BYTES = {
@@ -17,8 +18,9 @@ MAX_CHOICE = 4096  # bytes of one
 MAX_WHITESPACE = 256  # characters of its pattern
 
 
-class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Two equal constraints are compiled once.
+@dataclass(frozen=True)
+class Constraint:
+    """A language that generated text must belong to. Equal constraints are compiled once.
 
     Attributes:
         kind: one of ``KINDS``.
@@ -52,9 +54,12 @@ class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
     def choices(self) -> list[str]:
         """The texts of a constraint of kind "choices". Raises ValueError."""
         try:
-            found = msgspec.json.decode(self.text, type=list[str])
-        except msgspec.DecodeError as error:
+            found = json.loads(self.text)
+            json.dumps(found, ensure_ascii=False).encode()  # JSON can spell lone surrogates
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"choices must be a JSON list of strings: {error}.") from None
+        if not (isinstance(found, list) and all(isinstance(one, str) for one in found)):
+            raise ValueError(f"choices must be a JSON list of strings, not {self.text:.80}")
         if not 1 <= len(found) <= MAX_CHOICES:
             raise ValueError(f"choices has {len(found)} entries; give 1 to {MAX_CHOICES}.")
         first: dict[str, int] = {}
