@@ -1,0 +1,126 @@
+"""Public interface: names, signatures, flags, routes and errors that users had are still there."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tools.public_names import MODULES, accepts_no_more, interface, lost
+
+BEFORE = Path(__file__).resolve().parents[1] / "data" / "public_names.json"
+
+# Losses that were decided, by sentence, with the reason.
+DECIDED: dict[str, str] = {}
+
+
+@cache
+def before() -> Any:
+    return json.loads(BEFORE.read_text(encoding="utf-8"))
+
+
+def test_nothing_public_is_lost() -> None:
+    found = set(lost(before(), interface()))
+    vanished = sorted(found - DECIDED.keys())
+    assert not vanished, "users had this and have it no longer:\n" + "\n".join(vanished)
+    assert DECIDED.keys() <= found, "lost no longer: remove it from DECIDED"
+
+
+def test_the_list_has_what_a_user_sees() -> None:
+    known = before()
+    assert {"gen", "Engine", "ProgramError"} <= known["modules"]["sglang"].keys()
+    assert "sglang.lang.interpreter" in known["modules"]
+    assert "--model-path" in known["commands"]["sglang serve"]
+    assert "POST /v1/chat/completions" in known["routes"]
+    assert "sglang.errors.RateLimited" in known["errors"]
+
+
+def test_a_missing_module_is_a_loss_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "sglang.lang.no_such_package.api"
+    monkeypatch.setitem(MODULES, name, "gen")
+    assert name not in interface()["modules"]
+    monkeypatch.setitem(MODULES, "sglang.version", "gen __version__")
+    assert interface()["modules"]["sglang.version"].keys() == {"__version__"}
+
+
+def without(path: str) -> Callable[[Any], None]:
+    *outer, last = path.split("|")
+
+    def change(document: Any) -> None:
+        for key in outer:
+            document = document[key]
+        del document[last]
+
+    return change
+
+
+def routed(document: Any) -> None:
+    document["routes"]["POST /generate"]["request"].remove("sampling_params")
+
+
+def chosen(document: Any) -> None:
+    document["commands"]["sglang serve"]["--schedule-policy"]["choices"].remove("lpm")
+
+
+def based(document: Any) -> None:
+    document["errors"]["sglang.TraceError"].remove("TypeError")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (without("modules|sglang.lang.ir"), "module sglang.lang.ir is gone"),
+        (without("modules|sglang|gen"), "sglang.gen is gone"),
+        (without("modules|sglang|SglFunction|run"), "sglang.SglFunction.run is gone"),
+        (without("commands|sglang trace"), "command sglang trace is gone"),
+        (without("commands|sglang serve|--host"), "sglang serve --host is gone"),
+        (chosen, "sglang serve --schedule-policy takes no lpm any more"),
+        (without("errors|sglang.TraceError"), "error sglang.TraceError is gone"),
+        (based, "error sglang.TraceError is no TypeError any more"),
+        (without("routes|GET /health"), "route GET /health is gone"),
+        (routed, "POST /generate: request has no sampling_params"),
+    ],
+)
+def test_a_planted_loss_is_told(change: Callable[[Any], None], sentence: str) -> None:
+    now = copy.deepcopy(before())
+    change(now)
+    assert sentence in lost(before(), now)
+
+
+@pytest.mark.parametrize(
+    ("had", "has", "sentence"),
+    [
+        ("a b", "a", "argument 2 was b"),
+        ("a b", "b a", "argument 1 was a"),
+        ("a b=1", "a * b=1", "argument 2 was b"),
+        ("a=1", "a", "parameter a is required; its default was 1"),
+        ("a=1", "a=2", "default of a is 2; it was 1"),
+        ("a", "a b", "parameter b is new and required"),
+        ("* a=1", "* b=1", "parameter a is gone"),
+        ("a **more", "a", "takes no other arguments any more"),
+    ],
+)
+def test_a_narrower_signature_is_told(had: str, has: str, sentence: str) -> None:
+    assert any(sentence in one for one in accepts_no_more("f", had.split(), has.split()))
+
+
+@pytest.mark.parametrize(
+    ("had", "has"),
+    [
+        ("a", "a b=1"),
+        ("a * b=1", "a b=1"),
+        ("* a=1", "* c=2 a=1"),
+        ("a * b=1", "a **more"),
+        ("a=...", "a=1"),
+    ],
+)
+def test_a_wider_signature_passes(had: str, has: str) -> None:
+    assert list(accepts_no_more("f", had.split(), has.split())) == []
