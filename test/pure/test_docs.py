@@ -91,7 +91,7 @@ def test_named_flags_exist() -> None:
         parser = Parser()
         command.add_parser_arguments(parser)
         known |= {name.removeprefix("--") for name in parser._option_string_actions}
-    for source in (ROOT / "benchmark").rglob("*.py"):
+    for source in [*(ROOT / "benchmark").rglob("*.py"), *(ROOT / "tools").glob("*.py")]:
         flags = re.findall(r'"--([a-z][a-z-]+)"', source.read_text(encoding="utf-8"))
         known |= {*flags, *(f"no-{flag}" for flag in flags)}
     assert [(page, flag) for page, flag in named(r"--([a-z][a-z0-9-]+)") if flag not in known] == []
