@@ -46,14 +46,16 @@ histories: $(STAMP)  ## random histories of the engine (COUNT=10000 SEED=0); 1,0
 	@PYTHONPATH=test OMP_NUM_THREADS=1 $(BIN)/python -m histories --count $(or $(COUNT),10000) \
 	  --seed $(or $(SEED),0) --jobs $(JOBS)
 
-lint: $(STAMP)  ## ruff check, ruff format --check, mypy (strict)
+lint: $(STAMP)  ## ruff check, ruff format --check, mypy (strict), plain words
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/python -m tools.words
 	@$(BIN)/mypy
 
-format: $(STAMP)  ## apply ruff's fixes and format
+format: $(STAMP)  ## apply ruff's fixes and format; lower the counts of tools/words.json
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+	@$(BIN)/python -m tools.words --lower
 
 bench: $(STAMP)  ## every benchmark with its defaults: no GPU, no download
 	@failed=; for main in benchmark/*/__main__.py; do \

@@ -1,4 +1,4 @@
-"""``make lint`` as tests: style, format and types."""
+"""``make lint`` as tests: style, format, plain words and types."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
-    "command", ["ruff check .", "ruff format --check .", "mypy"], ids=lambda c: c.replace(" ", "-")
+    "command",
+    ["ruff check .", "ruff format --check .", "tools.words", "mypy"],
+    ids=lambda c: c.replace(" ", "-"),
 )
 def test_lint(command: str) -> None:
     done = subprocess.run(

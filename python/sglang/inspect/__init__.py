@@ -1,1 +1,1 @@
-"""What happened in a run: text and HTML displays, and the timeline."""
+"""Displays of a run as text and HTML, and the timeline."""

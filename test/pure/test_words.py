@@ -1,0 +1,97 @@
+"""Plain words: riddles and retired words are found, good sentences are not."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tools.words import above, findings, listing, lowered
+
+RIDDLES = [
+    '"""What a worker needs."""',
+    'def f():\n    """Of the tokens, the last."""',
+    'class C:\n    """Those that wait."""\n',
+    'class C:\n    # fields\n    """And its opposite."""\n',
+    'def f(\n    a,\n):\n    "As ``g``, for one row."\n',
+    'async def f() -> dict[str, int]:\n    r"""\n    In one line.\n    """\n',
+    "# it is closed by now\nx = 1",
+    "x = 1  # which is enough",
+    "# And the rest.",
+    "x = 1\n# Whose pages are free.\ny = 2",
+    "#  What follows is free\n#  text.",
+]
+
+
+@pytest.mark.parametrize("source", RIDDLES)
+def test_a_riddle_is_found(source: str) -> None:
+    assert [each.kind for each in findings(source)] == ["riddles"]
+
+
+RETIRED = [
+    '"""Number of draws."""',
+    '"""Pages.\n\nTokens that are drawn greedily."""',
+    "# the request has been told so",
+    "x = 1  # read by nobody",
+    '"""Forward passes under way."""',
+    '"""A model that sees."""',
+    "# the place of a row",
+    '"""Tokens met in the cache."""',
+]
+
+
+@pytest.mark.parametrize("source", RETIRED)
+def test_a_retired_word_is_found(source: str) -> None:
+    assert [each.kind for each in findings(source)] == ["words"]
+
+
+GOOD = [
+    '"""Return the pages of a row."""',
+    '"""``What`` is a name."""',
+    '"""Whether the row samples."""',
+    '"""None where no token was sampled."""',
+    '"""This machine, with the model and its flags."""',
+    '"""Sort the rows in place, one in place of another."""',
+    '"""Draw a page."""',
+    '"""Numbers with two decimal places."""',
+    '"""The method ``draw`` of a strategy."""',
+    'x = """What a program says."""',
+    'f("who")',
+    'TABLE = {\n    "of": "what",\n    "told": "nobody",\n}',
+    "x = '# what'\n",
+    'x = f"""\n# what a text holds\n"""',
+    "# Where the pool is full, the youngest request is retracted.",
+    "# On a GPU the launch returns at once.",
+    "import os  # noqa: F401",
+    "x = 1  # fmt: skip",
+    "# Requests are sorted by age:\n# those of one client together.",
+    "if x:  # the rows\n    pass  # end",
+]
+
+
+@pytest.mark.parametrize("source", GOOD)
+def test_a_good_sentence_passes(source: str) -> None:
+    assert list(findings(source)) == []
+
+
+def test_findings_have_their_lines() -> None:
+    source = '"""Words.\n\nText that was drawn.\n"""\n\nx = 1\n# What is it?\n'
+    assert [(each.line, each.kind) for each in findings(source)] == [(3, "words"), (7, "riddles")]
+
+
+def test_a_listing_names_the_file() -> None:
+    path = Path(__file__)
+    assert list(listing([path])) == []
+
+
+def test_counts_only_fall() -> None:
+    allowed = {"a.py": {"riddles": 2, "words": 1}}
+    assert above({"a.py": {"riddles": 3}}, allowed) == ["a.py: 3 riddles, at most 2"]
+    assert above({"b.py": {"words": 1}}, allowed) == ["b.py: 1 words, at most 0"]
+    assert above({"a.py": {"riddles": 2}}, allowed) == []
+    assert lowered({"a.py": {"riddles": 1}}, allowed) == {"a.py": {"riddles": 1}}
+    assert lowered({"a.py": {"riddles": 5, "words": 1}}, allowed) == allowed
+    assert lowered({}, allowed) == {}
