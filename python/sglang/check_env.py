@@ -31,9 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in PACKAGES:
         print(f"{name}: {_version(name)}")
     print(f"ulimit soft: {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}")
+    from sglang.srt.commands.doctor import machine_checks as machine
+    from sglang.srt.commands.doctor.finding import FAIL, examine
     from sglang.srt.config import Config
-    from sglang.srt.server.doctor import machine
-    from sglang.srt.server.doctor.finding import FAIL, examine
 
     checks = [("packages", machine.packages), ("device", lambda: machine.device(Config()))]
     found = examine(checks)

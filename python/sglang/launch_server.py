@@ -8,7 +8,7 @@ import sys
 def main() -> None:
     """Run the server until it is told to end."""
     try:
-        from sglang.srt.server.launch import main as launch
+        from sglang.srt.http.launch import main as launch
 
         sys.exit(launch())
     except KeyboardInterrupt:

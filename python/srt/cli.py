@@ -10,24 +10,24 @@ from importlib import import_module
 # Module, what it is for, and more of that. A module is imported when it is asked for.
 COMMANDS = {
     "serve": (
-        "sglang.srt.server.launch",
+        "sglang.srt.http.launch",
         "serve a model over HTTP",
         "Serve a model over HTTP: OpenAI's and Anthropic's routes under /v1, and /generate.",
     ),
     "doctor": (
-        "sglang.srt.server.doctor.command",
+        "sglang.srt.commands.doctor.doctor_command",
         "say whether a server would start here, or whether a running one answers",
         "Examine the machine, the installation and the model that the flags name, which are those "
         "of 'serve'; or the server at --url. Exit code 1 if something fails.",
     ),
     "schema": (
-        "sglang.srt.server.schema_command",
+        "sglang.srt.commands.schema_command",
         "say what becomes of a JSON schema or another constraint",
         "Examine a constraint: every keyword of a JSON schema, enforced or refused, "
         "the path taken, a sample, and an instance that is refused. Exit code 1 if it is refused.",
     ),
     "explain": (
-        "sglang.srt.server.explain.command",
+        "sglang.srt.commands.explain_command",
         "say why a prompt was, or was not, in a server's cache",
         "Ask a running server how much of a request's prompt came from its cache, "
         "where the prompt left the nearest cached text, and why the rest was not there.",
@@ -39,7 +39,7 @@ COMMANDS = {
         "program in it. Options stand before the file; what follows a script is the script's.",
     ),
     "models": (
-        "sglang.srt.server.models_command",
+        "sglang.srt.commands.models_command",
         "list the architectures that are served, and what the tests verify of each",
         "List the architectures that are served, and what the tests verify of each. Exit code 1 "
         "where none has the name asked for.",
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: list[str]) -> int:
-    from sglang.srt.server.arguments import Parser
+    from sglang.srt.commands.arguments import Parser
 
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may have ASCII alone
         sys.stdout.reconfigure(errors="backslashreplace")

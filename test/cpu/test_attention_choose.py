@@ -13,9 +13,9 @@ from helpers.tiny_model import write_config
 from sglang.srt.attention import choose as module
 from sglang.srt.attention.base import KVShape
 from sglang.srt.attention.choose import choose
+from sglang.srt.commands.doctor.machine_checks import device as examine
 from sglang.srt.config import Config
 from sglang.srt.config.sections import ATTENTION_BACKENDS
-from sglang.srt.server.doctor.machine import device as examine
 from sglang.srt.worker.worker import Worker
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

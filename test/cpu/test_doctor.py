@@ -19,11 +19,11 @@ import pytest
 from helpers.http_server import serve_text
 from helpers.toy_tokenizer import byte_level
 from sglang.srt import cli
+from sglang.srt.commands.doctor import machine_checks as machine
+from sglang.srt.commands.doctor.doctor_command import model
+from sglang.srt.commands.doctor.finding import FAIL, OK, WARN, Finding, examine
 from sglang.srt.config import Config
 from sglang.srt.core.version import __version__
-from sglang.srt.server.doctor import machine
-from sglang.srt.server.doctor.command import model
-from sglang.srt.server.doctor.finding import FAIL, OK, WARN, Finding, examine
 from sglang.srt.tokenizer.tokenizer import EMBEDDED
 
 PYTHON = Path(__file__).resolve().parents[2] / "python"

@@ -27,7 +27,7 @@ from helpers.http_server import Client
 from helpers.launched import best_model, gone, launched
 from helpers.matrix import Bench, error_of, wait_for
 from sglang.ir.sampling import PARAMETERS
-from sglang.srt.server.routes import ROUTES
+from sglang.srt.http.routes import ROUTES
 
 Json = dict[str, Any]
 

@@ -17,8 +17,8 @@ from helpers.openapi import fits
 
 pytest.importorskip("torch")
 
-from sglang.srt.server.openapi.examples import EXAMPLES
-from sglang.srt.server.routes import EVENTS, JSON, ROUTES
+from sglang.srt.http.openapi.examples import EXAMPLES
+from sglang.srt.http.routes import EVENTS, JSON, ROUTES
 
 HERE = Path(__file__).resolve().parent
 KEY = "sk-of-the-tests"

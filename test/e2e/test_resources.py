@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 from helpers.launched import PYTHON, client_of, launched, toy_model
-from sglang.srt.server.edge.accept import DESCRIPTORS
+from sglang.srt.http.connection.accept import DESCRIPTORS
 
 SPARE = 4  # descriptors left to the server
 
@@ -100,9 +100,10 @@ def test_waiting_and_latency_never_read_the_wall_clock() -> None:
 
 
 EXPECTED = [
-    *(f"srt/server/{name}.py" for name in (
-        "adapters", "explain/explanations", "fields", "page/live", "responses/answer", "service",
-        "text/classify", "text/score",
+    *(f"srt/http/{name}.py" for name in (
+        "admin/adapter_routes", "native/classify", "openai/responses/answer", "openai/score",
+        "openai/shared_fields", "page/live_view", "service",
     )),
+    "srt/runtime/explanations.py",
     "srt/tokenizer/chat.py",
 ]  # fmt: skip

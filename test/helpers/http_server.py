@@ -18,10 +18,10 @@ import uvicorn
 from helpers.text_worker import TextWorker, text_engine
 from helpers.toy_tokenizer import byte_level
 from sglang.srt.config import Config
+from sglang.srt.http.app import make_app
+from sglang.srt.http.connection.protocol import protocol
+from sglang.srt.http.service import Service
 from sglang.srt.program.completion import Completion
-from sglang.srt.server.app import make_app
-from sglang.srt.server.edge.protocol import protocol
-from sglang.srt.server.service import Service
 from sglang.srt.tokenizer import Tokenizer
 from starlette.applications import Starlette
 

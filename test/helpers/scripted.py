@@ -11,11 +11,11 @@ import httpx
 from sglang.srt.config import Config
 from sglang.srt.core.ints import Ints
 from sglang.srt.engine.info import EngineInfo
+from sglang.srt.http.app import make_app
+from sglang.srt.http.service import Service
+from sglang.srt.program.ask import Ask, RequestError
 from sglang.srt.program.encoder import Encoder
 from sglang.srt.program.output import Finish, Output
-from sglang.srt.program.request import Ask, RequestError
-from sglang.srt.server.app import make_app
-from sglang.srt.server.service import Service
 from sglang.srt.tokenizer import Tokenizer
 
 

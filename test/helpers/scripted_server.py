@@ -11,10 +11,10 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 import uvicorn
 from helpers.scripted import Scripted, pieces
 from sglang.srt.config import Config
+from sglang.srt.http.app import make_app
+from sglang.srt.http.service import Service
+from sglang.srt.program.ask import Ask
 from sglang.srt.program.output import Output
-from sglang.srt.program.request import Ask
-from sglang.srt.server.app import make_app
-from sglang.srt.server.service import Service
 from sglang.srt.tokenizer import Tokenizer
 
 

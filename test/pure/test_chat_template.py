@@ -13,7 +13,7 @@ import pytest
 from helpers.http_server import is_error
 from helpers.scripted import Scripted, posted
 from helpers.toy_tokenizer import byte_level, sentencepiece
-from sglang.srt.server.chat.conversation import prompt_of
+from sglang.srt.http.openai.chat.conversation import prompt_of
 from sglang.srt.tokenizer import Tokenizer, TokenizerError
 from sglang.srt.tokenizer.chat import ChatTemplate, ChatTemplateError, SlowTemplateError
 from sglang.srt.tokenizer.templates import NAMES, built_in, family_of
@@ -185,8 +185,8 @@ def test_a_hostile_template_is_a_400_and_holds_nobody_up(tmp_path: Path) -> None
     async def both() -> int:
         """How often a loop that runs beside comes to its turn."""
         from sglang.srt.config import Config
-        from sglang.srt.program.request import RequestError
-        from sglang.srt.server.service import Service
+        from sglang.srt.http.service import Service
+        from sglang.srt.program.ask import RequestError
 
         service = Service(Config.of(), scripted)  # type: ignore[arg-type]
         hostile = asyncio.ensure_future(prompt_of(service, TALK, None, {}, None, False))

@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+from sglang.srt.commands.arguments import ELSEWHERE, Parser, keys_from_environment
 from sglang.srt.config import (
     Config,
     EdgeConfig,
@@ -22,7 +23,6 @@ from sglang.srt.config import (
     add_arguments,
     from_arguments,
 )
-from sglang.srt.server.arguments import ELSEWHERE, Parser, keys_from_environment
 
 SECTIONS = (
     ModelConfig, MemoryConfig, ScheduleConfig, GrammarConfig, SpeculationConfig, LoraConfig,

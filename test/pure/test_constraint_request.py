@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.ir.constraint import KINDS, MAX_BYTES, MAX_CHOICES, Constraint
 from sglang.ir.sampling import SamplingParams
-from sglang.srt.program.choose import Choice, pick, verify_whole
-from sglang.srt.program.constraint import MAX_NESTING, MAX_SCORED
+from sglang.srt.program.ask import RequestError, sampling_from
+from sglang.srt.program.constraint_settings import MAX_NESTING, MAX_SCORED
 from sglang.srt.program.output import Finish
-from sglang.srt.program.request import RequestError, sampling_from
+from sglang.srt.program.whole_choices import Choice, pick, verify_whole
 from sglang.srt.tokenizer import Tokenizer
 
 SCHEMA = {"type": "object", "properties": {"b": {"const": "é"}, "a": {"type": "integer"}}}
@@ -246,7 +246,7 @@ def test_counts_of_the_engine_are_told(scripted: Scripted) -> None:
 
 
 def test_model_info_tells_the_kinds(scripted: Scripted) -> None:
-    from sglang.srt.program.request import CONSTRAINTS
+    from sglang.srt.program.ask import CONSTRAINTS
 
     assert CONSTRAINTS == KINDS == ("regex", "json_schema", "ebnf", "structural_tag", "choices")
 

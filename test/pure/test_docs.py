@@ -8,13 +8,12 @@ from collections import defaultdict
 from pathlib import Path
 
 from sglang.inspect.timeline import command as trace_command
+from sglang.srt.commands import explain_command, schema_command
+from sglang.srt.commands.arguments import Parser
+from sglang.srt.commands.doctor import doctor_command
 from sglang.srt.config import Config
 from sglang.srt.config.translation import FLAGS
 from sglang.srt.config.upstream import MEANS, SPELLINGS
-from sglang.srt.server import schema_command
-from sglang.srt.server.arguments import Parser
-from sglang.srt.server.doctor import command as doctor_command
-from sglang.srt.server.explain import command as explain_command
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -15,10 +15,10 @@ from helpers.http_server import Served, is_error, serve_text
 from helpers.openapi import fits
 from sglang.ir.sampling import PARAMETERS, SamplingParams
 from sglang.srt.config import Config
-from sglang.srt.server.openapi.document import document
-from sglang.srt.server.openapi.examples import EXAMPLES
-from sglang.srt.server.openapi.limits import sampling_schema
-from sglang.srt.server.routes import JSON, ROUTES
+from sglang.srt.http.openapi.examples import EXAMPLES
+from sglang.srt.http.openapi.limits import sampling_schema
+from sglang.srt.http.openapi.openapi_document import document
+from sglang.srt.http.routes import JSON, ROUTES
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ import pytest
 from helpers.http_server import Served, is_error, serve_text
 from helpers.text_worker import hidden_state
 from sglang.srt.config import Config
-from sglang.srt.program import reading
-from sglang.srt.server.text import embeddings
+from sglang.srt.http.openai import embeddings
+from sglang.srt.program import readout as reading
 
 WIDTH = 4
 

@@ -13,8 +13,8 @@ from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Advance, Close, Control, Done, Failed, Open, Prompt, Tokens
 from sglang.srt.engine.collect import MAX_FORCED
 from sglang.srt.grammar.base import CompilerBusy, Grammar, GrammarError, Matcher
-from sglang.srt.program.reading import refused
-from sglang.srt.server.wire.errors import error_response
+from sglang.srt.http.exchange.error_replies import error_response
+from sglang.srt.program.readout import refused
 
 FREE = frozenset(range(VOCAB))
 STEPS: dict[str, list[set[int]]] = {

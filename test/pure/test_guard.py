@@ -12,9 +12,9 @@ import httpx
 import pytest
 from helpers.http_server import GOLDEN, Served, is_error, serve_text
 from sglang.srt.config import Config
-from sglang.srt.server.edge.guard import ORDINARY, ORDINARY_BELOW, RESERVED
-from sglang.srt.server.edge.hosts import Hosts, exposed
-from sglang.srt.server.edge.tenants import Tenants
+from sglang.srt.http.connection.guard import ORDINARY, ORDINARY_BELOW, RESERVED
+from sglang.srt.http.connection.hosts import Hosts, exposed
+from sglang.srt.http.connection.tenants import Tenants
 
 ADMIN = {
     "/get_server_info", "/server_info", "/metrics", "/flush_cache", "/live", "/live/events",

@@ -15,8 +15,8 @@ import httpx
 import pytest
 from helpers.http_server import GOLDEN, Client, Served, serve_text
 from sglang.srt.config import Config
-from sglang.srt.server.edge.protocol import PIPELINE, WRITE_BUFFER, Protocol
-from sglang.srt.server.wire import body
+from sglang.srt.http.connection.protocol import PIPELINE, WRITE_BUFFER, Protocol
+from sglang.srt.http.exchange import json_body as body
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 HEAD_BYTES, BODY_BYTES = 16 << 10, 1 << 20
@@ -58,7 +58,7 @@ def soon(http: Client, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """What goes on being sent behind an answer is read for a moment only."""
-    monkeypatch.setattr("sglang.srt.server.edge.protocol.LINGER", SOON)
+    monkeypatch.setattr("sglang.srt.http.connection.protocol.LINGER", SOON)
 
 
 @pytest.fixture
@@ -663,7 +663,7 @@ def test_a_client_that_never_takes_its_last_bytes_is_let_go(
 ) -> None:
     """The answer is complete, less is left than would have made it wait, the connection closing:
     nothing else would end it."""
-    monkeypatch.setattr("sglang.srt.server.edge.protocol.WRITE_BUFFER", 1 << 30)
+    monkeypatch.setattr("sglang.srt.http.connection.protocol.WRITE_BUFFER", 1 << 30)
     served.worker.seconds = 0.0
     before = http.stats()["aborted"]
     data = json.dumps({"text": "a", "sampling_params": LONG, "stream": True}).encode()

@@ -14,9 +14,9 @@ import httpx
 import pytest
 from helpers.http_server import GOLDEN, Served, is_error, serve_text
 from sglang.srt.config import Config
-from sglang.srt.server.edge.tenants import Key, Tenant
-from sglang.srt.server.edge.turns import Turns
-from sglang.srt.server.wire.errors import ServerError
+from sglang.srt.http.connection.tenants import Key, Tenant
+from sglang.srt.http.exchange.error_replies import ServerError
+from sglang.srt.runtime.fair_queue import Turns
 
 LONG = {"max_new_tokens": 900, "ignore_eos": True}
 

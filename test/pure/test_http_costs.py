@@ -20,18 +20,18 @@ from sglang.srt.config import Config
 from sglang.srt.core.ints import ints
 from sglang.srt.engine import process
 from sglang.srt.engine.client import Client, EngineLost
+from sglang.srt.http.anthropic.messages import routes as messages
+from sglang.srt.http.exchange import json_body as body
+from sglang.srt.http.native import generate as native
+from sglang.srt.http.openai.chat import conversation
+from sglang.srt.http.openai.chat import routes as chat
+from sglang.srt.http.openai.chat.chat_request import Talk
+from sglang.srt.http.openai.responses import routes as responses
+from sglang.srt.http.openai.shared_fields import Reply
 from sglang.srt.memory.pages import PagePool
 from sglang.srt.memory.radix import RadixTree
+from sglang.srt.program.ask import Ask, RequestError
 from sglang.srt.program.output import Finish, Output
-from sglang.srt.program.request import Ask, RequestError
-from sglang.srt.server.chat import conversation
-from sglang.srt.server.chat import routes as chat
-from sglang.srt.server.chat.talk import Talk
-from sglang.srt.server.fields import Reply
-from sglang.srt.server.messages import routes as messages
-from sglang.srt.server.responses import routes as responses
-from sglang.srt.server.text import native
-from sglang.srt.server.wire import body
 from sglang.srt.tokenizer import LONG, Tokenizer
 
 

@@ -14,16 +14,16 @@ import pytest
 from helpers.http_server import Served, is_error, serve_text
 from sglang.ir.sampling import PARAMETERS
 from sglang.srt.config import Config
-from sglang.srt.program.request import RequestError
-from sglang.srt.server.admin import AbortBody
-from sglang.srt.server.chat.routes import ChatBody
-from sglang.srt.server.text.classify import ClassifyBody
-from sglang.srt.server.text.completions import CompletionBody
-from sglang.srt.server.text.embeddings import EmbeddingBody, EncodeBody
-from sglang.srt.server.text.native import GenerateBody
-from sglang.srt.server.text.score import RerankBody, ScoreBody
-from sglang.srt.server.text.sessions import CloseSessionBody, OpenSessionBody
-from sglang.srt.server.text.tokens import DetokenizeBody, TemplateBody, TokenizeBody
+from sglang.srt.http.admin.routes import AbortBody
+from sglang.srt.http.native.classify import ClassifyBody
+from sglang.srt.http.native.generate import GenerateBody
+from sglang.srt.http.native.token_routes import DetokenizeBody, TemplateBody, TokenizeBody
+from sglang.srt.http.openai.chat.routes import ChatBody
+from sglang.srt.http.openai.completions import CompletionBody
+from sglang.srt.http.openai.embeddings import EmbeddingBody, EncodeBody
+from sglang.srt.http.openai.score import RerankBody, ScoreBody
+from sglang.srt.program.ask import RequestError
+from sglang.srt.runtime.sessions import CloseSessionBody, OpenSessionBody
 
 JSON = {"Content-Type": "application/json"}
 ROUTES = ("/generate", "/v1/completions", "/v1/chat/completions")

@@ -43,21 +43,26 @@ RULES = {
     "srt.engine.executor": "srt.core srt.config srt.worker",
     "srt.program": "sglang.ir srt.core srt.media srt.tokenizer srt.engine.client srt.engine.info"
     " msgspec",
-    "srt.server": "sglang.ir srt.core srt.config srt.tokenizer srt.program msgspec"
-    " starlette pydantic pydantic_core uvicorn httptools prometheus_client psutil",
-    "srt.server.seeing": "srt.config srt.files srt.media srt.tokenizer srt.program srt.engine.info",
-    "srt.server.openapi.shapes": "srt.engine.info srt.server msgspec",
-    "srt.server.schema_command": "sglang.ir srt.core srt.grammar srt.tokenizer msgspec numpy"
+    "srt.runtime": "sglang.ir srt.core srt.config srt.tokenizer srt.program msgspec",
+    "srt.runtime.vision_setup": "srt.config srt.files srt.media srt.tokenizer srt.program"
+    " srt.engine.info",
+    "srt.http": "sglang.ir srt.core srt.config srt.tokenizer srt.program srt.runtime msgspec"
+    " starlette pydantic_core uvicorn httptools prometheus_client psutil",
+    "srt.http.openapi.native_shapes": "srt.engine.info srt.http srt.runtime msgspec",
+    "srt.http.launch": "srt.core srt.config srt.tokenizer srt.program srt.http srt.engine"
+    " srt.commands.arguments",
+    "srt.http.serving": "srt.core srt.config srt.tokenizer srt.program srt.http srt.engine uvicorn",
+    "srt.http.supervisor": "srt.core srt.config srt.tokenizer srt.program srt.engine srt.http"
+    " msgspec",
+    "srt.http.telemetry.request_tracing": "srt.core srt.program opentelemetry",
+    "srt.commands": "srt.core",
+    "srt.commands.schema_command": "sglang.ir srt.core srt.grammar srt.tokenizer msgspec numpy"
     " jsonschema",
-    "srt.server.models_command": "srt.models.verified",
-    "srt.server.launch": "srt.core srt.config srt.tokenizer srt.program srt.server srt.engine",
-    "srt.server.serving": "srt.core srt.config srt.tokenizer srt.program srt.server srt.engine"
-    " uvicorn",
-    "srt.server.supervisor": "srt.core srt.config srt.tokenizer srt.program srt.engine msgspec",
-    "srt.server.doctor": "srt.core srt.config srt.tokenizer srt.program srt.layers srt.models"
-    " srt.files srt.attention srt.worker sgl_kernel msgspec psutil torch huggingface_hub",
-    "srt.server.telemetry.tracing": "srt.core srt.program opentelemetry",
-    "srt.cli": "srt.server",
+    "srt.commands.models_command": "srt.models.verified",
+    "srt.commands.doctor": "srt.core srt.config srt.tokenizer srt.program srt.layers srt.models"
+    " srt.files srt.attention srt.worker srt.http sgl_kernel msgspec psutil torch huggingface_hub",
+    "srt.cli": "srt.commands srt.http.launch",
+    "srt.server": UPSTREAM,
     "sglang": "h11 openai anthropic litellm tqdm pydantic pydantic_core typing_extensions"
     " jsonschema referencing tiktoken",
     "sglang.integrations.dspy": "sglang dspy",
@@ -159,12 +164,12 @@ PLANTED = [
     ("srt.engine.planted", "import importlib\nimportlib.import_module('sglang.srt.worker.worker')",
      "srt.worker"),
     ("srt.program.planted", "from sglang.srt.engine.engine import Engine", "srt.engine.engine"),
-    ("srt.server.planted", "from sglang.srt.engine import engine", "srt.engine.engine"),
+    ("srt.http.planted", "from sglang.srt.engine import engine", "srt.engine.engine"),
     ("srt.cli.planted", "import sglang.srt.config", "srt.config"),
     ("srt.program.planted", "import sglang", "sglang"),
     ("srt.planted", "from sglang.srt.core import ints", "srt.core.ints"),
     ("sglang.planted", "import torch", "torch"),
-    ("sglang.run.interpreter", "from sglang.srt.core import sampling", "srt.core.sampling"),
+    ("sglang.run.interpreter", "from sglang.srt.core import depth", "srt.core.depth"),
     ("sglang.backend.planted", "from sglang.srt.config import Config", "srt.config"),
 ]  # fmt: skip
 
@@ -180,7 +185,7 @@ def test_a_planted_violation_is_caught(module: str, source: str, name: str) -> N
 ALLOWED = [
     ("srt.engine.executor", "from sglang.srt.worker.worker import Worker"),
     ("srt.worker.planted", "from sglang.srt.models.registry import load\nimport torch"),
-    ("srt.server.launch", "from sglang.srt.engine import main"),
+    ("srt.http.launch", "from sglang.srt.engine import main"),
     ("sglang.backend.engine.embedded", "def f():\n    from sglang.srt.engine.local import start"),
     ("srt.memory.planted", "from . import radix\nfrom .radix import Radix"),
 ]
@@ -225,8 +230,8 @@ def test_the_frontend_imports_in_a_fifth_of_a_second_of_cpu() -> None:
 def test_the_engine_is_started_before_the_server_is_imported() -> None:
     """``run`` starts it; what takes long to import is imported behind that."""
     slow = ("starlette", "uvicorn", "tokenizers", "prometheus_client", "numpy", "torch")
-    assert loaded("import sglang.srt.server.launch", slow)[0] == []
-    source = ast.parse((PYTHON / "srt" / "server" / "launch.py").read_text(encoding="utf-8"))
+    assert loaded("import sglang.srt.http.launch", slow)[0] == []
+    source = ast.parse((PYTHON / "srt" / "http" / "launch.py").read_text(encoding="utf-8"))
     names = {node.name: node for node in source.body if isinstance(node, ast.FunctionDef)}
     run = ast.unparse(names["run"])
     assert run.index("Started(config)") < run.index("_serve(")
@@ -237,7 +242,7 @@ def test_the_engine_is_started_before_the_server_is_imported() -> None:
     "module",
     ["sglang.srt.core.messages", "sglang.srt.memory.store",
      "sglang.srt.schedule.scheduler", "sglang.srt.engine.client",
-     "sglang.srt.program.completion", "sglang.srt.server.app"],
+     "sglang.srt.program.completion", "sglang.srt.http.app"],
 )  # fmt: skip
 def test_planning_and_serving_import_no_torch(module: str) -> None:
     assert loaded(f"import {module}", ("torch", "transformers"))[0] == []

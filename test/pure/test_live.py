@@ -15,10 +15,10 @@ import httpx
 import pytest
 from helpers.http_server import Served, is_error, serve_text
 from sglang.srt.config import Config
+from sglang.srt.http.page import live_view as live
+from sglang.srt.http.page import page_files as page
 from sglang.srt.program.completion import EngineLost
-from sglang.srt.server.page import files as page
-from sglang.srt.server.page import live
-from sglang.srt.server.wire.caller import Caller, current
+from sglang.srt.runtime.caller import Caller, current
 
 FOLDER = Path(page.__file__).parent / "static"
 FILES = sorted(path.name for path in FOLDER.iterdir())

@@ -22,8 +22,8 @@ from sglang.srt.core.batch import Batch, StepResult
 from sglang.srt.core.messages import AdapterInfo, LoadAdapter, Reply, UnloadAdapter
 from sglang.srt.engine import client as engine
 from sglang.srt.engine.client import EngineLost
-from sglang.srt.server.app import make_app
-from sglang.srt.server.service import Service
+from sglang.srt.http.app import make_app
+from sglang.srt.http.service import Service
 from sglang.srt.tokenizer import Tokenizer
 
 FACTS = {"lora": True, "max_loras_per_batch": 4, "max_loaded_loras": 3}

@@ -20,10 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from sglang.srt.config import Config
+from sglang.srt.http.anthropic.messages.messages_reply import Blocks, content_of
+from sglang.srt.http.app import make_app
+from sglang.srt.http.service import Service
 from sglang.srt.program.deltas import Arguments, Begin, Delta, Thought, Words
-from sglang.srt.server.app import make_app
-from sglang.srt.server.messages.reply import Blocks, content_of
-from sglang.srt.server.service import Service
 from sglang.srt.tokenizer import Tokenizer
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)

@@ -17,7 +17,7 @@ from sglang.ir.constraint import Constraint
 from sglang.srt.config import Config
 from sglang.srt.config.sections import REASONING_PARSERS
 from sglang.srt.program.output import Finish
-from sglang.srt.program.reasoning import (
+from sglang.srt.program.reasoning_parser import (
     PARSERS,
     Marks,
     ThoughtParser,
@@ -25,7 +25,7 @@ from sglang.srt.program.reasoning import (
     marks_for,
     opened,
 )
-from sglang.srt.program.tools import constraint_of, schema
+from sglang.srt.program.tool_format import constraint_of, schema
 from sglang.srt.tokenizer import Tokenizer
 
 THINK, ALWAYS = PARSERS["qwen3"], PARSERS["deepseek-r1"]

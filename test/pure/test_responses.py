@@ -584,7 +584,7 @@ def test_a_background_error(client: openai.OpenAI, http: httpx.Client, model: Pa
 def test_the_background_is_bounded(
     client: openai.OpenAI, model: Paced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sglang.srt.server.responses.live.MAX_BACKGROUND", 3)
+    monkeypatch.setattr("sglang.srt.http.openai.responses.event_log.MAX_BACKGROUND", 3)
     model.text, model.seconds = "x" * 5000, 0.05
     begun = [client.responses.create(input="Hi", background=True) for _ in range(3)]
     with pytest.raises(openai.RateLimitError, match="background"):

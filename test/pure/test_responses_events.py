@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
+from sglang.srt.http.openai.responses.item_writer import Writer
 from sglang.srt.program.deltas import Arguments, Begin, Delta, Thought, Words
-from sglang.srt.server.responses.writer import Writer
 from sglang.srt.tokenizer import Tokenizer
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sglang.srt.program.request import RequestError
-from sglang.srt.server.responses.items import item_id, messages_of, read_items, response_of
+from sglang.srt.http.openai.responses.items import item_id, messages_of, read_items, response_of
+from sglang.srt.program.ask import RequestError
 
 USER: Any = {"role": "user", "content": "Hi"}
 SAID: Any = {"type": "message", "role": "assistant", "id": "msg_1", "status": "completed",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sglang.srt.server.responses import store as responses_store
-from sglang.srt.server.responses.store import OVERHEAD, Record, Store
+from sglang.srt.http.openai.responses import response_store as responses_store
+from sglang.srt.http.openai.responses.response_store import OVERHEAD, Record, Store
 
 
 def record(id: str, tenant: str = "", previous: str = "", size: int = 100) -> Record:

@@ -21,8 +21,8 @@ from sglang.ir.sampling import (
     SEED_LIMIT,
     SamplingParams,
 )
-from sglang.srt.server.fields import SharedBody
-from sglang.srt.server.openapi.limits import LIMITS, sampling_schema
+from sglang.srt.http.openai.shared_fields import SharedBody
+from sglang.srt.http.openapi.limits import LIMITS, sampling_schema
 
 from tools import parameters
 

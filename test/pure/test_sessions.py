@@ -17,14 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.srt.config import Config
 from sglang.srt.core.ints import ints
+from sglang.srt.http.native.generate_call import GenerateCall
+from sglang.srt.http.service import Service
+from sglang.srt.program.ask import RequestError
 from sglang.srt.program.completion import EngineLost
 from sglang.srt.program.output import Output
-from sglang.srt.program.request import RequestError
-from sglang.srt.server.service import Service
-from sglang.srt.server.text import sessions as module
-from sglang.srt.server.text.generate_call import GenerateCall
-from sglang.srt.server.text.sessions import OpenSessionBody, SessionParams, Sessions, SessionTurn
-from sglang.srt.server.wire.caller import Caller, current
+from sglang.srt.runtime import sessions as module
+from sglang.srt.runtime.caller import Caller, current
+from sglang.srt.runtime.sessions import OpenSessionBody, SessionParams, Sessions, SessionTurn
 
 # -- the tree of one session ----------------------------------------------------------------------
 

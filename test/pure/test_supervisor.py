@@ -25,13 +25,13 @@ from sglang.srt.core.progress import PASS, STOP_PATTERNS, Progress
 from sglang.srt.engine import process
 from sglang.srt.engine.client import EngineLost
 from sglang.srt.engine.stall import Stall
+from sglang.srt.http import supervisor as module
+from sglang.srt.http.app import make_app
+from sglang.srt.http.service import Service
+from sglang.srt.http.supervisor import Supervisor
+from sglang.srt.program.ask import Ask
 from sglang.srt.program.completion import Completion
 from sglang.srt.program.output import Output
-from sglang.srt.program.request import Ask
-from sglang.srt.server import supervisor as module
-from sglang.srt.server.app import make_app
-from sglang.srt.server.service import Service
-from sglang.srt.server.supervisor import Supervisor
 from sglang.srt.tokenizer import Tokenizer
 
 SECONDS = 60.0

@@ -23,7 +23,7 @@ from sglang.inspect.timeline.formats import FORMATS, written
 from sglang.inspect.timeline.timeline_page import embedded
 from sglang.inspect.timeline.trace import Trace
 from sglang.srt.cli import main
-from sglang.srt.server.telemetry.tracing import processed
+from sglang.srt.http.telemetry.request_tracing import processed
 
 PYTHON = Path(__file__).resolve().parents[2] / "python"
 HOSTILE = "</script><script>document.title='owned'</script><!--<script>&amp;'\"\u2028\ud800$title"

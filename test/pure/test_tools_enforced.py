@@ -14,9 +14,9 @@ from helpers.vocabularies import embedded
 from sglang.srt.core.vocabulary import Vocabulary
 from sglang.srt.grammar.guidance import GuidanceGrammar, grammar_of
 from sglang.srt.program.deltas import joined
-from sglang.srt.program.reasoning import PARSERS, ThoughtParser, behind_thought
+from sglang.srt.program.reasoning_parser import PARSERS, ThoughtParser, behind_thought
+from sglang.srt.program.tool_format import Form, Tool, ToolFormat, constraint_of, either, schema
 from sglang.srt.program.tool_formats import Hermes, Llama3, Mistral, Pythonic, Tiny
-from sglang.srt.program.tools import Form, Tool, ToolFormat, constraint_of, either, schema
 
 FORMS: dict[str, ToolFormat] = {
     "hermes": Hermes(), "llama3": Llama3(), "mistral": Mistral(), "mistral by name": Mistral(True),

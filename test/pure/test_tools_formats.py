@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sglang.srt.config.sections import TOOL_CALL_PARSERS
 from sglang.srt.program.deltas import Arguments, Begin, Delta, joined
+from sglang.srt.program.tool_format import Tool, ToolFormat, constraint_of
 from sglang.srt.program.tool_formats import (
     FORMATS,
     Hermes,
@@ -22,7 +23,6 @@ from sglang.srt.program.tool_formats import (
     format_for,
 )
 from sglang.srt.program.tool_formats.literal import Literal
-from sglang.srt.program.tools import Tool, ToolFormat, constraint_of
 
 Called = list[tuple[str, str]]
 FORMS: dict[str, ToolFormat] = {

@@ -18,8 +18,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
-from sglang.srt.server.telemetry import tracing
-from sglang.srt.server.telemetry.tracing import TracingError, connect, processed
+from sglang.srt.http.telemetry import request_tracing as tracing
+from sglang.srt.http.telemetry.request_tracing import TracingError, connect, processed
 
 PYTHON = Path(__file__).resolve().parents[2] / "python"
 SECRET = "tell nobody"
@@ -217,7 +217,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_it_nothing_is_imported() -> None:
     code = (
-        "import sys, sglang.srt.server.launch\n"  # the web framework imports the API where it is
+        "import sys, sglang.srt.http.launch\n"  # the web framework imports the API where it is
         "heavy = ('opentelemetry.sdk', 'opentelemetry.exporter', 'google.protobuf', 'requests')\n"
         "print([name for name in sys.modules if name.startswith(heavy)])"
     )

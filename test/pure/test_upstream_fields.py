@@ -11,14 +11,14 @@ from helpers.http_server import Served, is_error, serve_text
 from hypothesis import given
 from hypothesis import strategies as st
 from sglang.srt.config import Config
-from sglang.srt.program.request import MAX_NAME, RequestError, namespace_of
-from sglang.srt.server.chat.talk import ChatBody, _variables
-from sglang.srt.server.telemetry.journal import Journal
-from sglang.srt.server.telemetry.record import Record
-from sglang.srt.server.text.completions import CompletionBody
-from sglang.srt.server.text.embeddings import EmbeddingBody, EncodeBody
-from sglang.srt.server.text.native import GenerateBody
-from sglang.srt.server.wire.unsupported import IGNORED, UNSUPPORTED
+from sglang.srt.http.exchange.unsupported import IGNORED, UNSUPPORTED
+from sglang.srt.http.native.generate import GenerateBody
+from sglang.srt.http.openai.chat.chat_request import ChatBody, _variables
+from sglang.srt.http.openai.completions import CompletionBody
+from sglang.srt.http.openai.embeddings import EmbeddingBody, EncodeBody
+from sglang.srt.http.telemetry.journal import Journal
+from sglang.srt.http.telemetry.request_record import Record
+from sglang.srt.program.ask import MAX_NAME, RequestError, namespace_of
 
 SALTED = {"cache_salt": "a", "extra_key": "b"}
 ROUTING = {"routed_dp_rank": 1, "data_parallel_rank": 1, "disagg_prefill_dp_rank": 1}

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from sglang.backend.engine.runtime import _flags
+from sglang.srt.commands.arguments import ELSEWHERE, Parser
 from sglang.srt.config import Config, add_arguments, from_arguments
 from sglang.srt.config.translation import FLAGS, MEANS, add_upstream_arguments, option
 from sglang.srt.config.upstream import (
@@ -26,7 +27,6 @@ from sglang.srt.config.upstream import (
     FlagRow,
 )
 from sglang.srt.core.nearest import nearest
-from sglang.srt.server.arguments import ELSEWHERE, Parser
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "coming-from.md"
 OPEN = {"host": "0.0.0.0"}

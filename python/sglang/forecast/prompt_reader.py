@@ -163,7 +163,7 @@ class Reader:
         return run(self._unknowns.number(("medium", address), kind), self._media_tokens)
 
 
-# Texts side by side, as the runtime reads ``parts`` (its program/parts).
+# Texts side by side, as the runtime reads ``parts`` (its program/parallel_parts).
 
 
 def _add(found: Units, marks: list[tuple[int, int]], texts: Sequence[Units]) -> None:

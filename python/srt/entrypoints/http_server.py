@@ -16,8 +16,8 @@ def launch_server(server_args: ServerArgs) -> None:
 
     Raises SystemExit where a setting is out of range, or serving failed.
     """
-    from sglang.srt.server.arguments import Parser
-    from sglang.srt.server.launch import add_parser_arguments, run
+    from sglang.srt.commands.arguments import Parser
+    from sglang.srt.http.launch import add_parser_arguments, run
 
     parser = Parser(prog="launch_server")
     add_parser_arguments(parser)

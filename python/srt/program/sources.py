@@ -2,7 +2,7 @@
 
 data:...;base64,...   the bytes themselves; base64 alone is taken too
 file:///a/b, a/b.png  a file of the server's, below the one directory that is allowed
-http://, https://     fetched, where that is allowed (``program/remote``)
+http://, https://     fetched, where that is allowed (``program/fetch``)
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from sglang.srt.program.request import RequestError
+from sglang.srt.program.ask import RequestError
 
 SHOWN = 80  # characters of a source in an error
 _FILE = re.compile(r"\.(png|jpe?g|webp|gif|bmp|mp4|m4v|mov|webm|mkv|avi|mpe?g|ogv|flv)\Z", re.I)

@@ -15,12 +15,12 @@ from helpers import hf_models, quantised
 from helpers.paged import Paged, Sequence
 from safetensors.torch import load_file, save_file
 from sgl_kernel import native
+from sglang.srt.commands.doctor.model_checks import Model
 from sglang.srt.config import Config
 from sglang.srt.models.config import Fields
 from sglang.srt.models.formats import mxfp4
 from sglang.srt.models.formats.files import Files
 from sglang.srt.models.safetensors import SafetensorsCheckpoint
-from sglang.srt.server.doctor.model import Model
 from sglang.srt.worker.storage import dtype_of
 from sglang.srt.worker.worker import Worker, plan_of
 from torch import Tensor

@@ -31,7 +31,7 @@ from sglang.ir.chat_template import template_for, template_named
 from sglang.ir.media import sent
 
 if TYPE_CHECKING:
-    from sglang.srt.server.service import Service
+    from sglang.srt.http.service import Service
 
 T = TypeVar("T")
 _END = object()
@@ -61,9 +61,9 @@ class Engine(EngineControl):
         try:
             from sglang.srt.config import Config
             from sglang.srt.engine.local import LocalEngine
+            from sglang.srt.http.service import Service
+            from sglang.srt.program.ask import CONSTRAINTS
             from sglang.srt.program.completion import Completion
-            from sglang.srt.program.request import CONSTRAINTS
-            from sglang.srt.server.service import Service
             from sglang.srt.tokenizer import Tokenizer
         except ImportError as error:
             raise lacking("Engine", "srt", error) from error
@@ -265,14 +265,14 @@ class Engine(EngineControl):
             return waited(lambda future: self._begin(make, future))
 
     async def _answer(self, body: dict[str, Any]) -> Any:
-        from sglang.srt.server.text.native import GenerateBody, answer
-        from sglang.srt.server.wire.body import convert
+        from sglang.srt.http.exchange.json_body import convert
+        from sglang.srt.http.native.generate import GenerateBody, answer
 
         return await answer(self._alive(), convert(body, GenerateBody))
 
     async def _encoded(self, prompt: Any, input_ids: Any, fields: dict[str, Any]) -> Any:
-        from sglang.srt.server.text.embeddings import EncodeBody, answer
-        from sglang.srt.server.wire.body import convert
+        from sglang.srt.http.exchange.json_body import convert
+        from sglang.srt.http.openai.embeddings import EncodeBody, answer
 
         _verify_names(fields, EncodeBody.__struct_fields__)
         body = convert({"text": prompt, "input_ids": input_ids, **fields}, EncodeBody)
@@ -284,8 +284,8 @@ class Engine(EngineControl):
                 put(item)
 
     def _events(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        from sglang.srt.server.text.native import GenerateBody, events
-        from sglang.srt.server.wire.body import convert
+        from sglang.srt.http.exchange.json_body import convert
+        from sglang.srt.http.native.generate import GenerateBody, events
 
         return events(self._alive(), convert(body, GenerateBody))
 
@@ -293,8 +293,8 @@ class Engine(EngineControl):
 @contextmanager
 def _translated() -> Iterator[None]:
     """Turns the runtime's errors into BackendError, with the status HTTP would give."""
+    from sglang.srt.program.ask import RequestError
     from sglang.srt.program.completion import EngineLost
-    from sglang.srt.program.request import RequestError
 
     try:
         yield
@@ -310,7 +310,7 @@ def _translated() -> Iterator[None]:
 def _verify_names(fields: dict[str, Any], own: tuple[str, ...]) -> None:
     """Raise TypeError where a field is not in ``own`` and not one that upstream's requests have."""
     from sglang.srt.core.nearest import nearest
-    from sglang.srt.server.wire.unsupported import IGNORED, UNSUPPORTED
+    from sglang.srt.http.exchange.unsupported import IGNORED, UNSUPPORTED
 
     for name in fields:
         if name not in own and name not in IGNORED and name not in UNSUPPORTED:
@@ -329,7 +329,7 @@ def _body(
     top_logprobs_num: Any,
     fields: dict[str, Any],
 ) -> dict[str, Any]:
-    from sglang.srt.server.text.native import GenerateBody
+    from sglang.srt.http.native.generate import GenerateBody
 
     _verify_names(fields, GenerateBody.__struct_fields__)
     body = {

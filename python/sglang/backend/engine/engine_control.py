@@ -9,7 +9,7 @@ from sglang.backend.native.native_backend import NativeBackend
 from sglang.errors import BackendError
 
 if TYPE_CHECKING:
-    from sglang.srt.server.service import Service
+    from sglang.srt.http.service import Service
 
 T = TypeVar("T")
 
@@ -70,8 +70,8 @@ class EngineControl(NativeBackend):
         return await self._awaiting(lambda: self._scored(body))
 
     async def _scored(self, body: dict[str, Any]) -> ScoreResult:
-        from sglang.srt.server.text.score import ScoreBody, label_scores
-        from sglang.srt.server.wire.body import convert
+        from sglang.srt.http.exchange.json_body import convert
+        from sglang.srt.http.openai.score import ScoreBody, label_scores
 
         found = await label_scores(self._alive(), convert(body, ScoreBody))
         return ScoreResult(found["scores"], found["usage"]["prompt_tokens"])
@@ -95,8 +95,8 @@ class EngineControl(NativeBackend):
         service = self._alive()
 
         async def opened() -> str:
-            from sglang.srt.server.text.sessions import OpenSessionBody
-            from sglang.srt.server.wire.body import convert
+            from sglang.srt.http.exchange.json_body import convert
+            from sglang.srt.runtime.sessions import OpenSessionBody
 
             body = {"capacity_of_str_len": capacity_of_str_len, "session_id": session_id,
                     "streaming": streaming, "timeout": timeout}  # fmt: skip

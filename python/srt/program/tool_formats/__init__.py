@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from sglang.srt.program.tool_format import ToolFormat
 from sglang.srt.program.tool_formats.hermes import Hermes
 from sglang.srt.program.tool_formats.llama3 import Llama3
 from sglang.srt.program.tool_formats.mistral import Mistral
 from sglang.srt.program.tool_formats.pythonic import Pythonic
 from sglang.srt.program.tool_formats.tiny import Tiny
-from sglang.srt.program.tools import ToolFormat
 
 __all__ = ["FORMATS", "Hermes", "Llama3", "Mistral", "Pythonic", "Tiny", "format_for"]
 

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 from sglang.srt.program.deltas import Delta
 from sglang.srt.program.json_scan import SPACE
-from sglang.srt.program.tool_parser import ObjectParser, ToolParser
-from sglang.srt.program.tools import (
+from sglang.srt.program.tool_format import (
     Calls,
     Form,
     Plain,
@@ -24,6 +23,7 @@ from sglang.srt.program.tools import (
     tag,
     to_json,
 )
+from sglang.srt.program.tool_parser import ObjectParser, ToolParser
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sglang.srt.program.json_scan import SPACE
-from sglang.srt.program.tool_parser import ObjectParser, ToolParser
-from sglang.srt.program.tools import (
+from sglang.srt.program.tool_format import (
     Calls,
     Form,
     Plain,
@@ -23,6 +22,7 @@ from sglang.srt.program.tools import (
     tag,
     to_json,
 )
+from sglang.srt.program.tool_parser import ObjectParser, ToolParser
 
 TAG = "<|python_tag|>"
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sglang.srt.program.json_scan import SPACE, Value
-from sglang.srt.program.tool_parser import ObjectParser, ToolParser
-from sglang.srt.program.tools import (
+from sglang.srt.program.tool_format import (
     Calls,
     Form,
     Plain,
@@ -24,6 +23,7 @@ from sglang.srt.program.tools import (
     tag,
     to_json,
 )
+from sglang.srt.program.tool_parser import ObjectParser, ToolParser
 
 BEGIN, ARGS, ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 LONGEST = 128  # characters of a name, with what may stand between it and the arguments

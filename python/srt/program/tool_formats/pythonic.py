@@ -9,9 +9,7 @@ import json
 from collections.abc import Sequence
 
 from sglang.srt.program.json_scan import SPACE
-from sglang.srt.program.tool_formats.keywords import KeywordParser, arguments_form
-from sglang.srt.program.tool_parser import ToolParser
-from sglang.srt.program.tools import (
+from sglang.srt.program.tool_format import (
     Calls,
     Form,
     Plain,
@@ -24,6 +22,8 @@ from sglang.srt.program.tools import (
     sequence,
     tag,
 )
+from sglang.srt.program.tool_formats.keyword_calls import KeywordParser, arguments_form
+from sglang.srt.program.tool_parser import ToolParser
 
 START, END = "<|python_start|>", "<|python_end|>"
 

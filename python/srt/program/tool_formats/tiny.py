@@ -12,10 +12,10 @@ from typing import Any
 
 from sglang.srt.program.deltas import Delta
 from sglang.srt.program.json_scan import SPACE
-from sglang.srt.program.tool_formats.keywords import KeywordParser, arguments_form
+from sglang.srt.program.tool_format import Calls, Form, Tool, repeated, tag, to_json
+from sglang.srt.program.tool_formats.keyword_calls import KeywordParser, arguments_form
 from sglang.srt.program.tool_formats.pythonic import call_text
 from sglang.srt.program.tool_parser import ToolParser
-from sglang.srt.program.tools import Calls, Form, Tool, repeated, tag, to_json
 
 BEGIN, END = "<tool>", "</tool>"
 _PLAIN = {"type", "title", "description", "default", "examples"}

@@ -1,0 +1,1 @@
+"""The subcommands of ``sglang`` that serve nothing themselves."""

@@ -1,0 +1,117 @@
+"""``sglang doctor``: would a server start here, and does a running one answer.
+
+The flags are the server's own: what is examined is what ``sglang serve`` would do with them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shutil
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from sglang.srt.commands.arguments import keys_from_environment
+from sglang.srt.commands.doctor import machine_checks as machine
+from sglang.srt.commands.doctor.finding import FAIL, Finding, examine
+from sglang.srt.config import Config, add_arguments, from_arguments
+from sglang.srt.core.logs import escaped
+
+
+def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
+    """The server's flags, and the command's own."""
+    own = parser.add_argument_group("doctor")
+    own.add_argument("--url", default="", help="examine the server that runs there instead")
+    own.add_argument("--json", action="store_true", help="print JSON")
+    add_arguments(parser)
+
+
+def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Print what was found; 1 where something fails."""
+    try:
+        keys_from_environment(arguments, "api_key", "admin_api_key")
+        config = from_arguments(arguments)
+    except ValueError as error:
+        parser.error(str(error))
+    findings = remote(arguments.url, config) if arguments.url else local(config)
+    failed = any(finding.state == FAIL for finding in findings)
+    if arguments.json:
+        print(
+            json.dumps(
+                {"ok": not failed, "findings": [dataclasses.asdict(each) for each in findings]},
+                indent=2,
+            )
+        )
+    else:
+        print("\n".join(_table(findings)))
+    return int(failed)
+
+
+def local(config: Config) -> list[Finding]:
+    """This machine, with the model and the flags of ``config``."""
+    return examine(
+        [
+            ("python", machine.python),
+            ("packages", machine.packages),
+            ("device", lambda: machine.device(config)),
+            ("model", lambda: model(config)),
+            ("port", lambda: machine.port(config)),
+            ("keys, TLS", lambda: machine.edge(config)),
+            ("limits", machine.limits),
+            ("client", machine.clients),
+            ("optional", lambda: machine.optional(config)),
+        ]
+    )
+
+
+def model(config: Config) -> list[Finding]:
+    """The model alone; raises ImportError where a package is missing."""
+    from sglang.srt.commands.doctor.model_checks import Model
+
+    found = Model(config)
+    return examine(
+        [
+            ("model", found.directory),
+            ("weights", found.weights),
+            ("memory", found.memory),
+            ("tokenizer", found.tokenizer),
+        ]
+    )
+
+
+def remote(url: str, config: Config) -> list[Finding]:
+    """The server at ``url``."""
+    from sglang.srt.commands.doctor.server_checks import Remote
+
+    try:
+        server = Remote(url, config.server.api_key)
+    except Exception as error:  # whatever makes of it no URL
+        return [Finding("url", FAIL, f"{url!r}: {error}", "give one such as http://host:30000")]
+    return examine(
+        [
+            ("health", server.reach),
+            ("keys", server.keys),
+            ("models", server.models),
+            ("completion", server.completion),
+            ("streaming", server.streaming),
+            ("metrics", server.metrics),
+        ]
+    )
+
+
+def _table(findings: Sequence[Finding]) -> Iterator[str]:
+    """State, check and what was found, with the fix below."""
+    width = max(60, shutil.get_terminal_size((100, 24)).columns)
+    indent = " " * 23
+    for finding in findings:
+        head = f"{finding.state:<5} {finding.check:<16} "
+        text = textwrap.wrap(head + escaped(finding.found), width, subsequent_indent=indent,
+                             break_long_words=False, break_on_hyphens=False)  # fmt: skip
+        yield from text
+        if finding.fix:
+            yield from textwrap.wrap(f"-> {finding.fix}", width, initial_indent=indent,
+                                     subsequent_indent=indent + "   ",
+                                     break_long_words=False, break_on_hyphens=False)  # fmt: skip
+    counts = [finding.state for finding in findings]
+    yield f"{counts.count('ok')} ok, {counts.count('warn')} warn, {counts.count('fail')} fail"

@@ -1,0 +1,223 @@
+"""What of the machine and the installation a server needs. No model is looked at."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import re
+import resource
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sglang.srt.commands.doctor.finding import FAIL, OK, WARN, Finding
+from sglang.srt.config import Config
+from sglang.srt.http.connection.accept import bind
+
+if TYPE_CHECKING:
+    import torch
+
+NEEDED = (
+    "torch", "numpy", "tokenizers", "huggingface_hub", "jinja2", "msgspec", "zmq",
+    "psutil", "re2", "llguidance", "interegular", "outlines_core", "starlette", "uvicorn",
+    "httptools", "prometheus_client", "tqdm",
+)  # fmt: skip
+# Clients, by the name of the package, and the major versions that are known to work.
+CLIENTS = {
+    "openai": (1, 2, 3),
+    "anthropic": (2,),
+    "litellm": (1,),
+    "dspy": (3,),
+    "instructor": (1,),
+    "langchain-openai": (1,),
+    "outlines": (1,),
+}
+OPTIONAL = {
+    "opentelemetry-exporter-otlp-proto-http": "--otlp-traces-endpoint",
+    "transformers": "tests of model parity",
+}
+DESCRIPTORS = 1024  # open files below which many connections are refused
+SPACE = 64 << 20  # bytes of temporary space
+ADDRESS = 107  # bytes of a Unix socket's path
+FEATURES = re.compile(r"avx2|avx512f|avx512_bf16|amx_bf16|amx_int8|neon|asimd|sve")
+
+
+def python() -> Iterator[Finding]:
+    found = f"{platform.python_version()}, {platform.system()} {platform.machine()}"
+    good = sys.version_info >= (3, 10)
+    yield Finding("python", OK if good else FAIL, found, "" if good else "use Python 3.10 or newer")
+
+
+def packages() -> Iterator[Finding]:
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        fix = "pip install -e '.[srt]' in the project's folder"
+        yield Finding("packages", FAIL, f"missing: {', '.join(missing)}", fix)
+    else:
+        yield Finding("packages", OK, f"all {len(NEEDED)} of the server's are installed")
+
+
+def device(config: Config) -> Iterator[Finding]:
+    """What computes, and by which kernels."""
+    import torch
+    from sglang.srt.worker.worker import device_of
+
+    chosen = device_of(config.model.device)
+    if chosen.type == "cuda":
+        found = f"{torch.cuda.get_device_name(chosen)}, torch {torch.__version__}"
+        yield Finding("device", OK, found)
+        yield _attention(config, chosen)
+        return
+    path = torch.backends.cpu.get_cpu_capability()
+    features = ", ".join(sorted(_features())) or "no vector instructions known"
+    kernels, fix = _kernels(config)
+    found = (
+        f"cpu, torch {torch.__version__}, {config.model.threads or torch.get_num_threads()} "
+        f"threads; kernels: {kernels or f'torch, {path}'} (the CPU has {features})"
+    )
+    if not kernels and path in ("DEFAULT", "NO AVX"):
+        fix = "expect few tokens a second: torch finds no vector instructions"
+    yield Finding("device", WARN if fix else OK, found, fix)
+    yield _attention(config, chosen)
+
+
+def _attention(config: Config, device: torch.device) -> Finding:
+    """Which implementation will run on the device, and why."""
+    from sglang.srt.attention.choose import choose
+
+    try:
+        choice = choose(config.model.attention_backend, device)
+    except ValueError as error:
+        cause, _, fix = str(error).partition("; ")
+        return Finding("attention", FAIL, cause, fix)
+    return Finding("attention", OK, f"{choice.name} ({choice.reason})")
+
+
+def _kernels(config: Config) -> tuple[str, str]:
+    """The native kernels that will run, "" where torch's will, and what could be done about it."""
+    if config.model.cpu_kernels == "torch":
+        return "", ""
+    try:
+        from sgl_kernel import native
+    except ImportError:
+        return "", "native kernels are several times faster: pip install ./sgl-kernel"
+    if not native.AVAILABLE:
+        return "", "native kernels need a C++ compiler when sgl-kernel is installed"
+    return f"sgl-kernel, {native.isa()}", ""
+
+
+def _features() -> set[str]:
+    try:
+        return set(FEATURES.findall(Path("/proc/cpuinfo").read_text()))
+    except OSError:
+        return set()
+
+
+def port(config: Config) -> Iterator[Finding]:
+    """Whether it is free, and who has it."""
+    from sglang.srt.http.connection.hosts import exposed
+
+    host, number = config.server.host, config.server.port
+    where = f"{host} port {number}"
+    try:
+        with bind(host, number) as probe:
+            probe.listen()
+    except OSError as error:
+        owner = _owner(number)
+        fix = "choose another with --port" + (f", or end process {owner[0]}" if owner else "")
+        who = f" by process {owner[0]} ({owner[1]})" if owner else ""
+        yield Finding("port", FAIL, f"{where}: {error.strerror or error}{who}", fix)
+        return
+    yield Finding("port", OK, f"{where} is free")
+    if exposed(host, config):
+        fix = "set SGLANG_API_KEY, or --host 127.0.0.1"
+        yield Finding("access", WARN, f"{host} is reachable by others, without a key", fix)
+
+
+def edge(config: Config) -> Iterator[Finding]:
+    """The files of keys and certificates, where there are any."""
+    from sglang.srt.http.connection import tls
+    from sglang.srt.http.connection.tenants import Tenants
+
+    given = [name for name in (config.edge.api_keys_file, config.edge.ssl_certfile) if name]
+    try:
+        Tenants(config)
+        tls.options(config.edge)
+    except (OSError, ValueError) as error:
+        yield Finding("keys, TLS", FAIL, str(error), "mend what the message names")
+        return
+    if given:
+        yield Finding("keys, TLS", OK, f"{', '.join(given)} can be used")
+
+
+def _owner(number: int) -> tuple[int, str] | None:
+    """Process id and name of who listens on a port, where this user may know it."""
+    import psutil
+
+    try:
+        for found in psutil.net_connections("tcp"):
+            if found.laddr and found.laddr.port == number and found.status == psutil.CONN_LISTEN:
+                return (found.pid, psutil.Process(found.pid).name()) if found.pid else None
+    except (psutil.Error, OSError):
+        pass
+    return None
+
+
+def limits() -> Iterator[Finding]:
+    """Open files, and where the engine's socket and files are."""
+    import psutil
+
+    few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    good = few == resource.RLIM_INFINITY or few >= DESCRIPTORS
+    fix = "" if good else f"ulimit -n {min(65536, most) if most > 0 else 65536}"
+    shown = "unlimited" if few == resource.RLIM_INFINITY else str(few)
+    yield Finding("open files", OK if good else WARN, f"{shown} at most", fix)
+    directory = Path(tempfile.gettempdir())
+    free = psutil.disk_usage(str(directory)).free
+    if not os.access(directory, os.W_OK) or free < SPACE:
+        fix = "make room, or set TMPDIR"
+        yield Finding("temporary files", FAIL, f"{directory} has {free >> 20} MiB for us", fix)
+    elif len(os.fsencode(directory)) + len("/sglang-12345678/wire") > ADDRESS:
+        fix = "set TMPDIR to a shorter path"
+        yield Finding("temporary files", FAIL, f"{directory}: too long for a socket's path", fix)
+    else:
+        yield Finding("temporary files", OK, f"{directory}, {free / 1e9:.1f} GB free")
+
+
+def clients() -> Iterator[Finding]:
+    """Those that are installed here, and whether their version is one that is tested."""
+    absent = []
+    for name, majors in CLIENTS.items():
+        found = _version(name)
+        if found is None:
+            absent.append(name)
+            continue
+        known = int(re.match(r"\d*", found)[0] or -1) in majors  # type: ignore[index]
+        good = ", ".join(f"{major}.x" for major in majors)
+        if known:
+            yield Finding("client", OK, f"{name} {found} (known to work)")
+        else:
+            yield Finding("client", WARN, f"{name} {found}", f"not tried; {good} are known to work")
+    if absent:
+        yield Finding("client", OK, f"not installed: {', '.join(absent)}")
+
+
+def optional(config: Config) -> Iterator[Finding]:
+    for name, use in OPTIONAL.items():
+        found = _version(name)
+        text = f"{name} {found}" if found else f"{name} is not installed"
+        asked = use == "--otlp-traces-endpoint" and config.operations.otlp_traces_endpoint
+        lacks = bool(asked and not found)
+        fix = "install the extra otel, or leave the flag out" if lacks else ""
+        yield Finding("optional", FAIL if lacks else OK, f"{text} (for {use})", fix)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,82 @@
+"""The ASGI application: every route behind its guards, and how errors leave."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from functools import cache
+
+import msgspec
+from sglang.srt.core.version import __version__
+from sglang.srt.http.connection.guard import Guard, ordinary
+from sglang.srt.http.exchange.error_replies import ServerError, error_response
+from sglang.srt.http.openapi.openapi_document import document
+from sglang.srt.http.routes import JSON, ROUTES, Handler
+from sglang.srt.http.service import Service
+from sglang.srt.http.telemetry.journal import Journal
+from sglang.srt.program.ask import RequestError
+from sglang.srt.program.completion import EngineLost
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+
+def make_app(service: Service) -> Starlette:
+    """An application over one service; ``app.state.service`` is that service."""
+    paths: defaultdict[str, dict[str, Handler]] = defaultdict(dict)
+    for route in ROUTES:
+        paths[route.path][route.method] = route.handler
+    paths["/openapi.json"]["GET"] = _described(service)
+    served = [Route(path, _endpoint(service, handlers), methods=list(handlers))
+              for path, handlers in paths.items()]  # fmt: skip
+    for endpoint in served:
+        if endpoint.methods:
+            endpoint.methods.discard("HEAD")  # Starlette adds it wherever GET is served
+    app = Starlette(routes=served)
+    app.router.redirect_slashes = False
+    app.state.service = service
+    for error in (RequestError, ServerError, EngineLost, HTTPException, ClientDisconnect):
+        app.add_exception_handler(error, _on_error)
+    app.add_exception_handler(Exception, _on_error)
+    app.add_middleware(Guard, service=service)
+    app.add_middleware(Journal, service=service, paths=list(paths))
+    return app
+
+
+def _endpoint(
+    service: Service, handlers: dict[str, Handler]
+) -> Callable[[Request], Awaitable[Response]]:
+    """All methods of one path: what is not among them is answered 405, with those that are."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            return await handlers[request.method](service, request)
+        except ClientDisconnect:
+            return Response(status_code=499)  # nobody reads it
+        except Exception as error:  # before the framework, which would log what is expected
+            return error_response(error, request.scope)
+
+    return endpoint
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    return error_response(error, request.scope)
+
+
+def _described(service: Service) -> Handler:
+    """The handler of /openapi.json. The document is made from the routes at the first request."""
+
+    def secured(path: str) -> bool:
+        tenants = service.tenants
+        return tenants.required or (tenants.guarded and not ordinary(path))
+
+    @cache
+    def content() -> bytes:
+        return msgspec.json.encode(document(ROUTES, "sglang", __version__, secured))
+
+    async def describe(service: Service, request: Request) -> Response:
+        return Response(content(), media_type=JSON)
+
+    return describe

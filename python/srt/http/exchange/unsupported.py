@@ -1,0 +1,92 @@
+"""Fields of upstream SGLang's requests that this server does not have.
+
+A field that would change the answer, or which requests share a cache, is refused. A field without
+such an effect is accepted and ignored. A body that declares a field of its own honours it, whatever
+the tables here say: a field moves out of a table when a body declares it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sglang.srt.program.ask import RequestError
+
+_FEATURES = {
+    "a custom logit processor": "custom_logit_processor",
+    "a session on this route (/generate has them)": "session_params",
+    "hidden states on this route (/generate has them)": "return_hidden_states",
+    "pooled hidden states in the answer": "return_pooled_hidden_states",
+    "routed experts in the answer": "return_routed_experts routed_experts_start_len "
+    "return_indexer_topk",
+    "entropies in the answer": "return_entropy",
+    "sampling masks in the answer": "return_sampling_mask",
+    "flat arrays of log-probabilities": "return_flat_raw_top_logprobs "
+    "return_flat_raw_top_logprobs_b64",
+    "token ids in this route's answer": "return_token_ids return_prompt_token_ids",
+    "meta_info in this route's answer": "return_meta_info",
+    "a breakdown of cached tokens": "return_cached_tokens_details",
+    "embeddings as the input": "input_embeds prompt_embeds positional_embed_overrides "
+    "embed_overrides embed_override_token_id query_embed_overrides item_embed_overrides",
+    "token ids as this route's prompt": "input_ids",
+    "images and videos on this route": "image_data video_data",
+    "audio": "audio audio_data use_audio_in_video",
+    "a request's own setting of the image processor": "video_config images_config "
+    "max_dynamic_patch min_dynamic_patch image_max_dynamic_patch video_max_dynamic_patch",
+    "disaggregated serving": "bootstrap_host bootstrap_port bootstrap_room bootstrap_pair_key "
+    "decode_tp_size disagg_prefill_dp_rank need_wait_for_mm_inputs num_items_assigned "
+    "encoder_urls",
+    "data parallelism": "routed_dp_rank data_parallel_rank",
+    "scoring of several items in one prompt": "multi_item_delimiter_indices",
+    "a cross-encoder": "is_cross_encoder",
+    "a limit of the thought": "max_thinking_tokens",
+    "a constraint behind a required thought": "require_reasoning",
+    "text behind the completion": "suffix",
+    "beam search": "use_beam_search",
+    "a list of forbidden or allowed tokens": "bad_words allowed_token_ids",
+    "web search": "web_search_options",
+}
+UNSUPPORTED: Mapping[str, str] = {
+    name: feature for feature, names in _FEATURES.items() for name in names.split()
+}
+"""The feature that each field asks for."""
+
+_HARMLESS = {
+    "names and labels for other programs": "user session_id conversation_id routing_key "
+    "kv_router_hint custom_labels task metadata store service_tier safety_identifier "
+    "prompt_cache_key verbosity input_type",
+    "metrics, logs and traces, which have settings of their own": "log_metrics "
+    "external_trace_header received_time",
+    "speed alone": "ngram_corpus_id prediction mm_hashes mm_content_hashes",
+    "parameters of a custom logit processor, which is refused itself": "custom_params",
+    "known without": "modalities return_bytes background http_worker_ipc lora_id",
+}
+IGNORED = frozenset(name for names in _HARMLESS.values() for name in names.split())
+"""Fields that change neither the answer nor who may share a cache."""
+
+
+def refuse_unsupported(body: Mapping[str, Any], declared: tuple[str, ...]) -> None:
+    """Raise RequestError where ``body`` sets a field that cannot be honoured.
+
+    ``declared``: the fields that the route has.
+    """
+    for name in _set(body):
+        if name not in declared:
+            raise RequestError(
+                f"{name} is set, and {UNSUPPORTED[name]} is not available in this version; remove "
+                f"{name}.",
+                name,
+                "unsupported",
+            )
+
+
+def _set(body: Mapping[str, Any]) -> Iterator[str]:
+    return (name for name in body if name in UNSUPPORTED and _given(body[name]))
+
+
+def _given(value: Any) -> bool:
+    """Whether a field asks for something. Null, false, 0 and what is empty do not, nor does a list
+    of nothing but these; token id 0 in a list does."""
+    if isinstance(value, list):
+        return any(type(item) is int or _given(item) for item in value)
+    return bool(value)

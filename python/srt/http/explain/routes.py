@@ -1,0 +1,36 @@
+"""GET /explain/{id}: why a prompt was, or was not, in the cache."""
+
+from __future__ import annotations
+
+import msgspec
+from sglang.srt.http.exchange.error_replies import json_response
+from sglang.srt.http.service import Service
+from sglang.srt.program.ask import RequestError
+from sglang.srt.runtime.caller import current
+from sglang.srt.runtime.explanations import Explanation, explain
+from starlette.requests import Request
+from starlette.responses import Response
+
+
+class Explained(msgspec.Struct):
+    """The prompts of one HTTP request, in order; the first 16 of them."""
+
+    id: str
+    prompts: list[Explanation]
+
+
+async def explain_request(service: Service, request: Request) -> Response:
+    """Of a request that has ended, by its X-Request-Id, its ``rid`` or the id of its answer."""
+    name = request.path_params["id"]
+    entry = service.explanations.find(name)
+    if entry is None or not entry.prompts:
+        raise RequestError(
+            f"There is no explanation of {name!r:.200}: give the X-Request-Id, the rid or the "
+            "answer's id of one of the last requests that have ended.",
+            "id",
+            "not_found",
+        )
+    shared = not service.config.memory.disable_radix_cache
+    kept = [entry.prompts[place] for place in sorted(entry.prompts)]
+    found = [explain(each, service.tokenizer, current.get(), shared) for each in kept]
+    return json_response(Explained(name, found))

@@ -1,0 +1,59 @@
+"""States: the final hidden states of a request's tokens, for ``return_hidden_states``.
+
+They are read again when a completion has ended: one request computes its prompt and its tokens, so
+that drafts, forced text and what the cache had make no difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from sglang.ir.sampling import SamplingParams
+from sglang.srt.core.ints import ints
+from sglang.srt.core.messages import EVERY, Embed
+from sglang.srt.http.openai.embeddings import vector_of
+from sglang.srt.http.service import Service
+from sglang.srt.program.ask import Ask, RequestError
+from sglang.srt.program.output import Output
+
+MAX_NUMBERS = 1 << 20  # of one HTTP request: 20 MB of JSON
+_NOTHING = SamplingParams(max_new_tokens=0)
+
+
+def verify_states(service: Service, asks: Sequence[Ask]) -> None:
+    """Raise RequestError where ``asks`` may have more states than ``MAX_NUMBERS``, or none."""
+    width = service.info.hidden_size
+    tokens = 0
+    for ask in asks:
+        if ask.segments:
+            raise RequestError(
+                "return_hidden_states does not go with parts; send one text.",
+                "return_hidden_states",
+            )
+        tokens += ask.sampling.n * (len(ask.prompt) + ask.sampling.max_new_tokens)
+    if tokens * width > MAX_NUMBERS:
+        raise RequestError(
+            f"The hidden states of {tokens} tokens, {width} numbers each, are asked for; at most "
+            f"{MAX_NUMBERS} numbers, which are {MAX_NUMBERS // width} tokens. Shorten the prompts, "
+            "or lower max_new_tokens or n.",
+            "return_hidden_states",
+        )
+
+
+async def states_of(service: Service, ask: Ask, output: Output) -> list[Any]:
+    """The states of the prompt's tokens, a list [prompt tokens, hidden size], and behind it the
+    state [hidden size] of every generated token but the last, which was not read.
+
+    Raises RequestError, and EngineLost.
+    """
+    prompt = ask.prompt + ints(output.tokens[:-1])
+    [done] = await service.read(
+        [replace(ask, prompt=prompt, sampling=_NOTHING, logprobs=None, score_choices=False)],
+        Embed(EVERY),
+    )
+    numbers, width = vector_of(done), service.info.hidden_size
+    states = [numbers[i : i + width].tolist() for i in range(0, len(numbers), width)]
+    count = len(ask.prompt)
+    return [states[:count], *states[count:]]

@@ -1,0 +1,220 @@
+"""Talk: a conversation to be continued, whichever API it came by, and how the reply is read.
+
+``/v1/chat/completions``, ``/v1/responses`` and ``/v1/messages`` are one thing in three spellings:
+each makes a ``ChatBody``, has ``read_talk`` turn it into a ``Talk``, and writes the ``Delta``s that
+the talk's ``Reader``s find in its own words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sglang.srt.http.openai.chat.conversation import Prompt, prompt_of, verify_template
+from sglang.srt.http.openai.chat.reply_reader import Reader, Thinking
+from sglang.srt.http.openai.chat.tool_use import ToolUse, read_functions, read_tools, verified
+from sglang.srt.http.openai.shared_fields import SharedBody, refuse, sampling_of
+from sglang.srt.http.service import Service
+from sglang.srt.program.ask import Ask, Logprobs, RequestError, namespace_of
+from sglang.srt.program.output import Output
+from sglang.srt.program.reasoning_parser import behind_thought, opened
+from sglang.srt.program.tool_format import constraint_of, form_of
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+__all__ = ["ChatBody", "Reader", "Talk", "Thinking", "read_talk", "thought_tokens"]
+
+
+class ChatBody(SharedBody, kw_only=True):
+    """``max_tokens`` unset: whatever the context has room for."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template: Any = None
+    tools: list[Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    functions: list[Any] | None = None
+    function_call: str | dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    reasoning: dict[str, Any] | None = None
+    separate_reasoning: bool | None = None
+    stream_reasoning: bool | None = None
+    modalities: list[str] | None = None
+
+
+@dataclass(frozen=True)
+class Talk:
+    """What is asked of the engine, and how to read what it says.
+
+    Attributes:
+        use: the tools; None where no call may be made.
+        thinking: None where no thought is told from the answer.
+    """
+
+    ask: Ask
+    use: ToolUse | None
+    thinking: Thinking | None = None
+
+    @property
+    def legacy(self) -> bool:
+        """Whether a call is answered as ``function_call``."""
+        return self.use is not None and self.use.legacy
+
+    def reader(self) -> Reader:
+        """Of one of the ask's completions."""
+        return Reader(self.use, self.thinking)
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Around the run: tells what is wrong with a tool by the tool's place."""
+        form = self.ask.sampling.constraint
+        with nullcontext() if self.use is None else self.use.named(form):
+            yield
+
+
+def thought_tokens(service: Service, talk: Talk, output: Output, reader: Reader) -> int:
+    """Tokens of the thought that ``reader`` has read in ``output``."""
+    if talk.thinking is None:
+        return 0
+    tokenizer = service.tokenizer
+    hidden = tokenizer.special_ids if talk.ask.sampling.skip_special_tokens else frozenset()
+    return reader.thought_tokens(output, tokenizer.token_bytes, hidden)
+
+
+async def read_talk(service: Service, body: ChatBody, fits: bool = True) -> Talk:
+    """``fits``: what is too long for the model is refused. Raises RequestError."""
+    _verify(body)
+    adapter = service.adapters.of(body.model, body.lora_path)
+    use = _use(service, body)
+    sampling = sampling_of(body, _limit(service, body))
+    own = sampling.constraint
+    form = None if use is None else use.form(own)
+    prompt = await prompt_of(
+        service, body.messages, use, _variables(body), body.add_generation_prompt,
+        bool(body.continue_final_message), fits,
+    )  # fmt: skip
+    inside = _inside(service, body, prompt)
+    constraint, behind = own, False
+    if form is None and own is not None and inside is not False:
+        form = form_of(own)
+    if form is not None:
+        # Free text with tags in it: the thought is free text like the rest.
+        behind = inside is not False and form["type"] != "triggered_tags"
+        if behind and service.thought_marks is not None:
+            form = behind_thought(service.thought_marks, inside, form)
+        space = own.whitespace if use is None and own is not None else " ?"
+        constraint = verified(constraint_of(form, space))
+    thinking = _thinking(service, body, inside, behind)
+    sampling = replace(
+        sampling,
+        constraint=constraint,
+        skip_special_tokens=sampling.skip_special_tokens and not _shown(service, use, thinking),
+    )
+    rid, salt = body.rid or "", namespace_of(body.cache_salt, body.extra_key)
+    whole = body.choices_scoring == "whole"
+    ask = Ask(prompt.ids, sampling, _logprobs(body), rid, body.priority or 0, salt,
+              score_choices=whole, media=prompt.media, adapter=adapter)  # fmt: skip
+    return Talk(ask, use, thinking)
+
+
+def _verify(body: ChatBody) -> None:
+    verify_template(body.chat_template, body.chat_template_kwargs or {})
+    if set(body.modalities or ["text"]) != {"text"}:
+        refuse("modalities", body.modalities)
+    name, effort = _effort(body)
+    if effort is not None and effort not in EFFORTS:
+        raise RequestError(f"{name} is {effort!r:.60}; use one of {', '.join(EFFORTS)}.", name)
+    enabled = (body.reasoning or {}).get("enabled")
+    if not isinstance(enabled, bool | None):
+        raise RequestError(
+            f"reasoning.enabled is {enabled!r:.60}; give true or false.", "reasoning.enabled"
+        )
+
+
+def _effort(body: ChatBody) -> tuple[str, Any]:
+    """Name and value of the field that gives the effort."""
+    if body.reasoning_effort is not None or body.reasoning is None:
+        return "reasoning_effort", body.reasoning_effort
+    return "reasoning.effort", body.reasoning.get("effort")
+
+
+def _use(service: Service, body: ChatBody) -> ToolUse | None:
+    legacy = {"functions": body.functions, "function_call": body.function_call}
+    if not any(legacy.values()):
+        return read_tools(
+            body.tools, body.tool_choice, body.parallel_tool_calls, service.tool_format
+        )
+    if body.tools or body.tool_choice:
+        name = next(name for name, value in legacy.items() if value)
+        raise RequestError(f"tools and {name} exclude one another; give tools.", name)
+    return read_functions(body.functions, body.function_call, service.tool_format)
+
+
+def _limit(service: Service, body: ChatBody) -> int:
+    for name in ("max_completion_tokens", "max_tokens"):
+        limit: int | None = getattr(body, name)
+        if limit is not None and limit < 1:
+            raise RequestError(f"{name} is {limit}; it must be at least 1.", name)
+        if limit is not None:
+            return limit
+    return service.info.context_length
+
+
+def _logprobs(body: ChatBody) -> Logprobs | None:
+    if body.logprobs:
+        return Logprobs(top=body.top_logprobs or 0, masked=bool(body.masked_logprobs))
+    if body.top_logprobs:
+        raise RequestError("top_logprobs needs logprobs: true.", "top_logprobs")
+    return None
+
+
+def _variables(body: ChatBody) -> dict[str, Any]:
+    """The template's variables. Effort and ``reasoning.enabled`` are in the words that templates
+    know."""
+    told: dict[str, Any] = {}
+    effort, enabled = _effort(body)[1], (body.reasoning or {}).get("enabled")
+    if effort is not None:
+        told["reasoning_effort"] = effort
+        enabled = effort != "none"
+    if enabled is not None:
+        told |= {"enable_thinking": enabled, "thinking": enabled}
+    return {**told, **(body.chat_template_kwargs or {})}
+
+
+def _inside(service: Service, body: ChatBody, prompt: Prompt) -> bool | None:
+    """Whether the reply begins inside a thought; None where it may begin with one, False also
+    where there is none. An ``ebnf`` grammar, and choices scored as wholes, are all of the text."""
+    if service.thought_marks is None or body.choices_scoring == "whole":
+        return False
+    if body.ebnf is not None or body.guided_grammar is not None:
+        return False
+    return opened(service.thought_marks, prompt.tail, prompt.begun)
+
+
+def _thinking(
+    service: Service, body: ChatBody, inside: bool | None, behind: bool
+) -> Thinking | None:
+    """``behind``: what the text must be says where its thought begins."""
+    marks = service.thought_marks
+    if marks is None or inside is False:
+        return None
+    begins = inside is True or (marks.always and not behind)
+    return Thinking(marks, begins, body.separate_reasoning is not False,
+                    body.stream_reasoning is not False)  # fmt: skip
+
+
+def _shown(service: Service, use: ToolUse | None, thinking: Thinking | None) -> bool:
+    """Whether a mark that must be seen is a control token."""
+    marks = () if use is None else use.format.marks
+    if thinking is not None:
+        marks = (*marks, thinking.marks.begin, thinking.marks.end)
+    special = service.tokenizer.special_ids
+    return any(service.tokenizer.id_of(mark) in special for mark in marks)

@@ -1,0 +1,206 @@
+"""Prompt: a conversation as the token ids that the model goes on from."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from sglang.srt.core.depth import deeper
+from sglang.srt.core.ints import Ints
+from sglang.srt.core.media import Medias
+from sglang.srt.http.openai.chat.message_parts import marked, read_content, shaped
+from sglang.srt.http.openai.chat.message_parts import told as told_content
+from sglang.srt.http.openai.chat.tool_use import ToolUse, with_tools
+from sglang.srt.http.service import Service
+from sglang.srt.program.ask import RequestError, verify_length
+from sglang.srt.program.encoder import bytes_of
+from sglang.srt.program.media_loading import Expanded
+from sglang.srt.program.sources import Source
+from sglang.srt.runtime.offload import LONG, beside
+from sglang.srt.tokenizer.chat import SECONDS, ChatTemplateError, SlowTemplateError
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+OWN = ("messages", "tools", "add_generation_prompt", "continue_final_message", "seconds")
+MAX_VARIABLES = 64
+MAX_VARIABLES_CHARS = 1 << 16
+MAX_VARIABLES_DEPTH = 16
+QUICK = 0.005  # seconds for which a template may hold the event loop up
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """``text`` is what the template wrote; ``begun`` what the model has said already; ``media`` the
+    images and videos among the ids."""
+
+    ids: Ints
+    text: str
+    begun: str = ""
+    media: Medias = ()
+
+    @property
+    def tail(self) -> str:
+        """The end of the text."""
+        return self.text[-1024:]
+
+
+async def prompt_of(
+    service: Service,
+    messages: list[dict[str, Any]],
+    use: ToolUse | None,
+    variables: Mapping[str, Any],
+    generation: bool | None,
+    go_on: bool,
+    fits: bool = True,
+) -> Prompt:
+    """The conversation as the model's own template writes it. Raises RequestError.
+
+    Control tokens are those that the template writes: in texts of the request they are text.
+
+    Args:
+        use: the tools that the model is told of.
+        variables: further ones of the template.
+        generation: False leaves out what opens the reply. go_on: the reply goes on with the last
+            message.
+        fits: what is too long for the model is refused.
+    """
+    tokenizer, shield, count = service.tokenizer, service.tokenizer.shield, len(messages)
+    if not messages:
+        raise RequestError("messages is empty; give at least one.", "messages")
+    told, begun, named, sources = await beside(count, _told, service, messages, use, go_on)
+    service.verify_seen(sources)
+    variables = {name: value for name, value in variables.items() if name not in OWN}
+    values = {**shield.over(variables), **named}
+
+    def render(seconds: float) -> str:
+        return tokenizer.apply_chat_template(
+            told, True if generation is None else generation, continue_final_message=go_on,
+            seconds=seconds, **values,
+        )  # fmt: skip
+
+    try:
+        text = await _rendered(render, count)
+    except (ChatTemplateError, TypeError) as error:
+        raise RequestError(f"{shield.lifted(str(error))}.", "messages") from error
+    if sources:
+        text = marked(text, service.placeholders)
+    if shield.holds(text):
+        ids, text = await _encoded(service, text, fits), shield.lifted(text)
+    else:
+        encode = service.completion.encode_prompt if fits else service.completion.encode
+        ids = await encode(text, False)
+    if not sources:
+        return Prompt(ids, text, begun)
+    seen = await _seen(service, ids, sources, fits)
+    return Prompt(seen.tokens, text, begun, seen.media)
+
+
+async def _seen(service: Service, ids: Ints, sources: list[Source], fits: bool) -> Expanded:
+    """The ids with the images and videos among them."""
+    seen = await service.see(ids, sources, fits=fits)
+    if fits:
+        verify_length(len(seen.tokens), service.info)
+    return seen
+
+
+def _told(
+    service: Service, messages: list[dict[str, Any]], use: ToolUse | None, go_on: bool
+) -> tuple[list[dict[str, Any]], str, dict[str, Any], list[Source]]:
+    """The conversation as the template is told it, what the reply goes on with, variables for the
+    tools, and the images and videos. Raises RequestError."""
+    cover = service.tokenizer.shield.over
+    sources: list[Source] = []
+    told = [_message(i, message, sources) for i, message in enumerate(messages)]
+    if go_on:
+        _verify_last(told[-1])
+    begun = told[-1]["content"] if go_on else ""
+    template = service.tokenizer.chat_template or ""
+    told, named = with_tools(cover(told), template, use, service.tool_format, cover)
+    return shaped(told, service.tokenizer.template, bool(sources)), begun, named, sources
+
+
+async def _rendered(render: Callable[[float], str], count: int) -> str:
+    """Here, where it is quick, else beside the event loop. ``count``: messages."""
+    if count <= LONG:
+        with suppress(SlowTemplateError):
+            return render(QUICK)
+    return await asyncio.to_thread(render, SECONDS)
+
+
+async def _encoded(service: Service, text: str, fits: bool) -> Ints:
+    """Ids of a text with marks; the first such text has a second tokenizer made."""
+    tokenizer = service.tokenizer
+    if fits:
+        verify_length(len(text) // (4 * tokenizer.longest), service.info, "at least ")
+    try:
+        ids = await service.completion.encoder.run(bytes_of(text), tokenizer.encode_shielded, text)
+    except RequestError:
+        raise
+    except ValueError as error:
+        raise RequestError(f"The prompt cannot be tokenized: {error}.", "messages") from error
+    if fits:
+        verify_length(len(ids), service.info)
+    return ids
+
+
+def verify_template(template: Any, variables: Mapping[str, Any]) -> None:
+    """Raises RequestError where a request brings a ``chat_template``, or where its
+    ``chat_template_kwargs`` are more than settings."""
+    if template:
+        raise RequestError(
+            "A request may not bring its own chat_template; start the server with --chat-template.",
+            "chat_template",
+            "forbidden",
+        )
+
+    def refuse(what: str) -> RequestError:
+        return RequestError(f"chat_template_kwargs {what}.", "chat_template_kwargs")
+
+    if len(variables) > MAX_VARIABLES:
+        raise refuse(f"has {len(variables)} entries; at most {MAX_VARIABLES}")
+    if deeper(variables, MAX_VARIABLES_DEPTH):
+        raise refuse(f"is nested deeper than {MAX_VARIABLES_DEPTH} levels; flatten it")
+    size = len(json.dumps(variables, ensure_ascii=False))
+    if size > MAX_VARIABLES_CHARS:
+        raise refuse(f"has {size} characters; at most {MAX_VARIABLES_CHARS}")
+
+
+def _verify_last(message: Mapping[str, Any]) -> None:
+    calls = message.get("tool_calls")
+    if calls or not isinstance(message["content"], str):
+        raise RequestError(
+            f"continue_final_message is set, and the last message has "
+            f"{'tool_calls' if calls else 'images'}; a reply goes on with text only.",
+            "continue_final_message",
+        )
+
+
+def _message(index: int, message: dict[str, Any], sources: list[Source]) -> dict[str, Any]:
+    """A message whose content is text, or parts, whose images and videos are added to ``sources``.
+    Raises RequestError."""
+    where, role = f"messages[{index}]", message.get("role")
+    if role not in ROLES:
+        raise RequestError(f"{where}.role is {role!r}; use one of {', '.join(ROLES)}.", "messages")
+    content = message.get("content")
+    if content is None and role != "assistant":
+        raise RequestError(f"{where}.content is missing.", "messages")
+    parts = read_content(where, role, "" if content is None else content)
+    sources += [part for part in parts if isinstance(part, Source)]
+    role = "system" if role == "developer" else role
+    told = {**message, "role": role, "content": told_content(parts)}
+    return _modern(where, told)
+
+
+def _modern(where: str, message: dict[str, Any]) -> dict[str, Any]:
+    """The legacy ``function_call`` as ``tool_calls``, its result as a tool's."""
+    called = message.pop("function_call", None)
+    if message["role"] == "function":
+        message["role"] = "tool"
+    elif called is not None and not message.get("tool_calls"):
+        if not isinstance(called, dict):
+            raise RequestError(f"{where}.function_call must be an object.", "messages")
+        message["tool_calls"] = [{"type": "function", "function": called}]
+    return message

@@ -1,0 +1,110 @@
+"""Content: the parts of messages, texts, images and videos, as a chat template takes them.
+
+A template that knows parts is given them and writes a placeholder for each image itself. One that
+wants text is given text in which a mark stands for each; what the marks become is written when the
+template is done, so that nothing of a request can pass for one.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sglang.srt.program.ask import RequestError
+from sglang.srt.program.sources import Source, source_of
+from sglang.srt.tokenizer.chat import ChatTemplate
+
+_TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+_MEDIA = {
+    "image_url": "image", "input_image": "image", "image": "image", "video_url": "video",
+    "video": "video",
+}  # fmt: skip
+_NONCE = secrets.token_hex(8)
+MARKS = {kind: f"\ufdd0{_NONCE}{kind}\ufdd0" for kind in ("image", "video")}
+
+Part = str | Source
+
+
+def read_content(where: str, role: str, content: Any) -> str | list[Part]:
+    """The text of a message, or its parts where there are images or videos among them. Raises
+    RequestError."""
+    if isinstance(content, list):
+        parts = [_part(f"{where}.content[{i}]", part) for i, part in enumerate(content)]
+        if all(isinstance(part, str) for part in parts):
+            return "".join(map(str, parts))
+        if role != "user":
+            raise RequestError(
+                f"{where} is a message of role {role!r} with an image or a video; only those of "
+                "the user may have some.",
+                "messages",
+                "unsupported",
+            )
+        return parts
+    if not isinstance(content, str):
+        raise RequestError(f"{where}.content must be text or a list of parts.", "messages")
+    return content
+
+
+def _part(where: str, part: Any) -> Part:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(kind, str) and kind in _MEDIA:
+        value = part.get(kind) if kind != "input_image" else part.get("image_url")
+        return source_of(_MEDIA[kind], value, f"{where}.{kind}")
+    text = part.get(_TEXTS[kind]) if isinstance(kind, str) and kind in _TEXTS else None
+    if isinstance(text, str):
+        return text
+    if kind in _TEXTS:
+        raise RequestError(f"{where} is a part without {_TEXTS[kind]}.", "messages")
+    raise RequestError(
+        f"{where} is a part of type {kind!r:.60}; text, image_url and video_url are available.",
+        "messages",
+        "unsupported",
+    )
+
+
+def told(content: str | Sequence[Part]) -> str | list[dict[str, Any]]:
+    """The same for a template, without what the images are."""
+    if isinstance(content, str):
+        return content
+    return [
+        {"type": "text", "text": part} if isinstance(part, str) else {"type": part.kind}
+        for part in content
+    ]
+
+
+def shaped(
+    messages: Sequence[Mapping[str, Any]], template: ChatTemplate | None, media: bool
+) -> list[dict[str, Any]]:
+    """The messages with contents that the template takes. ``media``: some have parts."""
+    if template is None:
+        return [dict(message) for message in messages]
+    kinds = {part["type"] for message in messages if media for part in _parts(message)}
+    lists = all(template.takes(kind) for kind in kinds - {"text"})
+    return [{**m, "content": _shaped(m.get("content"), template, lists)} for m in messages]
+
+
+def _parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    content = message.get("content")
+    return content if isinstance(content, list) else []
+
+
+def _shaped(content: Any, template: ChatTemplate, lists: bool) -> Any:
+    if isinstance(content, str):
+        return content if template.takes_text else [{"type": "text", "text": content}]
+    if lists or not isinstance(content, list):
+        return content
+    return "".join(MARKS.get(part["type"]) or part["text"] for part in content)
+
+
+def marked(text: str, placeholders: Mapping[str, str]) -> str:
+    """The rendered text with the model's placeholders in place of the marks."""
+    for kind, mark in MARKS.items():
+        if mark in text:
+            token = placeholders[kind]
+            if token.startswith("<") and token.count("<") == 1:
+                # As LLaVA was trained: an image, a line break, the text.
+                text = text.replace(f"{mark}\n", mark)
+                token = f"{token}\n"
+            text = text.replace(mark, token)
+    return text

@@ -1,0 +1,99 @@
+"""Reader: one completion as it grows, taken apart into words, thoughts and calls of tools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sglang.srt.http.openai.chat.tool_use import ToolUse
+from sglang.srt.http.openai.shared_fields import Progress
+from sglang.srt.program.deltas import Begin, Delta, Thought, Words
+from sglang.srt.program.output import Output
+from sglang.srt.program.reasoning_parser import Marks, ThoughtParser
+
+
+@dataclass(frozen=True)
+class Thinking:
+    """How the thought of a reply is read.
+
+    Attributes:
+        inside: the reply begins in it.
+        apart: told as ``Thought``, else as ``Words``, marks and all.
+        streamed: piece by piece, else at its end.
+    """
+
+    marks: Marks
+    inside: bool
+    apart: bool = True
+    streamed: bool = True
+
+
+class Reader:
+    """Reads one completion, and knows what was sent of it.
+
+    ``called``: there are calls, and the last one is whole.
+    """
+
+    def __init__(self, use: ToolUse | None, thinking: Thinking | None = None) -> None:
+        self.sent, self._calls = Progress(), 0
+        self._required = use is not None and use.required
+        self._parser = None if use is None else use.parser()
+        self._thinking, self._kept = thinking, ""
+        self._thoughts: ThoughtParser | None = None
+        if thinking is not None:
+            self._thoughts = ThoughtParser(thinking.marks, thinking.inside, not thinking.apart)
+
+    @property
+    def called(self) -> bool:
+        return self._parser is not None and self._calls > 0 and not self._parser.cut
+
+    def take(self, output: Output, finished: bool) -> tuple[list[Delta], range]:
+        """The deltas of what was not sent yet, and its tokens."""
+        text, tokens = self.sent.take(output)
+        cut = output.finish is not None and output.finish.reason != "stop"
+        return self.read(text, finished, cut), tokens
+
+    def read(self, text: str, finished: bool, cut: bool = False) -> list[Delta]:
+        """What the next piece of the text adds. ``cut``: a limit ended the text, so that the
+        beginning of a call at its end is no text."""
+        thought, answer = "", text
+        if self._thoughts is not None:
+            thought, answer = self._thoughts.feed(text)
+            if finished:
+                last = self._thoughts.finish()
+                thought, answer = thought + last[0], answer + last[1]
+        deltas: list[Delta] = self._thought(thought, finished)
+        if self._parser is None:
+            return [*deltas, Words(answer)] if answer else deltas
+        deltas += self._parser.feed(answer)
+        if finished:
+            rest = self._parser.finish(cut)
+            # Where only calls may be, what is left is a part of one.
+            deltas += [d for d in rest if not (self._required and isinstance(d, Words))]
+        self._calls += sum(isinstance(delta, Begin) for delta in deltas)
+        return deltas
+
+    def thought_tokens(self, output: Output, table: Sequence[bytes], hidden: frozenset[int]) -> int:
+        """How many of the tokens write the thought, marks included: those in which the text up to
+        the answer begins. ``table`` has the bytes of every token, ``hidden`` are not in the text.
+        """
+        if self._thoughts is None or not self._thoughts.chars:
+            return 0
+        left = len(output.text[: self._thoughts.chars].encode())
+        for count, token in enumerate(output.tokens):
+            if left <= 0:
+                return count
+            left -= len(table[token]) if token < len(table) and token not in hidden else 0
+        return len(output.tokens)
+
+    def _thought(self, text: str, finished: bool) -> list[Delta]:
+        assert self._thinking is not None or not text
+        if self._thinking is None or not (text or self._kept):
+            return []
+        if not self._thinking.apart:
+            return [Words(text)]
+        if not self._thinking.streamed:
+            self._kept += text
+            ended = finished or (self._thoughts is not None and self._thoughts.ended)
+            text, self._kept = (self._kept, "") if ended else ("", self._kept)
+        return [Thought(text)] if text else []

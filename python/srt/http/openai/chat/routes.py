@@ -1,0 +1,127 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from sglang.srt.http.exchange.error_replies import json_response
+from sglang.srt.http.exchange.event_stream import Template, respond, unless_gone
+from sglang.srt.http.exchange.json_body import read_body
+from sglang.srt.http.openai.chat.chat_reply import CLOSING, OPENING, delta_of, message_of
+from sglang.srt.http.openai.chat.chat_request import (
+    ChatBody,
+    Reader,
+    Talk,
+    read_talk,
+    thought_tokens,
+)
+from sglang.srt.http.openai.shared_fields import (
+    Collected,
+    Reply,
+    finish_fields,
+    logprob_of,
+    new_reply,
+    usage,
+)
+from sglang.srt.http.service import Service
+from sglang.srt.program.deltas import Delta, Thought, Words
+from sglang.srt.program.output import Output
+from starlette.requests import Request
+from starlette.responses import Response
+
+KIND, CHUNK = "chat.completion", "chat.completion.chunk"
+
+
+async def chat_completions(service: Service, request: Request) -> Response:
+    body = await read_body(request, ChatBody, service.body_limit)
+    talk = await read_talk(service, body)
+    reply = new_reply(service, body, "chatcmpl")
+    talk = replace(talk, ask=replace(talk.ask, rid=reply.id))
+    with talk.named():
+        if body.stream:
+            return await respond(request, _events(service, body, reply, talk))
+        results = await unless_gone(request, service.finish([talk.ask]))
+    choices, thoughts = [], 0
+    for output in results[0]:
+        reader = talk.reader()
+        message = message_of(reader.take(output, True)[0], talk.legacy)
+        choice = {"index": output.index, "message": message, "logprobs": None}
+        if talk.ask.logprobs is not None:
+            choice["logprobs"] = _logprobs(service, output, range(output.released))
+        choices.append({**choice, **_finish(talk, output, reader)})
+        thoughts += thought_tokens(service, talk, output, reader)
+    counts = _counts(talk, usage(results), thoughts)
+    return json_response({**reply.head(KIND), "choices": choices, "usage": counts})
+
+
+def _finish(talk: Talk, output: Output, reader: Reader) -> dict[str, Any]:
+    found = finish_fields(output, reader.called)
+    if talk.legacy and found["finish_reason"] == "tool_calls":
+        found["finish_reason"] = "function_call"
+    return found
+
+
+def _counts(talk: Talk, counts: dict[str, Any], thoughts: int) -> dict[str, Any]:
+    """Usage, with the tokens of thoughts where they are told apart."""
+    if talk.thinking is None:
+        return counts
+    details = {**counts.get("completion_tokens_details", {}), "reasoning_tokens": thoughts}
+    return {**counts, "completion_tokens_details": details}
+
+
+async def _events(
+    service: Service, body: ChatBody, reply: Reply, talk: Talk
+) -> AsyncGenerator[dict[str, Any] | bytes, None]:
+    options = body.stream_options
+    counted = bool(options and options.include_usage)
+    always = counted and bool(options and options.continuous_usage_stats)
+    head = {**reply.head(CHUNK), **({"usage": None} if counted else {})}
+    interval = service.config.server.stream_interval
+    readers: defaultdict[int, Reader] = defaultdict(talk.reader)
+    templates: dict[tuple[int, type[Delta]], Template] = {}
+    plain = talk.ask.logprobs is None and not always
+    collected, thoughts = Collected(1), 0
+
+    def chunk(index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        found = {**head, "choices": [{**choice, **more}]}
+        return {**found, "usage": _counts(talk, collected.usage(), thoughts)} if always else found
+
+    async with aclosing(service.run([talk.ask])) as items:
+        async for _, output in items:
+            collected.note(0, output)
+            # Read once: while a chunk is on its way the output may finish, and come again for that.
+            finished, reader = output.finish is not None, readers[output.index]
+            if not reader.sent.begun:
+                reader.sent.begun = True
+                yield chunk(output.index, OPENING)
+            if reader.sent.ready(output, interval):
+                found, tokens = reader.take(output, finished)
+                if plain and len(found) == 1 and isinstance(found[0], (Words, Thought)):
+                    kind = output.index, type(found[0])
+                    if kind not in templates:
+                        hole = delta_of(type(found[0])(Template.HOLE))
+                        templates[kind] = Template(chunk(output.index, hole))
+                    yield templates[kind].event(found[0].text)
+                    found = []
+                deltas, more = [delta_of(delta, talk.legacy) for delta in found], {}
+                if talk.ask.logprobs is not None and tokens:
+                    more["logprobs"] = _logprobs(service, output, tokens)
+                    deltas = deltas or [delta_of(Words(""))]
+                for delta in deltas:
+                    yield chunk(output.index, delta, **more)
+                    more = {}
+            if finished:
+                thoughts += thought_tokens(service, talk, output, reader)
+                yield chunk(output.index, CLOSING, **_finish(talk, output, reader))
+    if counted:
+        yield {**head, "choices": [], "usage": _counts(talk, collected.usage(), thoughts)}
+
+
+def _logprobs(service: Service, output: Output, which: range) -> dict[str, Any]:
+    table = service.tokenizer.token_bytes
+    return {"content": [logprob_of(output, i, table) for i in which], "refusal": None}

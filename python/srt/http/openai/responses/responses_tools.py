@@ -1,0 +1,80 @@
+"""Tools and their choice as the Responses API has them, flat, and as a chat has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sglang.srt.http.openai.chat.tool_use import MAX_TOOLS
+from sglang.srt.program.ask import RequestError
+
+_MODES = ("none", "auto", "required")
+_FIELDS = ("name", "description", "parameters", "strict")
+
+
+def tools_of(given: Sequence[Any] | None) -> list[dict[str, Any]]:
+    """The tools as they are echoed: functions. Raises RequestError."""
+    if given and len(given) > MAX_TOOLS:
+        raise RequestError(f"tools has {len(given)} entries; at most {MAX_TOOLS}.", "tools")
+    found = []
+    for i, tool in enumerate(given or []):
+        kind = tool.get("type") if isinstance(tool, dict) else tool
+        if kind != "function":
+            raise RequestError(
+                f"tools[{i}].type is {kind!r:.60}; only function is available.",
+                "tools",
+                "unsupported",
+            )
+        found.append({"type": "function", **{name: tool.get(name) for name in _FIELDS}})
+    return found
+
+
+def choice_of(given: Any, tools: Sequence[dict[str, Any]]) -> str | dict[str, Any]:
+    """The choice as it is echoed. Raises RequestError."""
+    if given is None:
+        return "auto"
+    if isinstance(given, str):
+        if given not in _MODES:
+            raise _wrong(f"tool_choice is {given!r:.60}; use {', '.join(_MODES)}, or an object.")
+        return given
+    kind, names = given.get("type"), [tool["name"] for tool in tools]
+    if kind == "function":
+        return _function(given, names, "tool_choice")
+    if kind != "allowed_tools":
+        raise RequestError(
+            f"tool_choice.type is {kind!r:.60}; use function or allowed_tools.",
+            "tool_choice",
+            "unsupported",
+        )
+    mode, allowed = given.get("mode", "auto"), given.get("tools")
+    if mode not in _MODES[1:]:
+        raise _wrong(f"tool_choice.mode is {mode!r:.60}; use {' or '.join(_MODES[1:])}.")
+    if not isinstance(allowed, list) or not 1 <= len(allowed) <= MAX_TOOLS:
+        raise _wrong(f"tool_choice.tools must be a list of 1 to {MAX_TOOLS} functions.")
+    chosen = [_function(each, names, f"tool_choice.tools[{i}]") for i, each in enumerate(allowed)]
+    return {"type": kind, "mode": mode, "tools": chosen}
+
+
+def _function(given: Any, names: Sequence[Any], where: str) -> dict[str, Any]:
+    name = given.get("name") if isinstance(given, dict) else None
+    if not isinstance(name, str) or name not in names:
+        listed = ", ".join(map(str, names)) or "none"
+        raise _wrong(f"{where}.name is {name!r:.80}; the tools are {listed:.200}.")
+    return {"type": "function", "name": name}
+
+
+def _wrong(message: str) -> RequestError:
+    return RequestError(message, "tool_choice")
+
+
+def chat_tools(
+    tools: list[dict[str, Any]], choice: str | dict[str, Any]
+) -> tuple[list[Any] | None, str | dict[str, Any]]:
+    """Both as a chat has them; of tools some of which are allowed, those alone."""
+    if isinstance(choice, dict) and choice["type"] == "function":
+        choice = {"type": "function", "function": {"name": choice["name"]}}
+    elif isinstance(choice, dict):
+        names = [each["name"] for each in choice["tools"]]
+        tools, choice = [tool for tool in tools if tool["name"] in names], str(choice["mode"])
+    found = [{"type": "function", "function": {n: tool[n] for n in _FIELDS}} for tool in tools]
+    return found or None, choice

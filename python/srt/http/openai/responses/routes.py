@@ -1,0 +1,176 @@
+"""/v1/responses: answers that are items, may be kept, continued, and written in the background."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from sglang.srt.http.exchange.error_replies import json_response
+from sglang.srt.http.exchange.event_stream import respond, unless_gone
+from sglang.srt.http.exchange.json_body import read_body
+from sglang.srt.http.exchange.query import number_of
+from sglang.srt.http.openai.chat.chat_request import Talk, read_talk
+from sglang.srt.http.openai.responses.answer import Answer
+from sglang.srt.http.openai.responses.event_log import EVENTS, FRAMES, begin, follow, told, written
+from sglang.srt.http.openai.responses.items import Item, messages_of, read_items
+from sglang.srt.http.openai.responses.response_store import Record
+from sglang.srt.http.openai.responses.responses_body import (
+    ResponsesBody,
+    chat_of,
+    check,
+    in_own_words,
+)
+from sglang.srt.http.openai.responses.stored_context import Past
+from sglang.srt.http.service import Service
+from sglang.srt.program.ask import RequestError
+from sglang.srt.runtime.caller import current
+from sglang.srt.runtime.offload import beside
+from starlette.requests import Request
+from starlette.responses import Response
+
+PAGE, MAX_PAGE = 20, 100  # items of one list
+
+
+async def create(service: Service, request: Request) -> Response:
+    """Answer an input: as one object, as a stream of events, or in the background."""
+    body = await read_body(request, ResponsesBody, service.body_limit)
+    name = uuid.uuid4().hex
+    items, talk = await _read(service, body, name)
+    answer = Answer(service, body, talk, name)
+    talk = replace(talk, ask=replace(talk.ask, rid=body.rid or answer.id))
+    kept = msgspec.json.encode(items)
+    record = Record(answer.id, current.get().tenant, body.previous_response_id or "", kept)
+    if body.background:
+        record.events = [] if body.stream else None
+        begin(service, talk, answer, record)
+        if body.stream:
+            return await respond(request, follow(record, -1), FRAMES)
+        return json_response(answer.value())
+
+    def save() -> None:
+        if body.kept:
+            record.value = msgspec.json.encode(answer.value())
+            service.responses.put(record)
+
+    if body.stream:
+        events = written(service, talk, answer, service.config.server.stream_interval)
+        return await respond(request, told(events, answer, save), EVENTS)
+    await unless_gone(request, _all(written(service, talk, answer, sys.maxsize)))
+    save()
+    return json_response(answer.value())
+
+
+async def _read(
+    service: Service, body: ResponsesBody, name: str, fits: bool = True
+) -> tuple[list[Item], Talk]:
+    """The items of the input, and the talk that it and what it continues are. ``fits``: what is too
+    long for the model is refused. Raises RequestError."""
+    check(body)
+    past = Past(service.responses)
+    before = past.conversation(body.previous_response_id)
+    count = len(before) + (len(body.input) if isinstance(body.input, list) else 1)
+    items = await beside(count, read_items, body.input, name, before, past.item)
+    chat = chat_of(body, await beside(count, messages_of, body.instructions, [*before, *items]))
+    with in_own_words():
+        return items, await read_talk(service, chat, fits)
+
+
+async def _all(events: AsyncGenerator[Any, None]) -> None:
+    async with aclosing(events):
+        async for _ in events:
+            pass
+
+
+async def count(service: Service, request: Request) -> Response:
+    """How many tokens an input has."""
+    body = await read_body(request, ResponsesBody, service.body_limit)
+    _, talk = await _read(service, body, "", fits=False)
+    return json_response({"object": "response.input_tokens", "input_tokens": len(talk.ask.prompt)})
+
+
+async def retrieve(service: Service, request: Request) -> Response:
+    """A stored response; ``stream=true`` (query): its events, behind ``starting_after``."""
+    record = _stored(service, request)
+    streamed = request.query_params.get("stream", "false")
+    if streamed not in ("true", "false"):
+        raise RequestError(f"stream is {streamed!r:.60}; use true or false.", "stream")
+    after = number_of(request, "starting_after", -1, 0, sys.maxsize)
+    if streamed == "false":
+        return _object(record)
+    if record.events is None:
+        raise RequestError(
+            "Events are kept of responses created with background: true and stream: true, while "
+            "the store has room for them; retrieve it without stream.",
+            "stream",
+        )
+    return await respond(request, follow(record, after), FRAMES)
+
+
+async def cancel(service: Service, request: Request) -> Response:
+    """End a response in the background; one that has ended stays as it is."""
+    record = _stored(service, request)
+    if record.live is not None:
+        await record.live.cancel()
+    elif not msgspec.json.decode(record.value)["background"]:
+        raise RequestError("Only a response created with background: true can be cancelled.")
+    return _object(record)
+
+
+async def delete(service: Service, request: Request) -> Response:
+    """Forget a response; one in the background is ended first."""
+    record = _stored(service, request)
+    if record.live is not None:
+        await record.live.cancel()
+    service.responses.drop(record)
+    return json_response({"id": record.id, "object": "response", "deleted": True})
+
+
+async def input_items(service: Service, request: Request) -> Response:
+    """A response's own input: ``order``, ``limit``, ``after`` (query)."""
+    record = _stored(service, request)
+    order = request.query_params.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise RequestError(f"order is {order!r:.60}; use asc or desc.", "order")
+    limit = number_of(request, "limit", PAGE, 1, MAX_PAGE)
+    items: list[Item] = msgspec.json.decode(record.items)
+    items = items if order == "asc" else items[::-1]
+    after = request.query_params.get("after")
+    if after is not None:
+        places = [i for i, item in enumerate(items) if item["id"] == after]
+        if not places:
+            raise RequestError(f"after is {after!r:.80}; no item has this id.", "after")
+        items = items[places[0] + 1 :]
+    page = items[:limit]
+    return json_response(
+        {
+            "object": "list",
+            "data": page,
+            "first_id": page[0]["id"] if page else None,
+            "last_id": page[-1]["id"] if page else None,
+            "has_more": len(items) > limit,
+        }
+    )
+
+
+def _stored(service: Service, request: Request) -> Record:
+    """Raises RequestError, also for what belongs to another tenant."""
+    id = request.path_params["id"]
+    record = service.responses.find(current.get().tenant, id)
+    if record is None:
+        raise RequestError(
+            f"Response with id {id!r:.80} not found: it was not stored, has been deleted, or has "
+            "given way to newer ones.",
+            code="not_found",
+        )
+    return record
+
+
+def _object(record: Record) -> Response:
+    if record.live is not None:
+        return json_response(record.live.answer.value())
+    return Response(record.value, media_type="application/json")

@@ -1,0 +1,193 @@
+"""Limits: what the types of the bodies do not say of their fields, as /openapi.json tells it.
+
+Those of sampling parameters come from their declaration (``ir/sampling``). All are enforced where
+the values are read (there, in ``program/ask`` and in the handlers): what these schemas refuse
+is refused there, which the tests of the document hold them to.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.ir import sampling as most
+from sglang.ir.sampling import PARAMETERS, Parameter
+from sglang.srt.http.openai.chat.chat_request import EFFORTS
+from sglang.srt.http.openai.chat.conversation import ROLES
+from sglang.srt.program.ask import MAX_NAME, PRIORITY_LIMIT, RENAMED, WITHOUT_EFFECT
+from sglang.srt.program.constraint_settings import NAMES, SCORINGS
+from sglang.srt.runtime.sessions import MOST_IDLE_SECONDS
+
+Schema = dict[str, Any]
+
+_AT_LEAST_0: Schema = {"minimum": 0}
+_NAMES: Schema = {
+    "maxLength": MAX_NAME,
+    "items": {"anyOf": [{"type": "string", "maxLength": MAX_NAME}, {"type": "null"}]},
+}
+
+
+def _limits(parameter: Parameter) -> Schema:
+    """Bounds of a parameter, those of one text beside those of a list of them."""
+    schema = parameter.schema()
+    return {**schema.get("items", {}), **schema} if "maxItems" in schema else schema
+
+
+LIMITS: dict[str, Schema] = {
+    **{name: _limits(parameter) for name, parameter in PARAMETERS.items()},
+    "max_tokens": _AT_LEAST_0,
+    "max_completion_tokens": {"minimum": 1},
+    "max_output_tokens": {"minimum": 1},
+    "min_tokens": _AT_LEAST_0,
+    "stop_sequences": _limits(PARAMETERS["stop"]),
+    "priority": {"minimum": -PRIORITY_LIMIT, "maximum": PRIORITY_LIMIT - 1},
+    "session_id": {"maxLength": MAX_NAME},
+    "capacity_of_str_len": _AT_LEAST_0,
+    "timeout": {"exclusiveMinimum": 0, "maximum": MOST_IDLE_SECONDS},
+    "cache_salt": _NAMES,
+    "extra_key": _NAMES,
+}
+"""By the name of the field; where it may be null, null is not bound."""
+
+
+_NULL: Schema = {"type": "null"}
+STRING: Schema = {"type": "string"}
+_OBJECT: Schema = {"type": "object"}
+ANY_IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+IDS: Schema = {**ANY_IDS, "minItems": 1}
+
+
+def or_null(*kinds: Schema) -> Schema:
+    return {"anyOf": [*kinds, _NULL], "default": None}
+
+
+def list_of(kind: Schema) -> Schema:
+    return {"type": "array", "items": kind, "minItems": 1}
+
+
+SOME: Schema = {"type": "string", "minLength": 1}
+_DOCUMENT: Schema = {"type": "object", "properties": {"text": SOME}, "required": ["text"]}
+_PARTS: Schema = {
+    "type": "array",
+    "items": {"anyOf": [STRING, {"type": "array", "items": STRING}]},
+}
+_PART: Schema = {"anyOf": [SOME, {"type": "array", "items": STRING, "contains": SOME}]}
+_PROMPTS: Schema = {"anyOf": [SOME, IDS, list_of(SOME), list_of(IDS)]}
+_MESSAGE: Schema = {
+    "type": "object",
+    "properties": {
+        "role": {"enum": list(ROLES)},
+        "content": {"anyOf": [STRING, {"type": "array", "items": _OBJECT}, _NULL]},
+    },
+    "required": ["role"],
+}
+_PATTERN, _JSON_SCHEMA = or_null(STRING), or_null(_OBJECT, {"type": "boolean"}, STRING)
+_CHOICES = or_null(list_of(STRING))
+
+CONSTRAINTS: dict[str, Schema] = {
+    "regex": _PATTERN,
+    "guided_regex": _PATTERN,
+    "json_schema": _JSON_SCHEMA,
+    "guided_json": _JSON_SCHEMA,
+    "ebnf": _PATTERN,
+    "guided_grammar": _PATTERN,
+    "structural_tag": or_null(_OBJECT, STRING),
+    "choices": _CHOICES,
+    "guided_choice": _CHOICES,
+    "choices_scoring": {"enum": [*SCORINGS, None], "default": None},
+    "whitespace_pattern": _PATTERN,
+    "guided_whitespace_pattern": _PATTERN,
+}
+_SHAPES: dict[str, Schema] = {
+    "RerankBody.documents": list_of({"anyOf": [SOME, _DOCUMENT]}),
+    "RerankBody.query": SOME,
+    "ChatBody.max_tokens": or_null({"type": "integer", "minimum": 1}),
+    "MessagesBody.messages": list_of({"$ref": "#/components/schemas/Message"}),
+    "DetokenizeBody.tokens": {"anyOf": [ANY_IDS, list_of(ANY_IDS)]},
+    "TemplateBody.messages": list_of(_MESSAGE),
+    "TokenizeBody.messages": list_of(_MESSAGE),
+    "dimensions": or_null({"type": "integer", "minimum": 1}),
+    "top_n": or_null({"type": "integer", "minimum": 1}),
+    "best_of": or_null({"type": "integer", "minimum": 1, "maximum": most.MAX_N}),
+    "CompletionBody.logprobs": or_null(
+        {"type": "integer", "minimum": 0, "maximum": most.MAX_TOP_LOGPROBS}
+    ),
+    "GenerateBody.text": or_null(SOME, list_of(SOME)),
+    "GenerateBody.parts": or_null({**_PARTS, "contains": _PART}),
+    "EncodeBody.text": or_null(SOME, list_of(SOME)),
+    "GenerateBody.input_ids": or_null(IDS, list_of(IDS)),
+    "EncodeBody.input_ids": or_null(IDS, list_of(SOME), list_of(IDS)),
+    "CompletionBody.prompt": _PROMPTS,
+    "EmbeddingBody.input": _PROMPTS,
+    "ClassifyBody.input": _PROMPTS,
+    "ResponsesBody.input": {"anyOf": [STRING, list_of(_OBJECT)]},
+    "ChatBody.messages": list_of(_MESSAGE),
+    "ChatBody.reasoning": or_null(
+        {
+            "type": "object",
+            "properties": {
+                "effort": {"enum": [*EFFORTS, None]},
+                "enabled": {"type": ["boolean", "null"]},
+            },
+        }
+    ),
+    **CONSTRAINTS,
+}
+"""Of fields whose types say less: one body's, or every body's."""
+
+
+def fields_of(body: str, given: dict[str, Schema]) -> dict[str, Schema]:
+    """The schemas of a body's fields, with their limits.
+
+    A field that still has no type is one that is refused, or is without effect: it is not told.
+    """
+    found = {}
+    for name, schema in given.items():
+        own = _SHAPES.get(f"{body}.{name}")
+        shaped = own or bounded(name, _SHAPES.get(name, schema))
+        if set(shaped) - _BARE:
+            found[name] = shaped
+    return found
+
+
+_BARE = {"default", "description"}
+_OF_TYPE = {
+    "integer": ("minimum", "maximum", "not"),
+    "number": ("minimum", "maximum", "exclusiveMinimum"),
+    "string": ("minLength", "maxLength", "enum"),
+    "array": ("items", "maxItems"),
+    "object": ("additionalProperties", "propertyNames", "maxProperties"),
+}
+
+
+def bounded(name: str, schema: Schema) -> Schema:
+    """The schema of a field with its limits."""
+    if "anyOf" in schema:
+        return {**schema, "anyOf": [bounded(name, one) for one in schema["anyOf"]]}
+    own = _OF_TYPE.get(schema.get("type", ""), ())
+    return {**schema, **{key: value for key, value in LIMITS.get(name, {}).items() if key in own}}
+
+
+def sampling_schema() -> Schema:
+    """Of ``sampling_params``, as ``sampling_from`` reads them: null is unset, unknown names are
+    refused."""
+    fields = {name: CONSTRAINTS.get(name, {}) for name in (*NAMES, *WITHOUT_EFFECT)}
+    fields |= {name: _nullable(parameter) for name, parameter in PARAMETERS.items()}
+    fields |= {alias: fields[name] for alias, name in RENAMED.items()}
+    return {
+        "title": "SamplingParams",
+        "description": "How tokens are sampled, and when a generation ends.",
+        "type": "object",
+        "properties": fields,
+        "additionalProperties": False,
+    }
+
+
+def _nullable(parameter: Parameter) -> Schema:
+    """A parameter that may be null, and of a list of stops the one stop."""
+    schema = parameter.schema()
+    one = [schema["items"]] if "maxItems" in schema else []
+    return {
+        "anyOf": [schema, *one, {"type": "null"}],
+        "default": parameter.default,
+        "description": parameter.description,
+    }

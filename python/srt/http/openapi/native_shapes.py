@@ -1,0 +1,332 @@
+"""Shapes: what the routes answer and the queries they take, as /openapi.json tells it.
+
+The handlers answer plain data. That it has these shapes, the tests of the document see to.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+from sglang.srt.engine.info import EngineInfo
+from sglang.srt.http.page.live_view import MAX_NODES, MAX_SECONDS, NODES, SECONDS
+
+T = TypeVar("T")
+Maybe: TypeAlias = T | UnsetType  # a field that may not be there
+Count = Annotated[int, Meta(ge=0)]
+Object = dict[str, Any]
+
+
+# -- errors ---------------------------------------------------------------------------------------
+
+
+class Error(Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorReply(Struct):
+    error: Error
+
+
+class AnthropicDetails(Struct):
+    error_code: str
+
+
+class AnthropicError(Struct):
+    type: str
+    message: str
+    details: AnthropicDetails
+
+
+class AnthropicErrorReply(Struct):
+    type: Literal["error"]
+    error: AnthropicError
+    request_id: str | None
+
+
+class Event(Struct):
+    """One event of a stream. ``data`` is JSON, or ``[DONE]``; ``event`` is its type, where the API
+    has types."""
+
+    data: str
+    event: Maybe[str] = UNSET
+
+
+# -- the server -----------------------------------------------------------------------------------
+
+
+class Status(Struct):
+    status: Literal["ok"]
+
+
+class Told(Status):
+    message: str
+
+
+class Closed(Status):
+    closed: bool
+
+
+class Load(Struct):
+    """Load of the engine: its requests, the waiting ones, tokens whose KV is in use."""
+
+    dp_rank: Literal[0]
+    num_reqs: Count
+    num_waiting_reqs: Count
+    num_tokens: Count
+
+
+class ModelInfo(EngineInfo, frozen=True, kw_only=True):
+    tokenizer_path: str
+    served_model_name: str
+    is_generation: bool
+    constraints: list[str]
+    placeholders: dict[str, str]
+
+
+class ServerInfo(EngineInfo, frozen=True, kw_only=True):
+    """The settings, too, each under its own name."""
+
+    served_model_name: str
+    open_requests: Count
+    pending: Count
+    stats: dict[str, float]
+    internal_states: list[dict[str, float]]
+
+
+class Model(Struct):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: str | None
+    max_model_len: Count
+
+
+class Models(Struct):
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Flushed(Struct):
+    success: Literal[True]
+    message: str
+
+
+class Adapters(Struct):
+    """``loaded_adapters``: names and paths."""
+
+    success: Literal[True]
+    message: str
+    loaded_adapters: dict[str, str]
+
+
+class Aborted(Struct):
+    success: Literal[True]
+    aborted: Count
+
+
+class LiveQuery(Struct):
+    limit: Annotated[int, Meta(ge=0, le=MAX_NODES)] = NODES
+
+
+class LiveEventsQuery(LiveQuery):
+    interval: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = SECONDS
+
+
+class Live(Struct):
+    tree: Object
+    time: float
+    uptime: float
+    model: str
+    pending: Count
+    open_requests: Count
+
+
+# -- tokens ---------------------------------------------------------------------------------------
+
+
+class Tokenized(Struct):
+    tokens: list[Count | list[Count]]
+    count: Count | list[Count]
+    max_model_len: Count
+    token_strs: Maybe[list[str | list[str]]] = UNSET
+
+
+class Detokenized(Struct):
+    text: str | list[str]
+    prompt: str | list[str]
+
+
+class Rendered(Struct):
+    prompt: str
+
+
+class TokenizerInfo(Struct):
+    vocab_size: Count
+    special_tokens: dict[str, str]
+    special_ids: list[Count]
+    bos_token_id: int | None
+    eos_token_ids: list[Count]
+    chat_template: str | None
+    model_max_length: Count
+
+
+# -- usage --------------------------------------------------------------------------------------
+
+
+class CachedTokens(Struct):
+    cached_tokens: Count
+
+
+class ReasoningTokens(Struct):
+    reasoning_tokens: Count
+
+
+class CompletionDetails(Struct):
+    reasoning_tokens: Maybe[Count] = UNSET
+    accepted_prediction_tokens: Maybe[Count] = UNSET
+    rejected_prediction_tokens: Maybe[Count] = UNSET
+
+
+class Usage(Struct):
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
+    prompt_tokens_details: CachedTokens
+    completion_tokens_details: Maybe[CompletionDetails] = UNSET
+
+
+# -- /generate and /encode ------------------------------------------------------------------------
+
+
+class Stopped(Struct, tag_field="type", tag="stop"):
+    matched: str | int | None
+
+
+class Full(Struct, tag_field="type", tag="length"):
+    length: Count
+
+
+class Ended(Struct, tag_field="type", tag="abort"):
+    message: str
+
+
+class Failed(Struct, tag_field="type", tag="error"):
+    message: str
+
+
+Triple: TypeAlias = tuple[float | None, int, str | None]
+
+
+Seconds = Annotated[float, Meta(ge=0)]
+
+
+class Spans(Struct):
+    """Seconds since the request was received. ``first_token`` is null where none was drawn."""
+
+    submitted: Seconds
+    scheduled: Seconds
+    first_token: Seconds | None
+    end: Seconds
+    retractions: Count
+
+
+class CompletionMeta(Struct):
+    id: str
+    finish_reason: Stopped | Full | Ended | Failed | None
+    prompt_tokens: Count
+    completion_tokens: Count
+    cached_tokens: Count
+    forward_passes: Count
+    forced_tokens: Count
+    drafted_tokens: Count
+    accepted_tokens: Count
+    e2e_latency: float
+    input_token_logprobs: Maybe[list[Triple]] = UNSET
+    output_token_logprobs: Maybe[list[Triple]] = UNSET
+    input_top_logprobs: Maybe[list[list[Triple] | None]] = UNSET
+    output_top_logprobs: Maybe[list[list[Triple]]] = UNSET
+    input_token_ids_logprobs: Maybe[list[list[Triple] | None]] = UNSET
+    output_token_ids_logprobs: Maybe[list[list[Triple]]] = UNSET
+    choice_logprobs: Maybe[list[float]] = UNSET
+    spans: Maybe[Spans] = UNSET
+
+
+class Generated(Struct):
+    """``index`` is there in a stream of several."""
+
+    text: str
+    output_ids: list[Count]
+    meta_info: CompletionMeta
+    index: Maybe[Count] = UNSET
+
+
+class EncodedMeta(Struct):
+    id: str
+    prompt_tokens: Count
+    cached_tokens: Count
+    forward_passes: Count
+
+
+class Encoded(Struct):
+    embedding: list[float]
+    meta_info: EncodedMeta
+
+
+class Label(Struct):
+    """``label`` is the most likely one; ``probs`` and ``scores`` are in the order of the labels."""
+
+    index: Count
+    label: str
+    probs: list[float]
+    scores: list[float]
+    num_classes: Count
+
+
+class Classified(Struct):
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Label]
+    usage: Usage
+
+
+# -- scores ---------------------------------------------------------------------------------------
+
+
+class LabelScores(Struct, tag_field="object", tag="scoring"):
+    scores: list[list[float]]
+    model: str
+    usage: Usage
+
+
+class Score(Struct):
+    index: Count
+    object: Literal["score"]
+    score: float
+
+
+class Scores(Struct, tag_field="object", tag="list"):
+    id: str
+    created: int
+    model: str
+    data: list[Score]
+    usage: Usage
+
+
+class Ranked(Struct):
+    index: Count
+    relevance_score: float
+
+
+class Ranking(Struct):
+    id: str
+    model: str
+    results: list[Ranked]
+    usage: Usage

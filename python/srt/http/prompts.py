@@ -1,0 +1,46 @@
+"""Prompts: one or several, as text or as token ids, as OpenAI's routes take them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sglang.srt.core.ints import Ints
+from sglang.srt.http.service import Service
+from sglang.srt.program.ask import RequestError, verify_prompt
+
+
+def prompts_of(value: Any, field: str) -> list[Any]:
+    """One prompt an entry, all of them text or all of them ids. Raises RequestError."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise RequestError(f"{field} must be text, token ids, or a list of either.", field)
+    if all(isinstance(one, str) for one in value) or all(isinstance(one, list) for one in value):
+        return value
+    if all(type(one) is int for one in value):
+        return [value]
+    raise RequestError(
+        f"{field} mixes texts, token ids and lists of them; give texts, or lists of ids.", field
+    )
+
+
+async def read_prompt(
+    service: Service, value: str | list[int], field: str, add_special_tokens: bool = True
+) -> Ints:
+    """Token ids of one prompt that the engine can take. Raises RequestError, naming ``field``."""
+    try:
+        if isinstance(value, str):
+            ids = await service.completion.encode_prompt(value, add_special_tokens)
+        else:
+            ids = await service.prompt(value, field)
+        verify_prompt(ids, service.info)
+    except RequestError as error:
+        message = error.message if field in ("prompt", error.param) else f"{field}: {error.message}"
+        raise RequestError(message, field.partition("[")[0], error.code) from error
+    return ids
+
+
+def places(field: str, values: Sequence[Any]) -> list[str]:
+    """What an error calls each of a field's values."""
+    return [field] if len(values) == 1 else [f"{field}[{i}]" for i in range(len(values))]

@@ -1,0 +1,141 @@
+"""Routes: every path, who answers it, and what it takes and answers."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sglang.srt.http.admin import adapter_routes as adapters
+from sglang.srt.http.admin import routes as admin
+from sglang.srt.http.anthropic.messages import messages_body
+from sglang.srt.http.anthropic.messages import routes as messages
+from sglang.srt.http.explain import routes as explain
+from sglang.srt.http.native import classify, generate
+from sglang.srt.http.native import token_routes as tokens
+from sglang.srt.http.openai import completions, embeddings, score
+from sglang.srt.http.openai.chat import routes as chat
+from sglang.srt.http.openai.chat.chat_request import ChatBody
+from sglang.srt.http.openai.responses import responses_body
+from sglang.srt.http.openai.responses import routes as responses
+from sglang.srt.http.openapi import native_shapes as shapes
+from sglang.srt.http.openapi import openai_shapes as shapes_v1
+from sglang.srt.http.page import live_view as live
+from sglang.srt.http.page import page_files as page
+from sglang.srt.http.service import Service
+from sglang.srt.runtime import sessions
+from starlette.requests import Request
+from starlette.responses import Response
+
+Handler = Callable[[Service, Request], Awaitable[Response]]
+
+JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
+
+
+@dataclass(frozen=True)
+class Route:
+    """One method of one path.
+
+    Attributes:
+        reply: type of the JSON of a 200; None where it is no JSON.
+        body: of the request, where it has one; ``optional``: it may be left out.
+        query: the parameters, as a struct.
+        media: content types of a 200.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    reply: Any = None
+    body: type | None = None
+    query: type | None = None
+    media: tuple[str, ...] = (JSON,)
+    optional: bool = False
+
+    @property
+    def page(self) -> bool:
+        """Whether it is a file of the page, for which a browser asks."""
+        return self.media[0] == _PAGE[0]
+
+
+def _get(path: str, handler: Handler, reply: Any, **more: Any) -> Route:
+    return Route("GET", path, handler, reply, **more)
+
+
+def _post(path: str, handler: Handler, body: type | None, reply: Any, **more: Any) -> Route:
+    return Route("POST", path, handler, reply, body, **more)
+
+
+_STREAMED = {"media": (JSON, EVENTS)}
+_PAGE = ("text/html", "text/javascript", "text/css", "image/svg+xml")
+_GENERATED = shapes.Generated | list[shapes.Generated]
+_ENCODED = shapes.Encoded | list[shapes.Encoded]
+_SCORED = shapes.LabelScores | shapes.Scores
+
+ROUTES = (
+    _get("/health", admin.health, shapes.Status),
+    _get("/health_generate", admin.health_generate, shapes.Status),
+    _get("/get_model_info", admin.model_info, shapes.ModelInfo),
+    _get("/model_info", admin.model_info, shapes.ModelInfo),
+    _get("/get_server_info", admin.server_info, shapes.ServerInfo),
+    _get("/server_info", admin.server_info, shapes.ServerInfo),
+    _get("/metrics", admin.metrics, None, media=(TEXT,)),
+    _get("/live", live.live, shapes.Live, query=shapes.LiveQuery),
+    _get("/live/events", live.events, None, query=shapes.LiveEventsQuery, media=(EVENTS,)),
+    _get("/explain/{id:path}", explain.explain_request, explain.Explained),
+    _get("/flush_cache", admin.flush_cache, shapes.Flushed),
+    _post("/flush_cache", admin.flush_cache, None, shapes.Flushed),
+    _post("/abort_request", admin.abort_request, admin.AbortBody, shapes.Aborted),
+    _get("/get_load", admin.load, list[shapes.Load]),
+    _post("/pause_generation", admin.pause_generation, admin.PauseBody, shapes.Told,
+          optional=True),
+    _post("/continue_generation", admin.continue_generation, None, shapes.Told),
+    _post("/open_session", admin.open_session, sessions.OpenSessionBody, str, optional=True),
+    _post("/close_session", admin.close_session, sessions.CloseSessionBody, shapes.Closed),
+    _get("/", page.index, None, media=_PAGE[:1]),
+    _get("/page/{name}", page.asset, None, media=_PAGE),
+    _post("/load_lora_adapter", adapters.load, adapters.LoadBody, shapes.Adapters),
+    _post("/unload_lora_adapter", adapters.unload, adapters.UnloadBody, shapes.Adapters),
+    _post("/v1/load_lora_adapter", adapters.load, adapters.LoadBody, shapes.Adapters),
+    _post("/v1/unload_lora_adapter", adapters.unload, adapters.UnloadBody, shapes.Adapters),
+    # Native.
+    _post("/generate", generate.generate, generate.GenerateBody, _GENERATED, **_STREAMED),
+    _post("/encode", embeddings.encode, embeddings.EncodeBody, _ENCODED),
+    _post("/classify", classify.classify, classify.ClassifyBody, shapes.Classified),
+    _get("/tokenizer_info", tokens.tokenizer_info, shapes.TokenizerInfo),
+    _post("/tokenize", tokens.tokenize, tokens.TokenizeBody, shapes.Tokenized),
+    _post("/v1/tokenize", tokens.tokenize, tokens.TokenizeBody, shapes.Tokenized),
+    _post("/detokenize", tokens.detokenize, tokens.DetokenizeBody, shapes.Detokenized),
+    _post("/v1/detokenize", tokens.detokenize, tokens.DetokenizeBody, shapes.Detokenized),
+    _post("/apply-template", tokens.apply_template, tokens.TemplateBody, shapes.Rendered),
+    # OpenAI's.
+    _get("/v1/models", admin.models, shapes.Models),
+    _get("/models", admin.models, shapes.Models),
+    _get("/v1/models/{name:path}", admin.model, shapes.Model),
+    _post("/v1/completions", completions.completions, completions.CompletionBody,
+          shapes_v1.Completion, **_STREAMED),
+    _post("/v1/chat/completions", chat.chat_completions, ChatBody, shapes_v1.ChatCompletion,
+          **_STREAMED),
+    _post("/v1/embeddings", embeddings.embeddings, embeddings.EmbeddingBody, shapes_v1.Embeddings),
+    _post("/v1/responses", responses.create, responses_body.ResponsesBody, shapes_v1.Response,
+          **_STREAMED),
+    _post("/v1/responses/input_tokens", responses.count, responses_body.ResponsesBody,
+          shapes_v1.InputTokens),
+    _get("/v1/responses/{id}", responses.retrieve, shapes_v1.Response,
+         query=shapes_v1.ResponseQuery, **_STREAMED),
+    Route("DELETE", "/v1/responses/{id}", responses.delete, shapes_v1.Deleted),
+    _post("/v1/responses/{id}/cancel", responses.cancel, None, shapes_v1.Response),
+    _get("/v1/responses/{id}/input_items", responses.input_items, shapes_v1.Items,
+         query=shapes_v1.ItemsQuery),
+    # Anthropic's.
+    _post("/v1/messages", messages.messages, messages_body.MessagesBody, shapes_v1.MessageReply,
+          **_STREAMED),
+    _post("/v1/messages/count_tokens", messages.count_tokens, messages_body.MessagesBody,
+          shapes_v1.CountedTokens),
+    # As other servers have them.
+    _post("/v1/score", score.score, score.ScoreBody, _SCORED),
+    _post("/score", score.score, score.ScoreBody, _SCORED),
+    _post("/v1/rerank", score.rerank, score.RerankBody, shapes.Ranking),
+    _post("/v2/rerank", score.rerank, score.RerankBody, shapes.Ranking),
+    _post("/rerank", score.rerank, score.RerankBody, shapes.Ranking),
+)  # fmt: skip

@@ -1,0 +1,183 @@
+"""Supervisor: one Completion over engine processes that come and go.
+
+serving    an engine runs; it is asked now and then whether it still answers
+lost       what was under way has ended with EngineLost; the next engine is being loaded, and
+           whoever asks meanwhile is told so
+(gone)     lost too often, or what came back was another engine than the first: the server ends
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import msgspec
+from sglang.srt.config import Config
+from sglang.srt.engine.client import Client, EngineLost
+from sglang.srt.engine.info import EngineInfo
+from sglang.srt.engine.process import EngineProcess, Started
+from sglang.srt.http.admin.routes import probe
+from sglang.srt.program.ask import RequestError
+from sglang.srt.program.completion import Completion
+from sglang.srt.tokenizer import Tokenizer
+
+log = logging.getLogger("sglang.server")
+
+WINDOW = 600.0  # seconds in which --max-engine-restarts are counted
+PAUSE = 1.0  # before each further restart of a window; the first is made at once
+PERIOD = 10.0  # most seconds between two pings
+GRACE = 1.0  # for an answer that is there and not read yet: this process may have been stopped too
+
+
+class Supervisor:
+    """Keeps an engine alive.
+
+    Attributes:
+        completion: over the engine of this moment; made by ``start``.
+        restarts: engines that took a lost one's place.
+        restarted: called at each.
+    """
+
+    completion: Completion
+    _engine: EngineProcess
+
+    def __init__(self, config: Config, tokenizer: Tokenizer) -> None:
+        self._config, self._tokenizer = config, tokenizer
+        self._limit = config.operations.max_engine_restarts
+        self._times: deque[float] = deque()  # of the restarts in the window
+        self.restarts = 0
+        self.restarted: Callable[[], None] = _nothing
+
+    async def start(self, started: Started | None = None) -> Completion:
+        """The first engine, loaded: ``started``, or another one.
+
+        Raises EngineLost or OSError where it cannot be.
+        """
+        info = await self._load(self._config, started)
+        self.completion = Completion(
+            self._engine.client, self._tokenizer, self._config.server.max_tokenized_bytes
+        )
+        # The next one must be like it, however much memory is free by then.
+        memory = replace(self._config.memory, max_total_tokens=info.capacity)
+        self._config = replace(self._config, memory=memory)
+        return self.completion
+
+    async def run(self) -> EngineLost:
+        """Start the engine again whenever it is lost; returns why that is over."""
+        lost = await self._lost()
+        while self._another():
+            nth = len(self._times)
+            log.error("%s; starting the engine again (%d of %d)", lost, nth, self._limit)
+            self._tell(lost)
+            await asyncio.sleep(PAUSE * (nth - 1))
+            try:
+                await self._restart()
+            except (EngineLost, OSError) as error:
+                lost = EngineLost(f"the engine could not be started again: {error}")
+                continue
+            log.warning("the engine is back (%d); its cache is empty", self._engine.pid)
+            lost = await self._lost()
+        return lost
+
+    async def stop(self) -> None:
+        """End the engine, if there is one. Nothing is left behind."""
+        if hasattr(self, "_engine"):
+            await self._engine.stop()
+
+    def kill(self) -> None:
+        """The same at once, from wherever it is called."""
+        if hasattr(self, "_engine"):
+            self._engine.kill()
+
+    # -- one engine ------------------------------------------------------------------------------
+
+    async def _load(self, config: Config, started: Started | None = None) -> EngineInfo:
+        started = started or Started(config)
+        self._engine = engine = EngineProcess(started, self._tokenizer.token_bytes)
+        try:
+            await engine.ready()
+            if not config.server.skip_server_warmup:
+                await probe(Completion(engine.client, self._tokenizer))
+        except RequestError as error:
+            engine.kill()
+            raise EngineLost(f"the engine cannot answer a prompt of one token: {error}") from error
+        except BaseException:
+            engine.kill()
+            raise
+        return engine.info
+
+    async def _restart(self) -> None:
+        await self._engine.stop()
+        info = await self._load(self._config)
+        if info != self.completion.info:
+            self._engine.kill()
+            raise EngineLost(f"it is another one now: {_difference(self.completion.info, info)}")
+        self.completion.client = self._engine.client
+        self.restarts += 1
+        self.restarted()
+
+    async def _lost(self) -> EngineLost:
+        """Returns when the engine is lost."""
+        seconds = self._config.operations.watchdog_timeout
+        watch = asyncio.ensure_future(watchdog(self._engine, seconds))
+        try:
+            return await self._engine.wait_lost()
+        finally:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+
+    def _another(self) -> bool:
+        """Whether the engine may be started once more; if so it counts."""
+        now = time.monotonic()
+        while self._times and now - self._times[0] > WINDOW:
+            self._times.popleft()
+        if len(self._times) >= self._limit:
+            return False
+        self._times.append(now)
+        return True
+
+    def _tell(self, lost: EngineLost) -> None:
+        """Until there is an engine, everybody who asks gets an error that says what goes on."""
+        nobody = Client(self.completion.info, _refuse)
+        nobody.fail(EngineLost(f"{lost}; it is being started again"))
+        self.completion.client = nobody
+
+
+async def watchdog(engine: EngineProcess, seconds: float) -> None:
+    """Kill the engine where it answers no ping for ``seconds`` (0: never), and say so at half of
+    them (``EngineProcess.set_unanswered``). It answers between two passes, so half of ``seconds``
+    must be longer than the longest pass."""
+    while seconds:
+        await asyncio.sleep(min(PERIOD, seconds / 4))
+        ping = asyncio.ensure_future(engine.client.control("ping"))
+        try:
+            for half in (seconds / 2, seconds):
+                for limit in (seconds / 2, GRACE):
+                    if not ping.done():
+                        await asyncio.wait([ping], timeout=limit)
+                engine.set_unanswered(0 if ping.done() else half)
+            if not ping.done():
+                stage = engine.stage_text
+                engine.lose(f"the engine process did not answer for {seconds:g} s; {stage}")
+        finally:
+            ping.cancel()
+            await asyncio.gather(ping, return_exceptions=True)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _refuse(verbs: Sequence[object]) -> None:
+    raise AssertionError("a lost client sends nothing")
+
+
+def _difference(old: EngineInfo, new: EngineInfo) -> str:
+    """The facts that have changed."""
+    before, after = msgspec.structs.asdict(old), msgspec.structs.asdict(new)
+    changed = (name for name in before if before[name] != after[name])
+    return ", ".join(f"{name} is {after[name]}, was {before[name]}" for name in changed)

@@ -1,0 +1,86 @@
+"""Record: what is known of the HTTP request being answered. Whoever helps to answer it adds to it;
+in the end the log, the metrics and the trace are written from it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from sglang.srt.program.ask import Ask
+from sglang.srt.program.output import Output
+
+
+@dataclass(slots=True)
+class Record:
+    """Of one HTTP request. Times are of the monotonic clock, in seconds.
+
+    Attributes:
+        route: the path's template; "other" where no route has it.
+        tenant: name of the key it came with.
+        status: 0 until the answer has begun.
+        whole: the answer was sent to its end.
+        response_id: the answer's own id, as the client got it.
+        asks: the prompts to be completed, in no order.
+        finishes: how many completions ended by which reason.
+        queued: the longest wait for the first pass. first: when the first token came.
+        private: the log may have no parameter and no text of it.
+        keep: whether ``outputs``, the finished completions with their asks, are wanted.
+    """
+
+    method: str = ""
+    route: str = ""
+    request_id: str = ""
+    tenant: str = ""
+    status: int = 0
+    whole: bool = False
+    response_id: str = ""
+    started: float = field(default_factory=time.monotonic)
+    ended: float = 0.0
+    asks: list[Ask] = field(default_factory=list)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    finishes: Counter[str] = field(default_factory=Counter)
+    queued: float | None = None
+    first: float | None = None
+    private: bool = False
+    keep: bool = False
+    outputs: list[tuple[Ask, Output]] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.started
+
+    @property
+    def gone(self) -> bool:
+        """The client did not wait for the end."""
+        return self.status == 499 or not self.whole
+
+    def begin(self, ask: Ask) -> None:
+        """One more prompt is to be completed."""
+        self.asks.append(ask)
+        self.response_id = self.response_id or ask.rid
+
+    def read(self, prompt: int, cached: int) -> None:
+        """A prompt was computed, ``cached`` tokens of it found in the cache."""
+        self.prompt_tokens += prompt
+        self.cached_tokens += cached
+
+    def finish(self, ask: Ask, output: Output) -> None:
+        """A completion has ended."""
+        assert output.finish is not None
+        self.completion_tokens += output.completion_tokens
+        self.finishes[output.finish.reason] += 1
+        self.queued = max(self.queued or 0.0, output.queued_seconds)
+        if self.keep and not self.private:
+            self.outputs.append((ask, output))
+
+
+current: ContextVar[Record | None] = ContextVar("record", default=None)
+
+
+def record() -> Record:
+    """Of the request being answered; of nobody's, where there is none."""
+    return current.get() or Record()

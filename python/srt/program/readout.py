@@ -1,0 +1,100 @@
+"""Readings: what the model makes of a prompt without drawing from it: an embedding, or the
+distribution of the next token.
+
+    Open, Advance(Embed or Distribution), which closes the context
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from sglang.srt.core.messages import Advance, Close, Distribution, Done, Embed, Failed
+from sglang.srt.engine.client import Client, EngineLost, Inbox
+from sglang.srt.program.ask import Ask, RequestError, field_of
+
+if TYPE_CHECKING:
+    from sglang.srt.program.completion import Completion
+
+WINDOW = 1 << 14
+_CODES = {"invalid": "invalid_value", "busy": "queue_full", "overloaded": "overloaded"}
+
+
+def refused(event: Failed) -> RequestError:
+    """What a client is told of a request that the engine has ended badly."""
+    code = _CODES.get(event.code, "internal_error")
+    return RequestError(event.message, field_of(event.message), code)
+
+
+async def read_all(
+    completion: Completion, asks: Sequence[Ask], goal: Embed | Distribution
+) -> list[Done]:
+    """What ``goal`` finds of each prompt; prompts of at most ``WINDOW`` tokens, or one, are in the
+    engine at once, so that whoever comes meanwhile waits for no more.
+
+    Raises RequestError, also where one was aborted, and EngineLost. However it ends, nothing of it
+    is left in the engine.
+    """
+    verified = [ask.verified(completion.info) for ask in asks]
+    readings = [Reading(completion.client, ask, goal) for ask in verified]
+    completion.runs.update(readings)
+    found: list[Done] = []
+    inside = 0
+    try:
+        for reading in readings:
+            size = len(reading.ask.prompt)
+            while inside and inside + size > WINDOW:
+                oldest = readings[len(found)]
+                found.append(await oldest.done())
+                inside -= len(oldest.ask.prompt)
+            reading.begin()
+            inside += size
+        return found + [await reading.done() for reading in readings[len(found) :]]
+    finally:
+        for reading in readings:
+            reading.close()
+        completion.runs.difference_update(readings)
+
+
+class Reading:
+    """One ask of ``read_all`` in the engine. Its sampling parameters have no meaning."""
+
+    def __init__(self, client: Client, ask: Ask, goal: Embed | Distribution) -> None:
+        self.ask, self._client, self._goal = ask, client, goal
+        self._context = client.new_id()
+        self._inbox: Inbox | None = None
+
+    def begin(self) -> None:
+        """Raises EngineLost."""
+        ask, request = self.ask, self._client.new_id()
+        self._inbox = self._client.submit(
+            request,
+            [
+                ask.opening(self._context),
+                Advance(self._context, request, self._goal, ask.priority, close=True),
+            ],
+            ask.rid,
+        )
+
+    async def done(self) -> Done:
+        """The terminal event. Raises RequestError and EngineLost."""
+        assert self._inbox is not None
+        async for event in self._inbox:
+            if isinstance(event, Failed):
+                raise refused(event)
+            if isinstance(event, Done) and event.reason != "abort":
+                return event
+        raise RequestError("The request was aborted.", "rid")
+
+    def abort(self) -> None:
+        """End it in the engine; ``done`` then raises."""
+        if self._inbox is not None and not self._inbox.ended:
+            with suppress(EngineLost):
+                self._client.send(Close(self._context))
+
+    def close(self) -> None:
+        """Abort, and listen no more."""
+        self.abort()
+        if self._inbox is not None:
+            self._inbox.close()

@@ -1,0 +1,1 @@
+"""The runtime of one engine: what every API and the offline engine stand on."""

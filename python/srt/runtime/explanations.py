@@ -1,0 +1,218 @@
+"""Explanations: of the last requests, how much of each prompt came from the cache and why the rest
+did not."""
+
+from __future__ import annotations
+
+import datetime
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+import msgspec
+from sglang.srt.core.ints import Ints, common_prefix, ints
+from sglang.srt.core.media import within
+from sglang.srt.core.messages import Origin
+from sglang.srt.program.ask import Ask
+from sglang.srt.program.output import Output
+from sglang.srt.runtime.caller import SHARED, Caller, current
+from sglang.srt.tokenizer import Tokenizer
+
+IMAGE = -1  # in place of a token's id (``core.segments.unmarked``)
+MAX_NAMES = 4096
+MAX_PROMPTS = 16  # of one request
+BEFORE, BEHIND = 24, 16  # tokens kept around the place where a prompt left the cache
+
+
+class Reason(msgspec.Struct):
+    """What became of ``tokens`` of a prompt.
+
+    ``kind``: "cached", or why they were computed: "evicted", "flushed", "failed" (a forward pass
+    did, and the cache was emptied), "never_seen", "adapter" (cached under another one, or none),
+    "salt" (cached under another one), "page" (less than a page agreed), "wanted" (their own outputs
+    were), "disabled".
+    """
+
+    kind: str
+    tokens: int
+    text: str
+
+
+class Divergence(msgspec.Struct):
+    """Where a prompt left the nearest cached path: behind ``at`` tokens, with the texts there."""
+
+    at: int
+    before: str
+    prompt_text: str
+    cached_text: str
+
+
+class Explanation(msgspec.Struct):
+    """Of one prompt."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    reasons: list[Reason]
+    diverged: Divergence | None
+    text: str
+
+
+class Kept(msgspec.Struct):
+    """What is kept of a prompt.
+
+    ``around`` are its tokens from ``first`` on, about the place where it left the cache; ``at`` is
+    when it was answered.
+    """
+
+    length: int
+    around: Ints
+    first: int
+    origin: Origin
+    at: datetime.datetime
+
+
+class Entry:
+    """The prompts of one HTTP request, by their places in it."""
+
+    def __init__(self) -> None:
+        self.prompts: dict[int, Kept] = {}
+
+    def note(self, place: int, ask: Ask, output: Output) -> None:
+        """A completion of ``ask`` has ended."""
+        origin = output.origin
+        if origin is None or place in self.prompts or place >= MAX_PROMPTS:
+            return
+        first = max(0, origin.matched - BEFORE)
+        last = origin.matched + len(origin.cached_next) + BEHIND
+        around = ask.prompt[first:last]
+        for medium in within(ask.media, first, last):
+            for i in range(max(medium.start, first), min(medium.end, last)):
+                around[i - first] = IMAGE
+        now = datetime.datetime.now(datetime.timezone.utc)
+        self.prompts[place] = Kept(len(ask.prompt), around, first, origin, now)
+
+
+class Explanations:
+    """Entries by every name of their request: X-Request-Id, ``rid``, the id of the answer. A name
+    that a tenant gives again is the newer request's; no tenant's names are in another's way."""
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[tuple[str, str], Entry] = OrderedDict()  # by name and tenant
+
+    def begin(self, asks: Sequence[Ask]) -> Entry:
+        """A fresh entry, for the caller's request."""
+        caller = current.get()
+        entry = Entry()
+        for name in (caller.request, *(ask.rid for ask in asks[:MAX_PROMPTS])):
+            if name:
+                self._entries[name, caller.tenant] = entry
+                self._entries.move_to_end((name, caller.tenant))
+        while len(self._entries) > MAX_NAMES:
+            self._entries.popitem(last=False)
+        return entry
+
+    def find(self, name: str) -> Entry | None:
+        """The caller's own; an admin's also the newest of anybody's."""
+        caller = current.get()
+        own = self._entries.get((name, caller.tenant))
+        if own is not None or not caller.admin:
+            return own
+        others = reversed(self._entries.items())
+        return next((entry for (given, _), entry in others if given == name), None)
+
+
+def explain(kept: Kept, tokenizer: Tokenizer, caller: Caller, shared: bool) -> Explanation:
+    """In words; what other tenants have cached is told to an admin only. ``shared``: there is a
+    cache."""
+    origin = kept.origin
+    reasons = list(_reasons(kept, caller, shared))
+    told = origin.cached_next and _knows(caller)
+    diverged = _diverged(kept, tokenizer) if told else None
+    share = origin.matched / kept.length if kept.length else 0.0
+    lines = [
+        f"{origin.matched} of {kept.length} prompt tokens came from the cache ({share:.1%}); "
+        f"{kept.length - origin.matched} were computed."
+    ]
+    if diverged is not None:
+        lines += [
+            f"After {diverged.at} tokens the prompt left the nearest cached path:",
+            f"  both     {diverged.before!r}",
+            f"  prompt   {diverged.prompt_text!r}",
+            f"  cached   {diverged.cached_text!r}",
+        ]
+    lines += [f"{reason.tokens:>6}  {reason.text}" for reason in reasons]
+    computed = kept.length - origin.matched
+    return Explanation(kept.length, origin.matched, computed, reasons, diverged, "\n".join(lines))
+
+
+def read(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """The text of tokens, "[image]" for each run that belongs to images or videos."""
+    runs = groupby(ids, key=lambda token: token < 0)
+    return "".join("[image]" if seen else tokenizer.decode(list(run)) for seen, run in runs)
+
+
+def _knows(caller: Caller) -> bool:
+    """Whether the caller may read what its prompts meet in the cache: not where others share it."""
+    return caller.admin or caller.namespace != SHARED
+
+
+def _reasons(kept: Kept, caller: Caller, shared: bool) -> Iterator[Reason]:
+    origin = kept.origin
+    if origin.matched:
+        yield Reason("cached", origin.matched, "came from the cache")
+    missing = origin.limit - origin.matched
+    if not shared and missing:
+        yield Reason("disabled", missing, "the cache is off (--disable-radix-cache)")
+        missing = 0
+    lost = min(origin.evicted, missing)
+    if lost:
+        then = kept.at - datetime.timedelta(seconds=origin.evicted_ago)
+        yield Reason(origin.why, lost, f"{_WHY[origin.why]} at {then:%Y-%m-%d %H:%M:%S} UTC")
+        missing -= lost
+    adapted = min(max(origin.adapter - origin.matched - lost, 0), missing) if _knows(caller) else 0
+    if adapted:
+        yield Reason("adapter", adapted, "cached under another adapter, or none: it has other KV")
+        missing -= adapted
+    elsewhere = origin.other - origin.matched - lost - adapted if caller.admin else 0
+    elsewhere = min(max(elsewhere, 0), missing)
+    if elsewhere:
+        yield Reason("salt", elsewhere, "cached under another cache_salt, which is kept apart")
+        missing -= elsewhere
+    elsewhere += adapted
+    part = 0 if lost or elsewhere or not _knows(caller) else min(_agreed(kept), missing)
+    if part:
+        yield Reason("page", part, "agreed with a cached text, but not for a whole page")
+        missing -= part
+    if missing:
+        yield Reason("never_seen", missing, "not seen before, or too long ago to remember")
+    wanted = kept.length - origin.limit
+    if wanted == 1:
+        yield Reason("wanted", 1, "the last token is always computed: the first new one needs it")
+    elif wanted > 1:
+        yield Reason("wanted", wanted, "their log-probabilities or hidden states were asked for")
+
+
+_WHY = {
+    "evicted": "evicted to make room",
+    "flushed": "flushed on request",
+    "failed": "lost when a forward pass failed",
+}
+
+
+def _agreed(kept: Kept) -> int:
+    """Tokens behind the match that the cache holds too."""
+    behind = kept.around[kept.origin.matched - kept.first :]
+    agreed = common_prefix(ints(kept.origin.cached_next), behind)
+    texts = behind[:agreed]
+    return texts.index(IMAGE) if IMAGE in texts else agreed  # nobody knows whether it is the same
+
+
+def _diverged(kept: Kept, tokenizer: Tokenizer) -> Divergence:
+    agreed = _agreed(kept)
+    place = kept.origin.matched - kept.first + agreed
+    return Divergence(
+        kept.origin.matched + agreed,
+        read(tokenizer, kept.around[max(0, place - BEFORE) : place]),
+        read(tokenizer, kept.around[place : place + BEHIND]),
+        read(tokenizer, kept.origin.cached_next[agreed : agreed + BEHIND]),
+    )

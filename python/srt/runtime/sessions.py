@@ -1,0 +1,365 @@
+"""Sessions: token ids of earlier requests, kept so that the next one sends what is new.
+
+A session is a tree of requests. The prompt of a request is the context of the one that it names,
+which is that one's prompt and what it generated, and then its own tokens. The server keeps token
+ids; their KV is in the prefix cache like any other. So a flush, an eviction or another engine costs
+time and changes no answer.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import msgspec
+from sglang.srt.core.ints import Ints, ints
+from sglang.srt.program.ask import MAX_NAME, RequestError, shown
+from sglang.srt.program.output import Output
+from sglang.srt.runtime.caller import current
+
+MAX_SESSIONS = 1024  # open at once, of one tenant
+MAX_REQUESTS = 4096  # of one session
+MAX_TOKENS = 1 << 22  # kept for one tenant: 16 MiB
+IDLE_SECONDS = 3600.0  # without a request until a session is closed, where it names no time
+MOST_IDLE_SECONDS = 7 * 86400.0
+SWEPT_SESSIONS = 64  # of any tenant, looked at in one call
+SWEPT_REQUESTS = 4096  # removed with them in one call, after which the sweep ends
+
+
+class SessionParams(msgspec.Struct, kw_only=True):
+    """``session_params`` of a request.
+
+    Attributes:
+        id: the session.
+        rid: the request whose context is continued; None: a new beginning.
+        offset: number of tokens of that context that are taken; negative: all but so many.
+        replace: what followed that request is removed, and it is ended if it is running; with
+            ``rid`` None everything is.
+        drop_previous_output: of that request only the prompt is taken.
+    """
+
+    id: str | None = None
+    rid: str | None = None
+    offset: int | None = None
+    replace: bool | None = None
+    drop_previous_output: bool | None = None
+
+
+class OpenSessionBody(msgspec.Struct, kw_only=True):
+    """``capacity_of_str_len``: tokens that a prompt of the session may have, 0 for as many as the
+    model takes. ``streaming``: every request continues the last one."""
+
+    capacity_of_str_len: int = 0
+    session_id: str | None = None
+    streaming: bool | None = None
+    timeout: float | None = None
+
+
+class CloseSessionBody(msgspec.Struct, kw_only=True):
+    session_id: str
+
+
+@dataclass(eq=False, slots=True)
+class SessionTurn:
+    """One request of a session. ``parent`` is the id of the request that it continues; ``output``
+    grows while it runs."""
+
+    session: Session
+    rid: str
+    parent: str | None
+    prompt: Ints
+    output: Sequence[int] = ()
+    running: bool = True
+    children: dict[str, SessionTurn] = field(default_factory=dict)
+
+    def context(self, drop_output: bool) -> Ints:
+        return self.prompt if drop_output else self.prompt + ints(self.output)
+
+
+@dataclass(eq=False, slots=True)
+class Session:
+    """``used``: when a request of it last began or ended. ``turns``: by the id of the request.
+    ``running``: requests that began and have not ended."""
+
+    id: str
+    tenant: Tenancy
+    capacity: int
+    streaming: bool
+    idle: float
+    used: float
+    running: int = 0
+    turns: dict[str, SessionTurn] = field(default_factory=dict)
+
+
+@dataclass(eq=False, slots=True)
+class Tenancy:
+    """The sessions of one tenant. ``tokens``: those kept in all of them."""
+
+    name: str
+    sessions: dict[str, Session] = field(default_factory=dict)
+    tokens: int = 0
+
+
+class Sessions:
+    """The sessions of all tenants. Each tenant sees only its own.
+
+    Every call looks at some sessions of all tenants and closes those that were idle for too long,
+    so that one whose tenant does not return is closed too.
+
+    Args:
+        abort: ends the requests of an id and an owner.
+        begin: ids that the tokenizer puts before a text, which are left out behind another.
+    """
+
+    def __init__(
+        self,
+        abort: Callable[[str, str], int],
+        begin: Sequence[int] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._abort, self._begin, self._clock = abort, list(begin), clock
+        self._tenants: dict[str, Tenancy] = {}
+        self._ring: OrderedDict[Session, None] = OrderedDict()  # all; the next to look at is first
+
+    def open(self, body: OpenSessionBody) -> str:
+        """The id of a new session. Raises RequestError."""
+        if body.capacity_of_str_len < 0:
+            raise RequestError(
+                f"capacity_of_str_len is {body.capacity_of_str_len}; give a number of tokens, or 0 "
+                "for the model's context.",
+                "capacity_of_str_len",
+            )
+        idle = IDLE_SECONDS if body.timeout is None else body.timeout
+        if not 0 < idle <= MOST_IDLE_SECONDS:
+            raise RequestError(
+                f"timeout is {idle:g}; it must be above 0 and at most {MOST_IDLE_SECONDS:g} "
+                "seconds.",
+                "timeout",
+            )
+        session_id = body.session_id or uuid.uuid4().hex
+        _verify_name(session_id)
+        tenant = self._tenant()
+        if self._open(tenant, session_id):
+            raise RequestError(f"The session {shown(session_id)} is open already.", "session_id")
+        if len(tenant.sessions) >= MAX_SESSIONS:
+            self._close_idle(tenant)
+        if len(tenant.sessions) >= MAX_SESSIONS:
+            raise RequestError(
+                f"{len(tenant.sessions)} sessions are open and {MAX_SESSIONS} may be; close some.",
+                "session_id",
+                "queue_full",
+            )
+        self._tenants[tenant.name] = tenant
+        session = Session(
+            session_id, tenant, body.capacity_of_str_len, bool(body.streaming), idle, self._clock()
+        )
+        tenant.sessions[session_id] = session
+        self._ring[session] = None
+        return session_id
+
+    def close(self, session_id: str) -> bool:
+        """Close a session; what runs in it ends with reason "abort". False where there is none.
+        Raises RequestError for a name that none can have."""
+        _verify_name(session_id)
+        session = self._open(self._tenant(), session_id)
+        if session is not None:
+            self._close(session)
+        return session is not None
+
+    def begin(self, params: SessionParams, rid: str, tokens: Ints) -> SessionTurn:
+        """The next request of a session, with its whole prompt. It must then be followed
+        (``follow``). Raises RequestError."""
+        session = self._named(params.id)
+        parent = self._parent(session, params)
+        if rid in session.turns:
+            raise RequestError(f"The session has a request {shown(rid)} already.", "rid")
+        prompt = tokens if parent is None else self._continued(parent, params, tokens)
+        if session.capacity and len(prompt) > session.capacity:
+            raise RequestError(
+                f"The prompt has {len(prompt)} tokens with those of the session before it, which "
+                f"was opened for {session.capacity} (capacity_of_str_len).",
+                "session_params",
+            )
+        self._verify_room(session, len(prompt))
+        if params.replace:
+            self._replace(session, parent)
+        turn = SessionTurn(session, rid, parent.rid if parent is not None else None, prompt)
+        if parent is not None:
+            parent.children[rid] = turn
+        session.turns[rid], session.used = turn, self._clock()
+        session.running += 1
+        session.tenant.tokens += len(prompt)
+        return turn
+
+    async def follow(
+        self, turn: SessionTurn, run: Callable[[], AsyncGenerator[tuple[int, Output], None]]
+    ) -> AsyncGenerator[tuple[int, Output], None]:
+        """The items of ``run()``; what is generated becomes the turn's. A request that is refused
+        leaves no turn. Raises what ``run`` raises."""
+        seen = False
+        try:
+            async with aclosing(run()) as items:
+                async for item in items:
+                    seen, turn.output = True, item[1].tokens
+                    yield item
+        finally:
+            turn.running, turn.output = False, ints(turn.output)
+            turn.session.used = self._clock()
+            turn.session.running -= 1
+            if turn.session.turns.get(turn.rid) is turn:
+                turn.session.tenant.tokens += len(turn.output)
+                if not seen:
+                    self._remove([turn])
+
+    # -- the tree -----------------------------------------------------------------------------
+
+    def _parent(self, session: Session, params: SessionParams) -> SessionTurn | None:
+        """The turn that a request continues."""
+        rid = params.rid
+        if session.streaming:
+            if rid is not None or params.offset or params.replace or params.drop_previous_output:
+                raise RequestError(
+                    "A request of a streaming session continues the last one: leave out rid, "
+                    "offset, replace and drop_previous_output.",
+                    "session_params",
+                )
+            rid = next(reversed(session.turns), None)
+        if rid is None:
+            return None
+        parent = session.turns.get(rid)
+        if parent is None:
+            raise RequestError(
+                f"The session has no request {shown(rid)}; name one of its answers' ids.",
+                "session_params",
+            )
+        if parent.running and not params.replace:
+            raise RequestError(
+                f"The request {shown(rid)} is still running; wait for it, or replace it.",
+                "session_params",
+            )
+        return parent
+
+    def _continued(self, parent: SessionTurn, params: SessionParams, tokens: Ints) -> Ints:
+        """The parent's context, cut where asked for, and ``tokens``."""
+        context, offset = parent.context(bool(params.drop_previous_output)), params.offset or 0
+        if abs(offset) > len(context):
+            raise RequestError(
+                f"offset is {offset}; the context of {shown(parent.rid)} has {len(context)} "
+                "tokens.",
+                "session_params",
+            )
+        count = len(self._begin)
+        if count and list(tokens[:count]) == self._begin:
+            tokens = tokens[count:]
+        return (context[:offset] if offset else context) + tokens
+
+    def _replace(self, session: Session, parent: SessionTurn | None) -> None:
+        """End and remove what follows ``parent``, or everything."""
+        if parent is None:
+            self._remove(list(session.turns.values()))
+            return
+        if parent.running:
+            self._abort(parent.rid, session.tenant.name)
+        self._remove(list(parent.children.values()))
+
+    def _close(self, session: Session) -> None:
+        self._remove(list(session.turns.values()))
+        del self._ring[session]
+        del session.tenant.sessions[session.id]
+        if not session.tenant.sessions:
+            del self._tenants[session.tenant.name]
+
+    def _remove(self, turns: Sequence[SessionTurn]) -> None:
+        """Take turns and what follows them out of their session, ending those that run. Each turn
+        costs the same, however many siblings it has."""
+        waiting = list(turns)
+        while waiting:
+            turn = waiting.pop()
+            session = turn.session
+            if session.turns.pop(turn.rid, None) is None:
+                continue
+            waiting += turn.children.values()
+            parent = session.turns.get(turn.parent) if turn.parent is not None else None
+            if parent is not None:
+                del parent.children[turn.rid]
+            session.tenant.tokens -= len(turn.prompt)
+            if turn.running:  # its output is not counted yet
+                self._abort(turn.rid, session.tenant.name)
+            else:
+                session.tenant.tokens -= len(turn.output)
+
+    # -- bounds -------------------------------------------------------------------------------
+
+    def _tenant(self) -> Tenancy:
+        """The sessions of the caller's tenant, after a sweep over those of all."""
+        self._sweep()
+        name = current.get().tenant
+        return self._tenants.get(name) or Tenancy(name)
+
+    def _sweep(self) -> None:
+        """Close idle sessions of all tenants, as far as one call may take: the next call looks at
+        those that follow."""
+        removed = 0
+        for _ in range(min(SWEPT_SESSIONS, len(self._ring))):
+            session = next(iter(self._ring))
+            self._ring.move_to_end(session)
+            if self._is_idle(session):
+                removed += len(session.turns)
+                self._close(session)
+            if removed >= SWEPT_REQUESTS:
+                break
+
+    def _is_idle(self, session: Session) -> bool:
+        return not session.running and self._clock() - session.used > session.idle
+
+    def _close_idle(self, tenant: Tenancy) -> None:
+        """Close all idle sessions of a tenant, which has reached a limit."""
+        for session in list(tenant.sessions.values()):
+            if self._is_idle(session):
+                self._close(session)
+
+    def _open(self, tenant: Tenancy, session_id: str) -> Session | None:
+        """The session of this id, which is closed if it is idle and the sweep is yet to come."""
+        session = tenant.sessions.get(session_id)
+        if session is not None and self._is_idle(session):
+            self._close(session)
+            return None
+        return session
+
+    def _named(self, session_id: str | None) -> Session:
+        session = self._open(self._tenant(), session_id or "")
+        if session is None:
+            raise RequestError(
+                f"There is no session {shown(session_id)}; POST /open_session makes one, and one "
+                "that is not used for its timeout is closed.",
+                "session_params",
+            )
+        return session
+
+    def _verify_room(self, session: Session, more: int) -> None:
+        if session.tenant.tokens + more > MAX_TOKENS:
+            self._close_idle(session.tenant)
+        held = session.tenant.tokens
+        if held + more > MAX_TOKENS:
+            raise RequestError(
+                f"The open sessions hold {held} tokens and this request {more}; {MAX_TOKENS} may "
+                "be held. Close some.",
+                "session_params",
+                "queue_full",
+            )
+        if len(session.turns) >= MAX_REQUESTS:
+            raise RequestError(
+                f"The session holds {len(session.turns)} requests, the most it may; open another.",
+                "session_params",
+            )
+
+
+def _verify_name(session_id: str) -> None:
+    if len(session_id) > MAX_NAME:
+        raise RequestError(
+            f"session_id has {len(session_id)} characters; at most {MAX_NAME}.", "session_id"
+        )

@@ -1,0 +1,41 @@
+"""Seeing: what a server needs for images and videos, where its model has a vision tower."""
+
+from __future__ import annotations
+
+import json
+
+from sglang.srt.config import Config
+from sglang.srt.engine.info import EngineInfo
+from sglang.srt.files.location import locate
+from sglang.srt.program.media_loading import MediaError, Viewer
+from sglang.srt.tokenizer import Tokenizer
+
+AROUND = ("<|vision_start|>", "<|vision_end|>")  # what Qwen's models see around a placeholder
+
+
+def written(viewer: Viewer, tokenizer: Tokenizer) -> dict[str, str]:
+    """What is written for an image and for a video into a prompt's text."""
+    found = {}
+    for kind in ("image", "video"):
+        token = viewer.token(kind)
+        around = token.text.endswith("_pad|>") and tokenizer.id_of(AROUND[0]) is not None
+        if token.id >= 0:
+            found[kind] = token.text.join(AROUND) if around else token.text
+    return found
+
+
+def viewer_of(config: Config, info: EngineInfo) -> Viewer | None:
+    """What reads images and videos; None for a model that sees none. Raises MediaError."""
+    if not info.vision:
+        return None
+    from sglang.srt.media.processor import Processor
+
+    try:
+        directory = locate(config.model.model_path, config.model.revision)
+        fields = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        processor = Processor.of(directory, fields)
+    except (OSError, ValueError) as error:
+        raise MediaError(f"how the model reads images cannot be told: {error}") from error
+    if processor is None:
+        raise MediaError(f"{info.architecture} sees images and there is no processor for them")
+    return Viewer(processor, config.media, info.vocab_size)

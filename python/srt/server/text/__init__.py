@@ -1,1 +1,0 @@
-"""Routes over prompts: completions, embeddings, scores, tokens."""
