@@ -13,9 +13,10 @@ from sglang.srt.core.ints import Ints
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.http.app import make_app
 from sglang.srt.http.service import Service
-from sglang.srt.program.ask import Ask, RequestError
+from sglang.srt.program.ask import Ask
 from sglang.srt.program.encoder import Encoder
 from sglang.srt.program.output import Finish, Output
+from sglang.srt.program.request_error import RequestError
 from sglang.srt.tokenizer import Tokenizer
 
 

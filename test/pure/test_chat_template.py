@@ -186,7 +186,7 @@ def test_a_hostile_template_is_a_400_and_holds_nobody_up(tmp_path: Path) -> None
         """How often a loop that runs beside comes to its turn."""
         from sglang.srt.config import Config
         from sglang.srt.http.service import Service
-        from sglang.srt.program.ask import RequestError
+        from sglang.srt.program.request_error import RequestError
 
         service = Service(Config.of(), scripted)  # type: ignore[arg-type]
         hostile = asyncio.ensure_future(prompt_of(service, TALK, None, {}, None, False))

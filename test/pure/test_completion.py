@@ -14,10 +14,11 @@ from helpers.toy_tokenizer import byte_level
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.ints import Ints, ints
 from sglang.srt.engine.client import EngineLost
-from sglang.srt.program.ask import Ask, Logprobs, RequestError, sampling_from
+from sglang.srt.program.ask import Ask, Logprobs, sampling_from
 from sglang.srt.program.completion import Completion
 from sglang.srt.program.merge_streams import merge
 from sglang.srt.program.output import Output
+from sglang.srt.program.request_error import RequestError
 from sglang.srt.tokenizer import Tokenizer
 
 PROMPT = ints(range(40, 60))

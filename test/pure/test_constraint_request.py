@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.ir.constraint import KINDS, MAX_BYTES, MAX_CHOICES, Constraint
 from sglang.ir.sampling import SamplingParams
-from sglang.srt.program.ask import RequestError, sampling_from
+from sglang.srt.program.ask import sampling_from
 from sglang.srt.program.constraint_settings import MAX_NESTING, MAX_SCORED
 from sglang.srt.program.output import Finish
+from sglang.srt.program.request_error import RequestError
 from sglang.srt.program.whole_choices import Choice, pick, verify_whole
 from sglang.srt.tokenizer import Tokenizer
 

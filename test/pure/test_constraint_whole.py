@@ -16,9 +16,10 @@ from sglang.ir.constraint import Constraint
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.ints import ints
 from sglang.srt.core.segments import Segment
-from sglang.srt.program.ask import Ask, Logprobs, RequestError
+from sglang.srt.program.ask import Ask, Logprobs
 from sglang.srt.program.completion import Completion
 from sglang.srt.program.output import Output
+from sglang.srt.program.request_error import RequestError
 from sglang.srt.program.whole_choices import pick
 from sglang.srt.tokenizer import Tokenizer
 

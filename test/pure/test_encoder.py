@@ -16,8 +16,8 @@ from helpers.http_server import Served, is_error, serve_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.srt.config import Config
-from sglang.srt.program.ask import RequestError
 from sglang.srt.program.encoder import SMALL, WAITING, Encoder, bytes_of
+from sglang.srt.program.request_error import RequestError
 
 MOST = 4 * SMALL
 

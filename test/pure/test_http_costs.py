@@ -30,8 +30,9 @@ from sglang.srt.http.openai.responses import routes as responses
 from sglang.srt.http.openai.shared_fields import Reply
 from sglang.srt.memory.pages import PagePool
 from sglang.srt.memory.radix import RadixTree
-from sglang.srt.program.ask import Ask, RequestError
+from sglang.srt.program.ask import Ask
 from sglang.srt.program.output import Finish, Output
+from sglang.srt.program.request_error import RequestError
 from sglang.srt.tokenizer import LONG, Tokenizer
 
 

@@ -22,7 +22,7 @@ from sglang.srt.http.openai.chat.routes import ChatBody
 from sglang.srt.http.openai.completions import CompletionBody
 from sglang.srt.http.openai.embeddings import EmbeddingBody, EncodeBody
 from sglang.srt.http.openai.score import RerankBody, ScoreBody
-from sglang.srt.program.ask import RequestError
+from sglang.srt.program.request_error import RequestError
 from sglang.srt.runtime.sessions import CloseSessionBody, OpenSessionBody
 
 JSON = {"Content-Type": "application/json"}

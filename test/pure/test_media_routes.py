@@ -31,9 +31,9 @@ from sglang.srt.core.batch import Row
 from sglang.srt.media.processor import Prepared, Processor
 from sglang.srt.program import fetch as remote
 from sglang.srt.program import media_loading as viewing
-from sglang.srt.program.ask import RequestError
 from sglang.srt.program.fetch import Fetch, fetch, public, resolved, verified
 from sglang.srt.program.media_loading import Viewer
+from sglang.srt.program.request_error import RequestError
 from sglang.srt.program.sources import Source, read_file
 from sglang.srt.tokenizer import Tokenizer
 

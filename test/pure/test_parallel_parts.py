@@ -18,9 +18,10 @@ from helpers.parallel import segments_of, tokens_of
 from helpers.toy_tokenizer import byte_level, sentencepiece
 from sglang.srt.core.ints import ints
 from sglang.srt.core.segments import Segment
-from sglang.srt.program.ask import Ask, Logprobs, RequestError
+from sglang.srt.program.ask import Ask, Logprobs
 from sglang.srt.program.completion import Completion
 from sglang.srt.program.parallel_parts import Parts, read_parts
+from sglang.srt.program.request_error import RequestError
 from sglang.srt.tokenizer import Tokenizer
 
 GREEDY = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from sglang.srt.http.openai.responses.items import item_id, messages_of, read_items, response_of
-from sglang.srt.program.ask import RequestError
+from sglang.srt.program.request_error import RequestError
 
 USER: Any = {"role": "user", "content": "Hi"}
 SAID: Any = {"type": "message", "role": "assistant", "id": "msg_1", "status": "completed",

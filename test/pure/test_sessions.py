@@ -19,9 +19,9 @@ from sglang.srt.config import Config
 from sglang.srt.core.ints import ints
 from sglang.srt.http.native.generate_call import GenerateCall
 from sglang.srt.http.service import Service
-from sglang.srt.program.ask import RequestError
 from sglang.srt.program.completion import EngineLost
 from sglang.srt.program.output import Output
+from sglang.srt.program.request_error import RequestError
 from sglang.srt.runtime import sessions as module
 from sglang.srt.runtime.caller import Caller, current
 from sglang.srt.runtime.sessions import OpenSessionBody, SessionParams, Sessions, SessionTurn

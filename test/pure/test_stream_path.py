@@ -23,8 +23,9 @@ from sglang.srt.engine.client import Client, EngineLost
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.engine.wire import AT_ONCE, Wire
 from sglang.srt.http.exchange.event_stream import Template, event
-from sglang.srt.program.ask import Ask, RequestError
+from sglang.srt.program.ask import Ask
 from sglang.srt.program.completion import Completion
+from sglang.srt.program.request_error import RequestError
 from sglang.srt.tokenizer import Tokenizer
 
 HOSTILE = 'a"b\\c\n\t\x00\x1f\u2028é日🙂</data>\n\ndata: [DONE]\n\n%s{}'

@@ -18,7 +18,8 @@ from sglang.srt.http.openai.completions import CompletionBody
 from sglang.srt.http.openai.embeddings import EmbeddingBody, EncodeBody
 from sglang.srt.http.telemetry.journal import Journal
 from sglang.srt.http.telemetry.request_record import Record
-from sglang.srt.program.ask import MAX_NAME, RequestError, namespace_of
+from sglang.srt.program.ask import MAX_NAME, namespace_of
+from sglang.srt.program.request_error import RequestError
 
 SALTED = {"cache_salt": "a", "extra_key": "b"}
 ROUTING = {"routed_dp_rank": 1, "data_parallel_rank": 1, "disagg_prefill_dp_rank": 1}

@@ -14,8 +14,8 @@ from sglang.srt.http.openapi.openapi_document import document
 from sglang.srt.http.routes import JSON, ROUTES, Handler
 from sglang.srt.http.service import Service
 from sglang.srt.http.telemetry.journal import Journal
-from sglang.srt.program.ask import RequestError
 from sglang.srt.program.completion import EngineLost
+from sglang.srt.program.request_error import RequestError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request

@@ -7,7 +7,8 @@ from typing import Any
 
 from sglang.srt.core.ints import Ints
 from sglang.srt.http.service import Service
-from sglang.srt.program.ask import RequestError, verify_prompt
+from sglang.srt.program.ask import verify_prompt
+from sglang.srt.program.request_error import RequestError
 
 
 def prompts_of(value: Any, field: str) -> list[Any]:

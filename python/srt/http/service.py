@@ -18,13 +18,14 @@ from sglang.srt.http.exchange.error_replies import ServerError
 from sglang.srt.http.openai.responses.response_store import Store
 from sglang.srt.http.telemetry.metrics import Metrics
 from sglang.srt.http.telemetry.request_tracing import Tracing
-from sglang.srt.program.ask import Ask, RequestError, verified
+from sglang.srt.program.ask import Ask, verified
 from sglang.srt.program.completion import Completion
 from sglang.srt.program.media_loading import Expanded
 from sglang.srt.program.merge_streams import merge
 from sglang.srt.program.output import Finish, Output
 from sglang.srt.program.readout import read_all
 from sglang.srt.program.reasoning_parser import marks_for
+from sglang.srt.program.request_error import RequestError
 from sglang.srt.program.sources import Source
 from sglang.srt.program.tool_formats import format_for
 from sglang.srt.runtime.caller import current

@@ -21,8 +21,8 @@ from sglang.srt.engine.client import Client, EngineLost
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.engine.process import EngineProcess, Started
 from sglang.srt.http.admin.routes import probe
-from sglang.srt.program.ask import RequestError
 from sglang.srt.program.completion import Completion
+from sglang.srt.program.request_error import RequestError
 from sglang.srt.tokenizer import Tokenizer
 
 log = logging.getLogger("sglang.server")

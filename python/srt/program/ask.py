@@ -18,6 +18,7 @@ from sglang.srt.core.segments import Segments, verify, verify_score
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.program.constraint_settings import NAMES as CONSTRAINT_NAMES
 from sglang.srt.program.constraint_settings import take_constraint
+from sglang.srt.program.request_error import RequestError
 from sglang.srt.program.whole_choices import verify_whole
 
 MAX_PROBES = 1024
@@ -26,45 +27,10 @@ MAX_DRAWN_ENTRIES = 1 << 22  # and of those of the tokens that it may draw
 PRIORITY_LIMIT = 1 << 31
 UNREAD = 32  # tokens between two looks at an output that nobody reads as it grows
 MAX_NAME = 1024  # characters of rid, cache_salt and extra_key
-MAX_MESSAGE, MAX_PARAM = 2000, 100  # characters of an error's message, and of its field's name
 
 CONSTRAINTS = KINDS  # those that are enforced; clients are told
 RENAMED = {"sampling_seed": "seed", "max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
 WITHOUT_EFFECT = ("spaces_between_special_tokens", "custom_params", "stream_interval")
-
-
-def brief(text: str, most: int = MAX_MESSAGE) -> str:
-    """Cut the middle of a text of more than ``most`` characters. Messages of errors repeat what a
-    client sent, however long that is; what to do stands at their end."""
-    if len(text) <= most:
-        return text
-    return f"{text[: most * 3 // 4]} ... {text[len(text) - most // 4 :]}"
-
-
-def shown(value: object, most: int = 80) -> str:
-    """A value in an error's message: its ``repr``, cut in the middle, so that both quotes stay."""
-    return brief(repr(value), most)
-
-
-class RequestError(ValueError):
-    """A request that cannot be served.
-
-    Attributes:
-        message: names the value, the limit and the fix; long ones are cut in the middle.
-        param: the field at fault, where one is.
-        code: one of the stable codes in ``CODES``.
-    """
-
-    CODES = (
-        "invalid_value", "context_length_exceeded", "unsupported", "forbidden", "not_found",
-        "queue_full", "overloaded", "internal_error", "previous_response_not_found",
-    )  # fmt: skip
-
-    def __init__(self, message: str, param: str | None = None, code: str = "invalid_value") -> None:
-        assert code in self.CODES
-        self.message, self.param = brief(message), param and brief(param, MAX_PARAM)
-        self.code = code
-        super().__init__(self.message)
 
 
 def namespace_of(salt: str | None, extra: str | None) -> str:

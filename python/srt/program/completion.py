@@ -36,11 +36,12 @@ from sglang.srt.core.messages import (
 )
 from sglang.srt.engine.client import Client, EngineLost, Inbox
 from sglang.srt.engine.info import EngineInfo
-from sglang.srt.program.ask import Ask, Logprobs, RequestError, verify_length
+from sglang.srt.program.ask import Ask, Logprobs, verify_length
 from sglang.srt.program.encoder import MOST, Encoder, bytes_of
 from sglang.srt.program.merge_streams import merge
 from sglang.srt.program.output import Assembler, Finish, Output, PromptLogprobs
 from sglang.srt.program.readout import Reading, refused
+from sglang.srt.program.request_error import RequestError
 from sglang.srt.program.whole_choices import Choice, nth, pick, score
 from sglang.srt.tokenizer import Tokenizer
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from sglang.srt.core.ints import Ints, ints
-from sglang.srt.program.ask import RequestError
+from sglang.srt.program.request_error import RequestError
 from sglang.srt.tokenizer import LONG, Tokenizer
 
 SMALL = 64 << 10  # bytes of a text that waits for no other: asyncio's threads are few

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from sglang.srt.core.ints import Ints, ints
 from sglang.srt.core.media import Media, Medias
 from sglang.srt.core.segments import Segment, Segments
-from sglang.srt.program.ask import RequestError
 from sglang.srt.program.fetch import LATE, Fetch, fetch
+from sglang.srt.program.request_error import RequestError
 from sglang.srt.program.sources import Source, decoded, read_file
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from sglang.srt.core.ints import Ints, ints
 from sglang.srt.core.segments import Segment, Segments
-from sglang.srt.program.ask import RequestError, verify_length
+from sglang.srt.program.ask import verify_length
 from sglang.srt.program.completion import Completion
+from sglang.srt.program.request_error import RequestError
 
 Parts = Sequence[str | Sequence[str]]
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from sglang.srt.core.messages import Advance, Close, Distribution, Done, Embed, Failed
 from sglang.srt.engine.client import Client, EngineLost, Inbox
-from sglang.srt.program.ask import Ask, RequestError, field_of
+from sglang.srt.program.ask import Ask, field_of
+from sglang.srt.program.request_error import RequestError
 
 if TYPE_CHECKING:
     from sglang.srt.program.completion import Completion

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from sglang.srt.program.ask import RequestError
+from sglang.srt.program.request_error import RequestError
 
 SHOWN = 80  # characters of a source in an error
 _FILE = re.compile(r"\.(png|jpe?g|webp|gif|bmp|mp4|m4v|mov|webm|mkv|avi|mpe?g|ogv|flv)\Z", re.I)

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 from sglang.srt.core.ints import Ints, ints
-from sglang.srt.program.ask import MAX_NAME, RequestError, shown
+from sglang.srt.program.ask import MAX_NAME
 from sglang.srt.program.output import Output
+from sglang.srt.program.request_error import RequestError, shown
 from sglang.srt.runtime.caller import current
 
 MAX_SESSIONS = 1024  # open at once, of one tenant

@@ -293,8 +293,8 @@ class Engine(EngineControl):
 @contextmanager
 def _translated() -> Iterator[None]:
     """Turns the runtime's errors into BackendError, with the status HTTP would give."""
-    from sglang.srt.program.ask import RequestError
     from sglang.srt.program.completion import EngineLost
+    from sglang.srt.program.request_error import RequestError
 
     try:
         yield

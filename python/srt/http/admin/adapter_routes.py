@@ -16,8 +16,8 @@ from sglang.srt.core.messages import AdapterInfo, LoadAdapter, UnloadAdapter
 from sglang.srt.http.exchange.error_replies import ServerError, json_response
 from sglang.srt.http.exchange.event_stream import unless_gone
 from sglang.srt.http.exchange.json_body import read_body
-from sglang.srt.program.ask import RequestError
 from sglang.srt.program.completion import Completion, EngineLost
+from sglang.srt.program.request_error import RequestError
 from starlette.requests import Request
 from starlette.responses import Response
 

@@ -15,8 +15,9 @@ from sglang.srt.http.exchange.error_replies import ServerError, json_response
 from sglang.srt.http.exchange.event_stream import unless_gone
 from sglang.srt.http.exchange.json_body import read_body, read_optional_body
 from sglang.srt.http.service import Service
-from sglang.srt.program.ask import CONSTRAINTS, Ask, RequestError
+from sglang.srt.program.ask import CONSTRAINTS, Ask
 from sglang.srt.program.completion import Completion, EngineLost
+from sglang.srt.program.request_error import RequestError
 from sglang.srt.runtime.caller import current
 from sglang.srt.runtime.sessions import CloseSessionBody, OpenSessionBody
 from starlette.requests import Request

@@ -10,8 +10,8 @@ import logging
 from typing import Any
 
 import msgspec
-from sglang.srt.program.ask import RequestError, brief
 from sglang.srt.program.completion import EngineLost
+from sglang.srt.program.request_error import RequestError, brief
 from sglang.srt.runtime.caller import current
 from starlette.exceptions import HTTPException
 from starlette.responses import Response

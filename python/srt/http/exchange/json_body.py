@@ -12,7 +12,7 @@ import msgspec
 from sglang.srt.core.depth import deeper
 from sglang.srt.http.exchange.error_replies import ServerError
 from sglang.srt.http.exchange.unsupported import refuse_unsupported
-from sglang.srt.program.ask import RequestError
+from sglang.srt.program.request_error import RequestError
 from starlette.requests import Request
 
 MAX_DEPTH = 128

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sglang.srt.program.ask import RequestError
+from sglang.srt.program.request_error import RequestError
 
 _FEATURES = {
     "a custom logit processor": "custom_logit_processor",

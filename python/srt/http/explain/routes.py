@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from sglang.srt.http.exchange.error_replies import json_response
 from sglang.srt.http.service import Service
-from sglang.srt.program.ask import RequestError
+from sglang.srt.program.request_error import RequestError
 from sglang.srt.runtime.caller import current
 from sglang.srt.runtime.explanations import Explanation, explain
 from starlette.requests import Request

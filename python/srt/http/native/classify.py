@@ -15,7 +15,7 @@ from sglang.srt.http.exchange.json_body import read_body
 from sglang.srt.http.openai.embeddings import PoolingFields, read_asks, usage, vector_of
 from sglang.srt.http.prompts import places, prompts_of
 from sglang.srt.http.service import Service
-from sglang.srt.program.ask import RequestError
+from sglang.srt.program.request_error import RequestError
 from starlette.requests import Request
 from starlette.responses import Response
 

@@ -22,9 +22,10 @@ from sglang.srt.http.native.generate_call import GenerateCall
 from sglang.srt.http.native.hidden_states import states_of, verify_states
 from sglang.srt.http.service import Service
 from sglang.srt.http.telemetry.request_record import record
-from sglang.srt.program.ask import Ask, Logprobs, RequestError, namespace_of, sampling_from
+from sglang.srt.program.ask import Ask, Logprobs, namespace_of, sampling_from
 from sglang.srt.program.output import Output, PromptLogprobs
 from sglang.srt.program.parallel_parts import read_parts
+from sglang.srt.program.request_error import RequestError
 from sglang.srt.program.sources import sources_of
 from sglang.srt.runtime.sessions import SessionParams
 from starlette.requests import Request

@@ -9,9 +9,10 @@ from functools import partial
 
 import msgspec
 from sglang.srt.http.service import Service
-from sglang.srt.program.ask import Ask, RequestError
+from sglang.srt.program.ask import Ask
 from sglang.srt.program.completion import EngineLost
 from sglang.srt.program.output import Output
+from sglang.srt.program.request_error import RequestError
 from sglang.srt.runtime.sessions import SessionParams, SessionTurn
 
 

@@ -15,8 +15,9 @@ from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import EVERY, Embed
 from sglang.srt.http.openai.embeddings import vector_of
 from sglang.srt.http.service import Service
-from sglang.srt.program.ask import Ask, RequestError
+from sglang.srt.program.ask import Ask
 from sglang.srt.program.output import Output
+from sglang.srt.program.request_error import RequestError
 
 MAX_NUMBERS = 1 << 20  # of one HTTP request: 20 MB of JSON
 _NOTHING = SamplingParams(max_new_tokens=0)

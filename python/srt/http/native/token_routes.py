@@ -14,7 +14,7 @@ from sglang.srt.http.exchange.json_body import read_body
 from sglang.srt.http.openai.chat.conversation import Prompt, prompt_of, verify_template
 from sglang.srt.http.openai.chat.tool_use import read_tools
 from sglang.srt.http.service import Service
-from sglang.srt.program.ask import RequestError
+from sglang.srt.program.request_error import RequestError
 from sglang.srt.runtime.offload import beside
 from sglang.srt.tokenizer import Tokenizer
 from starlette.requests import Request

@@ -28,8 +28,9 @@ from sglang.srt.http.openai.shared_fields import (
 )
 from sglang.srt.http.prompts import places, prompts_of, read_prompt
 from sglang.srt.http.service import Service
-from sglang.srt.program.ask import Ask, Logprobs, RequestError, namespace_of
+from sglang.srt.program.ask import Ask, Logprobs, namespace_of
 from sglang.srt.program.output import Output
+from sglang.srt.program.request_error import RequestError
 from starlette.requests import Request
 from starlette.responses import Response
 

@@ -24,7 +24,8 @@ from sglang.srt.http.exchange.json_body import read_body
 from sglang.srt.http.openai.shared_fields import usage_of
 from sglang.srt.http.prompts import places, prompts_of, read_prompt
 from sglang.srt.http.service import Service
-from sglang.srt.program.ask import Ask, RequestError, namespace_of
+from sglang.srt.program.ask import Ask, namespace_of
+from sglang.srt.program.request_error import RequestError
 from starlette.requests import Request
 from starlette.responses import Response
 

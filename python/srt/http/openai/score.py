@@ -31,7 +31,8 @@ from sglang.srt.http.openai.embeddings import (
 )
 from sglang.srt.http.prompts import places, prompts_of
 from sglang.srt.http.service import Service
-from sglang.srt.program.ask import MAX_PROBES, RequestError
+from sglang.srt.program.ask import MAX_PROBES
+from sglang.srt.program.request_error import RequestError
 from starlette.requests import Request
 from starlette.responses import Response
 

@@ -12,8 +12,9 @@ from sglang.ir.sampling import PARAMETERS, Parameter, SamplingParams
 from sglang.srt.http.openai.constraint_fields import ConstraintFields, settings_of
 from sglang.srt.http.service import Service
 from sglang.srt.http.telemetry.request_record import record
-from sglang.srt.program.ask import RequestError, sampling_from
+from sglang.srt.program.ask import sampling_from
 from sglang.srt.program.output import Output
+from sglang.srt.program.request_error import RequestError
 
 
 class StreamOptions(msgspec.Struct):

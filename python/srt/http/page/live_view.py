@@ -12,7 +12,7 @@ from sglang.srt.http.exchange.error_replies import ServerError, json_response
 from sglang.srt.http.exchange.event_stream import respond, unless_gone
 from sglang.srt.http.exchange.query import number_of
 from sglang.srt.http.service import Service
-from sglang.srt.program.ask import RequestError
+from sglang.srt.program.request_error import RequestError
 from sglang.srt.runtime.caller import current
 from sglang.srt.runtime.explanations import read
 from starlette.requests import Request

@@ -32,7 +32,7 @@ from sglang.srt.http.anthropic.messages.messages_body import (
 from sglang.srt.http.exchange.error_replies import ServerError
 from sglang.srt.http.openai.chat.chat_request import ChatBody
 from sglang.srt.http.openai.shared_fields import SharedBody, refuse
-from sglang.srt.program.ask import RequestError
+from sglang.srt.program.request_error import RequestError
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _SPELLINGS = {

@@ -22,8 +22,8 @@ from sglang.srt.http.exchange.event_stream import Form, respond, typed_event, un
 from sglang.srt.http.exchange.json_body import read_body
 from sglang.srt.http.openai.chat.chat_request import Reader, Talk, read_talk, thought_tokens
 from sglang.srt.http.service import Service
-from sglang.srt.program.ask import RequestError
 from sglang.srt.program.output import Output
+from sglang.srt.program.request_error import RequestError
 from sglang.srt.runtime.offload import beside
 from starlette.requests import Request
 from starlette.responses import Response

@@ -17,9 +17,10 @@ from sglang.srt.http.openai.chat.reply_reader import Reader, Thinking
 from sglang.srt.http.openai.chat.tool_use import ToolUse, read_functions, read_tools, verified
 from sglang.srt.http.openai.shared_fields import SharedBody, refuse, sampling_of
 from sglang.srt.http.service import Service
-from sglang.srt.program.ask import Ask, Logprobs, RequestError, namespace_of
+from sglang.srt.program.ask import Ask, Logprobs, namespace_of
 from sglang.srt.program.output import Output
 from sglang.srt.program.reasoning_parser import behind_thought, opened
+from sglang.srt.program.request_error import RequestError
 from sglang.srt.program.tool_format import constraint_of, form_of
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")

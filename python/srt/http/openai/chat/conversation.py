@@ -16,9 +16,10 @@ from sglang.srt.http.openai.chat.message_parts import marked, read_content, shap
 from sglang.srt.http.openai.chat.message_parts import told as told_content
 from sglang.srt.http.openai.chat.tool_use import ToolUse, with_tools
 from sglang.srt.http.service import Service
-from sglang.srt.program.ask import RequestError, verify_length
+from sglang.srt.program.ask import verify_length
 from sglang.srt.program.encoder import bytes_of
 from sglang.srt.program.media_loading import Expanded
+from sglang.srt.program.request_error import RequestError
 from sglang.srt.program.sources import Source
 from sglang.srt.runtime.offload import LONG, beside
 from sglang.srt.tokenizer.chat import SECONDS, ChatTemplateError, SlowTemplateError

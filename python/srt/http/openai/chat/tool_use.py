@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sglang.ir.constraint import Constraint
-from sglang.srt.program.ask import RequestError
 from sglang.srt.program.constraint_settings import json_text
+from sglang.srt.program.request_error import RequestError
 from sglang.srt.program.schema_check import first_fault
 from sglang.srt.program.tool_format import Calls, Form, Tool, ToolFormat, either, schema
 from sglang.srt.program.tool_formats import Hermes

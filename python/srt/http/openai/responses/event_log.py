@@ -16,7 +16,7 @@ from sglang.srt.http.openai.responses.response_store import Record, Store
 from sglang.srt.http.openai.responses.responses_body import in_own_words
 from sglang.srt.http.openai.responses.token_pieces import Pieces
 from sglang.srt.http.service import Service
-from sglang.srt.program.ask import RequestError
+from sglang.srt.program.request_error import RequestError
 
 MAX_BACKGROUND = 64  # at a time
 

@@ -9,7 +9,7 @@ from typing import Any
 from sglang.srt.http.openai.chat.chat_request import ChatBody
 from sglang.srt.http.openai.responses.responses_tools import chat_tools, choice_of, tools_of
 from sglang.srt.http.openai.shared_fields import SharedBody, refuse
-from sglang.srt.program.ask import RequestError
+from sglang.srt.program.request_error import RequestError
 
 LOGPROBS = "message.output_text.logprobs"
 # What may be asked for besides: parts of items that no answer of this server has.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sglang.srt.http.openai.chat.tool_use import MAX_TOOLS
-from sglang.srt.program.ask import RequestError
+from sglang.srt.program.request_error import RequestError
 
 _MODES = ("none", "auto", "required")
 _FIELDS = ("name", "description", "parameters", "strict")

@@ -27,7 +27,7 @@ from sglang.srt.http.openai.responses.responses_body import (
 )
 from sglang.srt.http.openai.responses.stored_context import Past
 from sglang.srt.http.service import Service
-from sglang.srt.program.ask import RequestError
+from sglang.srt.program.request_error import RequestError
 from sglang.srt.runtime.caller import current
 from sglang.srt.runtime.offload import beside
 from starlette.requests import Request

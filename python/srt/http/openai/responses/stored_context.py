@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from sglang.srt.http.openai.responses.items import Item, response_of
 from sglang.srt.http.openai.responses.response_store import Record, Store
-from sglang.srt.program.ask import RequestError
+from sglang.srt.program.request_error import RequestError
 from sglang.srt.runtime.caller import current
 
 

@@ -1,0 +1,49 @@
+"""RequestError: why a request cannot be served, in words that a client may read."""
+
+from __future__ import annotations
+
+MAX_MESSAGE, MAX_PARAM = 2000, 100  # characters of an error's message, and of its field's name
+
+
+def brief(text: str, most: int = MAX_MESSAGE) -> str:
+    """Cut the middle of a text of more than ``most`` characters.
+
+    Messages repeat what a client sent, however long that is; what to do stands at their end.
+    """
+    if len(text) <= most:
+        return text
+    return f"{text[: most * 3 // 4]} ... {text[len(text) - most // 4 :]}"
+
+
+def shown(value: object, most: int = 80) -> str:
+    """A value in an error's message: its ``repr``, cut in the middle, so that both quotes stay."""
+    return brief(repr(value), most)
+
+
+class RequestError(ValueError):
+    """A request that cannot be served.
+
+    Attributes:
+        message: names the value, the limit and the fix; long ones are cut in the middle.
+        param: the field at fault, where one is.
+        code: one of the stable codes in ``CODES``.
+        retry: seconds after which it may be sent again, None where the code alone says it.
+    """
+
+    CODES = (
+        "invalid_value", "context_length_exceeded", "unsupported", "invalid_api_key", "forbidden",
+        "not_found", "queue_full", "rate_limit_exceeded", "overloaded", "internal_error",
+        "engine_lost", "previous_response_not_found",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        message: str,
+        param: str | None = None,
+        code: str = "invalid_value",
+        retry: int | None = None,
+    ) -> None:
+        assert code in self.CODES
+        self.message, self.param = brief(message), param and brief(param, MAX_PARAM)
+        self.code, self.retry = code, retry
+        super().__init__(self.message)
