@@ -157,6 +157,39 @@ def test_schemas(compiler: Compiler, name: str) -> None:
     serves(compiler)
 
 
+def recursive(count: int) -> dict[str, str]:
+    """Schemas of ``count`` alternatives that refer back to the whole."""
+    texts = range(count)
+    members = {f"a{n}": {"anyOf": [{"type": "array", "items": {"$ref": "#"}}, {"const": n}]}
+               for n in texts}  # fmt: skip
+    arrays = [{"type": "array", "items": {"$ref": f"#/$defs/a{n}"}} for n in texts]
+    objects = [
+        {"type": "object", "additionalProperties": False,
+         "properties": {f"k{n}": {"$ref": "#"}, "v": {"type": "integer"}}}
+        for n in texts
+    ]  # fmt: skip
+    return {
+        "arrays": json.dumps({"anyOf": arrays, "$defs": members}),
+        "objects": json.dumps({"anyOf": objects}),
+    }
+
+
+@pytest.mark.parametrize("name", recursive(1))
+def test_recursive_alternatives_name_their_limit(compiler: Compiler, name: str) -> None:
+    """More symbols than llguidance can number make it panic. The request with them is refused and
+    told why; a grammar in use goes on, and the compile process lives."""
+    neighbour = compiler.submit(Constraint(*GOOD[2])).result(120).matcher()
+    before, killed = neighbour.mask(), compiler.killed
+    with pytest.raises(GrammarError, match="rules have more than 65,524 symbols; make it smaller"):
+        compiler.submit(Constraint("json_schema", recursive(100)[name])).result(120)
+    assert neighbour.mask() == before
+    assert compiler.killed == killed
+    assert end(compiler, Constraint("json_schema", recursive(20)[name])) is not None
+    with pytest.raises(GrammarError, match="too much work to compile; simplify it"):
+        compiler.submit(Constraint("json_schema", recursive(200)[name])).result(120)
+    serves(compiler)
+
+
 GRAMMARS = {
     "left": 'start: start "a" | "a"',
     "ambiguous": 'start: start start | "a" | ""',

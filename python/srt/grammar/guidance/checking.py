@@ -45,6 +45,9 @@ _LIMITS = (
     ("lexer exceeded", f"a step takes more than {STEP_FUEL} units of lexer work; "
      "make its patterns smaller"),
     ("grammar size", f"it has more than {GRAMMAR_SYMBOLS} symbols; make it smaller"),
+    # A panic: symbols are numbered with 16 bits, and validating a grammar does not count them.
+    ("grammar.symbols.len()", "its rules have more than 65,524 symbols; make it smaller, with "
+     "fewer alternatives"),
 )  # fmt: skip
 
 
