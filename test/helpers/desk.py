@@ -37,6 +37,17 @@ def generate(most: int = 8, **changes: Any) -> Generate:
     return Generate(SamplingParams(max_new_tokens=most, **settings), **own)
 
 
+def joined(runs: list[Prompt]) -> Prompt:
+    """A whole report of log-probabilities. Its runs follow one another."""
+    whole = Prompt(runs[0].request, runs[0].start)
+    for run in runs:
+        assert run.start == whole.start + len(whole.logprobs), "a run is missing or comes twice"
+        whole.logprobs += run.logprobs
+        whole.tops += run.tops
+        whole.probes += run.probes
+    return whole
+
+
 class Desk:
     """An engine over a fake worker, with every event that came out of it."""
 
@@ -112,8 +123,7 @@ class Desk:
         return [token for event in self.news(request) for token in event.tokens]
 
     def prompt(self, request: int) -> Prompt:
-        (event,) = [e for e in self.events[request] if isinstance(e, Prompt)]
-        return event
+        return joined([e for e in self.events[request] if isinstance(e, Prompt)])
 
     def finish(self) -> None:
         """Close everything; nothing may be left."""

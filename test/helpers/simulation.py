@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from helpers import reference
+from helpers.desk import joined
 from helpers.either import Either
 from helpers.fake_worker import Corrupt, FakeWorker, Guesser, fake_info
 from helpers.reference import Known, Text, expected
@@ -93,7 +94,7 @@ class Asked:
     logprobs: list[float] = field(default_factory=list)
     tops: list[Any] = field(default_factory=list)
     probes: list[list[float]] = field(default_factory=list)
-    report: Prompt | None = None
+    report: list[Prompt] = field(default_factory=list)
     told: int = 0
     length: int = 0
     shown: int = 0
@@ -427,8 +428,8 @@ class History:
             if isinstance(event, Tokens):
                 self._told(asked, event)
             elif isinstance(event, Prompt):
-                assert asked.report is None, "the prompt was reported twice"
-                asked.report = event
+                assert not asked.drawn, "the prompt is reported behind its first token"
+                asked.report.append(event)
             else:
                 del self.asked[event.request]
                 assert event.request not in self.ended
@@ -532,10 +533,12 @@ class History:
 
     def _check_report(self, asked: Asked) -> None:
         """Log-probabilities of the prompt."""
-        start, report = reference.score_start(asked.goal), asked.report
-        assert (report is not None) is (start >= 0)
-        if report is None:
+        start = reference.score_start(asked.goal)
+        assert bool(asked.report) is (start >= 0)
+        if not asked.report:
             return
+        report = joined(asked.report)
+        self.seen["prompts reported in several runs"] += len(asked.report) > 1
         readings = reference.scores(asked.prompt, start)
         want = reference.logprobs(readings, asked.prompt.tokens[start:])
         assert (report.start, report.logprobs) == (start, want), "a prompt's scores have changed"

@@ -13,7 +13,18 @@ from helpers.fake_worker import TOKEN_BYTES
 from helpers.toy_grammar import bits
 from sglang.ir.constraint import Constraint
 from sglang.srt.core.ints import ints
-from sglang.srt.core.messages import Advance, Append, Done, Fork, Open, Score, Verb, encode
+from sglang.srt.core.messages import (
+    Advance,
+    Append,
+    Done,
+    Event,
+    Fork,
+    Open,
+    Prompt,
+    Score,
+    Verb,
+    encode,
+)
 from sglang.srt.core.work import STEP_BYTES, STEP_NUMBERS, STEP_SEARCH, STEP_VERBS
 from sglang.srt.engine import admission
 from sglang.srt.engine.collect import MAX_FORCED
@@ -374,6 +385,29 @@ def test_long_waiting_prompts_are_admitted_over_several_steps() -> None:
     assert max(admitted) == 2
     for request in (first, *many, long):
         assert desk.done(request).reason == "length"
+    desk.finish()
+
+
+def numbers(event: Event) -> int:
+    """Log-probabilities that an event brings, beside those of the prompt's own tokens."""
+    return sum(len(top or ()) for top in event.tops) if isinstance(event, Prompt) else 0
+
+
+def test_a_step_sends_so_many_log_probabilities() -> None:
+    """Half a million of them, of one prompt, are sent as they are computed and not in one event."""
+    desk, most, total = Desk(capacity=1 << 16, chunked_prefill_size=4096), 0, 0
+    context = desk.open([3, 5] * 2000)
+    desk.advance(context, Score(0, top=128))
+    while desk.engine.busy:
+        events = desk.engine.step()
+        desk._sort(events)
+        sent = sum(map(numbers, events))
+        total += sent
+        most = max(most, sent)
+    assert total == 3999 * 128
+    assert most <= STEP_NUMBERS
+    report = desk.prompt(next(iter(desk.events)))
+    assert (report.start, len(report.logprobs), report.logprobs[0]) == (0, 4000, None)
     desk.finish()
 
 

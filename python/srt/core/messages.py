@@ -15,6 +15,7 @@ a list of messages a frame. Contexts and requests are numbered by the client.
                an adapter that contexts may be opened with, from now on or no longer
 
     event      meaning
+    Prompt     log-probabilities of a run of the context's own tokens
     Tokens     newly drawn tokens of a request, log-probabilities with them
     Done       the request's one terminal event; the context is idle again
     Failed     the request's one terminal event; the context is idle again
@@ -203,9 +204,11 @@ class Tokens(msgspec.Struct, tag="tokens", omit_defaults=True):
 
 
 class Prompt(msgspec.Struct, tag="prompt", omit_defaults=True):
-    """Log-probabilities of the context's own tokens from ``start`` on, sent before Done.
+    """Log-probabilities of a run of the context's own tokens, from ``start`` on.
 
-    The first entry is None where ``start`` is the context's ``tail``: nothing precedes token 0.
+    Each chunk of the prompt sends its own run, in order. All runs come before the first Tokens and
+    before Done. The first entry is None where ``start`` is the context's ``tail``: nothing precedes
+    token 0.
     """
 
     request: int

@@ -20,7 +20,6 @@ from sglang.srt.core.messages import (
     Origin,
     Score,
     Tokens,
-    TopPairs,
 )
 from sglang.srt.core.progress import NOWHERE, Progress
 
@@ -73,6 +72,7 @@ class Request:
         plain: how its tokens are drawn, where the same for all of them.
         guessed: somebody may guess what it draws (``engine/drafts``).
         unscored: index of the next context token whose log-probability no pass has been asked for.
+        reported: number of the context's tokens whose log-probability an event has reported.
         pooled: the hidden state wanted, float64: the last token's, or, where the mean is wanted,
             the sum of the first ``summed`` tokens'.
         unsummed: index of the next context token that no pass has been asked to add to the sum.
@@ -120,9 +120,7 @@ class Request:
     overtaken: int = 0
     origin: Origin | None = None
     unscored: int = NEVER
-    scores: list[float | None] = field(default_factory=list)
-    tops: list[TopPairs | None] = field(default_factory=list)
-    probes: list[list[float] | None] = field(default_factory=list)
+    reported: int = 0
     summed: int = 0
     unsummed: int = 0
     pooled: Floats = field(default_factory=lambda: array("d"))
@@ -173,7 +171,7 @@ class Request:
         self.pending = 0
         self.unsummed = self.summed
         if self.score_from >= 0:
-            self.unscored = max(self.score_from + len(self.scores), self.context.tail + 1)
+            self.unscored = max(self.score_from + self.reported, self.context.tail + 1)
 
     @property
     def reads_all(self) -> bool:

@@ -74,17 +74,17 @@ class Collector:
         error, grammar = draws[-1].error, request.matcher is not None
         if error and not draws[-1].postponed and not (grammar and error.startswith(NONE_ALLOWED)):
             return self.failed(request, error)
+        events: list[Event] = []
         if row.score is not None:
-            self._scored(request, row, out)
+            events.append(_report(request, out))
         if row.pool >= 0:
             _pool(request, row, out)
         if not tip:
-            return []  # more of the prompt to compute
+            return events  # more of the prompt to compute
         if grammar and (draws[0].postponed or not budget.open):
-            return self._postpone(request)
-        events: list[Event] = []
-        if request.drawn == 0 and request.score_from >= 0:
-            events.append(self._prompt(request))
+            return events + self._postpone(request)
+        if request.drawn == 0 and request.score_from >= 0 and request.reported == 0:
+            events.append(_report(request, out))  # a prompt of one token was never scored
         if isinstance(request.goal, Generate):
             events += self._drawn(request, request.goal, draws, budget)
         else:
@@ -126,23 +126,6 @@ class Collector:
             drafted=request.drafted, accepted=request.accepted, origin=request.origin,
             first=request.first, retracted=request.retracted,
         )  # fmt: skip
-
-    def _scored(self, request: Request, row: Row, out: RowOutput) -> None:
-        assert row.score is not None
-        _open_report(request)
-        request.scores.extend(out.scores)
-        request.tops.extend(out.score_tops)
-        request.probes.extend(out.score_probes)
-
-    def _prompt(self, request: Request) -> Prompt:
-        _open_report(request)  # a prompt of one token was never scored
-        return Prompt(
-            request.id,
-            request.score_from,
-            request.scores,
-            request.tops if request.top else [],
-            request.probes if request.probe else [],
-        )
 
     def _with_tip(self, event: Event, out: RowOutput) -> Done:
         assert isinstance(event, Done)
@@ -393,10 +376,21 @@ def _pool(request: Request, row: Row, out: RowOutput) -> None:
     request.summed += len(row.tokens) - row.pool
 
 
-def _open_report(request: Request) -> None:
-    """No token that sees as much precedes the tail's first one, token 0 in a plain context: a
-    report that begins there begins with None."""
-    if not request.scores and request.score_from == request.context.tail < request.prompt:
-        request.scores.append(None)
-        request.tops.append(None)
-        request.probes.append(None)
+def _report(request: Request, out: RowOutput) -> Prompt:
+    """Event with the prompt's log-probabilities that one row computed. Each row has an event of its
+    own, so that no step has more of them to send than it computed.
+
+    No token precedes the first one of the context's tail, token 0 in a plain context: a report that
+    begins there begins with None.
+    """
+    start = request.score_from + request.reported
+    opening = [None] if start == request.context.tail < request.prompt else []
+    scores = [*opening, *out.scores]
+    request.reported += len(scores)
+    return Prompt(
+        request.id,
+        start,
+        scores,
+        [*opening, *out.score_tops] if request.top else [],
+        [*opening, *out.score_probes] if request.probe else [],
+    )

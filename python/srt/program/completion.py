@@ -243,6 +243,8 @@ class _Run:
                         shared.cached_tokens, shared.queued_seconds = event.cached, event.queued
                         shared.passes, shared.origin = event.passes, event.origin
                         shared.scheduled, shared.retracted = event.queued, event.retracted
+                        if event.reason == "abort":  # in the middle of the report, perhaps
+                            shared.prompt_logprobs = None
                         return event, shared
         raise RequestError("The engine ended a prompt without an answer.", code="internal_error")
 

@@ -34,6 +34,10 @@ class PromptLogprobs:
         self.tops += event.tops
         self.probes += event.probes
 
+    def reaches(self, end: int) -> bool:
+        """Whether all runs up to the prompt's ``end`` have come. An abort leaves some out."""
+        return self.start + len(self.logprobs) >= end
+
 
 @dataclass(slots=True)
 class Output:
@@ -130,6 +134,9 @@ class Assembler:
     def done(self, event: Done, began: float) -> None:
         """Take the end of a request that was submitted at ``began`` of the monotonic clock."""
         output = self.output
+        found = output.prompt_logprobs
+        if found is not None and not found.reaches(output.prompt_tokens):
+            output.prompt_logprobs = None
         output.text += self._text.finish(event.cut if self._trim else -1)
         output.released = self._text.released
         output.finish = Finish(event.reason, event.matched, event.message)
