@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import (
     Advance,
     Append,
+    Close,
     Done,
     Event,
     Fork,
@@ -29,9 +31,12 @@ from sglang.srt.core.work import STEP_BYTES, STEP_NUMBERS, STEP_SEARCH, STEP_VER
 from sglang.srt.engine import admission
 from sglang.srt.engine.collect import MAX_FORCED
 from sglang.srt.engine.loop import VerbCosts, affordable, serve
+from sglang.srt.engine.planner import WINDOW
 from sglang.srt.engine.socket import EXIT, SocketChannel, configure
 from sglang.srt.grammar.base import Grammar, Matcher
 from sglang.srt.grammar.watch import Patterns, Watch
+from sglang.srt.schedule.scheduler import plan
+from sglang.srt.schedule.view import Decision, View
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 HOSTILE = (r"[a-m][^Z]{900}Z1", r"[a-m][^Z]{800}Z2")
@@ -385,6 +390,66 @@ def test_long_waiting_prompts_are_admitted_over_several_steps() -> None:
     assert max(admitted) == 2
     for request in (first, *many, long):
         assert desk.done(request).reason == "length"
+    desk.finish()
+
+
+@pytest.mark.parametrize("policy", ["priority", "lpm"])
+def test_a_step_looks_at_so_many_waiting_requests(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever their order. Those of highest priority are admitted first all the same."""
+    looked: list[int] = []
+
+    def counted(view: View, policy: str, max_overtakes: int) -> Decision:
+        looked.append(len(view.waiting))
+        return plan(view, policy, max_overtakes)
+
+    monkeypatch.setattr("sglang.srt.engine.planner.plan", counted)
+    desk = Desk(capacity=1 << 12, schedule_policy=policy, max_running_requests=64,
+                max_queued_requests=4000)  # fmt: skip
+    dice = random.Random(1)
+    priorities = {desk.ask([dice.randrange(9)], generate(1), priority=rank): rank
+                  for rank in dice.choices(range(-50, 50), k=3000)}  # fmt: skip
+    gone = dice.sample(sorted(priorities), 500)
+    contexts = {request.id: number for number, request in desk.engine.requests.items()}
+    desk.send(*(Close(contexts[request]) for request in gone))
+    admitted = []
+    while desk.engine.busy:
+        before = set(desk.engine.waiting)
+        desk.step()
+        admitted += sorted((-priorities[r], r) for r in before - set(desk.engine.waiting))
+    assert max(looked) <= WINDOW
+    assert len(admitted) == 2500
+    assert (admitted == sorted(admitted)) is (policy == "priority")
+    desk.finish()
+
+
+def test_retracted_requests_keep_their_priority() -> None:
+    """Those that gave way are admitted again before those of lower priority."""
+    desk = Desk(capacity=60, schedule_policy="priority", max_running_requests=8)
+    ranks = {desk.ask([n] * 8, generate(30), priority=n % 3): n % 3 for n in range(9)}
+    order: list[int] = []
+    while desk.engine.busy:
+        before = set(desk.engine.waiting)
+        desk.step()
+        after = set(desk.engine.waiting)
+        admitted = [ranks[r] for r in before - after]
+        order += admitted
+        assert not admitted or min(admitted) >= max((ranks[r] for r in before & after), default=0)
+    assert desk.engine.stats.retractions > 0
+    assert len(order) == 9 + desk.engine.stats.retractions
+    desk.finish()
+
+
+def test_long_prompts_by_priority_are_looked_up_over_several_steps() -> None:
+    desk = Desk(capacity=1 << 16, schedule_policy="priority")
+    desk.engine.planner.lookup = 3500
+    many = [desk.ask([7] * 1500, generate(2), priority=n) for n in range(9)]
+    while desk.engine.busy:
+        before = len(desk.engine.waiting)
+        desk.step()
+        assert before - len(desk.engine.waiting) <= 2
+    assert {desk.done(request).reason for request in many} == {"length"}
     desk.finish()
 
 

@@ -13,6 +13,7 @@ only when the next row is under way too; what that row draws is dropped.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from operator import attrgetter
@@ -30,12 +31,13 @@ from sglang.srt.engine.passes import Part, Pass
 from sglang.srt.engine.rows import make_rows
 from sglang.srt.engine.stats import Stats
 from sglang.srt.memory.store import Match, Store
+from sglang.srt.schedule.order import AGING
 from sglang.srt.schedule.scheduler import Reserve, plan
 from sglang.srt.schedule.view import Item, View
 
 ROUNDS = 4  # plans a pass: a later round uses what prefix sharing or retraction has freed
 _arrival = attrgetter("arrival")
-WINDOW = 512  # the oldest waiting requests that a cache-aware order looks at
+WINDOW = 512  # waiting requests that a step looks at: the oldest, or those of highest priority
 
 
 class Planner:
@@ -66,6 +68,8 @@ class Planner:
         self._admitted = 0  # tokens of the requests that this step has admitted
         self._numbers = 0  # log-probabilities of prompts that this step may still report
         self._postponed = 0  # rows postponed until the last plan (``Stats.postponed_rows``)
+        self._by_priority = schedule.schedule_policy == "priority"
+        self._ranked: list[tuple[int, int, int]] = []  # waiting ones by priority, where it counts
         self.waiting: dict[int, Request] = {}
         self.running: dict[int, Request] = {}
         self.leaving: dict[int, Request] = {}
@@ -81,10 +85,12 @@ class Planner:
         request.arrival = self._arrivals
         request.guessed = bool(self.drafts.sources(request))
         self.waiting[request.id] = request
+        self._rank(request)
 
     def drop(self, request: Request) -> None:
         """The request has ended."""
         self.waiting.pop(request.id, None)
+        self._unrank(request)
         self.running.pop(request.id, None)
         self.leaving.pop(request.id, None)
         self.drafts.forget(request)
@@ -158,20 +164,31 @@ class Planner:
         )  # fmt: skip
 
     def _window(self) -> Iterable[Request]:
-        """The oldest waiting requests, as many as this step can still look up and admit, and one
-        in any case. Where priorities count, all of them."""
-        waiting = self.waiting.values()
-        if self.schedule.schedule_policy == "priority":
-            return waiting
-        left, count = self.lookup - self._admitted, 0
-        for request in islice(waiting, WINDOW):
+        """The first waiting requests, as many as this step can still look up and admit, and one in
+        any case: the oldest, or those of highest priority where priorities count."""
+        first: Iterable[Request] = self.waiting.values()
+        if self._by_priority:
+            first = (self.waiting[number] for _, _, number in self._ranked)
+        left, window = self.lookup - self._admitted, list[Request]()
+        for request in islice(first, WINDOW):
             left -= len(request.context.tokens)
+            if left < 0 and (window or self._admitted):
+                break
+            window.append(request)
             if left < 0:
                 break
-            count += 1
-        if count == 0 and self._admitted == 0:
-            count = 1
-        return islice(waiting, count)
+        return window
+
+    def _rank(self, request: Request) -> None:
+        """Note the priority of a request that waits."""
+        if self._by_priority:
+            insort(self._ranked, _place(request))
+
+    def _unrank(self, request: Request) -> None:
+        """Forget the priority of a request that no longer waits, or never did."""
+        at = bisect_left(self._ranked, _place(request))
+        if self._ranked[at : at + 1] == [_place(request)]:
+            del self._ranked[at]
 
     def _match(self, number: int) -> Match:
         if self._matched_at != self.store.tree.version:
@@ -307,6 +324,7 @@ class Planner:
 
     def _admit(self, request: Request) -> Request:
         del self.waiting[request.id]
+        self._unrank(request)
         self.running[request.id] = request
         self._admitted += len(request.context.tokens)
         if request.cached < 0:
@@ -317,10 +335,11 @@ class Planner:
             request.queued = time.monotonic() - request.received
             self.stats.cached_tokens += request.cached
             self.stats.prompt_tokens += request.prompt
-        for other in self.waiting.values():
-            if other.arrival > request.arrival:
-                break
-            other.overtaken += 1
+        if self.schedule.schedule_policy in AGING:
+            for other in self.waiting.values():
+                if other.arrival > request.arrival:
+                    break
+                other.overtaken += 1
         return request
 
     def _found(self, request: Request, gained: int) -> None:
@@ -336,8 +355,14 @@ class Planner:
         for request in requests:
             self.store.release(request.context)
             self.waiting[request.id] = self.running.pop(request.id)
+            self._rank(request)
             self.reserve.retracted()
             request.retracted += 1
         self.waiting = {r.id: r for r in sorted(self.waiting.values(), key=_arrival)}
         self.stats.retractions += len(requests)
         self._matches.clear()  # they may have grown since they were matched
+
+
+def _place(request: Request) -> tuple[int, int, int]:
+    """Sort key of a waiting request: higher priority first, then age."""
+    return -request.priority, request.arrival, request.id

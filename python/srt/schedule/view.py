@@ -43,7 +43,8 @@ class View:
     """A moment of the engine.
 
     Attributes:
-        running: oldest first. waiting: oldest first.
+        running: oldest first.
+        waiting: the first of the queue: oldest first, or highest priority first.
         available: pages that are free or evictable.
         budget: prompt tokens this pass may still take.
         slots: requests that may still be admitted.
