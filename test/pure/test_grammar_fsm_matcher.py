@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from sglang.srt.core.vocabulary import Vocabulary
 from sglang.srt.grammar.fsm import FsmGrammar, TokenTable
-from sglang.srt.grammar.fsm.matcher import FsmMatcher
+from sglang.srt.grammar.fsm.matcher import RETOKENIZED, REWRITTEN, FsmMatcher
 from sglang.srt.grammar.regex import compile_regex
 
 CASES = int(os.environ.get("GRAMMAR_CASES", "60"))
@@ -39,6 +39,36 @@ PATTERNS = [
 
 def ids_of(mask: bytes) -> list[int]:
     return np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")).tolist()
+
+
+@pytest.mark.parametrize("pattern", ["(ab){4000}[01]", "([01]a{97}){60}", "([01] a{97}){60}"])
+def test_a_rewrite_tokenizes_a_bounded_text(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much is forced at once, and however long ago the last boundary of words was. The text
+    is the same; with boundaries all of it is written by rewrites."""
+    grammar = FsmGrammar(compile_regex(pattern), embedded(), False)
+    spelled: list[int] = []
+    spell = TokenTable.spell
+
+    def counted(table: TokenTable, data: bytes) -> list[int]:
+        spelled.append(len(data))
+        return spell(table, data)
+
+    monkeypatch.setattr(TokenTable, "spell", counted)
+    matcher, chosen = grammar.matcher(), 0
+    while not matcher.finished:
+        taken, tokens = matcher.rewrite()
+        assert len(matcher.string_forced()) <= REWRITTEN
+        if tokens:
+            matcher.rollback(taken)
+        else:
+            tokens = ids_of(matcher.mask())[-1:]
+            chosen += 1
+        assert all(matcher.advance(token) for token in tokens)
+    text = b"".join(embedded().tokens[token] for token in matcher._tokens).decode()
+    assert re.fullmatch(pattern, text)
+    assert max(spelled) <= RETOKENIZED + REWRITTEN
+    if " " in pattern:
+        assert chosen == 60, "where there is a choice"
 
 
 def language(grammar: FsmGrammar, size: int) -> set[str]:

@@ -62,8 +62,9 @@ class Matcher(Protocol):
 
     def rewrite(self) -> tuple[int, list[int]]:
         """For ``--jump-forward string``: how many of the last tokens to take back and which tokens
-        to write in their place, so that the text goes on with all that is forced and is tokenized
-        anew as a whole. (0, []) where nothing is forced. Does not advance."""
+        to write in their place, so that the text goes on with what is forced and is tokenized anew
+        as a whole. (0, []) where nothing is forced, or too much text would be tokenized anew. Does
+        not advance."""
         ...
 
     def rollback(self, count: int) -> None:

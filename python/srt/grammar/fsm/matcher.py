@@ -7,7 +7,8 @@ from sglang.srt.grammar.fsm.masks import START, Masks, State
 from sglang.srt.grammar.fsm.rows import Row
 from sglang.srt.grammar.fsm.tokens import difference
 
-_ALL = 1 << 30
+REWRITTEN = 1024  # characters of forced text that one step appends as text
+RETOKENIZED = 4096  # bytes of text before them; no more is tokenized anew
 
 
 class FsmMatcher:
@@ -73,14 +74,17 @@ class FsmMatcher:
 
     def rewrite(self) -> tuple[int, list[int]]:
         rest = self.string_forced()
-        if not rest:
+        if not rest or len(self._tokens) - self._heads[-1] > RETOKENIZED:
             return 0, []
         head, table = self._head(), self._masks.table
-        return difference(head, table.spell(table.text(head) + rest))
+        before = table.text(head)
+        if len(before) > RETOKENIZED:
+            return 0, []
+        return difference(head, table.spell(before + rest))
 
     def string_forced(self) -> bytes:
-        """The bytes that must follow."""
-        return self._masks.run(self._states[-1], _ALL)[0]
+        """The bytes that must follow, up to ``REWRITTEN`` characters."""
+        return self._masks.run(self._states[-1], REWRITTEN)[0]
 
     def rollback(self, count: int) -> None:
         if count:
