@@ -26,6 +26,7 @@ from helpers.toy_grammar import ToyGrammars
 from helpers.wishes import TEXT, Kind, Wishes
 from sglang.srt.config import ScheduleConfig
 from sglang.srt.core.batch import Batch
+from sglang.srt.core.clock import ManualClock
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import (
     Advance,
@@ -78,6 +79,7 @@ class Asked:
     """A request in flight, as the client sees it.
 
     Attributes:
+        received: seconds of the manual clock.
         told: events with tokens. shown: bytes that a stream has shown by now.
         computed: prompt tokens that rows of this request have computed.
         at_tip: the first row that samples has been planned.
@@ -89,6 +91,7 @@ class Asked:
     goal: Goal
     prompt: Known
     close: bool
+    received: float
     refusal: str = ""
     drawn: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -169,11 +172,12 @@ class History:
             vision=kind.media, lora=kind.adapters, max_loras_per_batch=MOST_IN_PASS,
             max_loaded_loras=MOST_LOADED,
         )  # fmt: skip
+        self.clock = ManualClock()  # a second a step
         self.grammars = ToyGrammars(seed)
         self.executor = Inline(self.worker) if seed % 2 else Either(self.worker, seed)
         self.engine = Engine(
             self.executor, info, self.schedule, TEXT, share=share, seed=seed,
-            grammars=self.grammars, jumps=jumps, drafts=drafts,
+            grammars=self.grammars, jumps=jumps, drafts=drafts, clock=self.clock,
         )  # fmt: skip
         if kind.tight and r.random() < 0.7:  # an optimist, who must retract
             self.engine.planner.reserve = Reserve(share=0.0, low=0.0, step_up=0.0)
@@ -241,6 +245,7 @@ class History:
             self._step()
 
     def _step(self) -> None:
+        self.clock.advance(1.0)
         engine = self.engine
         oldest = min(engine.running.values(), key=lambda q: q.arrival, default=None)
         waiting = list(engine.waiting.values())
@@ -324,7 +329,9 @@ class History:
         r, known, request = self.random, self.contexts[context], next(self.numbers)
         goal = goal or self.wishes.goal(len(known.tokens), known.tail)
         close = r.random() < (0.3 if known.adapter >= 0 else 0.9)
-        asked = self.asked[request] = Asked(request, context, goal, known.copy(), close)
+        asked = self.asked[request] = Asked(
+            request, context, goal, known.copy(), close, self.clock.now()
+        )
         queued = len(self.engine.waiting) + self.engine.compile_counts["compiling"]
         if queued >= self.kind.queue:
             asked.refusal = "busy"
@@ -472,6 +479,8 @@ class History:
                 self.seen["images that cannot be encoded"] += unseen
             return
         self.ended[event.request] = event.reason
+        age = self.clock.now() - asked.received
+        assert 0 <= event.queued <= (event.first or age) <= age, "seconds are miscounted"
         if event.reason == "abort":
             assert event.completion == len(asked.drawn), "tokens that nobody was told of"
             return

@@ -276,6 +276,9 @@ MUTATIONS = {
         Edit(Planner, "_admit", "min(request.context.saved, request.prompt)",
              "max(min(request.context.saved, request.prompt) - 1, 0)"),
     ],
+    "a wait is measured from the start of the engine": [
+        Edit(Planner, "_admit", " - request.received", ""),
+    ],
     "all drafts have the log-probability of the first": [
         Edit(Collector, "_news", "news.logprobs.append(draw.logprob)",
              "news.logprobs.append(draws[0].logprob)"),

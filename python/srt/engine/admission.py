@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 
 from sglang.ir.constraint import Constraint
@@ -83,11 +82,13 @@ def _verify_pooling(goal: Embed, context: Context) -> None:
         )
 
 
-def new_request(verb: Advance, context: Context, seed: int, progress: Progress) -> Request:
+def new_request(
+    verb: Advance, context: Context, seed: int, received: float, progress: Progress
+) -> Request:
     """Make a request. Raises ValueError where its stop patterns are invalid or too large."""
     request = Request(
         verb.request, context, verb.goal, seed, priority=verb.priority, close=verb.close,
-        received=time.monotonic(), progress=progress,
+        received=received, progress=progress,
     )  # fmt: skip
     if isinstance(verb.goal, Generate):
         sampling = verb.goal.sampling

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import time
 from array import array
 from collections.abc import Sequence
 from operator import add
 
 from sglang.srt.core.batch import NONE_ALLOWED, Drawn, Row, RowOutput
+from sglang.srt.core.clock import Clock
 from sglang.srt.core.matcher import GrammarError, Matcher
 from sglang.srt.core.messages import (
     Distribution,
@@ -52,7 +52,9 @@ class Collector:
         stats: Stats,
         store: Store,
         jumps: str,
+        clock: Clock,
     ) -> None:
+        self._clock = clock
         self._store = store
         self._ends, self._eos, self._jumps = eos, frozenset(eos), jumps
         self._bytes = token_bytes
@@ -201,7 +203,7 @@ class Collector:
                 news.probes.append(draw.probe)
             request.accepted += place < drafts
             if not request.first:
-                request.first = time.monotonic() - request.received
+                request.first = self._clock.now() - request.received
                 news.cached = max(request.cached, 0)
             stop = self._take(request, goal, draw.token, news)
             if stop is not None:

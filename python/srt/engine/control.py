@@ -43,7 +43,7 @@ def _answer(engine: Engine, verb: Control) -> Reply:
     if verb.op == "tree":
         seen = view(
             engine.planner, engine.requests.values(), stats_of(engine), verb.limit,
-            engine.adapters.name,
+            engine.adapters.name, engine.clock.now(),
         )  # fmt: skip
         return Reply(verb.id, data=seen)
     return Reply(verb.id, False, f"unknown control {verb.op!r}; use {', '.join(OPS)}")

@@ -21,6 +21,7 @@ from functools import partial
 
 from sglang.srt.config import ScheduleConfig
 from sglang.srt.core.batch import Row, RowOutput
+from sglang.srt.core.clock import SYSTEM_CLOCK, Clock
 from sglang.srt.core.context import Context
 from sglang.srt.core.ints import from_bytes
 from sglang.srt.core.messages import (
@@ -65,6 +66,7 @@ class Engine:
         jumps: how forced text is written (``GrammarConfig.jumps``).
         drafts: who guesses tokens ahead; by default grammars alone, and n-grams where asked for.
         progress: where the loop tells its stage.
+        clock: what every moment of the engine is measured with.
     """
 
     def __init__(
@@ -80,15 +82,17 @@ class Engine:
         jumps: str = "exact",
         drafts: Drafts | None = None,
         progress: Progress | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        self.clock = clock
         self.executor = executor
         self.info = info
         self.schedule = schedule
-        self.store = Store(info.capacity // info.page_size, info.page_size, share)
+        self.store = Store(info.capacity // info.page_size, info.page_size, share, clock)
         self.stats = Stats()
         self.progress = progress or NOWHERE
         self._drafts = drafts or Drafts(jumps)
-        self.planner = Planner(info, schedule, self.store, self.stats, self._drafts)
+        self.planner = Planner(info, schedule, self.store, self.stats, self._drafts, clock)
         self.paused = False  # no pass is planned; set by a Control
         self._requests: dict[int, Request] = {}  # by context id
         self._under_way: deque[Pass] = deque()
@@ -96,7 +100,7 @@ class Engine:
         self._seed = seed
         self._compiling = Compiling(grammars)
         self.adapters = Adapters(executor, info, self.store)
-        self._collector = Collector(info.eos, token_bytes, self.stats, self.store, jumps)
+        self._collector = Collector(info.eos, token_bytes, self.stats, self.store, jumps, clock)
 
     @property
     def waiting(self) -> dict[int, Request]:
@@ -223,7 +227,7 @@ class Engine:
     def _request(self, verb: Advance, context: Context) -> Request:
         admission.verify(verb.goal, context, self.info)
         seed = admission.seed_of(verb.goal, self._seed, self._accepted)
-        return admission.new_request(verb, context, seed, self.progress)
+        return admission.new_request(verb, context, seed, self.clock.now(), self.progress)
 
     def _close_refused(self, verb: Advance) -> None:
         if verb.close and verb.context not in self._requests:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-import time
 from collections.abc import Sequence
 
 from sglang.srt.config import Config
+from sglang.srt.core.clock import SYSTEM_CLOCK
 from sglang.srt.core.messages import Event, Verb
 from sglang.srt.engine.client import Client, EngineLost
 from sglang.srt.engine.compiling import MakeVocabulary, make_compiler
@@ -77,10 +77,10 @@ class LocalEngine:
         executor: tuple[Executor, EngineInfo] | None = None,
         vocabulary: MakeVocabulary | None = None,
     ) -> None:
-        started = time.monotonic()
+        started = SYSTEM_CLOCK.now()
         worker, info = executor or local_executor(config)
         drafts, self.info = make_drafts(config, info)
-        self.load_seconds = time.monotonic() - started
+        self.load_seconds = SYSTEM_CLOCK.now() - started
         self._grammars = make_compiler(config, self.info, vocabulary)
         self._engine = Engine(
             worker,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Protocol
@@ -40,7 +39,8 @@ class Channel(Protocol):
 
 def serve(engine: Engine, channel: Channel) -> None:
     """Until the client is gone."""
-    audited, passes = time.monotonic(), 0
+    clock = engine.clock
+    audited, passes = clock.now(), 0
     events: list[Event] = []  # that were not taken yet
     verbs: list[Verb] = []  # that were not obeyed yet
     progress = engine.progress
@@ -59,8 +59,8 @@ def serve(engine: Engine, channel: Channel) -> None:
             del verbs[:count]
         if engine.busy:
             events += engine.step()
-        elif passes != engine.stats.passes and time.monotonic() - audited > AUDIT_SECONDS:
-            audited, passes = time.monotonic(), engine.stats.passes
+        elif passes != engine.stats.passes and clock.now() - audited > AUDIT_SECONDS:
+            audited, passes = clock.now(), engine.stats.passes
             audit(engine)
         if events:
             progress.at(SENDING)

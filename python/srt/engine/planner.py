@@ -12,7 +12,6 @@ only when the next row is under way too; what that row draws is dropped.
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
@@ -20,6 +19,7 @@ from operator import attrgetter
 
 from sglang.srt.config import ScheduleConfig
 from sglang.srt.core.batch import Batch
+from sglang.srt.core.clock import Clock
 from sglang.srt.core.context import Context
 from sglang.srt.core.ints import ints
 from sglang.srt.core.request import Request
@@ -58,7 +58,9 @@ class Planner:
         store: Store,
         stats: Stats,
         drafts: Drafts,
+        clock: Clock,
     ) -> None:
+        self._clock = clock
         self.info, self.schedule, self.store, self.stats = info, schedule, store, stats
         self.drafts = drafts
         self.reserve = Reserve()
@@ -332,7 +334,7 @@ class Planner:
         self.store.acquire(request.context, request.match_limit)
         if request.cached < 0:
             request.cached = min(request.context.saved, request.prompt)
-            request.queued = time.monotonic() - request.received
+            request.queued = self._clock.now() - request.received
             self.stats.cached_tokens += request.cached
             self.stats.prompt_tokens += request.prompt
         if self.schedule.schedule_policy in AGING:

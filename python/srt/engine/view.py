@@ -4,7 +4,6 @@ radix tree, who runs, who waits."""
 from __future__ import annotations
 
 import heapq
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -24,11 +23,11 @@ def view(
     stats: Mapping[str, float],
     limit: int,
     adapter: Callable[[int], str],
+    now: float,
 ) -> dict[str, Any]:
     """At most ``limit`` nodes and requests of each kind; those nodes' ancestors come with them.
-    ``adapter``: the name of a number."""
+    ``adapter``: the name of a number. ``now``: of the clock that the tree has."""
     limit = max(0, min(limit, MAX_ENTRIES))
-    now = time.monotonic()
     running = [*planner.running.values(), *planner.leaving.values()]
     queued = [r for r in requests if r.id not in planner.running and r.id not in planner.leaving]
     return {

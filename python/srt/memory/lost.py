@@ -3,12 +3,12 @@ but explanations reads it."""
 
 from __future__ import annotations
 
-import time
 import zlib
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from sglang.srt.core.clock import SYSTEM_CLOCK, Clock
 from sglang.srt.core.ints import Ints, common_prefix
 from sglang.srt.core.namespace import Namespace
 
@@ -22,7 +22,7 @@ Place: TypeAlias = tuple[Namespace, int, int, int]
 
 @dataclass(slots=True)
 class Edge:
-    """An edge as it was before it was cut, why that happened, and when last (time.monotonic())."""
+    """An edge as it was before it was cut, why that happened, and when last (of the clock)."""
 
     tokens: Ints
     why: str
@@ -41,7 +41,8 @@ class Lost:
     Two prefixes of one length may have one checksum: an answer is wrong once in 2^32.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
         self._edges: OrderedDict[tuple[Place, int], Edge] = OrderedDict()  # by place and node
         self._nodes: dict[Place, list[int]] = {}
         self._tokens = 0
@@ -50,7 +51,7 @@ class Lost:
         """The edge ``tokens`` of ``node`` at ``place`` is about to lose its end, or all of it."""
         edge = self._edges.get((place, node))
         if edge is not None:  # it has lost more of its end
-            edge.why, edge.at = why, time.monotonic()
+            edge.why, edge.at = why, self._clock.now()
             return
         if len(tokens) > MAX_TOKENS:
             return
@@ -59,7 +60,7 @@ class Lost:
             self._drop((place, nodes[0]))
             nodes = self._nodes.setdefault(place, [])
         nodes.append(node)
-        self._edges[place, node] = Edge(tokens[:], why, time.monotonic())
+        self._edges[place, node] = Edge(tokens[:], why, self._clock.now())
         self._tokens += len(tokens)
         while len(self._edges) > MAX_EDGES or self._tokens > MAX_TOKENS:
             self._drop(next(iter(self._edges)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from itertools import islice
 
@@ -57,7 +56,7 @@ def _past(
         end, edge = tree.lost.follow(namespace, tokens, found.limit, depth, mark)
         if edge is not None and end - found.matched > found.evicted:
             found.evicted, found.why = end - found.matched, edge.why
-            found.evicted_ago = time.monotonic() - edge.at
+            found.evicted_ago = tree.clock.now() - edge.at
 
 
 def _instead(node: Node, length: int, wanted: Ints) -> Ints:

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import time
 from collections.abc import Iterator
 
+from sglang.srt.core.clock import SYSTEM_CLOCK, Clock
 from sglang.srt.core.ints import Ints, common_prefix, ints
 from sglang.srt.core.namespace import Namespace
 from sglang.srt.memory.lost import Lost, checksum
@@ -45,8 +45,8 @@ class Node:
         self.pages = pages
         self.children: dict[Key, Node] = {}
         self.locks = 0
-        self.used = 0  # clock of the last use, for LRU
-        self.at = 0.0  # time.monotonic() of it
+        self.used = 0  # number of the last use, for LRU
+        self.at = 0.0  # moment of the last use
         self.depth: int = 0 if parent is None else parent.depth + len(parent.tokens)
         self.mark: int = 0 if parent is None else parent.sum
         self._summed = (0, self.mark)  # tokens of the edge, and the checksum at their end
@@ -71,18 +71,19 @@ class RadixTree:
 
     heap_spare, heap_share = 64, 4
 
-    def __init__(self, pool: PagePool, page_size: int) -> None:
+    def __init__(self, pool: PagePool, page_size: int, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.clock = clock
         self.pool = pool
         self.page_size = page_size
         self.evictable = 0
         self.protected = 0
         self.version = 0
         self.evicted = 0  # pages, since the start
-        self.lost = Lost()
+        self.lost = Lost(clock)
         self._roots: dict[Namespace, Node] = {}
         self._namespaces: dict[int, Namespace] = {}  # by the root's number
         self._numbers = itertools.count()
-        self._clock = itertools.count(1)
+        self._uses = itertools.count(1)
         self._heap: list[tuple[int, int, Node]] = []  # candidates for eviction; entries may be old
 
     # -- reading ---------------------------------------------------------------------------------
@@ -126,7 +127,7 @@ class RadixTree:
         Returns the node now locked and the pages gained.
         """
         gained = ints()
-        clock, now = next(self._clock), time.monotonic()
+        use, now = next(self._uses), self.clock.now()
         while True:
             child, length = self._child(node, tokens, start, limit)
             if child is None:
@@ -138,7 +139,7 @@ class RadixTree:
                 self.evictable -= len(child.pages)
                 self.protected += len(child.pages)
             child.locks += 1
-            child.used, child.at = clock, now
+            child.used, child.at = use, now
             gained.extend(child.pages)
             start += length
             node = child
@@ -146,11 +147,11 @@ class RadixTree:
 
     def unlock(self, node: Node) -> None:
         """Give back one lock on ``node`` and so on all its path."""
-        clock, now = next(self._clock), time.monotonic()
+        use, now = next(self._uses), self.clock.now()
         step: Node | None = node
         while step is not None:
             step.locks -= 1
-            step.used, step.at = clock, now
+            step.used, step.at = use, now
             if step.locks == 0 and step.parent is not None:
                 self.version += 1
                 self.evictable += len(step.pages)
@@ -189,7 +190,7 @@ class RadixTree:
             at = start + len(kept) * self.page_size
             leaf = Node(next(self._numbers), node, tokens[at:end], rest)
             leaf.locks = 1
-            leaf.used, leaf.at = next(self._clock), time.monotonic()
+            leaf.used, leaf.at = next(self._uses), self.clock.now()
             node.children[self._key(tokens, at)] = leaf
             self.protected += len(rest)
             self.version += 1

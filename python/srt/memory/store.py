@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, cast
 
+from sglang.srt.core.clock import SYSTEM_CLOCK, Clock
 from sglang.srt.core.context import Context
 from sglang.srt.core.ints import Ints, ints
 from sglang.srt.core.media import Medias, Numbers, marked
@@ -40,15 +41,18 @@ class Store:
         pages: size of the pool.
         page_size: tokens a page.
         share: False keeps no KV between requests and shares none (for comparison).
+        clock: what the tree notes uses and evictions with.
     """
 
-    def __init__(self, pages: int, page_size: int = 1, share: bool = True) -> None:
+    def __init__(
+        self, pages: int, page_size: int = 1, share: bool = True, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
         if page_size < 1:
             raise ValueError(f"page_size is {page_size}; it must be at least 1")
         self.page_size = page_size
         self.share = share
         self.pool = PagePool(pages)
-        self.tree = RadixTree(self.pool, page_size)
+        self.tree = RadixTree(self.pool, page_size, clock)
         self.contexts: dict[int, Context] = {}
         self.numbers = Numbers()
         self._active: dict[int, Context] = {}
