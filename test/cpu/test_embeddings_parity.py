@@ -70,7 +70,7 @@ def test_the_pooled_states_are_those_of_transformers(architecture: str, tmp_path
                 for i, prompt in enumerate(prompts):
                     error = (vector(done[i]) - wanted(model, prompt, pooling)).abs().max()
                     assert error < 1e-4, (pooling, page_size, chunk, i)
-                cached = sum(d.cached for d in done.values())
+                cached = sum(d.stats.cached_tokens for d in done.values())
                 assert cached == 0 if pooling == "mean" else cached or not again
             engine.store.check()
 

@@ -121,7 +121,7 @@ def test_alone_and_again_from_the_cache(executor: Any, model: Any, chunk: int) -
             asker.ask(twice, items)
             asker.run()
             assert same(asker.answer(twice), wanted), items
-        assert asker.done(twice).cached == len(tokens_of(items)) - 1
+        assert asker.done(twice).stats.cached_tokens == len(tokens_of(items)) - 1
 
 
 def test_side_by_side_is_not_one_after_the_other(model: Any) -> None:

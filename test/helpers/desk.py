@@ -9,6 +9,7 @@ from helpers.either import Either
 from helpers.fake_worker import TOKEN_BYTES, FakeWorker, fake_info
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import ScheduleConfig
+from sglang.srt.core.clock import ManualClock
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import (
     Advance,
@@ -57,11 +58,12 @@ class Desk:
                  **schedule: Any) -> None:  # fmt: skip
         settings = ScheduleConfig(**schedule)
         self.worker = worker or FakeWorker(page_size)
+        self.clock = ManualClock()
         info = fake_info(capacity, page_size, settings.max_running_requests, draft="any")
         self.engine = Engine(
             Either(self.worker) if depth == 2 else Inline(self.worker),
             info, settings, TOKEN_BYTES, share=share,
-            grammars=grammars, jumps=jumps, drafts=drafts,
+            grammars=grammars, jumps=jumps, drafts=drafts, clock=self.clock,
         )  # fmt: skip
         self.events: dict[int, list[Event]] = {}
         self.replies: list[Reply] = []

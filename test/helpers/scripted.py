@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 from sglang.srt.config import Config
 from sglang.srt.core.ints import Ints
+from sglang.srt.core.request_stats import RequestStats
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.http.app import make_app
 from sglang.srt.http.service import Service
@@ -55,7 +56,7 @@ class Scripted:
         if self.refuse is not None:
             raise self.refuse
         for index in range(ask.sampling.n):
-            output = Output(index, len(ask.prompt))
+            output = Output(index, RequestStats(prompt_tokens=len(ask.prompt)))
             for at in range(0, len(self.text), self.piece):
                 output.text = self.text[: at + self.piece]
                 output.tokens = list(range(len(output.text)))

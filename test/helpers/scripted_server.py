@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 import uvicorn
 from helpers.scripted import Scripted, pieces
 from sglang.srt.config import Config
+from sglang.srt.core.request_stats import RequestStats
 from sglang.srt.http.app import make_app
 from sglang.srt.http.service import Service
 from sglang.srt.program.ask import Ask
@@ -59,7 +60,7 @@ class Paced(Scripted):
             self.closed += 1
 
     async def _cut(self, ask: Ask, cuts: Sequence[int]) -> AsyncGenerator[Output, None]:
-        output = Output(0, len(ask.prompt))
+        output = Output(0, RequestStats(prompt_tokens=len(ask.prompt)))
         for piece in pieces(self.text, cuts):
             output.text += piece
             output.tokens = list(range(len(output.text)))
@@ -72,7 +73,7 @@ class Paced(Scripted):
         self.asks.append(ask.verified(self.info))
         ids = [*self.tokenizer.encode(self.text, False), self.tokenizer.eos_ids[0]]
         decoder = self.tokenizer.detokenizer(ask.sampling.skip_special_tokens)
-        output = Output(0, len(ask.prompt))
+        output = Output(0, RequestStats(prompt_tokens=len(ask.prompt)))
         for at in range(0, len(ids), self.piece):
             fresh = ids[at : at + self.piece]
             output.text += decoder.push(fresh)

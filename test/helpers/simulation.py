@@ -348,12 +348,12 @@ class History:
 
     def _abort(self) -> None:
         waiting = self.engine.waiting
-        retracted = [n for n in self.asked if n in waiting and waiting[n].passes]
+        retracted = [n for n in self.asked if n in waiting and waiting[n].stats.forward_passes]
         number = self.random.choice(retracted or list(self.asked))
         context = self.asked[number].context
         state = "running"
         if number in waiting:
-            state = "retracted" if waiting[number].passes else "waiting"
+            state = "retracted" if waiting[number].stats.forward_passes else "waiting"
         self.seen[f"aborts of {state} requests"] += 1
         self.asked[number].close = True
         events = self._handle(Close(context))
@@ -480,20 +480,26 @@ class History:
             return
         self.ended[event.request] = event.reason
         age = self.clock.now() - asked.received
-        assert 0 <= event.queued <= (event.first or age) <= age, "seconds are miscounted"
+        assert 0 <= event.stats.queue_seconds <= (event.stats.first_token_seconds or age) <= age, (
+            "seconds are miscounted"
+        )
         if event.reason == "abort":
-            assert event.completion == len(asked.drawn), "tokens that nobody was told of"
+            assert event.stats.completion_tokens == len(asked.drawn), (
+                "tokens that nobody was told of"
+            )
             return
         assert not asked.refusal, f"a request that is {asked.refusal} was answered"
-        assert event.prompt == len(asked.prompt.tokens)
-        if event.passes and not event.retracted:
-            assert event.cached == event.prompt - asked.computed, "cached tokens are miscounted"
+        assert event.stats.prompt_tokens == len(asked.prompt.tokens)
+        if event.stats.forward_passes and not event.stats.retractions:
+            assert event.stats.cached_tokens == event.stats.prompt_tokens - asked.computed, (
+                "cached tokens are miscounted"
+            )
         self.seen.update(f"answers with {feature}" for feature in asked.features)
-        if event.retracted:
+        if event.stats.retractions:
             self.seen.update(f"retracted with {feature}" for feature in asked.features)
-        if event.cached:
+        if event.stats.cached_tokens:
             self.seen.update(f"cached with {feature}" for feature in asked.features)
-        if event.accepted:
+        if event.stats.accepted_tokens:
             self.seen.update(f"drafted with {feature}" for feature in asked.features)
         if isinstance(goal, Generate):
             self._check_text(asked, goal, event)
@@ -510,23 +516,27 @@ class History:
         sampling = goal.sampling
         want = expected(asked.prompt, sampling, TEXT)
         assert asked.drawn == want.tokens, "the text has changed"
-        assert event.completion == len(asked.drawn), "tokens that nobody was told of"
+        assert event.stats.completion_tokens == len(asked.drawn), "tokens that nobody was told of"
         assert event.reason == want.reason, f"{event.reason}, not {want.reason}"
         assert (event.matched, event.cut) in want.ends, f"{event.matched!r} at {event.cut}"
         if asked.seldom and sampling.constraint is None:
-            assert asked.told <= 2 + event.completion // goal.interval, "told too often"
-        assert event.accepted <= min(event.drafted, event.completion)
+            assert asked.told <= 2 + event.stats.completion_tokens // goal.interval, (
+                "told too often"
+            )
+        assert event.stats.accepted_tokens <= min(
+            event.stats.drafted_tokens, event.stats.completion_tokens
+        )
         if isinstance(event.matched, str):
             assert asked.shown <= event.cut, "a stream has shown a part of the stop"
             pattern = event.matched not in sampling.stop
             self.seen["ends by a pattern" if pattern else "ends by a string"] += 1
-        self.seen["forced tokens"] += event.forced
-        self.seen["accepted drafts"] += event.accepted
-        self.seen["rejected drafts"] += event.drafted - event.accepted
-        if event.accepted and not sampling.constraint:
+        self.seen["forced tokens"] += event.stats.forced_tokens
+        self.seen["accepted drafts"] += event.stats.accepted_tokens
+        self.seen["rejected drafts"] += event.stats.drafted_tokens - event.stats.accepted_tokens
+        if event.stats.accepted_tokens and not sampling.constraint:
             self.seen[f"texts drafted by {sampling.speculation}"] += 1
         self.seen["dead ends"] += event.reason == "error"
-        self.seen["answers of a hundred tokens"] += event.completion >= 100
+        self.seen["answers of a hundred tokens"] += event.stats.completion_tokens >= 100
         self._check_logprobs(asked, goal, want)
 
     def _check_logprobs(self, asked: Asked, goal: Generate, want: Text) -> None:

@@ -74,7 +74,7 @@ def test_kv_is_met_under_the_same_loading_alone() -> None:
         context = desk.with_adapter(prompt, adapter, salt)
         request = desk.advance(context, generate(2), close=True)
         desk.run()
-        return desk.done(request).cached
+        return desk.done(request).stats.cached_tokens
 
     assert desk.load("a")
     assert desk.load("b")
@@ -147,7 +147,7 @@ def test_a_filled_context_needs_no_place_in_a_pass() -> None:
     desk.step()
     filled = desk.advance(desk.with_adapter([1, 2, 3], "b"), Fill(), close=True)
     desk.run()
-    assert desk.done(filled).cached == 3
+    assert desk.done(filled).stats.cached_tokens == 3
     assert desk.tokens(request) == text([4, 5], 1, 3)
     desk.finish()
 

@@ -91,10 +91,10 @@ def test_text_tokens_and_usage(play: Any, tokenizer: Tokenizer) -> None:
         assert output.tokens == want
         assert output.text == tokenizer.decode(want, skip_special=True)
         assert output.finish.reason == "length"
-        assert (output.prompt_tokens, output.completion_tokens) == (20, 24)
+        assert (output.stats.prompt_tokens, output.completion_tokens) == (20, 24)
         assert output.released == 24
-    assert first.cached_tokens == 0
-    assert again.cached_tokens == 19  # all but the token whose logits are needed
+    assert first.stats.cached_tokens == 0
+    assert again.stats.cached_tokens == 19  # all but the token whose logits are needed
 
 
 def test_a_stream_grows_to_the_same_text(play: Any, tokenizer: Tokenizer) -> None:
@@ -166,7 +166,7 @@ def test_n_completions_share_the_prompt(play: Any) -> None:
     assert len({tuple(output.tokens) for output in first}) == 4
     assert [o.tokens for o in first] == [o.tokens for o in again]
     assert alone.tokens == first[0].tokens
-    assert {o.cached_tokens for o in again} == {20}
+    assert {o.stats.cached_tokens for o in again} == {20}
     assert spent <= 20 + 4 * 12  # the prompt once
 
 
@@ -203,7 +203,7 @@ def test_logprobs(play: Any, tokenizer: Tokenizer, n: int) -> None:
         ]
         assert [len(top) for top in output.tops] == [3] * 5
         assert [len(probe) for probe in output.probes] == [1] * 5
-        assert output.cached_tokens == 14  # scores limit the hit
+        assert output.stats.cached_tokens == 14  # scores limit the hit
 
 
 def test_max_new_tokens_is_cut_to_the_room(play: Any) -> None:

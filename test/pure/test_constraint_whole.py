@@ -80,7 +80,7 @@ def test_the_best_is_taken_or_one_is_drawn_by_its_score(tokenizer: Tokenizer) ->
     assert best.tokens == list(tokenizer.encode(best.text, False))
     assert (best.finish.reason, best.finish.matched) == ("stop", None)
     assert best.completion_tokens == best.released == len(best.tokens)
-    assert best.passes >= 2  # the prompt's, and the choice's own
+    assert best.stats.forward_passes >= 2  # the prompt's, and the choice's own
     assert [output.index for output in drawn] == [0, 1, 2]
     assert drawn[0].text == CHOICES[pick(want, sampled.sampling)]
     assert all(output.choice_logprobs == best.choice_logprobs for output in drawn)

@@ -179,17 +179,17 @@ def test_the_events_are_those_without(
         )  # fmt: skip
         assert logprobs(plain) == logprobs(fast)
         if prompt == ROUND and not params.get("temperature") and "stop" not in params:
-            assert "frequency_penalty" in params or done.accepted > 0
-        assert plainly.drafted == 0
+            assert "frequency_penalty" in params or done.stats.accepted_tokens > 0
+        assert plainly.stats.drafted_tokens == 0
     for one in (plain, fast):
         one.finish()
 
 
 def test_a_copy_takes_a_pass_for_many_tokens() -> None:
     (_, plain), (_, done) = (text(desk(name), ROUND, most=100) for name in ("none", "ngram"))
-    assert plain.passes == 100
-    assert done.passes < 25
-    assert done.accepted > 75
+    assert plain.stats.forward_passes == 100
+    assert done.stats.forward_passes < 25
+    assert done.stats.accepted_tokens > 75
 
 
 def test_a_request_without_a_grammar_pays_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,24 +211,29 @@ def test_drafts_behind_the_end_of_a_text_are_not_accepted() -> None:
     for end in range(40, 47):
         stop = b"".join(TOKEN_BYTES[token] for token in circle[:end]).decode()
         _, done = text(desk("ngram"), ROUND, most=100, stop=(stop,))
-        assert done.completion == end
+        assert done.stats.completion_tokens == end
         # A pass draws one token that no draft stood for; the last one may end before it.
-        assert done.completion - done.accepted in (done.passes - 1, done.passes)
+        assert done.stats.completion_tokens - done.stats.accepted_tokens in (
+            done.stats.forward_passes - 1,
+            done.stats.forward_passes,
+        )
 
 
 def test_a_perfect_draft_model_is_always_right() -> None:
     for params in ({}, {"temperature": 1.0, "seed": 9}, {"repetition_penalty": 1.3}):
         tokens, done = text(desk("draft", Guesser()), PLAIN, most=60, **params)
         assert len(tokens) == 60
-        assert done.drafted == done.accepted
-        assert done.passes <= 9  # of 1, 3, 5, 9, 17, 17 and the rest
+        assert done.stats.drafted_tokens == done.stats.accepted_tokens
+        assert done.stats.forward_passes <= 9  # of 1, 3, 5, 9, 17, 17 and the rest
 
 
 def test_a_draft_model_goes_on_from_what_was_drawn() -> None:
     """After a wrong guess it reads the token drawn instead: it is wrong once, not ever after."""
     _, done = text(desk("draft", Guesser(wrong=7)), PLAIN, most=60)
-    assert done.drafted - done.accepted <= 40, "about every seventh is wrong, and some behind it"
-    assert done.passes <= 25
+    assert done.stats.drafted_tokens - done.stats.accepted_tokens <= 40, (
+        "about every seventh is wrong, and some behind it"
+    )
+    assert done.stats.forward_passes <= 25
 
 
 def test_a_request_chooses_for_itself() -> None:
@@ -236,10 +241,10 @@ def test_a_request_chooses_for_itself() -> None:
     drafted = {}
     for name in ("auto", "off", "ngram", "draft"):
         _, done = text(one, PLAIN, most=20, speculation=name)
-        drafted[name] = done.accepted
+        drafted[name] = done.stats.accepted_tokens
     assert drafted == {"auto": 0, "off": 0, "ngram": 0, "draft": 15}
-    assert text(one, ROUND, most=40, speculation="off")[1].drafted == 0
-    assert text(one, ROUND, most=40, speculation="auto")[1].accepted > 0
+    assert text(one, ROUND, most=40, speculation="off")[1].stats.drafted_tokens == 0
+    assert text(one, ROUND, most=40, speculation="auto")[1].stats.accepted_tokens > 0
 
 
 def test_who_asks_for_what_is_not_there_is_told() -> None:
@@ -312,7 +317,7 @@ def test_a_draft_model_without_room_drafts_less(room: int) -> None:
     texts = [one.tokens(ask) for ask in asks]
     plain = Desk()
     assert texts == [text(plain, [i, *PLAIN], most=30)[0] for i in range(4)]
-    assert sum(one.done(ask).accepted for ask in asks) > 0 or room == 8
+    assert sum(one.done(ask).stats.accepted_tokens for ask in asks) > 0 or room == 8
     assert not drafter_of(one).store.contexts
 
 
@@ -321,7 +326,7 @@ def test_a_shorter_draft_model_is_not_asked_beyond_its_context() -> None:
     one = Desk(drafts=Drafts("exact", "draft", model=drafter))
     tokens, done = text(one, PLAIN, most=50)
     assert len(tokens) == 50
-    assert 0 < done.accepted <= 16
+    assert 0 < done.stats.accepted_tokens <= 16
 
 
 def test_a_draft_model_that_fails_is_left_alone() -> None:
@@ -329,7 +334,7 @@ def test_a_draft_model_that_fails_is_left_alone() -> None:
     one = desk("draft", model)
     asks = [one.ask([i, *PLAIN], generate(30)) for i in range(2)]
     one.run()
-    assert all(one.done(ask).completion == 30 for ask in asks)
+    assert all(one.done(ask).stats.completion_tokens == 30 for ask in asks)
     passes = model.passes
     text(one, PLAIN, most=10)
     assert model.passes == passes
@@ -344,7 +349,7 @@ def test_its_prompt_is_read_in_parts() -> None:
     prompt = [i % 70 for i in range(35)]
     tokens, done = text(one, prompt, most=40)
     assert tokens == text(Desk(), prompt, most=40)[0]
-    assert done.accepted > 0
+    assert done.stats.accepted_tokens > 0
     assert max(count for rows in model.batches for _, count in rows) == 10
 
 

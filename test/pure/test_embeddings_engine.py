@@ -47,11 +47,11 @@ def test_the_last_state_reuses_the_cache_and_the_mean_does_not() -> None:
     desk.run()
     last = desk.advance(desk.open(PROMPT), Embed("last"))
     desk.run()
-    assert desk.done(last).cached == len(PROMPT) - 1
+    assert desk.done(last).stats.cached_tokens == len(PROMPT) - 1
     before = desk.worker.tokens
     mean = desk.advance(desk.open(PROMPT), Embed("mean"))
     desk.run()
-    assert desk.done(mean).cached == 0
+    assert desk.done(mean).stats.cached_tokens == 0
     assert desk.worker.tokens - before == len(PROMPT)
     assert found(desk, last) == pytest.approx(wanted(PROMPT, "last"))
     assert found(desk, mean) == pytest.approx(wanted(PROMPT, "mean"))

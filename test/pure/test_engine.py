@@ -34,8 +34,10 @@ def test_a_generation_and_its_events() -> None:
     desk.run()
     assert desk.tokens(request) == alone(PROMPT, generate())
     done = desk.done(request)
-    assert (done.reason, done.prompt, done.cached, done.completion) == ("length", 8, 0, 8)
-    assert done.passes == 8, "the prompt and the first token are one pass"
+    stats = done.stats
+    assert (done.reason, stats.prompt_tokens, stats.cached_tokens) == ("length", 8, 0)
+    assert stats.completion_tokens == 8
+    assert done.stats.forward_passes == 8, "the prompt and the first token are one pass"
     assert list(desk.engine.store.contexts[context].tokens) == PROMPT + desk.tokens(request)
     desk.finish()
 
@@ -62,7 +64,7 @@ def test_an_abort_tells_of_what_was_drawn() -> None:
     assert len(desk.tokens(request)) == 1
     desk.send(Close(context))
     assert desk.tokens(request) == alone(PROMPT, generate(6))
-    assert desk.done(request).completion == 6
+    assert desk.done(request).stats.completion_tokens == 6
     desk.finish()
 
 
@@ -76,7 +78,9 @@ def test_a_context_goes_on_where_it_was() -> None:
     desk.run()
     so_far = [*PROMPT, *desk.tokens(first), 7, 7]
     assert desk.tokens(second) == alone(so_far, generate(4))
-    assert desk.done(second).cached == len(so_far) - 3, "all but the last drawn and the appended"
+    assert desk.done(second).stats.cached_tokens == len(so_far) - 3, (
+        "all but the last drawn and the appended"
+    )
     desk.finish()
 
 
@@ -89,7 +93,7 @@ def test_truncate_then_another_way() -> None:
     request = desk.advance(context, generate(6))
     desk.run()
     assert desk.tokens(request) == alone(PROMPT[:5], generate(6))
-    assert desk.done(request).cached == 4
+    assert desk.done(request).stats.cached_tokens == 4
     desk.finish()
 
 
@@ -105,8 +109,8 @@ def test_a_fork_meets_its_parents_kv(page_size: int) -> None:
     desk.run()
     assert desk.tokens(one) == alone([*PROMPT * 2, 50], generate())
     assert desk.tokens(two) == alone([*(PROMPT * 2)[:9], 51], generate())
-    assert desk.done(one).cached == 16
-    assert desk.done(two).cached == 9 // page_size * page_size
+    assert desk.done(one).stats.cached_tokens == 16
+    assert desk.done(two).stats.cached_tokens == 9 // page_size * page_size
     desk.finish()
 
 
@@ -122,7 +126,7 @@ def test_a_fork_of_a_running_context() -> None:
     desk.run()
     assert desk.tokens(request) == alone(PROMPT, generate(10))
     assert desk.tokens(other) == alone(so_far, generate(3, seed=1, temperature=1.0))
-    assert desk.done(other).cached == len(so_far) - 1
+    assert desk.done(other).stats.cached_tokens == len(so_far) - 1
     desk.finish()
 
 
@@ -131,7 +135,7 @@ def test_namespaces_share_nothing() -> None:
     for space, cached in (("a", 0), ("b", 0), ("a", len(PROMPT) - 1)):
         request = desk.advance(desk.open(PROMPT, space), generate(1))
         desk.run()
-        assert desk.done(request).cached == cached
+        assert desk.done(request).stats.cached_tokens == cached
     desk.finish()
 
 
@@ -142,12 +146,15 @@ def test_fill_then_everything_is_cached() -> None:
     desk = Desk()
     first = desk.ask(PROMPT, Fill())
     desk.run()
-    assert (desk.done(first).reason, desk.done(first).cached) == ("done", 0)
+    assert (desk.done(first).reason, desk.done(first).stats.cached_tokens) == ("done", 0)
     before = desk.worker.passes
     second = desk.ask(PROMPT, Fill())
     desk.run()
     assert desk.worker.passes == before, "no pass is needed"
-    assert (desk.done(second).cached, desk.done(second).passes) == (len(PROMPT), 0)
+    assert (desk.done(second).stats.cached_tokens, desk.done(second).stats.forward_passes) == (
+        len(PROMPT),
+        0,
+    )
     desk.finish()
 
 
@@ -172,7 +179,9 @@ def test_scores_are_computed_where_the_cache_has_the_kv(start: int, chunk: int) 
     prompt = desk.prompt(request)
     assert (prompt.start, prompt.logprobs) == (start, want)
     assert len(prompt.tops) == len(prompt.probes) == len(want)
-    assert desk.done(request).cached == max(min(start, 8) - 1, 0), "the hit ends before the first"
+    assert desk.done(request).stats.cached_tokens == max(min(start, 8) - 1, 0), (
+        "the hit ends before the first"
+    )
     desk.finish()
 
 

@@ -39,7 +39,7 @@ def test_an_abort_while_waiting_in_the_prompt_and_while_drawing(steps: int, clos
         desk.step()
     desk.send(Close(context))
     assert desk.done(request).reason == "abort"
-    assert desk.done(request).completion == len(desk.tokens(request))
+    assert desk.done(request).stats.completion_tokens == len(desk.tokens(request))
     assert context not in desk.engine.store.contexts
     desk.run()
     assert desk.tokens(other) == alone([*PROMPT, 1], generate(9))
@@ -57,7 +57,7 @@ def test_an_abort_of_a_retracted_request() -> None:
     assert young in desk.engine.waiting
     desk.send(Close(context))
     assert desk.done(young).reason == "abort"
-    assert desk.done(young).completion > 0
+    assert desk.done(young).stats.completion_tokens > 0
     desk.run()
     assert desk.tokens(old) == alone([1] * 10, generate(25))
     desk.finish()

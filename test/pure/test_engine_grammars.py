@@ -137,7 +137,9 @@ def test_a_text_that_is_all_forced_needs_no_pass() -> None:
     tokens, done = ended(desk, 1)
     assert tokens == [1, 2, 3]
     assert isinstance(done, Done)
-    assert (done.reason, done.forced, done.completion, done.passes) == ("stop", 3, 3, 0)
+    stats = done.stats
+    assert (done.reason, stats.forced_tokens, stats.completion_tokens) == ("stop", 3, 3)
+    assert stats.forward_passes == 0
     assert desk.worker.passes == 0
     assert not desk.engine.store.contexts[1].active
 
@@ -150,8 +152,9 @@ def test_forced_tokens_cost_no_pass_of_their_own(jumps: str, passes: int) -> Non
     tokens, done = ended(desk, 1)
     assert tokens[1:3] == [3, 4]
     assert isinstance(done, Done)
-    assert (done.reason, done.completion, done.passes) == ("stop", 4, passes)
-    assert done.forced == (0 if jumps == "off" else 2)
+    assert (done.reason, done.stats.completion_tokens) == ("stop", 4)
+    assert done.stats.forward_passes == passes
+    assert done.stats.forced_tokens == (0 if jumps == "off" else 2)
     assert desk.engine.store.contexts[1].tokens[3:].tolist() == tokens
 
 
@@ -180,7 +183,7 @@ def test_stops_hold_among_rewritten_tokens() -> None:
         tokens, done = ended(desk, number)
         assert tokens[1:] == [3]
         assert isinstance(done, Done)
-        assert (done.reason, done.completion) == (reason, 2)
+        assert (done.reason, done.stats.completion_tokens) == (reason, 2)
         assert desk.engine.store.contexts[number].tokens[3:].tolist() == tokens
 
 
@@ -233,7 +236,7 @@ def test_the_prompts_log_probabilities_come_before_forced_text() -> None:
         1, 2, 3,
     ]  # fmt: skip
     assert isinstance(done, Done)
-    assert done.passes == 1
+    assert done.stats.forward_passes == 1
 
 
 def test_a_long_forced_text_is_written_in_parts() -> None:
@@ -245,7 +248,7 @@ def test_a_long_forced_text_is_written_in_parts() -> None:
     tokens, done = ended(desk, 1)
     assert tokens == [3] * (2 * MAX_FORCED + 5)
     assert isinstance(done, Done)
-    assert (done.passes, done.forced) == (2, 2 * MAX_FORCED)
+    assert (done.stats.forward_passes, done.stats.forced_tokens) == (2, 2 * MAX_FORCED)
 
 
 @pytest.mark.parametrize("method", ["mask", "forced", "advance"])
@@ -265,7 +268,7 @@ def test_a_drafter_that_breaks_drafts_nothing() -> None:
     desk.run()
     _, end = ended(desk, 1)
     assert isinstance(end, Done)
-    assert (end.reason, end.drafted, end.completion) == ("stop", 0, 4)
+    assert (end.reason, end.stats.drafted_tokens, end.stats.completion_tokens) == ("stop", 0, 4)
 
 
 def test_what_cannot_be_compiled_is_invalid() -> None:
@@ -328,6 +331,6 @@ def test_drafts_are_truncated_at_the_first_that_was_not_drawn() -> None:
     (tokens, done), (want, _) = ended(desk, 1), ended(plain, 1)
     assert tokens == want
     assert isinstance(done, Done)
-    assert done.drafted > 0
-    assert done.accepted < done.drafted
+    assert done.stats.drafted_tokens > 0
+    assert done.stats.accepted_tokens < done.stats.drafted_tokens
     assert desk.engine.store.contexts[1].tokens[3:].tolist() == tokens

@@ -150,7 +150,7 @@ def test_forced_text_is_the_same_over_more_steps() -> None:
         desk.run()
         texts.append([text_of(desk, request) for request in requests])
         assert {desk.done(request).reason for request in requests} == {"stop"}
-        passes = max(desk.done(request).passes for request in requests)
+        passes = max(desk.done(request).stats.forward_passes for request in requests)
         assert (passes > 4) == bool(patterns)
     assert texts[0] == texts[1]
 

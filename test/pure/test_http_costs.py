@@ -244,7 +244,7 @@ def test_a_stream_writes_each_log_probability_once(
 
 
 def test_a_choice_that_ends_while_a_chunk_is_sent_ends_once() -> None:
-    output = Output(0, 3, text="a", tokens=[1], released=1)
+    output = Output(0, text="a", tokens=[1], released=1)
 
     class Racing:
         config = Config.of()

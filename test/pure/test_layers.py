@@ -48,7 +48,7 @@ RULES = {
     " srt.engine.info",
     "srt.http": "sglang.ir srt.core srt.config srt.tokenizer srt.program srt.runtime msgspec"
     " starlette pydantic_core uvicorn httptools prometheus_client psutil",
-    "srt.http.openapi.native_shapes": "srt.engine.info srt.http srt.runtime msgspec",
+    "srt.http.openapi.native_shapes": "srt.core srt.engine.info srt.http srt.runtime msgspec",
     "srt.http.launch": "srt.core srt.config srt.tokenizer srt.program srt.http srt.engine"
     " srt.commands.arguments",
     "srt.http.serving": "srt.core srt.config srt.tokenizer srt.program srt.http srt.engine uvicorn",

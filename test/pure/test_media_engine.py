@@ -82,8 +82,8 @@ def test_the_second_question_computes_no_image_token() -> None:
     before = d.worker.tokens
     second = ask(d, [1, 2], 4, [5, 6])
     d.run()
-    assert d.done(first).cached == 0
-    assert d.done(second).cached == 2 + 5
+    assert d.done(first).stats.cached_tokens == 0
+    assert d.done(second).stats.cached_tokens == 2 + 5
     assert d.worker.tokens == before + 2 + 3, "the question and what was drawn"
     d.finish()
 
@@ -107,7 +107,7 @@ def test_an_image_of_one_token_is_not_another() -> None:
         request = ask(d, [1], content, [2])
         d.run()
         assert d.tokens(request) == text(prompt([1], content, [2])[2], 4)
-        assert d.done(request).cached == (content > 0), "the text before it"
+        assert d.done(request).stats.cached_tokens == (content > 0), "the text before it"
     d.finish()
 
 
@@ -117,7 +117,7 @@ def test_an_image_that_is_forgotten_is_computed_again() -> None:
     for content in (1, 2, 3, 1):
         request = ask(d, content, [1])
         d.run()
-        assert d.done(request).cached == 0
+        assert d.done(request).stats.cached_tokens == 0
         assert d.tokens(request) == text(prompt(content, [1])[2], 4)
     d.finish()
 

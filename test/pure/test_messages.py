@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.core import messages as m
 from sglang.srt.core.ints import ints
+from sglang.srt.core.request_stats import CacheMiss, RequestStats
 
 SAMPLING = SamplingParams(
     max_new_tokens=9, stop=("\n", "</s>"), stop_token_ids=(3,), stop_regex=(r"\d+",),
@@ -39,11 +40,11 @@ EVENTS: list[Any] = [
     m.Tokens(10, [1, 2], 3, [-0.5, -1.0], [[(1, -0.5)], []], [[-2.0], [-3.0]]),
     m.Tokens(10, []),
     m.Prompt(10, 0, [None, -0.25], [None, [(2, -0.25)]], [None, [-9.0]]),
-    m.Done(10, "stop", "\n", 12, 5, 4, 3, 7, 0.125),
+    m.Done(10, "stop", "\n", 12, RequestStats(5, 3, 4, 7, queue_seconds=0.125)),
     m.Done(11, "stop", 2),
     m.Done(12, "done", top=[(3, -0.1)], probe=[-4.0]),
     m.Done(15, "done", embedding=b"\x00\x00\x80?"),
-    m.Done(16, "stop", origin=m.Origin(3, 8, [5, 6], 2, "evicted", 1.5, 4)),
+    m.Done(16, "stop", stats=RequestStats(miss=CacheMiss(3, 8, [5, 6], 2, "evicted", 1.5, 4))),
     m.Failed(13, "capacity", "100 tokens wanted; 50 are there"),
     m.Reply(15, False, "busy", {"running": 3, "used": [1, 2], "nested": {"a": None}}),
 ]

@@ -57,7 +57,7 @@ class Turns(Paced):
         self.text = self.texts.pop(0) if self.texts else "Hello there."
         async with contextlib.aclosing(super().stream(ask)) as outputs:
             async for output in outputs:
-                output.cached_tokens = 5 if output.finish else 0
+                output.stats.cached_tokens = 5 if output.finish else 0
                 yield output
 
 

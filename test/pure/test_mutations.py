@@ -191,7 +191,7 @@ MUTATIONS = {
     "top-k and the like are forgotten after a retraction": [
         Edit(rows, "_samples", "pending, masks = request.pending, None",
              """pending, masks = request.pending, None
-    if request.retracted:
+    if request.stats.retractions:
         import msgspec
         params = msgspec.structs.replace(params, top_k=-1, top_p=1.0, min_p=0.0)"""),
     ],

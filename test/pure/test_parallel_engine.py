@@ -214,7 +214,7 @@ def cached(office: ParallelDesk, items: Sequence[Item], namespace: str = "") -> 
     request = office.advance(office.open_items(items, namespace), generate(3), close=True)
     office.run()
     assert office.tokens(request) == expected(items, 3)[0]
-    return office.done(request).cached
+    return office.done(request).stats.cached_tokens
 
 
 def test_the_same_prompt_again_is_in_the_cache() -> None:
@@ -246,7 +246,7 @@ def test_fills_and_forks_of_n_completions() -> None:
     office.run()
     for request in requests:
         assert office.tokens(request) == expected(BASE, 5)[0]
-        assert office.done(request).cached == len(tokens_of(BASE)) - 1
+        assert office.done(request).stats.cached_tokens == len(tokens_of(BASE)) - 1
 
 
 def test_one_pass_has_a_row_for_each_text() -> None:

@@ -63,7 +63,7 @@ def test_a_retracted_request_gives_its_memory_back() -> None:
     tell(desk, "continue")
     desk.run()
     assert desk.tokens(request) == whole(PROMPT, 12)
-    assert desk.done(request).retracted == 1
+    assert desk.done(request).stats.retractions == 1
     desk.finish()
 
 

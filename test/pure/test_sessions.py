@@ -55,7 +55,7 @@ class Book:
 
     async def _end(self, turn: SessionTurn, tokens: list[int]) -> None:
         async def run() -> AsyncGenerator[tuple[int, Output], None]:
-            yield 0, Output(0, len(turn.prompt), tokens=tokens)
+            yield 0, Output(0, tokens=tokens)
 
         async for _ in self.sessions.follow(turn, run):
             pass

@@ -125,7 +125,7 @@ def test_a_lost_engine_is_started_again(
             assert (await http.get("/health")).status_code == 200
         after = await golden(completion)
         assert (after.text, after.tokens) == (before.text, before.tokens)
-        assert after.cached_tokens <= 1, "the cache is empty, but for the warm-up"
+        assert after.stats.cached_tokens <= 1, "the cache is empty, but for the warm-up"
         assert completion.info == info
         assert supervisor.restarts == 1
         keeping.cancel()

@@ -30,11 +30,11 @@ Reach: TypeAlias = Callable[[Context, int], int]
 
 @contextmanager
 def _reaching(store: Store, reach: Reach) -> Iterator[None]:
-    match, origin, acquire = store.match, store.origin, store.acquire
+    match, miss, acquire = store.match, store.miss, store.acquire
     with patched(
         store,
         match=lambda context, limit: match(context, reach(context, limit)),
-        origin=lambda context, limit: origin(context, reach(context, limit)),
+        miss=lambda context, limit: miss(context, reach(context, limit)),
         acquire=lambda context, limit: acquire(context, reach(context, limit)),
     ):
         yield

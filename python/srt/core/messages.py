@@ -31,6 +31,7 @@ from typing import Any, TypeAlias
 import msgspec
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.media import Medias
+from sglang.srt.core.request_stats import RequestStats
 from sglang.srt.core.segments import Segments
 
 TopPairs: TypeAlias = list[tuple[int, float]]
@@ -189,8 +190,8 @@ class Tokens(msgspec.Struct, tag="tokens", omit_defaults=True):
 
     ``held`` is how many trailing bytes of the generated text so far may turn out to belong to a
     stop string: a stream does not show them yet. ``taken`` tokens before these are void: their
-    bytes are those that the new ones begin with (``--jump-forward string``). ``cached`` counts the
-    prompt tokens found in the cache; it comes with the first sampled token.
+    bytes are those that the new ones begin with (``--jump-forward string``). ``stats`` comes with
+    the first sampled token: the statistics so far, ``cached_tokens`` among them.
     """
 
     request: int
@@ -200,7 +201,7 @@ class Tokens(msgspec.Struct, tag="tokens", omit_defaults=True):
     tops: list[TopPairs] = []
     probes: list[list[float]] = []
     taken: int = 0
-    cached: int = 0
+    stats: RequestStats | None = None
 
 
 class Prompt(msgspec.Struct, tag="prompt", omit_defaults=True):
@@ -218,46 +219,16 @@ class Prompt(msgspec.Struct, tag="prompt", omit_defaults=True):
     probes: list[list[float] | None] = []
 
 
-class Origin(msgspec.Struct, omit_defaults=True):
-    """Why the rest of a prompt was not in the cache, found when it was first admitted.
-
-    Attributes:
-        matched: prompt tokens that the cache held; what stands behind them was computed.
-        limit: the most that it may have given; the last token is computed for its output.
-        cached_next: what the cache holds behind ``matched`` in place of the prompt's own tokens,
-            along its most recently used path.
-        evicted: prompt tokens behind ``matched`` that were there before; why: "evicted", "flushed"
-            or "failed" (a pass did, and its KV with it); evicted_ago: seconds.
-        other: prompt tokens that the cache holds in the namespace that knows most of them, where
-            that is more than ``matched``.
-        adapter: likewise, of namespaces with the same salt and another adapter, or none.
-    """
-
-    matched: int = 0
-    limit: int = 0
-    cached_next: list[int] = []
-    evicted: int = 0
-    why: str = ""
-    evicted_ago: float = 0.0
-    other: int = 0
-    adapter: int = 0
-
-
 class Done(msgspec.Struct, tag="done", omit_defaults=True):
     """The request has ended well.
 
     Attributes:
-        reason: "stop", "length", "abort", "done" for a goal that draws nothing, or "error": the
-            text so far stands, and ``message`` says why no token could follow.
+        reason: "stop", "length", "abort", "done" for a goal that samples nothing, or "error": the
+            text so far is valid, and ``message`` says why no token could follow.
         matched: the stop string, the pattern's text or the stop token id.
         cut: bytes of generated text before the match; -1 where the text is not cut.
-        cached: prompt tokens found in the cache; prompt: all of them; completion: tokens drawn.
+        stats: final statistics.
         top, probe: of a Distribution.
-        passes: forward passes this request took part in; queued: seconds before its first;
-            first: seconds to the first token that was drawn, 0 where none was; retracted: how
-            often it had to wait again. Seconds count from the request's arrival.
-        forced: tokens written without a draw; drafted: tokens guessed ahead; accepted: of these,
-            the ones that were then drawn.
         embedding: of an Embed, float32 in native order.
     """
 
@@ -265,21 +236,11 @@ class Done(msgspec.Struct, tag="done", omit_defaults=True):
     reason: str
     matched: str | int | None = None
     cut: int = -1
-    prompt: int = 0
-    cached: int = 0
-    completion: int = 0
-    passes: int = 0
-    queued: float = 0.0
+    stats: RequestStats = msgspec.field(default_factory=RequestStats)
     top: TopPairs = []
     probe: list[float] = []
-    forced: int = 0
-    drafted: int = 0
-    accepted: int = 0
     message: str = ""
     embedding: bytes = b""
-    origin: Origin | None = None
-    first: float = 0.0
-    retracted: int = 0
 
 
 class Failed(msgspec.Struct, tag="failed", omit_defaults=True):

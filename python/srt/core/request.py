@@ -17,11 +17,11 @@ from sglang.srt.core.messages import (
     Fill,
     Generate,
     Goal,
-    Origin,
     Score,
     Tokens,
 )
 from sglang.srt.core.progress import NOWHERE, Progress
+from sglang.srt.core.request_stats import RequestStats
 
 NEVER = 1 << 60
 UNKNOWN_COST = 1e-3  # seconds, more than most masks take
@@ -65,8 +65,7 @@ class Request:
         drawn: tokens generated so far, the forced ones included.
         matcher: where the text stands in its grammar; None where it is free.
         cost: processor seconds of the matcher's last step; postponed: passes it has waited since.
-        forced: tokens written without a draw; drafted: tokens guessed ahead of one; accepted: of
-            these, the ones that were drawn.
+        stats: counts and seconds, for the client.
         untold: tokens drawn that no event has told of yet.
         pending: draws of passes under way; what they drew is not known yet.
         plain: how its tokens are drawn, where the same for all of them.
@@ -76,15 +75,11 @@ class Request:
         pooled: the hidden state wanted, float64: the last token's, or, where the mean is wanted,
             the sum of the first ``summed`` tokens'.
         unsummed: index of the next context token that no pass has been asked to add to the sum.
-        cached: prompt tokens found in the cache when first admitted; -1 before that.
-        origin: why the rest of the prompt was not in the cache; found with ``cached``.
         overtaken: later arrivals that were admitted before this request.
         watch: looks for stop strings; None where there are none.
         length: bytes of text drawn so far.
         seed: of this request's random numbers.
-        received: time.monotonic() of the arrival; queued: seconds from there to admission;
-            first: to the first token that was drawn, 0 before that.
-        retracted: how often it gave its place back and waited again.
+        received: moment of its arrival.
         progress: of the loop that works for it.
     """
 
@@ -96,9 +91,7 @@ class Request:
     priority: int = 0
     close: bool = False
     received: float = 0.0
-    queued: float = 0.0
-    first: float = 0.0
-    retracted: int = 0
+    stats: RequestStats = field(default_factory=RequestStats)
     progress: Progress = NOWHERE
     prompt: int = 0
     most: int = 0
@@ -107,18 +100,12 @@ class Request:
     pending: int = 0
     guessed: bool = False
     plain: Sample | None = None
-    cached: int = -1
-    passes: int = 0
-    forced: int = 0
-    drafted: int = 0
-    accepted: int = 0
     matcher: Matcher | None = None
     cost: float = UNKNOWN_COST
     postponed: int = 0
     watch: Watch | None = None
     length: int = 0
     overtaken: int = 0
-    origin: Origin | None = None
     unscored: int = NEVER
     reported: int = 0
     summed: int = 0
@@ -126,7 +113,7 @@ class Request:
     pooled: Floats = field(default_factory=lambda: array("d"))
 
     def __post_init__(self) -> None:
-        self.prompt = len(self.context.tokens)
+        self.prompt = self.stats.prompt_tokens = len(self.context.tokens)
         if isinstance(self.goal, Generate):
             self.most = self.goal.sampling.max_new_tokens
         start = self.score_from

@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Sequence
 from operator import add
 
+from msgspec.structs import replace
 from sglang.srt.core.batch import NONE_ALLOWED, Drawn, Row, RowOutput
 from sglang.srt.core.clock import Clock
 from sglang.srt.core.matcher import GrammarError, Matcher
@@ -113,21 +114,16 @@ class Collector:
         self, request: Request, reason: str, matched: str | int | None = None, cut: int = -1
     ) -> Done:
         """The terminal event."""
-        stats = self._stats
+        stats, total = request.stats, self._stats
         if reason == "abort":
-            stats.aborted += 1
+            total.aborted += 1
         else:
-            stats.finished += 1
-        stats.forced_tokens += request.forced
-        stats.drafted_tokens += request.drafted
-        stats.accepted_tokens += request.accepted
-        return Done(
-            request.id, reason, matched, cut, prompt=request.prompt,
-            cached=max(request.cached, 0), completion=request.drawn,
-            passes=request.passes, queued=request.queued, forced=request.forced,
-            drafted=request.drafted, accepted=request.accepted, origin=request.origin,
-            first=request.first, retracted=request.retracted,
-        )  # fmt: skip
+            total.finished += 1
+        total.forced_tokens += stats.forced_tokens
+        total.drafted_tokens += stats.drafted_tokens
+        total.accepted_tokens += stats.accepted_tokens
+        stats.completion_tokens = request.drawn
+        return Done(request.id, reason, matched, cut, stats)
 
     def _with_tip(self, event: Event, out: RowOutput) -> Done:
         assert isinstance(event, Done)
@@ -201,10 +197,11 @@ class Collector:
                     news.tops.append(draw.top)
             if goal.probe:
                 news.probes.append(draw.probe)
-            request.accepted += place < drafts
-            if not request.first:
-                request.first = self._clock.now() - request.received
-                news.cached = max(request.cached, 0)
+            if place < drafts:
+                request.stats.accepted_tokens += 1
+            if request.drawn == request.stats.forced_tokens:  # the first sampled token
+                request.stats.first_token_seconds = self._clock.now() - request.received
+                news.stats = replace(request.stats)
             stop = self._take(request, goal, draw.token, news)
             if stop is not None:
                 return [news, stop]
@@ -235,12 +232,13 @@ class Collector:
         """Add what is forced to ``news``, a few tokens at a time while the budget lasts. What is
         left is forced after the next pass, or sampled, which comes to the same."""
         assert request.matcher is not None
-        most = request.forced + MAX_FORCED
-        while request.forced < most and budget.open:
-            before = request.forced
+        stats = request.stats
+        most = stats.forced_tokens + MAX_FORCED
+        while stats.forced_tokens < most and budget.open:
+            before = stats.forced_tokens
             forced = request.matcher.forced(min(request.growth, FORCED_AT_ONCE))
             events = self._force(request, goal, self._affordable(request, forced), news)
-            if events or request.forced - before < FORCED_AT_ONCE:
+            if events or stats.forced_tokens - before < FORCED_AT_ONCE:
                 return events
         return []
 
@@ -269,7 +267,7 @@ class Collector:
         for token in forced:
             if token in forbidden(request, goal, self._ends):
                 break
-            request.forced += 1
+            request.stats.forced_tokens += 1
             end = self._take(request, goal, token, news, again)
             again = max(again - len(self._bytes[token]), 0)
             if end is not None:
@@ -290,7 +288,7 @@ class Collector:
         self._store.truncate(request.context, kept)
         request.drawn -= taken
         self._stats.generated_tokens -= taken
-        request.forced -= taken
+        request.stats.forced_tokens -= taken
         news = Tokens(request.id, [], taken=taken)
         more = self._force(request, goal, tokens, news, again)
         return [news, *more] if news.tokens or taken else more

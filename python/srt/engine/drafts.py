@@ -217,7 +217,7 @@ class Drafts:
         while kept < count and out.checks[kept].token == drafts[kept]:
             kept += 1
         store.truncate(request.context, len(request.context.tokens) - count + kept)
-        request.drafted += count
+        request.stats.drafted_tokens += count
         progress = self._progress[request.id]
         progress.pace(progress.source).note(count, kept, request.drawn + kept + 1)
         return [*out.checks, out][: kept + 1]

@@ -297,7 +297,7 @@ class Engine:
                 continue  # it has ended meanwhile
             at = next((i for i in range(first, last) if outputs[i].error), last)
             row, out = rows[at], outputs[at]
-            request.passes += 1
+            request.stats.forward_passes += 1
             if row.sample is not None:
                 request.pending -= 1
             collect = partial(self._row, request, row, out, tip, budget)

@@ -329,13 +329,14 @@ class Planner:
         self._unrank(request)
         self.running[request.id] = request
         self._admitted += len(request.context.tokens)
-        if request.cached < 0:
-            request.origin = self.store.origin(request.context, request.match_limit)
+        stats, first = request.stats, request.stats.miss is None
+        if first:
+            stats.miss = self.store.miss(request.context, request.match_limit)
         self.store.acquire(request.context, request.match_limit)
-        if request.cached < 0:
-            request.cached = min(request.context.saved, request.prompt)
-            request.queued = self._clock.now() - request.received
-            self.stats.cached_tokens += request.cached
+        if first:
+            stats.cached_tokens = min(request.context.saved, request.prompt)
+            stats.queue_seconds = self._clock.now() - request.received
+            self.stats.cached_tokens += stats.cached_tokens
             self.stats.prompt_tokens += request.prompt
         if self.schedule.schedule_policy in AGING:
             for other in self.waiting.values():
@@ -347,8 +348,8 @@ class Planner:
     def _found(self, request: Request, gained: int) -> None:
         """Others have computed more of the prompt since it was begun."""
         gained -= max(request.context.saved - request.prompt, 0)
-        if gained > 0 and not request.retracted:  # else it may have been computed before
-            request.cached += gained
+        if gained > 0 and not request.stats.retractions:  # else it may have been computed before
+            request.stats.cached_tokens += gained
             self.stats.cached_tokens += gained
 
     def retract(self, requests: Sequence[Request]) -> None:
@@ -359,7 +360,7 @@ class Planner:
             self.waiting[request.id] = self.running.pop(request.id)
             self._rank(request)
             self.reserve.retracted()
-            request.retracted += 1
+            request.stats.retractions += 1
         self.waiting = {r.id: r for r in sorted(self.waiting.values(), key=_arrival)}
         self.stats.retractions += len(requests)
         self._matches.clear()  # they may have grown since they were matched

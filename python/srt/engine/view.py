@@ -84,7 +84,7 @@ def _request(request: Request, now: float) -> dict[str, Any]:
         "context": request.context.id,
         "request": request.id,
         "prompt": request.prompt,
-        "cached": max(request.cached, 0),
+        "cached": request.stats.cached_tokens,
         "drawn": request.drawn,
         "max_new_tokens": limit,
         "work": request.context.work,

@@ -11,6 +11,7 @@ from dataclasses import replace
 from sglang.srt.config import Config
 from sglang.srt.core.ints import Ints, ints
 from sglang.srt.core.messages import Distribution, Done, Embed, Reply
+from sglang.srt.core.request_stats import RequestStats
 from sglang.srt.core.segments import Segments
 from sglang.srt.http.admin.adapter_routes import Adapters
 from sglang.srt.http.connection.tenants import Tenants
@@ -115,10 +116,10 @@ class Service:
         else:
             found = await read_all(self.completion, owned, goal)
         for done in found:
-            current.get().charge(done.prompt)
+            current.get().charge(done.stats.prompt_tokens)
             metrics.finished(done.reason)
             metrics.whole.observe(time.monotonic() - start)
-            metrics.read(done.prompt, done.cached)
+            metrics.read(done.stats.prompt_tokens, done.stats.cached_tokens)
         return found
 
     async def _read_in_turns(self, asks: Sequence[Ask], goal: Embed | Distribution) -> list[Done]:
@@ -268,7 +269,8 @@ class Service:
                     yield output
         except TurnAborted:
             for index in range(count):
-                yield Output(index, len(ask.prompt), finish=Finish("abort"))
+                stats = RequestStats(prompt_tokens=len(ask.prompt))
+                yield Output(index, stats, finish=Finish("abort"))
 
 
 async def _each_once(

@@ -18,10 +18,10 @@ from sglang.srt.core.ints import Ints, ints
 from sglang.srt.core.media import Medias, Numbers, marked
 from sglang.srt.core.media import cut as cut_media
 from sglang.srt.core.media import verify as verify_media
-from sglang.srt.core.messages import Origin
 from sglang.srt.core.namespace import BASE, Namespace
+from sglang.srt.core.request_stats import CacheMiss
 from sglang.srt.core.segments import Segments, cut, verify
-from sglang.srt.memory.origin import origin_of
+from sglang.srt.memory.misses import miss_of
 from sglang.srt.memory.pages import PagePool
 from sglang.srt.memory.radix import Node, RadixTree
 
@@ -129,11 +129,11 @@ class Store:
             return Match(0, 0, ())
         return Match(*self.tree.match(context.key, limit, context.namespace))
 
-    def origin(self, context: Context, limit: int) -> Origin:
+    def miss(self, context: Context, limit: int) -> CacheMiss:
         """Why the cache holds no more of the context; before ``acquire(context, limit)``."""
         if not self.share:
-            return Origin(0, limit)
-        return origin_of(self.tree, context.key, limit, context.namespace)
+            return CacheMiss(0, limit)
+        return miss_of(self.tree, context.key, limit, context.namespace)
 
     def acquire(self, context: Context, limit: int) -> int:
         """Lock the longest cached prefix of at most ``limit`` tokens, for an idle context, or move

@@ -34,6 +34,7 @@ from sglang.srt.core.messages import (
     Tokens,
     Verb,
 )
+from sglang.srt.core.request_stats import RequestStats
 from sglang.srt.engine.client import Client, EngineLost, Inbox
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.program.ask import Ask, Logprobs, verify_length
@@ -200,8 +201,6 @@ class _Run:
             return
         async with aclosing(merge(self._fork(context, shared))) as merged:
             async for _, output in merged:
-                if sampling.n > 1:
-                    output.cached_tokens = shared.cached_tokens
                 yield output
 
     @property
@@ -214,21 +213,17 @@ class _Run:
     def _output(self, index: int, shared: Output) -> Output:
         """A fresh output that has what all completions of the prompt share."""
         return Output(
-            index,
-            shared.prompt_tokens,
-            prompt_logprobs=shared.prompt_logprobs,
-            cached_tokens=shared.cached_tokens,
-            passes=shared.passes,
-            queued_seconds=shared.queued_seconds,
-            retracted=shared.retracted,
-            origin=shared.origin,
-            started=self.started,
-            scheduled=shared.scheduled,
+            index, shared.stats, prompt_logprobs=shared.prompt_logprobs, started=self.started
         )
+
+    @property
+    def _unknown(self) -> RequestStats:
+        """Statistics before the engine has told any."""
+        return RequestStats(prompt_tokens=len(self.ask.prompt))
 
     async def _prefill(self, context: int, opening: Verb) -> tuple[Done, Output]:
         """Compute the prompt alone, scored where asked for; its facts come in an Output."""
-        shared, start = Output(0, len(self.ask.prompt)), self._score_from
+        shared, start = Output(0, self._unknown), self._score_from
         logprobs = self.ask.logprobs or Logprobs()
         goal = Score(start, logprobs.top, logprobs.probe) if start >= 0 else Fill()
         close = self.ask.sampling.max_new_tokens == 0
@@ -240,9 +235,7 @@ class _Run:
                         shared.prompt_logprobs = found
                         found.extend(event)
                     elif isinstance(event, Done):
-                        shared.cached_tokens, shared.queued_seconds = event.cached, event.queued
-                        shared.passes, shared.origin = event.passes, event.origin
-                        shared.scheduled, shared.retracted = event.queued, event.retracted
+                        shared.stats = event.stats
                         if event.reason == "abort":  # in the middle of the report, perhaps
                             shared.prompt_logprobs = None
                         return event, shared
@@ -270,12 +263,12 @@ class _Run:
         shared: Output | None = None,
     ) -> AsyncGenerator[Output, None]:
         sampling, logprobs = self.ask.sampling, self.ask.logprobs
-        output = self._output(index, shared or Output(0, len(self.ask.prompt)))
-        began = time.monotonic()
+        output = self._output(index, shared or Output(0, self._unknown))
         text = self._tokenizer.detokenizer(sampling.skip_special_tokens)
         assembler = Assembler(
-            output, text, self._tokenizer.token_bytes, self._enders, not sampling.no_stop_trim
-        )
+            output, text, self._tokenizer.token_bytes, self._enders, not sampling.no_stop_trim,
+            None if shared is None else shared.stats,
+        )  # fmt: skip
         goal = Generate(
             nth(sampling, index),
             top=-1 if logprobs is None else logprobs.top,
@@ -296,10 +289,8 @@ class _Run:
                     elif isinstance(event, Done):
                         if grown:
                             yield output
-                        assembler.done(event, began)
+                        assembler.done(event)
                         grown = True
-                    if shared is None and isinstance(event, (Tokens, Done)):
-                        output.cached_tokens = event.cached or output.cached_tokens
                 if grown:
                     yield output
 
@@ -329,7 +320,7 @@ class _Run:
             if ask.logprobs is not None:
                 output.logprobs, output.tops = chosen.logprobs, chosen.tops
                 output.probes = chosen.probes
-            output.passes += chosen.passes
+            output.stats = shared.stats.followed_by(chosen.stats, 0.0)
             output.finish = Finish("stop")
             yield output
 
@@ -353,7 +344,7 @@ class _Run:
             async for events in batches:
                 for event in events:
                     if isinstance(event, Done):
-                        choice.passes = event.passes
+                        choice.stats = event.stats
                     yield event
 
     async def _advance(
@@ -362,7 +353,7 @@ class _Run:
         """Events of one request, as many at a time as have come. Raises Failed as RequestError."""
         request = self._client.new_id()
         if self.aborted:  # the context is closed already
-            yield [Done(request, "abort")]
+            yield [Done(request, "abort", stats=self._unknown)]
             return
         advance = Advance(context, request, goal, self.ask.priority, close)
         inbox = self._client.submit(request, [*before, advance], self.ask.rid)

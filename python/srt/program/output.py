@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sglang.srt.core.messages import Done, Origin, Prompt, Tokens, TopPairs
+from sglang.srt.core.messages import Done, Prompt, Tokens, TopPairs
+from sglang.srt.core.request_stats import RequestStats
 from sglang.srt.tokenizer import Detokenizer
 
 
@@ -45,6 +47,8 @@ class Output:
 
     Attributes:
         index: which of the n completions of its prompt.
+        stats: what the engine has counted. Its prompt is known from the start, more with the first
+            sampled token, all when ``finish`` is set. Its seconds count from ``started``.
         text: what is certain so far, trimmed of stops, control tokens hidden.
         tokens: all generated ids, the ending one included.
         released: how many of them have all their bytes in ``text`` (or hidden).
@@ -52,19 +56,11 @@ class Output:
         prompt_logprobs: where asked for; complete when ``finish`` is set.
         choice_logprobs: log-probability of each choice, where they were scored as wholes.
         finish: None while running.
-        cached_tokens: prompt tokens found in the cache; known with the first sampled token.
-        passes: forward passes that it took part in, its prompt's included; forced: tokens written
-            without a draw; drafted: tokens guessed ahead; accepted: of these, the ones that were
-            then drawn. Known when ``finish`` is set.
-        retracted: how often it had to wait again; known when ``finish`` is set.
-        origin: why the rest of the prompt was not in the cache; known when ``finish`` is set.
-        started: time.monotonic() of submission. From there, in seconds: ``scheduled`` to the
-            prompt's first pass and ``first`` to the first token drawn, None where there was none
-            (both known when ``finish`` is set); ``seconds`` to the last update.
+        started: time.monotonic() of submission; seconds: from there to the last update.
     """
 
     index: int
-    prompt_tokens: int
+    stats: RequestStats = field(default_factory=RequestStats)
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     released: int = 0
@@ -74,17 +70,7 @@ class Output:
     prompt_logprobs: PromptLogprobs | None = None
     choice_logprobs: list[float] = field(default_factory=list)
     finish: Finish | None = None
-    cached_tokens: int = 0
-    passes: int = 0
-    forced: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    queued_seconds: float = 0.0
-    retracted: int = 0
-    origin: Origin | None = None
     started: float = 0.0
-    scheduled: float | None = None
-    first: float | None = None
     seconds: float = 0.0
 
     @property
@@ -96,7 +82,8 @@ class Assembler:
     """Turns the events of one Generate into its Output.
 
     ``enders`` are the ids that end a generation: a stream holds their bytes back until it is known
-    whether they are cut. ``trim`` is whether stops are cut from the text.
+    whether they are cut. ``trim`` is whether stops are cut from the text. ``prompt_stats``: of the
+    request that computed the prompt, where another one did.
     """
 
     def __init__(
@@ -106,7 +93,9 @@ class Assembler:
         table: Sequence[bytes],
         enders: frozenset[int],
         trim: bool,
+        prompt_stats: RequestStats | None,
     ) -> None:
+        self._began, self._prompt_stats = time.monotonic(), prompt_stats
         self.output, self._text, self._table = output, text, table
         self._enders, self._trim = enders, trim
 
@@ -118,6 +107,8 @@ class Assembler:
 
     def tokens(self, event: Tokens) -> None:
         output = self.output
+        if event.stats is not None:
+            self._count(event.stats)
         taken: list[int] = []
         if event.taken:
             taken = output.tokens[-event.taken :]
@@ -131,25 +122,21 @@ class Assembler:
         output.text += self._text.push(event.tokens, held, taken)
         output.released = self._text.released
 
-    def done(self, event: Done, began: float) -> None:
-        """Take the end of a request that was submitted at ``began`` of the monotonic clock."""
+    def done(self, event: Done) -> None:
         output = self.output
         found = output.prompt_logprobs
-        if found is not None and not found.reaches(output.prompt_tokens):
+        if found is not None and not found.reaches(output.stats.prompt_tokens):
             output.prompt_logprobs = None
         output.text += self._text.finish(event.cut if self._trim else -1)
         output.released = self._text.released
         output.finish = Finish(event.reason, event.matched, event.message)
-        output.passes += event.passes
-        output.forced, output.drafted = event.forced, event.drafted
-        output.accepted = event.accepted
-        output.queued_seconds = event.queued
-        output.retracted += event.retracted
-        if output.scheduled is None:
-            output.scheduled = event.queued
-        if event.first:
-            output.first = began - output.started + event.first
-        output.origin = output.origin or event.origin
+        self._count(event.stats)
+
+    def _count(self, stats: RequestStats) -> None:
+        before = self._prompt_stats
+        if before is not None:
+            stats = before.followed_by(stats, self._began - self.output.started)
+        self.output.stats = stats
 
     def _ending_bytes(self) -> int:
         """Bytes of the last token, if it is one that ends the text."""

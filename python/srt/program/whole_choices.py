@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from sglang.ir.sampling import SEED_LIMIT, SamplingParams
 from sglang.srt.core.messages import Event, Prompt, TopPairs
+from sglang.srt.core.request_stats import RequestStats
 
 AT_ONCE = 32  # choices of one prompt that are in the engine at the same time
 
@@ -30,7 +31,7 @@ class Choice:
     logprobs: list[float] = field(default_factory=list)
     tops: list[TopPairs] = field(default_factory=list)
     probes: list[list[float]] = field(default_factory=list)
-    passes: int = 0
+    stats: RequestStats = field(default_factory=RequestStats)
 
     @property
     def total(self) -> float:

@@ -11,7 +11,7 @@ from itertools import groupby
 import msgspec
 from sglang.srt.core.ints import Ints, common_prefix, ints
 from sglang.srt.core.media import within
-from sglang.srt.core.messages import Origin
+from sglang.srt.core.request_stats import CacheMiss
 from sglang.srt.program.ask import Ask
 from sglang.srt.program.output import Output
 from sglang.srt.runtime.caller import SHARED, Caller, current
@@ -67,7 +67,7 @@ class Kept(msgspec.Struct):
     length: int
     around: Ints
     first: int
-    origin: Origin
+    miss: CacheMiss
     at: datetime.datetime
 
 
@@ -79,17 +79,17 @@ class Entry:
 
     def note(self, place: int, ask: Ask, output: Output) -> None:
         """A completion of ``ask`` has ended."""
-        origin = output.origin
-        if origin is None or place in self.prompts or place >= MAX_PROMPTS:
+        miss = output.stats.miss
+        if miss is None or place in self.prompts or place >= MAX_PROMPTS:
             return
-        first = max(0, origin.matched - BEFORE)
-        last = origin.matched + len(origin.cached_next) + BEHIND
+        first = max(0, miss.matched - BEFORE)
+        last = miss.matched + len(miss.cached_next) + BEHIND
         around = ask.prompt[first:last]
         for medium in within(ask.media, first, last):
             for i in range(max(medium.start, first), min(medium.end, last)):
                 around[i - first] = IMAGE
         now = datetime.datetime.now(datetime.timezone.utc)
-        self.prompts[place] = Kept(len(ask.prompt), around, first, origin, now)
+        self.prompts[place] = Kept(len(ask.prompt), around, first, miss, now)
 
 
 class Explanations:
@@ -124,14 +124,14 @@ class Explanations:
 def explain(kept: Kept, tokenizer: Tokenizer, caller: Caller, shared: bool) -> Explanation:
     """In words; what other tenants have cached is told to an admin only. ``shared``: there is a
     cache."""
-    origin = kept.origin
+    miss = kept.miss
     reasons = list(_reasons(kept, caller, shared))
-    told = origin.cached_next and _knows(caller)
+    told = miss.cached_next and _knows(caller)
     diverged = _diverged(kept, tokenizer) if told else None
-    share = origin.matched / kept.length if kept.length else 0.0
+    share = miss.matched / kept.length if kept.length else 0.0
     lines = [
-        f"{origin.matched} of {kept.length} prompt tokens came from the cache ({share:.1%}); "
-        f"{kept.length - origin.matched} were computed."
+        f"{miss.matched} of {kept.length} prompt tokens came from the cache ({share:.1%}); "
+        f"{kept.length - miss.matched} were computed."
     ]
     if diverged is not None:
         lines += [
@@ -141,8 +141,8 @@ def explain(kept: Kept, tokenizer: Tokenizer, caller: Caller, shared: bool) -> E
             f"  cached   {diverged.cached_text!r}",
         ]
     lines += [f"{reason.tokens:>6}  {reason.text}" for reason in reasons]
-    computed = kept.length - origin.matched
-    return Explanation(kept.length, origin.matched, computed, reasons, diverged, "\n".join(lines))
+    computed = kept.length - miss.matched
+    return Explanation(kept.length, miss.matched, computed, reasons, diverged, "\n".join(lines))
 
 
 def read(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
@@ -157,23 +157,23 @@ def _knows(caller: Caller) -> bool:
 
 
 def _reasons(kept: Kept, caller: Caller, shared: bool) -> Iterator[Reason]:
-    origin = kept.origin
-    if origin.matched:
-        yield Reason("cached", origin.matched, "came from the cache")
-    missing = origin.limit - origin.matched
+    miss = kept.miss
+    if miss.matched:
+        yield Reason("cached", miss.matched, "came from the cache")
+    missing = miss.limit - miss.matched
     if not shared and missing:
         yield Reason("disabled", missing, "the cache is off (--disable-radix-cache)")
         missing = 0
-    lost = min(origin.evicted, missing)
+    lost = min(miss.evicted, missing)
     if lost:
-        then = kept.at - datetime.timedelta(seconds=origin.evicted_ago)
-        yield Reason(origin.why, lost, f"{_WHY[origin.why]} at {then:%Y-%m-%d %H:%M:%S} UTC")
+        then = kept.at - datetime.timedelta(seconds=miss.evicted_ago)
+        yield Reason(miss.why, lost, f"{_WHY[miss.why]} at {then:%Y-%m-%d %H:%M:%S} UTC")
         missing -= lost
-    adapted = min(max(origin.adapter - origin.matched - lost, 0), missing) if _knows(caller) else 0
+    adapted = min(max(miss.adapter - miss.matched - lost, 0), missing) if _knows(caller) else 0
     if adapted:
         yield Reason("adapter", adapted, "cached under another adapter, or none: it has other KV")
         missing -= adapted
-    elsewhere = origin.other - origin.matched - lost - adapted if caller.admin else 0
+    elsewhere = miss.other - miss.matched - lost - adapted if caller.admin else 0
     elsewhere = min(max(elsewhere, 0), missing)
     if elsewhere:
         yield Reason("salt", elsewhere, "cached under another cache_salt, which is kept apart")
@@ -185,7 +185,7 @@ def _reasons(kept: Kept, caller: Caller, shared: bool) -> Iterator[Reason]:
         missing -= part
     if missing:
         yield Reason("never_seen", missing, "not seen before, or too long ago to remember")
-    wanted = kept.length - origin.limit
+    wanted = kept.length - miss.limit
     if wanted == 1:
         yield Reason("wanted", 1, "the last token is always computed: the first new one needs it")
     elif wanted > 1:
@@ -201,18 +201,18 @@ _WHY = {
 
 def _agreed(kept: Kept) -> int:
     """Tokens behind the match that the cache holds too."""
-    behind = kept.around[kept.origin.matched - kept.first :]
-    agreed = common_prefix(ints(kept.origin.cached_next), behind)
+    behind = kept.around[kept.miss.matched - kept.first :]
+    agreed = common_prefix(ints(kept.miss.cached_next), behind)
     texts = behind[:agreed]
     return texts.index(IMAGE) if IMAGE in texts else agreed  # nobody knows whether it is the same
 
 
 def _diverged(kept: Kept, tokenizer: Tokenizer) -> Divergence:
     agreed = _agreed(kept)
-    place = kept.origin.matched - kept.first + agreed
+    place = kept.miss.matched - kept.first + agreed
     return Divergence(
-        kept.origin.matched + agreed,
+        kept.miss.matched + agreed,
         read(tokenizer, kept.around[max(0, place - BEFORE) : place]),
         read(tokenizer, kept.around[place : place + BEHIND]),
-        read(tokenizer, kept.origin.cached_next[agreed : agreed + BEHIND]),
+        read(tokenizer, kept.miss.cached_next[agreed : agreed + BEHIND]),
     )

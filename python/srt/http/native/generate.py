@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 from sglang.srt.core.ints import Ints, ints
+from sglang.srt.core.request_stats import RequestCounts
 from sglang.srt.core.segments import Segments
 from sglang.srt.http.exchange.error_replies import json_response
 from sglang.srt.http.exchange.event_stream import respond, unless_gone
@@ -272,13 +273,8 @@ def _show(ask: Ask, output: Output, received: float | None = None) -> dict[str, 
     meta: dict[str, Any] = {
         "id": ask.rid if ask.sampling.n == 1 else f"{ask.rid}-{output.index}",
         "finish_reason": finish_reason(output),
-        "prompt_tokens": output.prompt_tokens,
+        **{name: getattr(output.stats, name) for name in RequestCounts.__struct_fields__},
         "completion_tokens": output.completion_tokens,
-        "cached_tokens": output.cached_tokens,
-        "forward_passes": output.passes,
-        "forced_tokens": output.forced,
-        "drafted_tokens": output.drafted,
-        "accepted_tokens": output.accepted,
         "e2e_latency": output.seconds,
     }
     if output.choice_logprobs:
@@ -293,10 +289,12 @@ def _spans(output: Output, received: float) -> dict[str, Any]:
     backwards: its times are those of two processes, each measured from its own beginning."""
     submitted = max(output.started - received, 0.0)
     end = submitted + output.seconds
-    scheduled = min(submitted + (output.scheduled or 0.0), end)
-    first = None if output.first is None else min(max(submitted + output.first, scheduled), end)
+    scheduled = min(submitted + output.stats.queue_seconds, end)
+    first = output.stats.first_token_seconds or None
+    if first is not None:
+        first = min(max(submitted + first, scheduled), end)
     return {"submitted": submitted, "scheduled": scheduled, "first_token": first, "end": end,
-            "retractions": output.retracted}  # fmt: skip
+            "retractions": output.stats.retractions}  # fmt: skip
 
 
 def finish_reason(output: Output) -> dict[str, Any] | None:

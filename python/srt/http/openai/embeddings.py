@@ -122,9 +122,9 @@ async def answer(service: Service, body: EncodeBody) -> dict[str, Any] | list[di
     for index, done in enumerate(found):
         meta = {
             "id": rid if single else f"{rid}-{index}",
-            "prompt_tokens": done.prompt,
-            "cached_tokens": done.cached,
-            "forward_passes": done.passes,
+            "prompt_tokens": done.stats.prompt_tokens,
+            "cached_tokens": done.stats.cached_tokens,
+            "forward_passes": done.stats.forward_passes,
         }
         shown.append({"embedding": _shaped(service, body, done).tolist(), "meta_info": meta})
         await asyncio.sleep(0)
@@ -188,7 +188,8 @@ def vector_of(done: Done) -> Floats:
 
 def usage(found: Sequence[Done]) -> dict[str, Any]:
     """Token counts of a request that draws nothing."""
-    return usage_of(sum(done.prompt for done in found), 0, sum(done.cached for done in found))
+    prompt = sum(done.stats.prompt_tokens for done in found)
+    return usage_of(prompt, 0, sum(done.stats.cached_tokens for done in found))
 
 
 def _verify_dimensions(service: Service, body: VectorFields) -> None:

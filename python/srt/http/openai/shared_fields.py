@@ -111,12 +111,12 @@ def usage(results: Sequence[Sequence[Output]]) -> dict[str, Any]:
     """Token counts; a prompt with several completions counts once. Tokens guessed ahead are told
     where there were any, under OpenAI's names; those that were rejected cost nothing."""
     firsts = [outputs[0] for outputs in results if outputs]
-    prompt = sum(output.prompt_tokens for output in firsts)
+    prompt = sum(output.stats.prompt_tokens for output in firsts)
     drawn = sum(output.completion_tokens for outputs in results for output in outputs)
-    found = usage_of(prompt, drawn, sum(output.cached_tokens for output in firsts))
-    drafted = sum(output.drafted for outputs in results for output in outputs)
+    found = usage_of(prompt, drawn, sum(output.stats.cached_tokens for output in firsts))
+    drafted = sum(output.stats.drafted_tokens for outputs in results for output in outputs)
     if drafted:
-        accepted = sum(output.accepted for outputs in results for output in outputs)
+        accepted = sum(output.stats.accepted_tokens for outputs in results for output in outputs)
         found["completion_tokens_details"] = {
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": drafted - accepted,

@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from msgspec import UNSET, Meta, Struct, UnsetType
+from sglang.srt.core.request_stats import Count, RequestCounts
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.http.page.live_view import MAX_NODES, MAX_SECONDS, NODES, SECONDS
 
 T = TypeVar("T")
 Maybe: TypeAlias = T | UnsetType  # a field that may not be there
-Count = Annotated[int, Meta(ge=0)]
 Object = dict[str, Any]
 
 
@@ -236,16 +236,9 @@ class Spans(Struct):
     retractions: Count
 
 
-class CompletionMeta(Struct):
+class CompletionMeta(RequestCounts, kw_only=True):
     id: str
     finish_reason: Stopped | Full | Ended | Failed | None
-    prompt_tokens: Count
-    completion_tokens: Count
-    cached_tokens: Count
-    forward_passes: Count
-    forced_tokens: Count
-    drafted_tokens: Count
-    accepted_tokens: Count
     e2e_latency: float
     input_token_logprobs: Maybe[list[Triple]] = UNSET
     output_token_logprobs: Maybe[list[Triple]] = UNSET

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct
+from sglang.srt.core.request_stats import Count
 from sglang.srt.http.openai.responses.routes import MAX_PAGE, PAGE
 from sglang.srt.http.openapi.native_shapes import (
     CachedTokens,
-    Count,
     Maybe,
     Object,
     ReasoningTokens,

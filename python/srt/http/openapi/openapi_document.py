@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from sglang.srt.core.request_stats import RequestCounts
 from sglang.srt.http.exchange.error_replies import CODES, anthropic
 from sglang.srt.http.openapi.examples import EXAMPLES
 from sglang.srt.http.openapi.limits import Schema, fields_of, sampling_schema
@@ -69,6 +70,8 @@ def document(
         component = components[body.__name__]
         component["properties"] = fields_of(body.__name__, component["properties"])
         components[body.__name__] = ruled(body.__name__, component)
+    meta = components["CompletionMeta"]  # counts have defaults, and an answer has all counts
+    meta["required"] = [*RequestCounts.__struct_fields__, *meta["required"]]
     one = {"$ref": _REF.format(name="SamplingParams")}
     several = {"anyOf": [one, {"type": "array", "items": one}, {"type": "null"}]}
     components["GenerateBody"]["properties"]["sampling_params"] = several

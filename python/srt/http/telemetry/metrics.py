@@ -224,8 +224,8 @@ class Watch:
             self._seen[output.index] = (output.completion_tokens, now)
         if output.finish is not None:
             if self.left == self._ask.sampling.n:  # completions of one prompt read it once
-                metrics.read(output.prompt_tokens, output.cached_tokens)
-                metrics.queued.observe(output.queued_seconds)
+                metrics.read(output.stats.prompt_tokens, output.stats.cached_tokens)
+                metrics.queued.observe(output.stats.queue_seconds)
             self.left -= 1
             self._record.finish(self._ask, output)
             metrics.whole.observe(now - self._start)

@@ -73,7 +73,7 @@ class Record:
         assert output.finish is not None
         self.completion_tokens += output.completion_tokens
         self.finishes[output.finish.reason] += 1
-        self.queued = max(self.queued or 0.0, output.queued_seconds)
+        self.queued = max(self.queued or 0.0, output.stats.queue_seconds)
         if self.keep and not self.private:
             self.outputs.append((ask, output))
 

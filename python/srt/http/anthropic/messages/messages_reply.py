@@ -118,9 +118,9 @@ def usage(output: Output, thoughts: int | None) -> dict[str, Any]:
     none is told from the answer."""
     details = {} if thoughts is None else {"output_tokens_details": {"thinking_tokens": thoughts}}
     return {
-        "input_tokens": output.prompt_tokens - output.cached_tokens,
+        "input_tokens": output.stats.prompt_tokens - output.stats.cached_tokens,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": output.cached_tokens,
+        "cache_read_input_tokens": output.stats.cached_tokens,
         "output_tokens": output.completion_tokens,
         **details,
     }

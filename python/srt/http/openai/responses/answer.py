@@ -150,10 +150,13 @@ def _fixed(service: Service, body: ResponsesBody, talk: Talk) -> dict[str, Any]:
 
 def _usage(output: Output, thoughts: int) -> dict[str, Any]:
     """Nothing is charged for what is written to the cache."""
-    prompt, drawn = output.prompt_tokens, output.completion_tokens
+    prompt, drawn = output.stats.prompt_tokens, output.completion_tokens
     return {
         "input_tokens": prompt,
-        "input_tokens_details": {"cached_tokens": output.cached_tokens, "cache_write_tokens": 0},
+        "input_tokens_details": {
+            "cached_tokens": output.stats.cached_tokens,
+            "cache_write_tokens": 0,
+        },
         "output_tokens": drawn,
         "output_tokens_details": {"reasoning_tokens": min(thoughts, drawn)},
         "total_tokens": prompt + drawn,

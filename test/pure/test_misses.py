@@ -7,8 +7,8 @@ import random
 import pytest
 from helpers.mutation import Edit, mutate
 from sglang.srt.core.ints import ints
-from sglang.srt.core.messages import Origin
 from sglang.srt.core.namespace import Namespace
+from sglang.srt.core.request_stats import CacheMiss
 from sglang.srt.memory.lost import MAX_TOKENS, Lost
 from sglang.srt.memory.radix import RadixTree
 from sglang.srt.memory.store import Store
@@ -20,12 +20,12 @@ class Cache:
     def __init__(self, pages: int = 64, page_size: int = 1) -> None:
         self.store, self._number = Store(pages, page_size), 0
 
-    def use(self, tokens: list[int], salt: str = "", drop: str = "", adapter: int = 0) -> Origin:
+    def use(self, tokens: list[int], salt: str = "", drop: str = "", adapter: int = 0) -> CacheMiss:
         """Cache ``tokens``; why they were not there."""
         self._number += 1
         store = self.store
         context = store.open(self._number, ints(tokens), Namespace(salt, adapter))
-        found = store.origin(context, len(tokens))
+        found = store.miss(context, len(tokens))
         assert store.acquire(context, len(tokens)) == found.matched
         assert store.grow(context, context.work)
         store.advance(context, context.work, publish=True)
@@ -49,15 +49,15 @@ class Cache:
 
 def test_a_new_prompt_was_never_there() -> None:
     cache = Cache()
-    assert cache.use([1, 2, 3]) == Origin(0, 3)
+    assert cache.use([1, 2, 3]) == CacheMiss(0, 3)
 
 
 def test_what_the_cache_holds_instead() -> None:
     cache = Cache()
     cache.use([1, 2, 3, 4, 5])
-    assert cache.use([1, 2, 9, 9]) == Origin(2, 4, cached_next=[3, 4, 5])
-    assert cache.use([1, 2, 3, 4, 5]) == Origin(5, 5)
-    assert cache.use([1, 2, 7]) == Origin(2, 3, cached_next=[3, 4, 5])  # the one used last
+    assert cache.use([1, 2, 9, 9]) == CacheMiss(2, 4, cached_next=[3, 4, 5])
+    assert cache.use([1, 2, 3, 4, 5]) == CacheMiss(5, 5)
+    assert cache.use([1, 2, 7]) == CacheMiss(2, 3, cached_next=[3, 4, 5])  # the one used last
 
 
 def test_what_was_evicted_and_flushed_is_told() -> None:
@@ -85,16 +85,16 @@ def test_an_edge_that_shrinks_page_by_page_is_remembered_whole() -> None:
 def test_another_namespace_knows_more() -> None:
     cache = Cache()
     cache.use([1, 2, 3, 4], "a")
-    assert cache.use([1, 2, 3], "b") == Origin(0, 3, other=3)
-    assert cache.use([1, 2, 3, 5], "b") == Origin(3, 4)
+    assert cache.use([1, 2, 3], "b") == CacheMiss(0, 3, other=3)
+    assert cache.use([1, 2, 3, 5], "b") == CacheMiss(3, 4)
 
 
 def test_another_adapter_knows_more() -> None:
     cache = Cache()
     cache.use([1, 2, 3, 4], "a", adapter=1)
-    assert cache.use([1, 2, 3], "a", adapter=2) == Origin(0, 3, other=3, adapter=3)
-    assert cache.use([1, 2], "a") == Origin(0, 2, other=2, adapter=2)
-    assert cache.use([1, 2, 3, 4], "b", adapter=1) == Origin(0, 4, other=4)
+    assert cache.use([1, 2, 3], "a", adapter=2) == CacheMiss(0, 3, other=3, adapter=3)
+    assert cache.use([1, 2], "a") == CacheMiss(0, 2, other=2, adapter=2)
+    assert cache.use([1, 2, 3, 4], "b", adapter=1) == CacheMiss(0, 4, other=4)
 
 
 def test_pages_match_whole() -> None:

@@ -1,4 +1,4 @@
-"""Origin: why the rest of a prompt was not in the cache. Reads the tree, changes nothing."""
+"""Misses: why the rest of a prompt was not in the cache. Reads the tree, changes nothing."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from itertools import islice
 
 from sglang.srt.core.ints import Ints, common_prefix
-from sglang.srt.core.messages import Origin
 from sglang.srt.core.namespace import Namespace
+from sglang.srt.core.request_stats import CacheMiss
 from sglang.srt.core.segments import unmarked
 from sglang.srt.memory.radix import Node, RadixTree
 
@@ -16,14 +16,14 @@ MAX_NAMESPACES = 64  # looked into
 MAX_CHILDREN = 16  # compared, the youngest
 
 
-def origin_of(tree: RadixTree, tokens: Ints, limit: int, namespace: Namespace) -> Origin:
+def miss_of(tree: RadixTree, tokens: Ints, limit: int, namespace: Namespace) -> CacheMiss:
     """What ``tree`` knows of ``tokens``, of which ``limit`` may come from the cache.
 
     To be called before the tree is changed on behalf of ``tokens``.
     """
     path = list(tree.walk(tokens, limit, namespace))
     matched = sum(length for _, length in path)
-    found = Origin(matched, limit)
+    found = CacheMiss(matched, limit)
     if limit - matched < tree.page_size:
         return found
     _past(tree, tokens, namespace, path, found)
@@ -45,7 +45,11 @@ def _more(matched: int, lengths: Iterable[int]) -> int:
 
 
 def _past(
-    tree: RadixTree, tokens: Ints, namespace: Namespace, path: list[tuple[Node, int]], found: Origin
+    tree: RadixTree,
+    tokens: Ints,
+    namespace: Namespace,
+    path: list[tuple[Node, int]],
+    found: CacheMiss,
 ) -> None:
     """What was there before, behind any node of the path."""
     starts = [(node.depth, node.mark) for node, _ in path if node.parent is not None] or [(0, 0)]
