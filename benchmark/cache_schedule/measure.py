@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import ScheduleConfig
 from sglang.srt.core.batch import Batch, RowOutput, StepResult
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Advance, Distribution, Done, Event, Generate, Goal, Open
+from sglang.srt.core.workers import NO_MASKS, Finish, Masks
 from sglang.srt.engine.engine import Engine
 from sglang.srt.engine.executor import Inline
 from sglang.srt.engine.info import EngineInfo
@@ -22,8 +24,15 @@ VOCAB = 1 << 24
 class Counter:
     """A worker that draws token 0, which no prompt contains."""
 
-    def run(self, batch: Batch) -> StepResult:
-        return StepResult(batch.id, [RowOutput(token=0) for _ in batch.rows])
+    def launch(self, batch: Batch, masks: Masks = NO_MASKS) -> Finish:
+        result = StepResult(batch.id, [RowOutput(token=0) for _ in batch.rows])
+        return lambda: result
+
+    def load_adapter(self, number: int, path: str, pinned: bool) -> dict[str, Any]:
+        raise ValueError("this worker takes no adapters")
+
+    def unload_adapter(self, number: int) -> None:
+        pass
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from sglang.srt.core.batch import Batch, Row, Sample, StepResult
 from sglang.srt.core.ints import ints
 from sglang.srt.worker.forward import Eager
 from sglang.srt.worker.graphs import Again, Graphs
-from sglang.srt.worker.worker import Worker
+from sglang.srt.worker.worker import ModelWorker
 
 from benchmark.gpu.bench import Bench, Table
 
@@ -139,7 +139,7 @@ def _fill(row: dict[str, Any], mode: str, seconds: float) -> None:
     row[f"{mode} of bound"] = f"{row['bound ms'] / (seconds * 1e3):.0%}"
 
 
-def _worker(bench: Bench, folder: Path, size: Size, work: Work) -> Worker:
+def _worker(bench: Bench, folder: Path, size: Size, work: Work) -> ModelWorker:
     settings = {
         "architectures": ["LlamaForCausalLM"], "hidden_size": size.hidden,
         "num_hidden_layers": size.layers, "num_attention_heads": size.heads,
@@ -151,7 +151,7 @@ def _worker(bench: Bench, folder: Path, size: Size, work: Work) -> Worker:
     (folder / "config.json").write_text(json.dumps(settings), encoding="utf-8")
     tokens = max(work.batches) * (work.context + 2 * work.passes + 8)
     options: dict[str, Any] = {"cpu_kernels": "torch"} if bench.tiny else {}
-    return Worker(
+    return ModelWorker(
         Config.of(
             model_path=str(folder), load_format="dummy", device=str(bench.device),
             dtype=settings["torch_dtype"], attention_backend=bench.backend,
@@ -161,7 +161,9 @@ def _worker(bench: Bench, folder: Path, size: Size, work: Work) -> Worker:
     )  # fmt: skip
 
 
-def _modes(bench: Bench, worker: Worker, table: Table, most: int) -> dict[str, Callable[[], None]]:
+def _modes(
+    bench: Bench, worker: ModelWorker, table: Table, most: int
+) -> dict[str, Callable[[], None]]:
     """What switches the worker to each mode."""
     runner: Any = worker.runner
     graphs = runner.forward if isinstance(runner.forward, Graphs) else None
@@ -177,7 +179,7 @@ def _modes(bench: Bench, worker: Worker, table: Table, most: int) -> dict[str, C
     return modes
 
 
-def _toy_graphs(bench: Bench, worker: Worker, eager: Eager, most: int) -> Graphs | None:
+def _toy_graphs(bench: Bench, worker: ModelWorker, eager: Eager, most: int) -> Graphs | None:
     """On a CPU: the same buffers, the work done again in place of a replay."""
     pool = worker.runner.pool
     attention: Any = eager.attention
@@ -206,7 +208,7 @@ def _prefill_bound(bench: Bench, size: Size, tokens: int) -> float:
     return max(bench.dtype.itemsize * size.linear / bench.copy, operations / bench.product)
 
 
-def _decode(bench: Bench, worker: Worker, rows: int, work: Work, ahead: bool) -> float:
+def _decode(bench: Bench, worker: ModelWorker, rows: int, work: Work, ahead: bool) -> float:
     """Seconds a pass: ``rows`` sequences decode ``passes`` tokens each. Making the batch counts."""
     length = work.context + work.passes + 2
     pages = list(range(worker.runner.pool.pages))
@@ -237,11 +239,11 @@ def _drawn(result: StepResult) -> int:
     return sum(row.token >= 0 for row in result.rows)
 
 
-def _in_turn(worker: Worker, batch: Callable[[int], Batch], passes: int) -> int:
+def _in_turn(worker: ModelWorker, batch: Callable[[int], Batch], passes: int) -> int:
     return sum(_drawn(worker.run(batch(number))) for number in range(passes))
 
 
-def _ahead(worker: Worker, batch: Callable[[int], Batch], passes: int) -> int:
+def _ahead(worker: ModelWorker, batch: Callable[[int], Batch], passes: int) -> int:
     """As the engine's loop: a pass is queued before the results of the one before are read."""
     drawn, before = 0, worker.launch(batch(0))
     for number in range(1, passes):
@@ -251,7 +253,7 @@ def _ahead(worker: Worker, batch: Callable[[int], Batch], passes: int) -> int:
     return drawn + _drawn(before())
 
 
-def _prefill(bench: Bench, worker: Worker, tokens: int) -> float:
+def _prefill(bench: Bench, worker: ModelWorker, tokens: int) -> float:
     """Seconds of one pass over a prompt."""
     r = random.Random(1)
     vocab = worker.runner.vocab

@@ -28,7 +28,7 @@ from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import Config
 from sglang.srt.core.batch import Batch, Row, Sample
 from sglang.srt.core.ints import ints
-from sglang.srt.worker.worker import Worker
+from sglang.srt.worker.worker import ModelWorker
 
 from benchmark.models import SHAPES, cached
 
@@ -115,7 +115,7 @@ class Decoder:
             model_path=str(path), device="cpu", dtype="bfloat16", max_total_tokens=rows * length,
             threads=1,
         )  # fmt: skip
-        self.worker, self.rows, self.at, self.batches = Worker(config), rows, 0, 0
+        self.worker, self.rows, self.at, self.batches = ModelWorker(config), rows, 0, 0
         self.pages = [list(range(r * length, (r + 1) * length)) for r in range(rows)]
         self.sample = Sample(SamplingParams(temperature=0.0))
         self._pass(CONTEXT)

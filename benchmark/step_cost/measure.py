@@ -14,8 +14,9 @@ from sglang.srt.config import ScheduleConfig
 from sglang.srt.core.batch import Batch, RowOutput, StepResult
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Advance, Event, Failed, Generate, Open, Tokens, encode
+from sglang.srt.core.workers import NO_MASKS, Finish, Masks, Worker
 from sglang.srt.engine.engine import Engine
-from sglang.srt.engine.executor import Inline, Runs
+from sglang.srt.engine.executor import Inline
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.memory.radix import RadixTree
 from sglang.srt.worker.inputs import read_batch
@@ -67,11 +68,18 @@ class Instant:
     drawn: torch.Tensor | None = None
     outputs: list[RowOutput] = field(default_factory=list)
 
-    def run(self, batch: Batch) -> StepResult:
+    def launch(self, batch: Batch, masks: Masks = NO_MASKS) -> Finish:
         self.clock.timed("inputs", self._read)(batch)
         tokens = [token_at(row.context, row.start + len(row.tokens)) for row in batch.rows]
         self.drawn = torch.tensor(tokens)
-        return StepResult(batch.id, [RowOutput(token=token) for token in tokens])
+        result = StepResult(batch.id, [RowOutput(token=token) for token in tokens])
+        return lambda: result
+
+    def load_adapter(self, number: int, path: str, pinned: bool) -> dict[str, Any]:
+        raise ValueError("this worker takes no adapters")
+
+    def unload_adapter(self, number: int) -> None:
+        pass
 
     def _read(self, batch: Batch) -> None:
         read_batch(batch, self.drawn, VOCAB, 1 << 20, self.pages, self.page_size, CPU)
@@ -125,7 +133,12 @@ def decode_cost(
 
 
 def make_engine(
-    rows: int, longest: int, page_size: int, overlap: bool, clock: Clock, worker: Runs | None = None
+    rows: int,
+    longest: int,
+    page_size: int,
+    overlap: bool,
+    clock: Clock,
+    worker: Worker | None = None,
 ) -> Engine:
     """Of room for ``rows`` requests of ``longest`` tokens."""
     pages = rows * (longest // page_size + 2)

@@ -16,7 +16,7 @@ from sglang.srt.attention.choose import choose
 from sglang.srt.commands.doctor.machine_checks import device as examine
 from sglang.srt.config import Config
 from sglang.srt.config.sections import ATTENTION_BACKENDS
-from sglang.srt.worker.worker import Worker
+from sglang.srt.worker.worker import ModelWorker
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -114,7 +114,7 @@ def test_the_worker_says_what_it_took_and_refuses_before_it_loads(
     assert "attention: native (the device is cpu)" in caplog.text
     config = Config.of(model_path=path, device="cpu", attention_backend="flashinfer")
     with pytest.raises(ValueError, match="flashinfer cannot run"):
-        Worker(config)
+        ModelWorker(config)
 
 
 def test_doctor_shows_the_choice() -> None:

@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,11 +19,12 @@ from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import Config, MemoryConfig
 from sglang.srt.core.batch import Batch, Row, Sample, Score
 from sglang.srt.core.ints import ints
+from sglang.srt.core.workers import Mask
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.worker import runner as runner_module
 from sglang.srt.worker.kv import pool_pages
 from sglang.srt.worker.sampler import NOT_FINITE
-from sglang.srt.worker.worker import Worker
+from sglang.srt.worker.worker import ModelWorker
 
 GREEDY = SamplingParams(temperature=0.0)
 VOCAB = 97
@@ -90,6 +92,55 @@ def test_every_output_is_the_model_s_own(
     )
     assert out[4].token == int(truth[4][-1].argmax())
     assert (out[4].logprob, out[4].top, out[4].score_tops) == (0.0, [], [[]] * 6)
+
+
+class OneToken:
+    """The mask of a pass that allows one token. ``made``: what the device had done by then."""
+
+    def __init__(self, token: int, done: list[str]) -> None:
+        self.token, self.done, self.made = token, done, [""]
+
+    def make(self) -> list[Mask]:
+        self.made = list(self.done)
+        words = bytearray(4 * ((VOCAB + 31) // 32))
+        words[self.token // 8] |= 1 << self.token % 8
+        return [Mask(bytes(words))]
+
+
+def test_masks_are_made_once_the_device_has_started(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paged = Paged(path, 1, 0)
+    done: list[str] = []
+    hidden = paged.worker.runner.forward.hidden
+
+    def noted(*given: Any) -> torch.Tensor:
+        done.append("hidden states")
+        return hidden(*given)
+
+    monkeypatch.setattr(paged.worker.runner.forward, "hidden", noted)
+    row = paged.row(Sequence(text(1, 5)), 5, sample=Sample(GREEDY, mask=0))
+    masks = OneToken(42, done)
+    assert paged.worker.run(Batch(1, [row]), masks).rows[0].token == 42
+    assert masks.made == ["hidden states"]
+
+
+def test_a_penalty_counts_the_token_that_a_row_follows(path: str) -> None:
+    """The batches stay as they are (``helpers/wired``)."""
+    paged = Paged(path, 1, 0)
+    prompt, repeats = text(1, 6), SamplingParams(temperature=0.0, frequency_penalty=2.0)
+    known, placed = Sequence(list(prompt)), Sequence(list(prompt))
+    tokens: list[int] = []
+    for step in range(6):
+        samples = [Sample(repeats, history=ints(tokens[:n])) for n in (step, max(step - 1, 0))]
+        count = 6 if step == 0 else 1
+        rows = [paged.row(s, count, sample=w) for s, w in zip((known, placed), samples)]
+        rows[1].follows = 1 if step else -1
+        one, other = (out.token for out in paged.run(rows).rows)
+        assert one == other
+        tokens.append(one)
+        known.tokens.append(one)
+        placed.tokens.append(-7)
 
 
 def test_rows_follow_the_tokens_of_the_batch_before(path: str) -> None:
@@ -194,7 +245,7 @@ def test_the_worker_describes_itself(tmp_path: Path) -> None:
     """``info`` is EngineInfo less what the scheduler knows; small models are float32 on a CPU."""
     settings = {"torch_dtype": "bfloat16", "eos_token_id": [2, 9], "max_position_embeddings": 512}
     path = write_config(tmp_path, **settings)
-    worker = Worker(Config.of(model_path=path, load_format="dummy", page_size=3, device="cpu"))
+    worker = ModelWorker(Config.of(model_path=path, load_format="dummy", page_size=3, device="cpu"))
     info = EngineInfo(**worker.info, max_running_requests=1, max_queued_requests=1)
     assert (info.dtype, info.device, info.architecture) == ("float32", "cpu", "LlamaForCausalLM")
     assert (info.vocab_size, info.context_length, info.eos) == (160, 512, (2, 9))
@@ -203,14 +254,14 @@ def test_the_worker_describes_itself(tmp_path: Path) -> None:
     assert info.capacity <= 32 * 512
     assert info.parameters == 2 * 160 * 32 + 32 + 2 * (2 * 32 + 3 * 32 * 48 + 2 * 32**2 + 32**2)
     settings = {"model_path": path, "load_format": "dummy", "device": "cpu"}
-    half = Worker(Config.of(**settings, dtype="bfloat16", max_total_tokens=64))
+    half = ModelWorker(Config.of(**settings, dtype="bfloat16", max_total_tokens=64))
     assert (half.info["dtype"], half.info["capacity"]) == ("bfloat16", 64)
     row = Row(0, 0, ints([1, 2, 3]), ints([0, 1, 2]), sample=Sample(GREEDY, top=3))
     assert half.run(Batch(0, [row])).rows[0].top
     with pytest.raises(ValueError, match="context_length is 513"):
-        Worker(Config.of(**settings, context_length=513))
+        ModelWorker(Config.of(**settings, context_length=513))
     with pytest.raises(ValueError, match="'tpu' cannot be used"):
-        Worker(Config.of(**{**settings, "device": "tpu"}))
+        ModelWorker(Config.of(**{**settings, "device": "tpu"}))
 
 
 def test_starting_and_running_import_no_compiler(tmp_path: Path) -> None:
@@ -222,8 +273,10 @@ from sglang.srt.core.batch import Batch, Row, Sample
 from sglang.srt.core.ints import ints
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.worker.worker import Worker
+from sglang.ir.sampling import SamplingParams
+from sglang.srt.worker.worker import ModelWorker
 
-worker = Worker(Config.of(model_path=sys.argv[1], load_format="dummy", device="cpu"))
+worker = ModelWorker(Config.of(model_path=sys.argv[1], load_format="dummy", device="cpu"))
 row = Row(0, 0, ints([1, 2]), ints([0, 1]), sample=Sample(SamplingParams(top_p=0.5), top=2))
 assert not worker.run(Batch(0, [row])).rows[0].error
 print([name for name in ("torch._dynamo", "transformers") if name in sys.modules])

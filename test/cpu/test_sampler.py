@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,12 @@ import torch
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.batch import RowOutput, Sample
 from sglang.srt.core.ints import ints
-from sglang.srt.core.matcher import Postponed
+from sglang.srt.core.matcher import POSTPONED
+from sglang.srt.core.workers import Mask
 from sglang.srt.worker import sampler
 from sglang.srt.worker.drawing import drawn
-from sglang.srt.worker.runner import _settle
+from sglang.srt.worker.readback import Fetched
+from sglang.srt.worker.runner import _masked, _settle, _Tip
 from sglang.srt.worker.sampler import NONE_ALLOWED, NOT_FINITE, draw
 from torch import Tensor
 from transformers import (
@@ -209,17 +210,19 @@ def test_plain_rows_pay_nothing_for_special_ones(monkeypatch: pytest.MonkeyPatch
     assert shapes["_adjust"] == [6]
 
 
-def test_a_postponed_mask_is_a_field_of_the_output() -> None:
+def test_a_mask_that_was_not_made_is_an_error_of_its_row() -> None:
     """Any other error of the row counts more."""
-
-    def late() -> bytes:
-        raise Postponed
-
-    logits, samples = torch.zeros(2, 40), [Sample(GREEDY, mask=late)] * 2
-    outputs = [RowOutput(), RowOutput(error="its image could not be read")]
-    tips = [SimpleNamespace(out=out) for out in outputs]
-    fetched = SimpleNamespace(wait=lambda: [drawing.tokens])
-    drawing = drawn(*draw(logits, samples))
-    _settle(tips, drawing, fetched)
-    assert [out.postponed for out in outputs] == [True, False]
-    assert all(out.error for out in outputs)
+    broken = RowOutput(error="its image could not be read")
+    outputs = [RowOutput(), RowOutput(), RowOutput(), broken]
+    masks = [Mask(bits([3], 40)), Mask(error="a dead end"), Mask(error=POSTPONED)]
+    tips = [
+        _Tip(i, i, Sample(GREEDY, mask=mask), -1, (), output)
+        for i, (mask, output) in enumerate(zip([0, 1, 2, 2], outputs))
+    ]
+    tips = _masked(tips, masks, 40)
+    drawing = drawn(*draw(torch.zeros(4, 40), [tip.sample for tip in tips if tip.sample]))
+    _settle(tips, drawing, Fetched([drawing.tokens], lambda: None))
+    assert [out.token for out in outputs] == [3, -1, -1, -1]
+    assert [out.postponed for out in outputs] == [False, False, True, False]
+    assert outputs[1].error == f"{NONE_ALLOWED}: a dead end"
+    assert outputs[2].error == POSTPONED

@@ -20,7 +20,7 @@ from sglang.srt.models import weights
 from sglang.srt.models.config import read_config
 from sglang.srt.models.llama import LlamaForCausalLM
 from sglang.srt.models.safetensors import INDEX, SafetensorsCheckpoint, read_checkpoint, read_header
-from sglang.srt.worker.worker import Worker
+from sglang.srt.worker.worker import ModelWorker
 
 CPU = Place(torch.device("cpu"), torch.float32)
 
@@ -231,7 +231,7 @@ def test_a_lying_config_allocates_nothing(tmp_path: Path) -> None:
     config["hidden_size"] = 1 << 30
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match="asks for"):
-        Worker(Config.of(model_path=str(tmp_path), device="cpu"))
+        ModelWorker(Config.of(model_path=str(tmp_path), device="cpu"))
 
 
 CONFIGS: list[tuple[dict[str, Any], str]] = [
@@ -257,7 +257,7 @@ def test_configs_are_checked(number: int, tmp_path: Path) -> None:
     changes, message = CONFIGS[number]
     path = write_config(tmp_path, **changes)
     with pytest.raises(ValueError, match=message):
-        Worker(Config.of(model_path=path, load_format="dummy", device="cpu"))
+        ModelWorker(Config.of(model_path=path, load_format="dummy", device="cpu"))
 
 
 def test_eos_comes_from_the_generation_config_first(tmp_path: Path) -> None:

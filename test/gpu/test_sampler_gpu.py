@@ -48,7 +48,7 @@ def random_sample(r: random.Random) -> Sample:
         history=ints(r.randrange(VOCAB) for _ in range(20)),
         prompt=ints(r.randrange(VOCAB) for _ in range(r.choice([0, 9]))),
         forbidden=r.choice([(), (1, 2)]),
-        mask=r.choice([None, bits, lambda: bits]),
+        mask=r.choice([None, bits]),
     )
 
 

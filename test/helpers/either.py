@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections import deque
 
-from helpers.fake_worker import FakeWorker
 from sglang.srt.core.batch import Batch, RowOutput, StepResult
+from sglang.srt.core.workers import NO_MASKS, Masks, Worker
 from sglang.srt.engine.executor import Inline
 
 
@@ -14,13 +14,13 @@ class Either(Inline):
     """Two batches under way, each computed when it is given or only when its result is asked for.
     What is given before a failure is known comes to nothing: there is nonsense in its results."""
 
-    def __init__(self, worker: FakeWorker, seed: int = 0) -> None:
+    def __init__(self, worker: Worker, seed: int = 0) -> None:
         super().__init__(worker, depth=2)
         self.random = random.Random(seed)
         self.results: deque[StepResult | Exception] = deque()
 
-    def submit(self, batch: Batch) -> None:
-        super().submit(batch)
+    def submit(self, batch: Batch, masks: Masks = NO_MASKS) -> None:
+        super().submit(batch, masks)
         assert len(self._batches) + len(self.results) <= self.depth
         if self.random.random() < 0.5:
             self._compute()
@@ -38,7 +38,7 @@ class Either(Inline):
         """All that is under way."""
         failed = failed or any(isinstance(result, Exception) for result in self.results)
         while self._batches:
-            rows = self._batches[0].rows
+            rows = self._batches[0].batch.rows
             if failed:
                 del self._batches[0]
                 self.results.append(StepResult(-1, [RowOutput(token=1) for _ in rows]))

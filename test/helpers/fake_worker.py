@@ -18,10 +18,13 @@ from math import ceil
 from operator import mul
 from typing import Any
 
+import msgspec
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.batch import NONE_ALLOWED, Batch, Drawn, Row, RowOutput, Sample, StepResult
-from sglang.srt.core.matcher import GrammarError, Postponed
+from sglang.srt.core.ints import ints
+from sglang.srt.core.matcher import POSTPONED
 from sglang.srt.core.segments import Segments
+from sglang.srt.core.workers import NO_MASKS, Finish, Mask, Masks
 from sglang.srt.engine.info import EngineInfo
 
 VOCAB = 97
@@ -217,7 +220,11 @@ class FakeWorker:
     def unload_adapter(self, number: int) -> None:
         del self.loaded[number]
 
-    def run(self, batch: Batch) -> StepResult:
+    def launch(self, batch: Batch, masks: Masks = NO_MASKS) -> Finish:
+        result = self.run(batch, masks)
+        return lambda: result
+
+    def run(self, batch: Batch, masks: Masks = NO_MASKS) -> StepResult:
         if batch.id in self.fail_at:
             raise RuntimeError("injected")
         self.passes += 1
@@ -225,24 +232,24 @@ class FakeWorker:
         self.batches.append([(row.context, len(row.tokens)) for row in batch.rows])
         self.adapters = max(self.adapters, len({row.adapter for row in batch.rows} - {0}))
         written: set[int] = set()
-        for row in batch.rows:
-            if row.follows >= 0:
-                self._follow(row)
-        states = [self._write(row, written) for row in batch.rows]
-        rows = [self._output(row, own) for row, own in zip(batch.rows, states)]
+        computed = [self._follow(row) if row.follows >= 0 else row for row in batch.rows]
+        states = [self._write(row, written) for row in computed]
+        made = masks.make()
+        rows = [self._output(row, own, made) for row, own in zip(computed, states)]
         self.drawn = [out.token for out in rows]
         if batch.id in self.break_at:
             rows[-1] = RowOutput(error="injected row error", unseen=rows[-1].unseen)
         return StepResult(batch.id, rows)
 
-    def _follow(self, row: Row) -> None:
-        """Put the token in that the row goes on from."""
-        token = self.drawn[row.follows]
-        row.tokens[0] = max(token, 0)  # what follows a draw that failed is dropped
-        if row.sample is not None and row.sample.params.penalised:
-            row.sample.history.append(token)
+    def _follow(self, row: Row) -> Row:
+        """A copy of the row with the token that it follows, also in a penalty's history."""
+        token, sample = self.drawn[row.follows], row.sample
+        tokens = ints([max(token, 0)]) + row.tokens[1:]  # what follows a failed sample is dropped
+        if sample is not None and sample.params.penalised:
+            sample = sample.after(token)
             self.penalised += 1
         self.followed += 1
+        return msgspec.structs.replace(row, tokens=tokens, sample=sample)
 
     def _contents(self, row: Row) -> list[int]:
         found = contents(row)
@@ -278,7 +285,7 @@ class FakeWorker:
             self.states[slot], self.shown[slot] = before, token
         return own
 
-    def _output(self, row: Row, own: list[int]) -> RowOutput:
+    def _output(self, row: Row, own: list[int], masks: Sequence[Mask]) -> RowOutput:
         out = RowOutput()
         out.unseen = [p.media.key for p in row.pieces if p.media.key in self.blind]
         out.error = "the image could not be encoded" if out.unseen else ""
@@ -300,9 +307,9 @@ class FakeWorker:
                 out.score_tops.append(likeliest(readings[at], score.top))
                 out.score_probes.append([logprob_at(readings[at], t) for t in score.probe])
         for at, check in enumerate(row.checks, count - 1 - len(row.checks)):
-            out.checks.append(self._draw(readings[at], check, row.probe))
+            out.checks.append(self._draw(readings[at], check, row.probe, masks))
         if row.sample is not None:
-            drawn = self._draw(readings[count - 1], row.sample, row.probe)
+            drawn = self._draw(readings[count - 1], row.sample, row.probe, masks)
             out.token, out.postponed = drawn.token, drawn.postponed and not out.error
             out.error = out.error or drawn.error
             out.logprob, out.top, out.probe = drawn.logprob, drawn.top, drawn.probe
@@ -332,13 +339,14 @@ class FakeWorker:
         return readings
 
     @staticmethod
-    def _draw(reading: int, want: Sample, probe: Sequence[int]) -> Drawn:
-        try:
-            mask = want.mask() if callable(want.mask) else want.mask
-        except Postponed as error:
-            return Drawn(error=str(error), postponed=True)
-        except GrammarError as error:
-            return Drawn(error=f"{NONE_ALLOWED}: {error}")
+    def _draw(reading: int, want: Sample, probe: Sequence[int], masks: Sequence[Mask]) -> Drawn:
+        mask = want.mask
+        if isinstance(mask, int):
+            if error := masks[mask].error:
+                postponed = error == POSTPONED
+                text = error if postponed else f"{NONE_ALLOWED}: {error}"
+                return Drawn(error=text, postponed=postponed)
+            mask = masks[mask].words
         token = draw(
             reading, want.params, want.uniform, want.history, want.prompt, want.forbidden, mask
         )
@@ -357,8 +365,8 @@ class Guesser(FakeWorker):
         super().__init__(1, fail_at)
         self.wrong = wrong
 
-    def _output(self, row: Row, own: list[int]) -> RowOutput:
-        out = super()._output(row, own)
+    def _output(self, row: Row, own: list[int], masks: Sequence[Mask]) -> RowOutput:
+        out = super()._output(row, own, masks)
         end = row.start + len(row.tokens)
         if row.sample is not None and not out.error and end % self.wrong == 0:
             out.token = (out.token + 1) % VOCAB

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from helpers.wired import Wired
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import Config
 from sglang.srt.core.batch import Batch, Row, Sample, StepResult
 from sglang.srt.core.ints import Ints, ints
 from sglang.srt.worker.inputs import read_batch
-from sglang.srt.worker.worker import Worker
+from sglang.srt.worker.worker import ModelWorker
 from torch import Tensor
 
 
@@ -37,7 +38,7 @@ class Paged:
     def __init__(self, path: str, page_size: int, seed: int, **settings: Any) -> None:
         settings = {"max_total_tokens": 1024, "dtype": "float32", "device": "cpu", **settings}
         config = Config.of(model_path=path, page_size=page_size, **settings)
-        self.worker, self.page_size = Worker(config), page_size
+        self.worker, self.page_size = ModelWorker(config), page_size
         self.free = list(range(self.worker.info["capacity"] // page_size))
         random.Random(seed).shuffle(self.free)
         self.batches = 0
@@ -52,7 +53,7 @@ class Paged:
 
     def run(self, rows: list[Row]) -> StepResult:
         self.batches += 1
-        return self.worker.run(Batch(self.batches, rows))
+        return Wired(self.worker).launch(Batch(self.batches, rows))()
 
     @torch.inference_mode()
     def logits(self, rows: list[Row]) -> list[Tensor]:

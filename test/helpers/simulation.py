@@ -5,6 +5,8 @@ request has had one terminal event, every text equals the one computed alone (``
 request was overtaken beyond the bound and no page is in use. ``simulate`` names the seed of a
 history that breaks a promise.
 
+In a third of the histories the worker gets decoded copies of encoded batches.
+
 In half of the histories two passes are in flight at a time. Some of those are computed when they
 are submitted, and some when their result is asked for: the engine may not notice.
 """
@@ -23,6 +25,7 @@ from helpers.either import Either
 from helpers.fake_worker import Corrupt, FakeWorker, Guesser, fake_info
 from helpers.reference import Known, Text, expected
 from helpers.toy_grammar import ToyGrammars
+from helpers.wired import Wired
 from helpers.wishes import TEXT, Kind, Wishes
 from sglang.srt.config import ScheduleConfig
 from sglang.srt.core.batch import Batch
@@ -52,6 +55,7 @@ from sglang.srt.core.messages import (
 )
 from sglang.srt.core.request import Request
 from sglang.srt.core.work import STEP_SEARCH
+from sglang.srt.core.workers import Masks
 from sglang.srt.engine.draft_model import ModelDrafter
 from sglang.srt.engine.drafts import Drafts
 from sglang.srt.engine.engine import Engine
@@ -174,7 +178,8 @@ class History:
         )  # fmt: skip
         self.clock = ManualClock()  # a second a step
         self.grammars = ToyGrammars(seed)
-        self.executor = Inline(self.worker) if seed % 2 else Either(self.worker, seed)
+        worker = Wired(self.worker) if seed % 3 == 0 else self.worker
+        self.executor = Inline(worker) if seed % 2 else Either(worker, seed)
         self.engine = Engine(
             self.executor, info, self.schedule, TEXT, share=share, seed=seed,
             grammars=self.grammars, jumps=jumps, drafts=drafts, clock=self.clock,
@@ -682,9 +687,9 @@ class History:
             offer(node)
             self.seen["compactions of the heap"] += tree._heap is not heap
 
-        def submit_(batch: Batch) -> None:
+        def submit_(batch: Batch, masks: Masks) -> None:
             self._count_computed(batch)
-            submit(batch)
+            submit(batch, masks)
 
         tree._split, tree._offer = split_, offer_  # type: ignore[method-assign]
         executor.submit = submit_  # type: ignore[method-assign]

@@ -12,6 +12,7 @@ from typing import Any
 from helpers.fake_worker import contents
 from sglang.srt.config import Config
 from sglang.srt.core.batch import Batch, Row, RowOutput, StepResult
+from sglang.srt.core.workers import NO_MASKS, Finish, Masks
 from sglang.srt.engine.executor import Threaded
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.engine.local import LocalEngine
@@ -48,12 +49,23 @@ class TextWorker:
         self.kv: dict[int, int] = {}
         self.drawn: list[int] = []  # by the rows of the last batch
 
+    def launch(self, batch: Batch, masks: Masks = NO_MASKS) -> Finish:
+        result = self.run(batch)
+        return lambda: result
+
+    def load_adapter(self, number: int, path: str, pinned: bool) -> dict[str, Any]:
+        raise ValueError("this worker takes no adapters")
+
+    def unload_adapter(self, number: int) -> None:
+        pass
+
     def run(self, batch: Batch) -> StepResult:
         time.sleep(self.seconds)
         for row in batch.rows:
+            tokens = contents(row)
             if row.follows >= 0:
-                row.tokens[0] = self.drawn[row.follows]
-            for i, token in enumerate(contents(row)):
+                tokens[0] = self.drawn[row.follows]
+            for i, token in enumerate(tokens):
                 self.kv[self._slot(row, row.start + i)] = token
         rows = [self._output(row) for row in batch.rows]
         self.drawn = [out.token for out in rows]

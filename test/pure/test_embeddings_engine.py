@@ -11,6 +11,7 @@ from sglang.srt.core.batch import Batch, StepResult
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Embed, Fill, Open
 from sglang.srt.core.segments import Segment
+from sglang.srt.core.workers import NO_MASKS, Masks
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 
@@ -102,8 +103,8 @@ def test_what_cannot_be_pooled_is_refused(prompt: list[int], pooling: str, messa
 class Broken(FakeWorker):
     """Fails every row that is to be pooled."""
 
-    def run(self, batch: Batch) -> StepResult:
-        result = super().run(batch)
+    def run(self, batch: Batch, masks: Masks = NO_MASKS) -> StepResult:
+        result = super().run(batch, masks)
         for row, output in zip(batch.rows, result.rows):
             output.error = "not finite" if row.pool >= 0 else ""
         return result

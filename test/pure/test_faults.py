@@ -15,6 +15,7 @@ from helpers.simulation import expected
 from sglang.srt.core.batch import Batch, StepResult
 from sglang.srt.core.ints import Ints, ints
 from sglang.srt.core.messages import Append, Close, Distribution, Failed, Fill, Fork, Score
+from sglang.srt.core.workers import Masks
 from sglang.srt.engine import admission
 from sglang.srt.grammar.watch import Watch
 from sglang.srt.memory.pages import PagePool
@@ -146,10 +147,10 @@ def test_the_nth_pass_raises(page_size: int, monkeypatch: pytest.MonkeyPatch) ->
     run = FakeWorker.run
 
     def arm(nth: Nth) -> None:
-        def faulty(worker: FakeWorker, batch: Batch) -> StepResult:
+        def faulty(worker: FakeWorker, batch: Batch, masks: Masks) -> StepResult:
             if nth():
                 raise RuntimeError("injected")
-            return run(worker, batch)
+            return run(worker, batch, masks)
 
         monkeypatch.setattr(FakeWorker, "run", faulty)
 

@@ -183,7 +183,7 @@ def test_a_planted_violation_is_caught(module: str, source: str, name: str) -> N
 
 
 ALLOWED = [
-    ("srt.engine.executor", "from sglang.srt.worker.worker import Worker"),
+    ("srt.engine.executor", "from sglang.srt.worker.worker import ModelWorker"),
     ("srt.worker.planted", "from sglang.srt.models.registry import load\nimport torch"),
     ("srt.http.launch", "from sglang.srt.engine import main"),
     ("sglang.backend.engine.embedded", "def f():\n    from sglang.srt.engine.local import start"),

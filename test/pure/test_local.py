@@ -16,6 +16,7 @@ from sglang.srt.config import Config
 from sglang.srt.core.batch import Batch, StepResult
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Advance, Close, Done, Failed, Goal, Open, Tokens, Verb
+from sglang.srt.core.workers import NO_MASKS, Masks
 from sglang.srt.engine.client import Client, EngineLost
 from sglang.srt.engine.executor import Threaded
 from sglang.srt.engine.local import LocalEngine
@@ -32,12 +33,12 @@ class Gated(FakeWorker):
         self.gate.set()
         self.entered, self.bomb = threading.Event(), False
 
-    def run(self, batch: Batch) -> StepResult:
+    def run(self, batch: Batch, masks: Masks = NO_MASKS) -> StepResult:
         self.entered.set()
         self.gate.wait(60)
         if self.bomb:
             return StepResult(batch.id, [None])  # type: ignore[list-item]
-        return super().run(batch)
+        return super().run(batch, masks)
 
 
 def verbs(client: Client, prompt: list[int], goal: Goal) -> tuple[int, int, list[Verb]]:

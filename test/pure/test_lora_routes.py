@@ -36,8 +36,8 @@ class Loading:
     def __init__(self, worker: TextWorker) -> None:
         self.paths: dict[int, str] = {}
         self.rows: list[int] = []
-        worker.load_adapter = self.load  # type: ignore[attr-defined]
-        worker.unload_adapter = self.paths.pop  # type: ignore[attr-defined]
+        worker.load_adapter = self.load  # type: ignore[method-assign]
+        worker.unload_adapter = self.paths.pop  # type: ignore[method-assign, assignment]
         run = worker.run
 
         def counted(batch: Batch) -> StepResult:

@@ -15,6 +15,7 @@ from sglang.srt.engine.collect import Collector
 from sglang.srt.engine.draft_model import ModelDrafter
 from sglang.srt.engine.drafts import Drafts
 from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.masks import DraftMasks
 from sglang.srt.engine.planner import Planner
 from sglang.srt.memory.radix import RadixTree
 from sglang.srt.memory.store import Store
@@ -87,10 +88,10 @@ MUTATIONS = {
         Edit(rows, "_samples", "len(tokens) - count - pending + i]", "len(tokens) - pending]"),
     ],
     "a mask is that of the draft before": [
-        Edit(rows.DraftMasks, "at", "self._made[index]", "self._made[max(index - 1, 0)]"),
+        Edit(rows, "_samples", "mask + i, goal", "mask + max(i - 1, 0), goal"),
     ],
     "a matcher is left where the drafts end": [
-        Edit(rows.DraftMasks, "_make", "self._matcher.rollback(advanced)", "pass"),
+        Edit(DraftMasks, "_make", "self._matcher.rollback(advanced)", "pass"),
     ],
     "a draft is believed": [
         Edit(Drafts, "verify", "out.checks[kept].token == drafts[kept]", "True"),
@@ -182,15 +183,15 @@ MUTATIONS = {
     "the first row's bias is everybody's": [
         Edit(Planner, "_add", "if rows[-1].sample is not None:",
              """if rows[-1].sample and rows[0].sample:
-        import dataclasses, msgspec
+        import msgspec
         bias = rows[0].sample.params.logit_bias
         params = msgspec.structs.replace(rows[-1].sample.params, logit_bias=bias)
-        rows[-1].sample = dataclasses.replace(rows[-1].sample, params=params)
+        rows[-1].sample = msgspec.structs.replace(rows[-1].sample, params=params)
     if rows[-1].sample is not None:"""),
     ],
     "top-k and the like are forgotten after a retraction": [
-        Edit(rows, "_samples", "pending, masks = request.pending, None",
-             """pending, masks = request.pending, None
+        Edit(rows, "_samples", "pending, mask = request.pending, -1",
+             """pending, mask = request.pending, -1
     if request.stats.retractions:
         import msgspec
         params = msgspec.structs.replace(params, top_k=-1, top_p=1.0, min_p=0.0)"""),

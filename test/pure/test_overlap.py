@@ -36,6 +36,7 @@ from sglang.srt.core.messages import (
     Score,
 )
 from sglang.srt.core.request import Request
+from sglang.srt.core.workers import NO_MASKS, Masks
 from sglang.srt.engine.engine import Engine
 from sglang.srt.engine.executor import Threaded, overlaps
 from sglang.srt.engine.planner import Planner
@@ -46,11 +47,11 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 class Recorder(FakeWorker):
     """Keeps all that it was told of each row."""
 
-    def run(self, batch: Batch) -> StepResult:
+    def run(self, batch: Batch, masks: Masks = NO_MASKS) -> StepResult:
         self.told = [*getattr(self, "told", []), [
             (row.context, row.start, len(row.tokens), list(row.pages)) for row in batch.rows
         ]]  # fmt: skip
-        return super().run(batch)
+        return super().run(batch, masks)
 
 
 def text_of(prompt: list[int], goal: Generate) -> list[int]:
@@ -226,12 +227,12 @@ class Slow(FakeWorker):
         self.threads: set[str] = set()
         self.failed = False
 
-    def run(self, batch: Batch) -> StepResult:
+    def run(self, batch: Batch, masks: Masks = NO_MASKS) -> StepResult:
         self.threads.add(threading.current_thread().name)
         time.sleep(random.random() * 0.002)
         failed, self.failed = self.failed, True
         try:
-            result = super().run(batch)
+            result = super().run(batch, masks)
         except Corrupt:
             assert failed, "only what comes right after a failed pass may read nonsense"
             raise RuntimeError("in vain") from None
@@ -288,11 +289,11 @@ def test_what_waits_when_it_is_closed_is_not_computed(monkeypatch: pytest.Monkey
     computed: list[int] = []
 
     class Gated(FakeWorker):
-        def run(self, batch: Batch) -> StepResult:
+        def run(self, batch: Batch, masks: Masks = NO_MASKS) -> StepResult:
             entered.set()
             assert go_on.wait(60)
             computed.append(batch.id)
-            return super().run(batch)
+            return super().run(batch, masks)
 
     executor = Threaded(Gated(1))
     executor.submit(Batch(1, []))
@@ -313,7 +314,7 @@ MUTATIONS = {
         test_rows_follow_and_no_token_is_computed_in_vain,
     ),
     "a penalty does not know the token before": (
-        Edit(FakeWorker, "_follow", "row.sample.history.append(token)", "pass"),
+        Edit(FakeWorker, "_follow", "sample = sample.after(token)", "pass"),
         test_rows_follow_and_no_token_is_computed_in_vain,
     ),
     "what ended is believed to go on": (

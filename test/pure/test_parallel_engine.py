@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from helpers.desk import generate
@@ -28,6 +29,7 @@ from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Close, Fill, Fork, Open, Score, decode_verbs, encode
 from sglang.srt.core.request import Request
 from sglang.srt.core.segments import MAX_SEEN, Segment, key, verify
+from sglang.srt.core.workers import NO_MASKS, Finish, Masks
 from sglang.srt.engine import rows
 from sglang.srt.engine.engine import Engine
 from sglang.srt.memory.store import Store
@@ -53,6 +55,16 @@ class DeepWorker:
         self.second: dict[int, int] = {}
         self.batches: list[list[Row]] = []
         self.broken = -1  # row to fail in the next batch
+
+    def launch(self, batch: Batch, masks: Masks = NO_MASKS) -> Finish:
+        result = self.run(batch)
+        return lambda: result
+
+    def load_adapter(self, number: int, path: str, pinned: bool) -> dict[str, Any]:
+        raise ValueError("this worker takes no adapters")
+
+    def unload_adapter(self, number: int) -> None:
+        pass
 
     def run(self, batch: Batch) -> StepResult:
         self.batches.append(batch.rows)

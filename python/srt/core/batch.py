@@ -5,53 +5,62 @@ forward are the same row. A context with segments (``core/segments``) has a row 
 computes, every one with a page table of its own. The rows' keys and values are written before any
 row attends, layer by layer, so a row may read pages that another row of the same batch writes:
 requests that share an uncached prefix compute it once.
+
+A batch holds no callables and nothing that its receiver may change, so that it can be sent to
+another process as it is (``encode``).
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
+import msgspec
 from sglang.ir.sampling import SamplingParams
-from sglang.srt.core.ints import Floats, Ints, ints
+from sglang.srt.core.ints import Floats, Ints, from_wire, ints, to_wire
 from sglang.srt.core.media import Media
 
 _NO_INTS, _NO_FLOATS = ints(), array("d")  # shared by all that have none; never changed
 NONE_ALLOWED = "no token may be drawn: mask, bias and forbidden tokens exclude all of them"
 
 
-@dataclass(slots=True)
-class Sample:
-    """How to draw one token from the distribution at a row's last position.
+class Sample(msgspec.Struct, omit_defaults=True):
+    """How to sample one token from the distribution at a row's last position.
 
     Attributes:
         params: temperature, top-k, top-p, min-p, penalties and bias.
         uniform: the only randomness, in [0, 1): a function of (seed, position), so that a token
             never depends on what else is in the batch.
         history: generated tokens so far; empty unless ``params.penalised``. The token that a row
-            follows (``Row.follows``) is missing: the worker adds it.
+            follows (``Row.follows``) is missing: it comes last.
         prompt: prompt tokens; empty unless ``params.repetition_penalty != 1``.
-        forbidden: ids that may not be drawn now (end tokens before ``min_new_tokens``).
+        forbidden: ids that may not be sampled now (end tokens before ``min_new_tokens``).
         mask: allowed ids as little-endian int32 words, low bit first, 1 = allowed
-            (ceil(V / 32) words), or what makes them when the draw is due, while the device is still
-            computing; None allows all.
+            (ceil(V / 32) words), or the index of a mask that is made while the device computes
+            (``workers.Masks``); None allows all.
         top: report this many most likely tokens; -1 reports no log-probability at all.
         masked: log-probabilities are those among the ids that ``mask`` allows.
     """
 
     params: SamplingParams
     uniform: float = 0.0
-    history: Ints = field(default_factory=lambda: _NO_INTS)
-    prompt: Ints = field(default_factory=lambda: _NO_INTS)
+    history: Ints = _NO_INTS
+    prompt: Ints = _NO_INTS
     forbidden: tuple[int, ...] = ()
-    mask: bytes | Callable[[], bytes] | None = None
+    mask: bytes | int | None = None
     top: int = -1
     masked: bool = False
 
+    def after(self, token: int) -> Sample:
+        """A copy whose history has one more token."""
+        return msgspec.structs.replace(self, history=self.history + ints([token]))
 
-@dataclass(slots=True)
-class Score:
+    def with_mask(self, words: bytes) -> Sample:
+        """A copy with another mask."""
+        return msgspec.structs.replace(self, mask=words)
+
+
+class Score(msgspec.Struct, omit_defaults=True):
     """Log-probabilities of given tokens, read at consecutive positions of a row.
 
     Token ``targets[i]`` is scored by the distribution at ``tokens[at + i]``, the one before it.
@@ -64,8 +73,7 @@ class Score:
     probe: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """Placeholders of a row whose embeddings are hidden states of a vision tower.
 
     Attributes:
@@ -80,8 +88,7 @@ class Piece:
     count: int
 
 
-@dataclass(slots=True)
-class Row:
+class Row(msgspec.Struct, omit_defaults=True):
     """New tokens of one context.
 
     Attributes:
@@ -122,11 +129,10 @@ class Row:
     pool: int = -1
     every: bool = False
     pieces: Sequence[Piece] = ()
-    places: Ints = field(default_factory=lambda: _NO_INTS)
+    places: Ints = _NO_INTS
 
 
-@dataclass(slots=True)
-class Batch:
+class Batch(msgspec.Struct, omit_defaults=True):
     """Rows of one forward pass. ``id`` grows by one a pass."""
 
     id: int
@@ -140,8 +146,7 @@ class Batch:
 TopList = list[tuple[int, float]]  # (token id, log-probability), most likely first
 
 
-@dataclass(slots=True)
-class Drawn:
+class Drawn(msgspec.Struct, omit_defaults=True):
     """What was read at one position. Log-probabilities are the model's own (natural logarithm,
     before temperature, penalties, bias and masks, unless ``Sample.masked``).
 
@@ -156,14 +161,13 @@ class Drawn:
 
     token: int = -1
     logprob: float = 0.0
-    top: TopList = field(default_factory=list)
-    probe: list[float] = field(default_factory=list)
+    top: TopList = []
+    probe: list[float] = []
     error: str = ""
     postponed: bool = False
 
 
-@dataclass(slots=True)
-class RowOutput(Drawn):
+class RowOutput(Drawn, omit_defaults=True):
     """What a row asked for; its own ``Drawn`` is that of its last position.
 
     Attributes:
@@ -176,16 +180,15 @@ class RowOutput(Drawn):
         error: set where this row alone failed; the other rows are valid.
     """
 
-    scores: list[float] = field(default_factory=list)
-    score_tops: list[TopList] = field(default_factory=list)
-    score_probes: list[list[float]] = field(default_factory=list)
-    checks: list[Drawn] = field(default_factory=list)
-    pooled: Floats = field(default_factory=lambda: _NO_FLOATS)
+    scores: list[float] = []
+    score_tops: list[TopList] = []
+    score_probes: list[list[float]] = []
+    checks: list[Drawn] = []
+    pooled: Floats = _NO_FLOATS
     unseen: Sequence[bytes] = ()
 
 
-@dataclass(slots=True)
-class StepResult:
+class StepResult(msgspec.Struct, omit_defaults=True):
     """Outputs of batch ``id``, one a row, in the batch's order.
 
     ``encoded``: images and videos that the vision tower had to read for it; ``reread``: those whose
@@ -196,3 +199,23 @@ class StepResult:
     rows: list[RowOutput]
     encoded: int = 0
     reread: int = 0
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=to_wire)
+_BATCHES = msgspec.msgpack.Decoder(Batch, ext_hook=from_wire)
+_RESULTS = msgspec.msgpack.Decoder(StepResult, ext_hook=from_wire)
+
+
+def encode(data: Batch | StepResult) -> bytes:
+    """MessagePack of a batch or of its outputs."""
+    return _ENCODER.encode(data)
+
+
+def decode_batch(data: bytes) -> Batch:
+    """The batch that was encoded. Raises msgspec.DecodeError, ValueError."""
+    return _BATCHES.decode(data)
+
+
+def decode_result(data: bytes) -> StepResult:
+    """The outputs that were encoded. Raises as ``decode_batch``."""
+    return _RESULTS.decode(data)

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-Ints: TypeAlias = "array[int]"
-Floats: TypeAlias = "array[float]"
+import msgspec
+
+if TYPE_CHECKING:
+    Ints: TypeAlias = array[int]
+    Floats: TypeAlias = array[float]
+else:  # msgspec reads the types of fields, and ``array`` takes no parameters while a program runs
+    Ints = Floats = array
 
 
 def ints(values: Iterable[int] = ()) -> Ints:
@@ -51,3 +56,19 @@ def common_prefix(a: Ints, b: Ints, start: int = 0, offset: int = 0) -> int:
         else:
             high = mid
     return low
+
+
+def to_wire(value: object) -> msgspec.msgpack.Ext:
+    """An array as MessagePack: an extension whose code is the array's type code. For
+    ``msgspec.msgpack.Encoder(enc_hook=...)``. Raises NotImplementedError for other types."""
+    if not isinstance(value, array):
+        raise NotImplementedError(f"{type(value).__name__} cannot be sent; only arrays can")
+    return msgspec.msgpack.Ext(ord(value.typecode), memoryview(value).cast("B"))
+
+
+def from_wire(code: int, data: memoryview) -> array[int] | array[float]:
+    """The array that ``to_wire`` has sent. For ``msgspec.msgpack.Decoder(ext_hook=...)``. Raises
+    ValueError for an unknown type code or a partial item."""
+    out: array[int] | array[float] = array(chr(code))
+    out.frombytes(data)
+    return out

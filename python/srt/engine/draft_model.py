@@ -22,9 +22,10 @@ from sglang.srt.core.ints import common_prefix
 from sglang.srt.core.messages import Generate
 from sglang.srt.core.namespace import Namespace
 from sglang.srt.core.request import Request
-from sglang.srt.engine.executor import Runs
+from sglang.srt.core.workers import Worker
 from sglang.srt.engine.grammar_budget import GrammarBudget
 from sglang.srt.engine.info import EngineInfo
+from sglang.srt.engine.masks import PassMasks
 from sglang.srt.engine.rows import make_rows
 from sglang.srt.memory.store import Store
 
@@ -41,7 +42,7 @@ class ModelDrafter:
     """
 
     def __init__(
-        self, worker: Runs, info: EngineInfo, budget: int = -1, share: bool = True
+        self, worker: Worker, info: EngineInfo, budget: int = -1, share: bool = True
     ) -> None:
         self._worker, self._info = worker, info
         self._budget = budget if budget > 0 else 1 << 30
@@ -108,14 +109,15 @@ class ModelDrafter:
     # -- passes ----------------------------------------------------------------------------------
 
     def _draw(
-        self, asked: dict[int, int], found: dict[int, list[int]], masks: GrammarBudget
+        self, asked: dict[int, int], found: dict[int, list[int]], grammars: GrammarBudget
     ) -> None:
-        """Draft token after draft token, for all who still want one, into ``found``. A request
-        whose mask ``masks`` does not allow gets no further draft."""
+        """Draft token after draft token, for all requests that still want one, into ``found``. A
+        request whose mask ``grammars`` does not allow gets no further draft."""
         while asked:
             rows: list[Row] = []
             drawing: list[tuple[Request, int]] = []
             budget, present = self._budget, list(asked)
+            masks = PassMasks(grammars)
             for number in present:
                 shadow = self._shadows[number]
                 new = self._rows(shadow, budget, present, masks)
@@ -131,14 +133,14 @@ class ModelDrafter:
             if not rows:
                 return
             self.passes += 1
-            result = self._worker.run(Batch(next(self._steps), rows))
+            result = self._worker.launch(Batch(next(self._steps), rows), masks)()
             for shadow, at in drawing:
                 drafts = found.setdefault(shadow.id, [])
                 if not self._take(shadow, result.rows[at], drafts, asked[shadow.id]):
                     del asked[shadow.id]
 
     def _rows(
-        self, shadow: Request, budget: int, present: list[int], masks: GrammarBudget
+        self, shadow: Request, budget: int, present: list[int], masks: PassMasks
     ) -> list[Row]:
         """Rows of the shadow's work, as far as the budget goes; none where memory does not."""
         context = shadow.context
@@ -147,7 +149,7 @@ class ModelDrafter:
         size = min(context.work, max(budget, 0))
         if size == 0 or not self._grow(shadow, size, present):
             return []
-        rows = make_rows(shadow, size, self._info.eos, budget=masks)
+        rows = make_rows(shadow, size, self._info.eos, masks=masks)
         self.store.advance(context, size, publish=context.saved < shadow.prompt)
         return rows
 

@@ -45,7 +45,7 @@ from sglang.srt.engine.collect import Collector
 from sglang.srt.engine.compiling import Compiling, Grammars
 from sglang.srt.engine.control import control, stats_of
 from sglang.srt.engine.drafts import Drafts
-from sglang.srt.engine.executor import Executor
+from sglang.srt.engine.executor import MOST_DEPTH, Executor
 from sglang.srt.engine.grammar_budget import GrammarBudget
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.engine.passes import Pass
@@ -67,6 +67,8 @@ class Engine:
         drafts: who guesses tokens ahead; by default grammars alone, and n-grams where asked for.
         progress: where the loop tells its stage.
         clock: what every moment of the engine is measured with.
+
+    Raises ValueError for an executor that is too deep.
     """
 
     def __init__(
@@ -85,6 +87,12 @@ class Engine:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.clock = clock
+        if not 1 <= executor.depth <= MOST_DEPTH:
+            raise ValueError(
+                f"the executor's depth is {executor.depth}; it must be between 1 and {MOST_DEPTH}, "
+                "because a row may name a token of the pass before and of no older one "
+                f"(Row.follows). Use an executor of depth {MOST_DEPTH}."
+            )
         self.executor = executor
         self.info = info
         self.schedule = schedule
@@ -262,7 +270,7 @@ class Engine:
             events += self._end(request, "done")
         self.planner.filled.clear()
         if planned.parts:
-            self.executor.submit(planned.batch)
+            self.executor.submit(planned.batch, planned.masks)
             passes.append(planned)
         if passes and (not planned.parts or len(passes) == self.executor.depth):
             events += self._finish()

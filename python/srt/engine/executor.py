@@ -14,108 +14,104 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 from sglang.srt.config import Config
 from sglang.srt.core.batch import Batch, StepResult
 from sglang.srt.core.messages import AdapterInfo
+from sglang.srt.core.workers import NO_MASKS, Finish, Masks, Worker
 from sglang.srt.engine.info import FIRST_ADAPTER, EngineInfo
 
-Finish: TypeAlias = Callable[[], StepResult]
-
-
-class Runs(Protocol):
-    """What computes a batch, such as ``worker.worker.Worker``."""
-
-    def run(self, batch: Batch) -> StepResult:
-        """Outputs of every row. Raises where the pass as a whole failed: no row was computed."""
-        ...
+MOST_DEPTH = 2  # a row may name a token that the pass before sampled, and no older one
 
 
 class Executor(Protocol):
     """Computes batches in the order they are given.
 
-    ``depth``: how many batches may be under way, given and their results not taken.
+    ``depth``: number of batches that may be in flight, submitted and without a taken result; at
+    most ``MOST_DEPTH``.
     """
 
     @property
     def depth(self) -> int: ...
-    def submit(self, batch: Batch) -> None:
-        """Returns at once."""
+    def submit(self, batch: Batch, masks: Masks = NO_MASKS) -> None:
+        """Queue a batch and return at once. ``masks``: of its samples, made while it is
+        computed."""
         ...
 
     def result(self) -> StepResult:
-        """Of the oldest batch under way; waits for it. Raises what computing it raised."""
+        """Wait for the oldest batch in flight and return its outputs. Raises what computing it
+        raised."""
         ...
 
     def load_adapter(self, number: int, path: str, pinned: bool) -> dict[str, Any]:
-        """Rows of batches given from now on may have it; facts about it. May be called beside
-        everything else, from another thread. Raises ValueError, MemoryError."""
+        """As ``Worker.load_adapter``, for batches submitted from now on."""
         ...
 
     def unload_adapter(self, number: int) -> None:
-        """No row of a batch that is asked for has it any more."""
+        """As ``Worker.unload_adapter``."""
         ...
 
     def close(self) -> None:
-        """Compute nothing more. Returns when nothing is being computed."""
+        """Stop computing. Returns when nothing is being computed."""
         ...
 
 
-class _Adapts:
-    """Adapters are the worker's."""
+class _Submitted(NamedTuple):
+    batch: Batch
+    masks: Masks
 
-    worker: Runs
+
+class _Adapts:
+    """An executor's adapters are its worker's."""
+
+    worker: Worker
 
     def load_adapter(self, number: int, path: str, pinned: bool) -> dict[str, Any]:
-        load = getattr(self.worker, "load_adapter", None)
-        if load is None:
-            raise ValueError("this worker takes no adapters")
-        found: dict[str, Any] = load(number, path, pinned)
-        return found
+        return self.worker.load_adapter(number, path, pinned)
 
     def unload_adapter(self, number: int) -> None:
-        self.worker.unload_adapter(number)  # type: ignore[attr-defined]
+        self.worker.unload_adapter(number)
 
 
 class Inline(_Adapts):
-    """Nothing overlaps, whatever the depth: for workers without a model, and for tests."""
+    """Computes a batch when its result is asked for: nothing overlaps, whatever the depth. For
+    workers that use all processors, and for tests."""
 
-    def __init__(self, worker: Runs, depth: int = 1) -> None:
+    def __init__(self, worker: Worker, depth: int = 1) -> None:
         self.worker, self.depth = worker, depth
-        self._batches: deque[Batch] = deque()
+        self._batches: deque[_Submitted] = deque()
 
-    def submit(self, batch: Batch) -> None:
-        self._batches.append(batch)
+    def submit(self, batch: Batch, masks: Masks = NO_MASKS) -> None:
+        self._batches.append(_Submitted(batch, masks))
 
     def result(self) -> StepResult:
-        return self.worker.run(self._batches.popleft())
+        return self.worker.launch(*self._batches.popleft())()
 
     def close(self) -> None:
         self._batches.clear()
 
 
 class Threaded(_Adapts):
-    """At most two batches under way: one that is computed, one that waits for it.
+    """At most two batches in flight: one that is computed, one that waits for it.
 
     Attributes:
         busy, idle: seconds spent computing, and waiting for a batch since the first one came.
     """
 
-    depth = 2
+    depth = MOST_DEPTH
 
-    def __init__(self, worker: Runs) -> None:
+    def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self.busy = self.idle = 0.0
-        self._batches: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+        self._batches: queue.SimpleQueue[_Submitted | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[Finish | BaseException] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._compute, name="srt-worker", daemon=True)
         self._thread.start()
 
-    def submit(self, batch: Batch) -> None:
-        self._batches.put(batch)
+    def submit(self, batch: Batch, masks: Masks = NO_MASKS) -> None:
+        self._batches.put(_Submitted(batch, masks))
 
     def result(self) -> StepResult:
         finish = self._results.get()
@@ -123,31 +119,21 @@ class Threaded(_Adapts):
             raise finish
         return finish()
 
-    def _launch(self, batch: Batch) -> Finish:
-        """Queue a batch on its device, where the worker can: the next one may then be queued while
-        it is computed, and whoever asks for its result waits for it. Else compute it."""
-        launch = getattr(self.worker, "launch", None)
-        if launch is not None:
-            finish: Finish = launch(batch)
-            return finish
-        result = self.worker.run(batch)
-        return lambda: result
-
     def close(self) -> None:
         with suppress(queue.Empty):
-            while True:  # what waits would be computed for nobody
+            while True:  # no result of these will be asked for
                 self._batches.get_nowait()
         self._batches.put(None)
         self._thread.join()
 
     def _compute(self) -> None:
-        batch = self._batches.get()
+        submitted = self._batches.get()
         ended = time.perf_counter()
-        while batch is not None:
+        while submitted is not None:
             started = time.perf_counter()
             result: Finish | BaseException
             try:
-                result = self._launch(batch)
+                result = self.worker.launch(*submitted)
             except BaseException as error:  # it is raised again where the result is asked for
                 result = error
             self.idle += started - ended
@@ -155,7 +141,7 @@ class Threaded(_Adapts):
             self.busy += ended - started
             self._results.put(result)
             del result
-            batch = self._batches.get()
+            submitted = self._batches.get()
 
 
 def local_executor(config: Config) -> tuple[Executor, EngineInfo]:
@@ -173,11 +159,11 @@ def overlaps(config: Config, device: str) -> bool:
     return device != "cpu" or 0 < config.model.threads < len(os.sched_getaffinity(0))
 
 
-def load_worker(config: Config) -> tuple[Runs, EngineInfo]:
-    """The worker itself. Raises as ``local_executor``."""
-    from sglang.srt.worker.worker import Worker
+def load_worker(config: Config) -> tuple[Worker, EngineInfo]:
+    """Make the worker of a configuration. Raises as ``local_executor``."""
+    from sglang.srt.worker.worker import ModelWorker
 
-    worker = Worker(config)
+    worker = ModelWorker(config)
     schedule = config.schedule
     info = EngineInfo(
         **worker.info,

@@ -1,4 +1,4 @@
-"""Passes: what the executor has been given, and whom it is for."""
+"""Passes: what the executor has been given, and for which requests."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from sglang.srt.core.batch import Batch
 from sglang.srt.core.request import Request
-from sglang.srt.engine.grammar_budget import GrammarBudget
+from sglang.srt.engine.masks import PassMasks
 
 
 class Part(NamedTuple):
-    """Rows ``first`` to ``last`` of a pass, which are one request's. ``tip``: they are all the work
-    there was, so that something is drawn or read at their end."""
+    """Rows ``first`` to ``last`` of a pass, which are one request's. ``tip``: they end its work, so
+    that something is sampled or read at the last position."""
 
     request: Request
     first: int
@@ -22,14 +22,17 @@ class Part(NamedTuple):
 
 @dataclass(slots=True)
 class Pass:
-    """A planned pass.
+    """A planned pass: what the worker gets, and what only the engine knows of it.
 
-    ``budget``: of its masks. ``adapters``: those of its requests. ``waits``: what follows it
-    depends on what it draws, so the next pass cannot be planned before its result is there.
+    Attributes:
+        masks: of the batch's samples.
+        adapters: numbers of its requests' adapters.
+        waits: what follows it depends on what it samples, so the next pass cannot be planned before
+            its result is there.
     """
 
     batch: Batch
-    budget: GrammarBudget
+    masks: PassMasks
     parts: dict[int, Part] = field(default_factory=dict)  # by request id
     adapters: set[int] = field(default_factory=set)
     waits: bool = False

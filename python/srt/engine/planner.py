@@ -27,6 +27,7 @@ from sglang.srt.core.work import STEP_LOOKUP, STEP_NUMBERS
 from sglang.srt.engine.drafts import Drafts
 from sglang.srt.engine.grammar_budget import GrammarBudget, by_cost
 from sglang.srt.engine.info import EngineInfo
+from sglang.srt.engine.masks import PassMasks
 from sglang.srt.engine.passes import Part, Pass
 from sglang.srt.engine.rows import make_rows
 from sglang.srt.engine.stats import Stats
@@ -108,7 +109,7 @@ class Planner:
         self._admitted, self._numbers = 0, STEP_NUMBERS
         if under_way is not None:
             self._foresee(under_way)
-        planned = Pass(Batch(self.step_number + 1, []), self.new_budget())
+        planned = Pass(Batch(self.step_number + 1, []), PassMasks(self.new_budget()))
         budget = self.schedule.chunked_prefill_size
         budget = budget if budget > 0 else 1 << 30
         retracted = False
@@ -279,7 +280,7 @@ class Planner:
         follows = self._follows.get(request.id, -1)
         first = len(rows)
         rows += make_rows(request, count, self.info.eos, drafts, follows, self.info.sections,
-                          planned.budget)  # fmt: skip
+                          planned.masks)  # fmt: skip
         tip = context.saved + count == len(context.tokens)
         planned.parts[request.id] = Part(request, first, len(rows) - 1, tip)
         if rows[-1].sample is not None:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from functools import partial
 
 from sglang.srt.core.batch import Piece, Row, Sample, Score
 from sglang.srt.core.context import Context
-from sglang.srt.core.matcher import GrammarError, Postponed
 from sglang.srt.core.media import within
 from sglang.srt.core.messages import EVERY, Distribution, Embed, Generate
 from sglang.srt.core.places import places
-from sglang.srt.core.progress import GRAMMAR, WAITING
 from sglang.srt.core.request import Request
 from sglang.srt.core.segments import Segment, split
-from sglang.srt.engine.grammar_budget import UNLIMITED, GrammarBudget
+from sglang.srt.engine.masks import PassMasks
 
-log = logging.getLogger("sglang.srt.engine")
 _MASK = (1 << 64) - 1
 
 
@@ -43,13 +38,14 @@ def make_rows(
     drafts: Sequence[int] = (),
     follows: int = -1,
     sections: bool = False,
-    budget: GrammarBudget = UNLIMITED,
+    masks: PassMasks | None = None,
 ) -> list[Row]:
-    """The rows of the next ``count`` tokens of work, one a segment. Only the last may draw.
+    """Rows of the next ``count`` tokens of work, one a segment. Only the last may sample.
 
     The last ``len(drafts)`` of the context's tokens are guesses, to be checked. With ``follows``
-    the last is a placeholder (``Row.follows``). ``sections``: positions have three parts. To be
-    made before the store advances. ``budget``: of the masks of the pass.
+    the last is a placeholder (``Row.follows``). ``sections``: positions have three parts. Rows are
+    to be made before the store advances. ``masks``: of the pass; a request with a grammar adds its
+    own to them.
     """
     context = request.context
     start, end = context.saved, context.saved + count
@@ -67,7 +63,7 @@ def make_rows(
         tip = rows[-1]
         tip.follows = follows
         if isinstance(request.goal, Generate):
-            *tip.checks, tip.sample = _samples(request, request.goal, eos, drafts, budget)
+            *tip.checks, tip.sample = _samples(request, request.goal, eos, drafts, masks)
             tip.probe = request.goal.probe
         elif isinstance(request.goal, Distribution):
             tip.tip_top = max(request.goal.top, 1)
@@ -131,11 +127,11 @@ def _samples(
     goal: Generate,
     eos: tuple[int, ...],
     drafts: Sequence[int],
-    budget: GrammarBudget,
+    masks: PassMasks | None,
 ) -> list[Sample]:
-    """How to draw before each of the drafts, and after the last."""
+    """How to sample before each of the drafts, and after the last."""
     count, params, tokens = len(drafts), goal.sampling, request.context.tokens
-    pending, masks = request.pending, None
+    pending, mask = request.pending, -1
     plain = not count and request.matcher is None and not params.penalised
     if plain and request.drawn + pending >= params.min_new_tokens:  # the most of all rows by far
         if params.greedy:
@@ -143,7 +139,8 @@ def _samples(
             return [request.plain]
         return [Sample(params, uniform(request.seed, request.drawn + pending), top=goal.top)]
     if request.matcher is not None:
-        masks = DraftMasks(request, drafts, eos if params.ignore_eos else (), budget)
+        assert masks is not None
+        mask = masks.add(request, drafts, eos if params.ignore_eos else ())
     samples = []
     for i in range(count + 1):
         out = Sample(params, top=goal.top)
@@ -154,80 +151,10 @@ def _samples(
             if params.repetition_penalty != 1.0:
                 out.prompt = tokens[: request.prompt]
         out.forbidden = forbidden(request, goal, eos, pending + i)
-        if masks is not None:
-            out.mask, out.masked = partial(masks.at, i), goal.masked
+        if mask >= 0:
+            out.mask, out.masked = mask + i, goal.masked
         samples.append(out)
     return samples
-
-
-class DraftMasks:
-    """Masks before each of some drafts and after the last, made when the first is asked for.
-
-    ``without``: end tokens that the request ignores, where a grammar would allow them.
-    """
-
-    def __init__(
-        self,
-        request: Request,
-        drafts: Sequence[int],
-        without: tuple[int, ...],
-        budget: GrammarBudget,
-    ) -> None:
-        assert request.matcher is not None
-        self._matcher, self._drafts, self._without = request.matcher, drafts, without
-        self._request, self._budget = request, budget
-        self._made: list[bytes] = []
-        self._error: GrammarError | None = None  # why there is no further one
-
-    def at(self, index: int) -> bytes:
-        """The mask before draft ``index``. Raises GrammarError; Postponed, one of these, where the
-        pass's budget is spent."""
-        if not self._made and self._error is None:
-            if self._budget.open:
-                self._request.progress.worker_at(GRAMMAR, self._request.id)
-                self._request.cost = 0.0
-                with self._budget.charge(self._request):
-                    self._make()
-                self._request.progress.worker_at(WAITING)
-            else:
-                self._error = Postponed()
-        if index < len(self._made):
-            return self._made[index]
-        raise self._error or GrammarError("a draft has left the grammar")
-
-    def _make(self) -> None:
-        advanced = 0
-        try:
-            self._made.append(self._mask())
-            for token in self._drafts:
-                if not self._budget.open:
-                    raise Postponed
-                if not self._matcher.advance(token):
-                    break
-                advanced += 1
-                self._made.append(self._mask())
-        except Exception as error:
-            self._fail(error)
-        try:
-            self._matcher.rollback(advanced)
-        except Exception as error:  # nobody knows where it stands: no mask of it is good
-            self._made.clear()
-            self._fail(error)
-
-    def _mask(self) -> bytes:
-        mask = self._matcher.mask()
-        if not self._without or not self._matcher.accepting:
-            return mask
-        changed = bytearray(mask)
-        for token in self._without:
-            changed[token >> 3] &= ~(1 << (token & 7))
-        return bytes(changed)
-
-    def _fail(self, error: Exception) -> None:
-        if not isinstance(error, GrammarError):
-            log.error("a grammar failed", exc_info=error)
-            error = GrammarError(f"the grammar failed: {type(error).__name__}: {error}")
-        self._error = error
 
 
 def forbidden(

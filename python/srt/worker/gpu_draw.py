@@ -16,7 +16,7 @@ from sglang.srt.core.batch import NONE_ALLOWED, Sample
 from sglang.srt.core.ints import Ints
 from sglang.srt.parallel.staging import send
 from sglang.srt.worker.drawing import Drawing
-from sglang.srt.worker.sampler import NOT_FINITE, made, mask_bytes
+from sglang.srt.worker.sampler import NOT_FINITE, mask_bytes, sized
 from torch import Tensor
 
 
@@ -124,7 +124,7 @@ def _mask(x: Tensor, samples: Sequence[Sample], errors: list[str]) -> None:
         return
     size, masks = mask_bytes(x.shape[1]), []
     for i in masked:
-        mask, errors[i] = made(samples[i].mask, size)
+        mask, errors[i] = sized(samples[i].mask, size)
         masks.append(np.frombuffer(mask, dtype="<i4"))
     words, rows = np.stack(masks), np.array(masked, dtype=np.int32)
     kernels.apply_mask(x, send(words, x.device), send(rows, x.device))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ class Inputs:
         layout: where the rows' keys and values lie.
         embedded: of the placeholders among the tokens.
         use: which tokens have which adapter; None where none has one.
+        followed: by row, the token that it follows, where a penalty counts that token.
     """
 
     tokens: Tensor
@@ -42,6 +43,7 @@ class Inputs:
     layout: Layout
     embedded: Embedded | None = None
     use: Use | None = None
+    followed: dict[int, int] = field(default_factory=dict)
 
 
 def _counts(lengths: list[int]) -> Int32Array:
@@ -66,8 +68,8 @@ def read_batch(
     device: torch.device,
     sections: bool = False,
 ) -> Inputs:
-    """``drawn``: tokens that the previous batch drew, one a row, for rows that follow it. They are
-    added to the histories of such rows. ``sections``: positions have three parts.
+    """Arrays and tensors of a batch. ``drawn``: tokens that the previous batch sampled, one a row,
+    for rows that follow it. ``sections``: positions have three parts.
 
     Raises ValueError where the batch would read or write outside the model or the pool: on a GPU
     that would take the whole process down, so it is never tried.
@@ -99,9 +101,17 @@ def read_batch(
     parts = _places(batch, positions, firsts, context_length) if sections else positions
     both = send(np.concatenate([tokens, parts.ravel()]), device)
     ids, places = both[: len(tokens)], both[len(tokens) :].view(parts.shape)
-    if following.size:
-        ids = _follow(batch, ids, firsts, following, sources[following], drawn)
-    return Inputs(ids, places, firsts, Layout(starts, counts, tables, table, positions))
+    layout = Layout(starts, counts, tables, table, positions)
+    if not following.size:
+        return Inputs(ids, places, firsts, layout)
+    given = _given(batch, sources[following], drawn)
+    followed = {
+        i: int(given[k])
+        for k, i in enumerate(following.tolist())
+        if (sample := rows[i].sample) is not None and sample.params.penalised
+    }
+    ids = _filled(ids, firsts[following], given.to(ids.dtype))
+    return Inputs(ids, places, firsts, layout, followed=followed)
 
 
 def _places(
@@ -143,23 +153,15 @@ def _shown(row: Row) -> str:
     return f"start {row.start}, {len(row.tokens)} tokens, {len(row.pages)} pages"
 
 
-def _follow(
-    batch: Batch,
-    ids: Tensor,
-    firsts: Int32Array,
-    following: np.ndarray[Any, np.dtype[np.intp]],
-    sources: Int32Array,
-    drawn: Tensor | None,
-) -> Tensor:
-    """Put the previous batch's tokens where rows follow it, without leaving the device."""
+def _given(batch: Batch, sources: Int32Array, drawn: Tensor | None) -> Tensor:
+    """The previous batch's tokens of its rows ``sources``, without leaving the device."""
     if drawn is None or int(sources.max()) >= drawn.shape[0]:
         raise ValueError(f"batch {batch.id} follows a row that the previous batch did not have.")
-    tokens = drawn.index_select(0, send(sources, ids.device)).to(ids.dtype)
-    for place, i in enumerate(following.tolist()):
-        sample = batch.rows[i].sample
-        if sample is not None and sample.params.penalised:
-            sample.history.append(int(tokens[place]))
-    if len(following) == len(ids):
-        return tokens
-    target = send(firsts[following].astype(np.int64), ids.device)
-    return ids.index_copy(0, target, tokens)
+    return drawn.index_select(0, send(sources, drawn.device))
+
+
+def _filled(ids: Tensor, at: Int32Array, given: Tensor) -> Tensor:
+    """``ids`` with ``given`` in place of the tokens at the indices ``at``."""
+    if len(at) == len(ids):
+        return given
+    return ids.index_copy(0, send(at.astype(np.int64), ids.device), given)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from sgl_kernel import rows
 from sglang.srt.core.batch import NONE_ALLOWED, Sample
-from sglang.srt.worker.sampler import NOT_FINITE, adjust, made, mask_bytes
+from sglang.srt.worker.sampler import NOT_FINITE, adjust, mask_bytes, sized
 from torch import Tensor
 
 
@@ -29,7 +29,7 @@ def draw(logits: Tensor, samples: Sequence[Sample], threads: int) -> tuple[Tenso
     size = mask_bytes(logits.shape[1])
     for i, sample in enumerate(samples):
         if sample.mask is not None:
-            mask, errors[i] = made(sample.mask, size)
+            mask, errors[i] = sized(sample.mask, size)
             words = np.frombuffer(mask, dtype=np.uint32)
             kept.append(words)
             draws["mask"][i] = words.__array_interface__["data"][0]

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from sglang.srt.attention.base import Int32Array
-from sglang.srt.core.batch import Batch, Drawn, Row, RowOutput, Sample, Score, StepResult
-from sglang.srt.core.matcher import POSTPONED, GrammarError
+from sglang.srt.core.batch import (
+    NONE_ALLOWED,
+    Batch,
+    Drawn,
+    Row,
+    RowOutput,
+    Sample,
+    Score,
+    StepResult,
+)
+from sglang.srt.core.matcher import POSTPONED
+from sglang.srt.core.workers import NO_MASKS, Finish, Mask, Masks
 from sglang.srt.parallel.staging import send
 from sglang.srt.worker import logprobs as readout
 from sglang.srt.worker.adapters import Adapters
@@ -23,7 +32,7 @@ from sglang.srt.worker.inputs import Inputs, read_batch
 from sglang.srt.worker.kv import KVPool
 from sglang.srt.worker.pooling import pooled_span, sum_states
 from sglang.srt.worker.readback import Fetched, readback_of
-from sglang.srt.worker.sampler import NOT_FINITE, narrowed
+from sglang.srt.worker.sampler import NOT_FINITE, mask_bytes, narrowed
 from torch import Tensor
 
 # Logits computed at once: bounds the memory of a long prompt's scores.
@@ -31,10 +40,11 @@ LOGITS = 1 << 24
 
 
 class _Tip(NamedTuple):
-    """One position at which something is drawn or read.
+    """One position at which something is sampled or read.
 
-    ``at``: its place in the batch. ``row``: the row whose last position it is, -1 for a check.
-    ``top``: how many most likely tokens are wanted, -1 for no log-probability either.
+    ``at``: its index among the pass's tokens. ``row``: the row whose last position it is, -1 for a
+    check. ``top``: how many most likely tokens are wanted, -1 for no log-probability either.
+    ``error``: why its mask was not made, "" where it needs none.
     """
 
     at: int
@@ -43,6 +53,7 @@ class _Tip(NamedTuple):
     top: int
     probe: tuple[int, ...]
     out: Drawn
+    error: str = ""
 
     @property
     def reads(self) -> bool:
@@ -83,14 +94,11 @@ class ModelRunner:
         self._later: list[Callable[[], None]] = []  # what fills outputs when a pass is done
         self.drawn: Tensor | None = None  # tokens the last batch drew [rows]; 0 where none
 
-    def run(self, batch: Batch) -> StepResult:
-        """Raises ValueError for a batch that cannot be computed; none of it is then."""
-        return self.launch(batch)()
-
     @torch.inference_mode()
-    def launch(self, batch: Batch) -> Callable[[], StepResult]:
-        """Queue a pass; what is returned waits for it and gives its outputs. A pass may be launched
-        before the outputs of the one before it are asked for. Raises as ``run``."""
+    def launch(self, batch: Batch, masks: Masks = NO_MASKS) -> Finish:
+        """Queue a pass. The returned function waits for it and returns its outputs. A pass may be
+        launched before the outputs of the one before it are asked for. Raises ValueError for a
+        batch that cannot be computed; none of it is then."""
         self._later = []
         pool = self.pool
         inputs = read_batch(
@@ -106,7 +114,8 @@ class ModelRunner:
         wanted = _wanted(batch.rows, inputs, tips, jobs)
         with self.adapters.applied(batch, inputs, outputs) as inputs:
             hidden = self.forward.hidden(inputs, wanted)
-        _make_masks(batch)
+        # Made now, while a device still computes: the next copy to it waits until it is done.
+        tips = _masked(tips, masks.make(), self.vocab)
         self._tips(batch, tips, wanted, hidden)
         self._scores(jobs, wanted, hidden, outputs)
         score = self.forward.logits if self.classifies else None
@@ -207,8 +216,9 @@ class ModelRunner:
 
 
 def _settle(tips: list[_Tip], drawing: Drawing, fetched: Fetched) -> None:
-    """Wait for a draw and put it into the outputs."""
-    for tip, value, error in zip(tips, *drawing.outcome(fetched.wait())):
+    """Wait for sampled tokens and put them into the outputs."""
+    for tip, value, problem in zip(tips, *drawing.outcome(fetched.wait())):
+        error = tip.error or problem
         tip.out.postponed = error == POSTPONED and not tip.out.error
         tip.out.token, tip.out.error = (-1, error) if error else (value, tip.out.error)
 
@@ -224,14 +234,25 @@ def _finish(
     return StepResult(batch.id, outputs, *looked)
 
 
-def _make_masks(batch: Batch) -> None:
-    """Now, while a device still computes: the next copy to it waits until it is done. They are kept
-    where they were made, and so is what went wrong."""
-    for row in batch.rows:
-        for sample in (*row.checks, row.sample):
-            if sample is not None and callable(sample.mask):
-                with suppress(GrammarError):
-                    sample.mask()
+def _masked(tips: list[_Tip], masks: Sequence[Mask], vocab: int) -> list[_Tip]:
+    """The tips with their masks in place of indices. A mask that was not made becomes one that
+    allows all tokens, for a sample that does not count."""
+    if not masks:
+        return tips
+    return [
+        tip
+        if tip.sample is None or not isinstance(tip.sample.mask, int)
+        else _with_mask(tip, tip.sample, masks[tip.sample.mask], vocab)
+        for tip in tips
+    ]
+
+
+def _with_mask(tip: _Tip, sample: Sample, mask: Mask, vocab: int) -> _Tip:
+    words, error = mask.words, mask.error
+    if error:
+        words = b"\xff" * mask_bytes(vocab)
+        error = error if error == POSTPONED else f"{NONE_ALLOWED}: {error}"
+    return tip._replace(sample=sample.with_mask(words), error=error)
 
 
 def _wanted(rows: list[Row], inputs: Inputs, tips: list[_Tip], jobs: list[_Job]) -> Int32Array:
@@ -260,7 +281,7 @@ def _jobs(rows: list[Row], inputs: Inputs, outputs: list[RowOutput]) -> Iterator
 
 
 def _tips(rows: list[Row], inputs: Inputs, outputs: list[RowOutput]) -> Iterator[_Tip]:
-    """What is to be drawn or read, by ascending position."""
+    """What is to be sampled or read, by ascending position."""
     ends = (inputs.firsts + inputs.layout.counts - 1).tolist()
     for i, row in enumerate(rows):
         if row.checks:
@@ -271,7 +292,10 @@ def _tips(rows: list[Row], inputs: Inputs, outputs: list[RowOutput]) -> Iterator
                 yield _Tip(first + j, -1, sample, _top(sample), row.probe, check)
         if row.sample is not None or row.tip_top or row.probe:
             top = max(_top(row.sample), row.tip_top or -1)
-            yield _Tip(ends[i], i, row.sample, top, row.probe, outputs[i])
+            tip = _Tip(ends[i], i, row.sample, top, row.probe, outputs[i])
+            if row.sample is not None and i in inputs.followed:
+                tip = tip._replace(sample=row.sample.after(inputs.followed[i]))
+            yield tip
 
 
 def _top(sample: Sample | None) -> int:

@@ -9,14 +9,13 @@ needs nothing takes part in nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 
 import numpy as np
 import torch
 from sglang.srt.core.batch import NONE_ALLOWED, Sample
 from sglang.srt.core.ints import Ints
-from sglang.srt.core.matcher import POSTPONED, GrammarError, Postponed
 from torch import Tensor
 
 # Most likely tokens that a nucleus is looked for in before the whole vocabulary is sorted.
@@ -120,7 +119,7 @@ def _mask(
     size = mask_bytes(x.shape[1])
     masks = []
     for i in masked:
-        mask, error = made(samples[i].mask, size)
+        mask, error = sized(samples[i].mask, size)
         masks.append(mask)
         errors[i] = error or errors[i]
     denied = _denied(b"".join(masks), len(masks), x)
@@ -135,7 +134,7 @@ def narrowed(logits: Tensor, samples: Sequence[Sample | None]) -> Tensor:
     wanted = {i: s for i, s in enumerate(samples) if s and s.masked and s.mask is not None}
     if not wanted:
         return logits
-    masks = [made(sample.mask, mask_bytes(logits.shape[1]))[0] for sample in wanted.values()]
+    masks = [sized(sample.mask, mask_bytes(logits.shape[1]))[0] for sample in wanted.values()]
     denied = _denied(b"".join(masks), len(masks), logits)
     rows = list(wanted)
     return _put(logits, rows, _rows(logits, rows).masked_fill_(denied, -math.inf))
@@ -146,17 +145,12 @@ def mask_bytes(vocab: int) -> int:
     return 4 * ((vocab + 31) // 32)
 
 
-def made(mask: bytes | Callable[[], bytes] | None, size: int) -> tuple[bytes, str]:
-    """The mask, and why there is none: then it allows all, for a draw that does not count."""
-    try:
-        made = mask() if callable(mask) else mask or b""
-    except Postponed:
-        return b"\xff" * size, POSTPONED
-    except GrammarError as error:
-        return b"\xff" * size, f"{NONE_ALLOWED}: {error}"
-    if len(made) != size:
-        return b"\xff" * size, f"the token mask has {len(made)} bytes; {size} are needed"
-    return made, ""
+def sized(mask: bytes | int | None, size: int) -> tuple[bytes, str]:
+    """The mask and "", or one that allows all tokens and why: it has another size."""
+    words = mask if isinstance(mask, bytes) else b""
+    if len(words) != size:
+        return b"\xff" * size, f"the token mask has {len(words)} bytes; {size} are needed"
+    return words, ""
 
 
 def _denied(masks: bytes, count: int, x: Tensor) -> Tensor:

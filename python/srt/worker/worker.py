@@ -1,9 +1,8 @@
-"""Worker: the model, its KV pool and its runner, made from a Config."""
+"""ModelWorker: the model, its KV pool and its runner, made from a Config."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from sglang.srt.attention.choose import choose, make_attention
 from sglang.srt.config import Config, ModelConfig
 from sglang.srt.core.batch import Batch, StepResult
+from sglang.srt.core.workers import NO_MASKS, Finish, Masks
 from sglang.srt.files.location import locate
 from sglang.srt.layers.weight import Place
 from sglang.srt.models import weights
@@ -58,8 +58,8 @@ class Plan:
         return self.storage.torch_because
 
 
-class Worker:
-    """One device rank.
+class ModelWorker:
+    """One device rank. Implements ``core.workers.Worker``.
 
     ``info`` holds the facts of ``engine.info.EngineInfo`` that the worker knows, by field name.
     """
@@ -116,26 +116,24 @@ class Worker:
         }
 
     def load_adapter(self, number: int, path: str, pinned: bool = False) -> dict[str, Any]:
-        """Rows may have adapter ``number`` from now on; facts about it. May be called beside a
-        pass. Raises ValueError, MemoryError."""
+        """As ``core.workers.Worker.load_adapter``."""
         if self.adapters is None:
             raise ValueError("adapters are off; start with --enable-lora.")
         return self.adapters.load(number, str(locate(path)), pinned)
 
     def unload_adapter(self, number: int) -> None:
-        """May be called beside a pass, and for one that is not loaded."""
+        """As ``core.workers.Worker.unload_adapter``."""
         if self.adapters is not None:
             self.adapters.unload(number)
 
-    def run(self, batch: Batch) -> StepResult:
-        """Compute one batch. Batches are to be given in order of their ids."""
-        return self.launch(batch)()
+    def run(self, batch: Batch, masks: Masks = NO_MASKS) -> StepResult:
+        """Launch a batch and wait for its outputs."""
+        return self.launch(batch, masks)()
 
-    def launch(self, batch: Batch) -> Callable[[], StepResult]:
-        """As ``ModelRunner.launch``: the next batch may be launched before this one's results are
-        asked for. On a CPU a batch is computed when this returns."""
+    def launch(self, batch: Batch, masks: Masks = NO_MASKS) -> Finish:
+        """As ``core.workers.Worker.launch``. On a CPU a batch is computed when this returns."""
         self.threads.prepare(batch.num_tokens)
-        return self.runner.launch(batch)
+        return self.runner.launch(batch, masks)
 
 
 def plan_of(config: Config) -> Plan:

@@ -22,7 +22,7 @@ from sglang.srt.models.formats import mxfp4
 from sglang.srt.models.formats.files import Files
 from sglang.srt.models.safetensors import SafetensorsCheckpoint
 from sglang.srt.worker.storage import dtype_of
-from sglang.srt.worker.worker import Worker, plan_of
+from sglang.srt.worker.worker import ModelWorker, plan_of
 from torch import Tensor
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "initializer_range": 0.2}
@@ -59,8 +59,10 @@ def changed(source: Path, target: Path, change: Change) -> Path:
     return target
 
 
-def load(path: Path, **settings: Any) -> Worker:
-    return Worker(Config.of(model_path=str(path), device="cpu", max_total_tokens=64, **settings))
+def load(path: Path, **settings: Any) -> ModelWorker:
+    return ModelWorker(
+        Config.of(model_path=str(path), device="cpu", max_total_tokens=64, **settings)
+    )
 
 
 def put(name: str, value: Callable[[Tensor], Tensor]) -> Change:

@@ -20,7 +20,7 @@ from sglang.srt.core.media import Media
 from sglang.srt.core.places import places
 from sglang.srt.media.processor import Prepared
 from sglang.srt.media.settings import CLIP_MEAN, CLIP_STD
-from sglang.srt.worker.worker import Worker
+from sglang.srt.worker.worker import ModelWorker
 from torch import Tensor
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import (
@@ -211,7 +211,9 @@ def test_names_of_other_releases(architecture: str, rules: Any, tmp_path: Path) 
     second = vision.save(model, tmp_path / "second", other)
     weights = []
     for directory in (first, second):
-        worker = Worker(Config.of(model_path=str(directory), dtype="float32", cpu_kernels="torch"))
+        worker = ModelWorker(
+            Config.of(model_path=str(directory), dtype="float32", cpu_kernels="torch")
+        )
         weights.append(worker.model.slots())
     assert weights[0].keys() == weights[1].keys()
     for name, slot in weights[0].items():
