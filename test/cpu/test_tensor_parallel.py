@@ -101,3 +101,18 @@ def test_a_group_that_cannot_share_says_so(tmp_path: Path) -> None:
     path = checkpoint(tmp_path, "LlamaForCausalLM", num_key_value_heads=1)
     with pytest.raises(ValueError, match="num_key_value_heads is 1, which 2 tensor-parallel"):
         build(path, Group(0, 2))
+
+
+def test_native_kernels_of_several_ranks_are_refused(tmp_path: Path) -> None:
+    """Their products would not be summed over the ranks."""
+    native = pytest.importorskip("sglang.srt.worker.native")
+    path = checkpoint(tmp_path / "model", "LlamaForCausalLM", vocab_size=96)
+    fields, architecture = read_config(Path(path))
+    family = lookup(architecture)
+    spec = family.read(fields, architecture)
+    cpu = torch.device("cpu")
+    for kind in (native.Native, native.Layered):
+        model = family(spec, Place(cpu, torch.float32, Group(0, 2)), 16)
+        pool = KVPool(spec.num_layers, spec.kv, 4, 1, torch.float32, cpu)
+        with pytest.raises(ValueError, match="has 2 ranks; native CPU kernels compute with 1"):
+            kind(model, pool, 1)

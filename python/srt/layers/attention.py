@@ -119,14 +119,14 @@ class SelfAttention:
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """[T, width] -> [T, width]."""
         queries, kv = self.split
-        qkv = self.qkv(x).view(x.shape[0], queries + 2 * kv, -1)
+        qkv = self.qkv(x, step.use).view(x.shape[0], queries + 2 * kv, -1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k, v = qkv.split_with_sizes((queries, kv, kv), 1)
             q, k = self._rotate(self.q_norm(q), step), self._rotate(self.k_norm(k), step)
         else:
             qk, v = qkv.split_with_sizes((queries + kv, kv), 1)
             q, k = self._rotate(qk, step).split_with_sizes((queries, kv), 1)
-        return self.out(step.attention.attend(self.heads, q, k, v))
+        return self.out(step.attention.attend(self.heads, q, k, v), step.use)
 
     def _rotate(self, x: Tensor, step: Step) -> Tensor:
         return x if self.rotary is None else self.rotary.rotate(x, step.angles(self.rotary))

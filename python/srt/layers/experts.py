@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 from sglang.srt.layers.linear import ColumnLinear, RowLinear
+from sglang.srt.layers.lora import Use
 from sglang.srt.layers.recorder import Recorder, Source
 from sglang.srt.layers.routing import Routing, route
 from sglang.srt.layers.weight import Place, Slot, Slots, Stored
@@ -128,8 +129,8 @@ class Experts:
         for layer in (*self.gate_up, *self.down):
             layer.inside = True
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """[T, width] -> [T, width]."""
+    def __call__(self, x: Tensor, use: Use | None = None) -> Tensor:
+        """[T, width] -> [T, width]. Experts have no adapters, so ``use`` changes nothing."""
         if self.router.packed is not None:
             y = self.native()(x.contiguous(), threads=self.router.threads)
             return self.place.group.all_reduce(y)

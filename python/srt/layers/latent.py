@@ -109,15 +109,16 @@ class LatentAttention:
         shape, angles = self.shape, step.angles(self.rotary)
         y = x
         if self.query_latent is not None and self.query_norm is not None:
-            y = self.query_norm(self.query_latent(x))
-        q = self.query(y).unflatten(1, (self.heads.num_heads, -1))
+            y = self.query_norm(self.query_latent(x, step.use))
+        q = self.query(y, step.use).unflatten(1, (self.heads.num_heads, -1))
         still, turning = q.split_with_sizes((shape.still, shape.turned), -1)
         q = torch.cat([self.expand.queries(still), self.rotary.rotate(turning, angles)], -1)
-        latent, turning = self.latent(x).split_with_sizes((shape.rank, shape.turned), -1)
+        latent, turning = self.latent(x, step.use).split_with_sizes((shape.rank, shape.turned), -1)
         turned = self.rotary.rotate(turning.unsqueeze(1), angles)
         k = torch.cat([self.latent_norm(latent).unsqueeze(1), turned], -1)
         y = step.attention.attend(self.heads, q, k, None)
-        return self.out(self.expand.values(y.unflatten(1, (self.heads.num_heads, -1))).flatten(1))
+        y = self.expand.values(y.unflatten(1, (self.heads.num_heads, -1))).flatten(1)
+        return self.out(y, step.use)
 
     def stored(self) -> list[Stored]:
         first = [] if self.query_latent is None else [self.query_latent]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
+from sglang.srt.layers.lora import Use
 from sglang.srt.layers.recorder import Recorder, Source
 from sglang.srt.layers.weight import Place, Slot, Slots, Stored
 from torch import Tensor
@@ -62,9 +63,9 @@ class ColumnLinear(Stored):
         self.fused, self.arrange = fused, arrange or {}
         self.bias = place.empty(sum(self.sizes)) if bias else None
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """[T, inputs] -> [T, sum(sizes)]."""
-        return self.product(x, self.bias)
+    def __call__(self, x: Tensor, use: Use | None = None) -> Tensor:
+        """[T, inputs] -> [T, sum(sizes)]. ``use``: the pass's adapters."""
+        return self.product(x, self.bias, use)
 
     def record(self, tape: Recorder, x: Source, act: str = "silu") -> int:
         """The outputs' buffer; of a paired layer ``act(gate) * up``."""
@@ -128,11 +129,12 @@ class RowLinear(Stored):
         self.weight = place.empty(outputs, place.group.share(inputs, f"the input of {name}"))
         self.bias = place.empty(outputs) if bias else None
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """[T, inputs / size] -> [T, outputs]. The bias joins once, after the sum."""
+    def __call__(self, x: Tensor, use: Use | None = None) -> Tensor:
+        """[T, inputs / size] -> [T, outputs]. The bias joins once, after the sum. ``use``: the
+        pass's adapters."""
         if self.group.size == 1:
-            return self.product(x, self.bias)
-        y = self.group.all_reduce(self.product(x))
+            return self.product(x, self.bias, use)
+        y = self.group.all_reduce(self.product(x, use=use))
         return y if self.bias is None else y + self.bias
 
     def record(self, tape: Recorder, x: Source, residual: int) -> None:

@@ -1,9 +1,9 @@
 """Low-rank adapters (Hu et al. 2021): ``W x + B A x``, for each token the adapter of its row.
 
-Layers learn of adapters as they learn of attention: which tokens have which is planned once a pass.
-The adapters know a layer's product by a number. With native kernels the sum is made inside the
-product, before bias, activation and residual, and the bits of a token do not depend on those beside
-it; elsewhere it is made behind the product, adapter by adapter.
+Every product gets the pass's ``Use`` as an argument. The adapters know a layer's product by a
+number (``Stored.site``). With native kernels the sum is made inside the product, before bias,
+activation and residual, and the bits of a token do not depend on the tokens beside it; elsewhere it
+is made behind the product, adapter by adapter.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class Weights:
 
 
 class Use:
-    """Which tokens of a pass have which adapter: token t has ``adapters[groups[t]]``, none where
-    that is below 0. At least one has one."""
+    """The adapters of a pass: token t has ``adapters[groups[t]]``, none where ``groups[t]`` is
+    negative. At least one token has one."""
 
     def __init__(self, adapters: Sequence[Weights], groups: Int32Array) -> None:
         self.adapters, self.groups = adapters, groups
@@ -90,34 +90,11 @@ class Use:
             self._tokens = list(sent.split(np.diff(ends).tolist()))
         return self._tokens
 
-    @cached_property
-    def adapted(self) -> Adapted:
-        """As native products read it."""
-        from sgl_kernel.lora import Adapted
-
-        return Adapted([adapter.native for adapter in self.adapters], self.groups)
-
-
-class Plan:
-    """What all layers of a model share; ``use``: of the pass being computed, None where none of its
-    tokens has an adapter."""
-
-    use: Use | None = None
-
-
-class Lora:
-    """Adapters of one layer, which call its product ``number``."""
-
-    def __init__(self, plan: Plan, number: int) -> None:
-        self.plan, self.number = plan, number
-
-    def add(self, x: Tensor, y: Tensor) -> Tensor:
-        """The product's outputs y [T, outputs], changed in place, for its inputs x [T, inputs]."""
-        use = self.plan.use
-        if use is None:
-            return y
-        for adapter, tokens in zip(use.adapters, use.tokens(y.device)):
-            pairs = adapter.pairs.get(self.number, ())
+    def add(self, number: int, x: Tensor, y: Tensor) -> Tensor:
+        """The outputs y [T, outputs] of product ``number``, changed in place, for its inputs x
+        [T, inputs]."""
+        for adapter, tokens in zip(self.adapters, self.tokens(y.device)):
+            pairs = adapter.pairs.get(number, ())
             if not pairs:
                 continue
             own = x.index_select(0, tokens)
@@ -127,8 +104,9 @@ class Lora:
                 part.index_add_(0, tokens, more.to(y.dtype))
         return y
 
-    @property
-    def adapted(self) -> tuple[Adapted, int] | None:
-        """As a native product takes it."""
-        use = self.plan.use
-        return None if use is None else (use.adapted, self.number)
+    @cached_property
+    def native(self) -> Adapted:
+        """As native products read it."""
+        from sgl_kernel.lora import Adapted
+
+        return Adapted([adapter.native for adapter in self.adapters], self.groups)

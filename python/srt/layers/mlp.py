@@ -7,6 +7,7 @@ from typing import Protocol
 
 from sglang.srt.layers.activations import ACTIVATIONS
 from sglang.srt.layers.linear import ColumnLinear, Fused, RowLinear
+from sglang.srt.layers.lora import Use
 from sglang.srt.layers.recorder import Recorder, Source
 from sglang.srt.layers.weight import Place, Slots, Stored
 from torch import Tensor
@@ -15,8 +16,8 @@ from torch import Tensor
 class FeedForward(Protocol):
     """What a block runs on every token by itself."""
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """[T, width] -> [T, width]."""
+    def __call__(self, x: Tensor, use: Use | None = None) -> Tensor:
+        """[T, width] -> [T, width]. ``use``: the pass's adapters."""
         ...
 
     def record(self, tape: Recorder, x: Source, residual: int) -> None:
@@ -49,8 +50,8 @@ class GatedMLP:
         self.down = RowLinear(inner, "down_proj", width, bias, place)
         self.act = act
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.down(self.gate_up.gated(x, self.act))
+    def __call__(self, x: Tensor, use: Use | None = None) -> Tensor:
+        return self.down(self.gate_up.gated(x, self.act, use), use)
 
     def record(self, tape: Recorder, x: Source, residual: int) -> None:
         """Add the layer's outputs to the residual stream."""
@@ -86,8 +87,8 @@ class PlainMLP:
         self.down = RowLinear(inner, down, width, bias, place, transposed)
         self.act = act
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.down(ACTIVATIONS[self.act](self.up(x)))
+    def __call__(self, x: Tensor, use: Use | None = None) -> Tensor:
+        return self.down(ACTIVATIONS[self.act](self.up(x, use)), use)
 
     def record(self, tape: Recorder, x: Source, residual: int) -> None:
         """Add the layer's outputs to the residual stream."""

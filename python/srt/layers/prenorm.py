@@ -32,7 +32,7 @@ class PreNorm:
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         x = x + self.attention(self.attention_norm(x), step)
-        return x + self.mlp(self.mlp_norm(x))
+        return x + self.mlp(self.mlp_norm(x), step.use)
 
     def record(self, tape: Recorder, x: int, last: bool) -> int:
         """Behind the last layer's attention tokens no longer need each other, so only those whose

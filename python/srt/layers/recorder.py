@@ -56,7 +56,7 @@ class Recorder:
         return self.tape.linear(
             x.buffer, layer.packed, into=into, add=residual is not None, gain=x.gain,
             eps=x.eps, bias=layer.bias, act=act,
-            product=-1 if layer.lora is None else layer.lora.number,
+            product=layer.site,
         )  # fmt: skip
 
     def experts(self, x: Source, layer: Experts, residual: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sglang.srt.attention.base import Attention
+from sglang.srt.layers.lora import Use
 from sglang.srt.layers.rotary import Angles, Rotary
 from torch import Tensor
 
@@ -14,10 +15,11 @@ class Step:
         positions: of the tokens [T], or [3, T] (time, height, width) where a model has rotary
             sections.
         attention: planned already.
+        use: the pass's adapters, None where no token has one.
     """
 
-    def __init__(self, positions: Tensor, attention: Attention) -> None:
-        self.positions, self.attention = positions, attention
+    def __init__(self, positions: Tensor, attention: Attention, use: Use | None = None) -> None:
+        self.positions, self.attention, self.use = positions, attention, use
         self._angles: dict[int, Angles] = {}
 
     def angles(self, rotary: Rotary) -> Angles:

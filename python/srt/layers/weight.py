@@ -16,7 +16,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from sgl_kernel.lora import Adapted
     from sgl_kernel.packed import Arena, Packed
-    from sglang.srt.layers.lora import Lora
+    from sglang.srt.layers.lora import Use
 
 Kind: TypeAlias = Literal["matrix", "bias", "gain"]
 
@@ -102,7 +102,7 @@ class Stored:
         exact: never rounded; packed as float32.
         inside: its products are parts of another operation, which knows no adapters.
         plain: not quantised on load; packed as it is.
-        lora: the layer's adapters, where it may have any.
+        site: number by which adapters know the layer's product; -1: it can have none.
         threads: that compute native products.
     """
 
@@ -113,36 +113,36 @@ class Stored:
     exact: bool = False
     inside: bool = False
     plain: bool = False
-    lora: Lora | None = None
+    site: int = -1
     threads: int = 1
 
-    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """``x W^T + bias``: [T, inputs] -> [T, outputs]. Not for a paired weight that is packed
-        (``gated``)."""
+    def product(self, x: Tensor, bias: Tensor | None = None, use: Use | None = None) -> Tensor:
+        """``x W^T + bias`` and what the adapters ``use`` add: [T, inputs] -> [T, outputs]. Not for
+        a paired weight that is packed (``gated``)."""
         if self.packed is None:
             y = F.linear(x, self.weight, bias)
-            return y if self.lora is None else self.lora.add(x, y)
+            return y if use is None or self.site < 0 else use.add(self.site, x, y)
         from sgl_kernel import packed
 
         return packed.linear(
-            x.contiguous(), self.packed, bias=bias, threads=self.threads, adapted=self._adapted
-        )
+            x.contiguous(), self.packed, bias=bias, threads=self.threads,
+            adapted=self._adapted(use),
+        )  # fmt: skip
 
-    def gated(self, x: Tensor, act: str) -> Tensor:
+    def gated(self, x: Tensor, act: str, use: Use | None = None) -> Tensor:
         """``act(gate) * up`` of a paired weight, [T, inputs] -> [T, outputs / 2]."""
         if self.packed is None:
-            gate, up = self.product(x, self.bias).chunk(2, dim=-1)
+            gate, up = self.product(x, self.bias, use).chunk(2, dim=-1)
             return gated(gate, up, act)
         from sgl_kernel import packed
 
         return packed.linear(
             x.contiguous(), self.packed, bias=self.bias, act=act, threads=self.threads,
-            adapted=self._adapted,
+            adapted=self._adapted(use),
         )  # fmt: skip
 
-    @property
-    def _adapted(self) -> tuple[Adapted, int] | None:
-        return None if self.lora is None else self.lora.adapted
+    def _adapted(self, use: Use | None) -> tuple[Adapted, int] | None:
+        return None if use is None or self.site < 0 else (use.native, self.site)
 
     def pack(self, format: str, threads: int, arena: Arena) -> None:
         """Move the weight into a native layout, quantising it if ``format`` says so."""

@@ -14,6 +14,7 @@ from typing import ClassVar, cast
 
 from sglang.srt.attention.base import Attention
 from sglang.srt.layers.embedding import Embedding
+from sglang.srt.layers.lora import Use
 from sglang.srt.layers.norm import LayerNorm, RMSNorm
 from sglang.srt.layers.recorder import Recorder
 from sglang.srt.layers.rotary import Rotary
@@ -98,14 +99,18 @@ class CausalLM:
         """Times a token's row of the table."""
         return 1.0
 
-    def forward(self, x: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+    def forward(
+        self, x: Tensor, positions: Tensor, attention: Attention, use: Use | None = None
+    ) -> Tensor:
         if self.first:
             x = self.embed(x)
-        return self.compute(x, positions, attention)
+        return self.compute(x, positions, attention, use)
 
-    def compute(self, x: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+    def compute(
+        self, x: Tensor, positions: Tensor, attention: Attention, use: Use | None = None
+    ) -> Tensor:
         """``forward`` behind the embedding."""
-        step = Step(positions, attention)
+        step = Step(positions, attention, use)
         for layer in self.layers:
             x = layer(x, step)
         return x if self.norm is None else self.norm(x)

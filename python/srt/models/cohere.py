@@ -68,7 +68,7 @@ class CohereBlock:
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         y = self.norm(x)
-        return x + self.attention(y, step) + self.mlp(y)
+        return x + self.attention(y, step) + self.mlp(y, step.use)
 
     def record(self, tape: Recorder, x: int, last: bool) -> int:
         normed = self.norm.alone(tape, x)

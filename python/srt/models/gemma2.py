@@ -84,7 +84,7 @@ class GemmaBlock:
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         x = x + self.behind_attention(self.attention(self.before_attention(x), step))
-        return x + self.behind_mlp(self.mlp(self.before_mlp(x)))
+        return x + self.behind_mlp(self.mlp(self.before_mlp(x), step.use))
 
     def record(self, tape: Recorder, x: int, last: bool) -> int:
         y = self.attention.record(tape, self.before_attention.record(tape, x))

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from sglang.srt.attention.base import Attention
 from sglang.srt.layers.attention import AttentionShape, Names, SelfAttention
 from sglang.srt.layers.linear import Fused
+from sglang.srt.layers.lora import Use
 from sglang.srt.layers.mlp import PlainMLP
 from sglang.srt.layers.norm import LayerNorm, RMSNorm
 from sglang.srt.layers.prenorm import PreNorm
@@ -83,10 +84,12 @@ class GPT2LMHeadModel(CausalLM):
     def block(self, layer: int, index: int) -> GPT2Block:
         return GPT2Block(self.spec, index, self.place)
 
-    def compute(self, x: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+    def compute(
+        self, x: Tensor, positions: Tensor, attention: Attention, use: Use | None = None
+    ) -> Tensor:
         if self.positions is not None:
             x = x + F.embedding(positions, self.positions)
-        return super().compute(x, positions, attention)
+        return super().compute(x, positions, attention, use)
 
     def record_embedding(self, tape: Recorder) -> int:
         assert self.positions is not None

@@ -57,7 +57,7 @@ class NeoXBlock(PreNorm):
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         y = x + self.attention(self.attention_norm(x), step)
-        return y + self.mlp(self.mlp_norm(x if self.parallel else y))
+        return y + self.mlp(self.mlp_norm(x if self.parallel else y), step.use)
 
     def record(self, tape: Recorder, x: int, last: bool) -> int:
         y = self.attention.record(tape, self.attention_norm.record(tape, x))

@@ -8,6 +8,7 @@ from typing import ClassVar, Protocol
 from sglang.srt.attention.base import Attention
 from sglang.srt.core.media import Media
 from sglang.srt.layers.embedding import Embedding
+from sglang.srt.layers.lora import Use
 from sglang.srt.layers.recorder import Recorder
 from sglang.srt.layers.step import Step
 from sglang.srt.layers.weight import Place, Slots, Stored
@@ -70,9 +71,12 @@ class Model(Protocol):
         """The spec of a checkpoint's config. Raises ValueError."""
         ...
 
-    def forward(self, x: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+    def forward(
+        self, x: Tensor, positions: Tensor, attention: Attention, use: Use | None = None
+    ) -> Tensor:
         """Token ids [T] (the first range) or hidden states [T, width] -> hidden states [T, width],
-        normed where the range is the last. Writes the planned KV slots."""
+        normed where the range is the last. Writes the planned KV slots. ``use``: the pass's
+        adapters."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -83,7 +87,9 @@ class Model(Protocol):
         """Token ids [T] -> [T, width], as the first block wants them."""
         ...
 
-    def compute(self, x: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+    def compute(
+        self, x: Tensor, positions: Tensor, attention: Attention, use: Use | None = None
+    ) -> Tensor:
         """``forward`` behind the embedding."""
         ...
 

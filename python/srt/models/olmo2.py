@@ -23,7 +23,7 @@ class Olmo2Block(LlamaBlock):
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         x = x + self.attention_norm(self.attention(x, step))
-        return x + self.mlp_norm(self.mlp(x))
+        return x + self.mlp_norm(self.mlp(x, step.use))
 
     def record(self, tape: Recorder, x: int, last: bool) -> int:
         y = self.attention.record(tape, Source(x))

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import numpy as np
 import torch
 from sglang.srt.config import LoraConfig
 from sglang.srt.core.batch import Batch, RowOutput
-from sglang.srt.layers.lora import Lora, Plan, Use, Weights
+from sglang.srt.layers.lora import Use, Weights
 from sglang.srt.layers.weight import Place
 from sglang.srt.models.config import ModelSpec
 from sglang.srt.models.model import Model
@@ -37,14 +36,13 @@ class Adapters:
     def __init__(
         self, sites: dict[str, Site], settings: LoraConfig, device: torch.device, dtype: torch.dtype
     ) -> None:
-        """``sites``: of the model's modules that may be adapted; their layers learn of it here.
-        ``dtype``: of the weights."""
+        """``sites``: of the model's modules that may be adapted; their layers get their number
+        here. ``dtype``: of the weights."""
         self._sites, self._settings = sites, settings
         self._device, self._dtype = device, dtype
-        self._plan = Plan()
         self._products = len({site.number for site in sites.values()})
         for site in sites.values():
-            site.layer.lora = Lora(self._plan, site.number)
+            site.layer.site = site.number
         self._loaded: dict[int, Weights] = {}
         self._pinned: set[int] = set()
         self._resident: OrderedDict[int, Weights] = OrderedDict()  # used longest ago first
@@ -93,16 +91,12 @@ class Adapters:
         """Of all that are loaded."""
         return sum(weights.bytes for weights in list(self._loaded.values()))
 
-    @contextmanager
-    def applied(
-        self, batch: Batch, inputs: Inputs, outputs: Sequence[RowOutput]
-    ) -> Iterator[Inputs]:
-        """Inside, layers add what the rows' adapters say; the inputs tell the tape. Rows whose
-        adapter is not loaded get an error."""
+    def applied(self, batch: Batch, inputs: Inputs, outputs: Sequence[RowOutput]) -> Inputs:
+        """The inputs with the adapters of the batch's rows, on the device. A row whose adapter is
+        not loaded gets an error."""
         numbers = [row.adapter for row in batch.rows]
         if not any(numbers):
-            yield inputs
-            return
+            return inputs
         found = {number: self._here(number) for number in sorted(set(numbers)) if number}
         for number, output in zip(numbers, outputs):
             if number and found[number] is None:
@@ -110,16 +104,10 @@ class Adapters:
         there = {number: weights for number, weights in found.items() if weights is not None}
         places = {number: place for place, number in enumerate(there)}
         if not there:
-            yield inputs
-            return
+            return inputs
         rows = np.array([places.get(number, -1) for number in numbers], dtype=np.int32)
-        use = Use(list(there.values()), np.repeat(rows, inputs.layout.counts))
-        self._plan.use = use
-        try:
-            yield replace(inputs, use=use)
-        finally:
-            self._plan.use = None
-            self._make_room(there)
+        self._make_room(there)
+        return replace(inputs, use=Use(list(there.values()), np.repeat(rows, inputs.layout.counts)))
 
     def _here(self, number: int) -> Weights | None:
         """The adapter on the device, None where it is not loaded."""
@@ -132,8 +120,8 @@ class Adapters:
             return resident
 
     def _make_room(self, needed: dict[int, Weights]) -> None:
-        """Let go of what has not been used for longest. What the device still computes with stays
-        until then: memory is given out again in the order of its stream."""
+        """Forget the adapters on the device that were used longest ago. A pass that is still
+        computed keeps its own: the device gives memory out again in the order of its stream."""
         with self._lock:
             over = len(self._resident) - self._settings.max_loras_per_batch
             spare = [n for n in self._resident if n not in needed and n not in self._pinned]

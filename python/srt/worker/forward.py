@@ -63,10 +63,10 @@ def compute(model: Model, inputs: Inputs, attention: Attention) -> Tensor:
     """Hidden states [T, width] of a model that owns all layers; ``attention`` is planned."""
     embedded = inputs.embedded
     if embedded is None:
-        return model.forward(inputs.tokens, inputs.positions, attention)
+        return model.forward(inputs.tokens, inputs.positions, attention, inputs.use)
     x = model.embed(inputs.tokens)
     x = x.index_copy(0, send(embedded.at, x.device).long(), embedded.states.to(x))
-    return model.compute(x, inputs.positions, attention)
+    return model.compute(x, inputs.positions, attention, inputs.use)
 
 
 def pick(hidden: Tensor, wanted: np.ndarray[Any, Any]) -> Tensor:

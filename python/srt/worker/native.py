@@ -96,7 +96,7 @@ class Packer:
         rows = sum(len(q.values) for _, q in held)
         whole = joined([q for _, q in held]) if rows == len(layer.weight) else None
         form = None if whole is None else native_form(whole)
-        bound = layer.inside or layer.lora is not None
+        bound = layer.inside or layer.site >= 0
         if (
             whole is None or form is None or layer.exact or layer.plain
             or (bound and whole.order is not None)
@@ -122,8 +122,14 @@ class Layered:
     """Implements ``worker.forward.Forward`` for any model whose matrices are packed."""
 
     def __init__(self, model: Model, pool: KVPool, threads: int) -> None:
-        """``model``: packed. Its matrices and the pool stay where they are."""
+        """``model``: packed. Its matrices and the pool stay where they are. Raises ValueError where
+        it is one of several tensor-parallel ranks: native products are not summed over them."""
         assert model.head is not None
+        if (ranks := model.head.group.size) > 1:
+            raise ValueError(
+                f"the tensor-parallel group has {ranks} ranks; native CPU kernels compute with 1. "
+                "Use --cpu-kernels torch, or one rank."
+            )
         assert model.head.packed is not None
         self.threads, self.page_size, self.isa = threads, pool.page_size, native.isa()
         self.parameters = sum(s.packed.n * s.packed.k for s in model.stored() if s.packed)

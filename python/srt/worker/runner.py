@@ -112,8 +112,8 @@ class ModelRunner:
         tips = list(_tips(batch.rows, inputs, outputs))
         jobs = list(_jobs(batch.rows, inputs, outputs))
         wanted = _wanted(batch.rows, inputs, tips, jobs)
-        with self.adapters.applied(batch, inputs, outputs) as inputs:
-            hidden = self.forward.hidden(inputs, wanted)
+        inputs = self.adapters.applied(batch, inputs, outputs)
+        hidden = self.forward.hidden(inputs, wanted)
         # Made now, while a device still computes: the next copy to it waits until it is done.
         tips = _masked(tips, masks.make(), self.vocab)
         self._tips(batch, tips, wanted, hidden)

@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers import hf_models
@@ -17,8 +18,9 @@ from helpers.paged import Paged, Sequence
 from helpers.peft_adapters import LLAMA, make_adapter, merged
 from safetensors.torch import load_file, save_file
 from sglang.ir.sampling import SamplingParams
-from sglang.srt.core.batch import Batch, Row, Sample
+from sglang.srt.core.batch import Batch, Row, RowOutput, Sample
 from sglang.srt.models.peft import _site
+from sglang.srt.worker.inputs import read_batch
 
 GREEDY = Sample(SamplingParams(temperature=0.0))
 # Architecture, what is adapted, settings of the adapter, settings of the worker.
@@ -101,6 +103,34 @@ def test_fused_and_transposed_modules(
         wanted.append(out[0, len(prompt) :].tolist())
     assert wanted[0] != wanted[1]
     assert greedy(paged, [(prompt, 0), (prompt, 1)], 12) == wanted
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_a_pass_has_the_adapters_that_it_is_given(kernels: str, tmp_path: Path) -> None:
+    """Inputs of two passes are made before either is computed, and each has its own adapters."""
+    model = make("LlamaForCausalLM", num_hidden_layers=1)
+    paged = Paged(save(model, tmp_path / "m"), 1, 0, enable_lora=True, cpu_kernels=kernels)
+    paged.worker.load_adapter(1, make_adapter(model, tmp_path / "a", 1))
+    runner = paged.worker.runner
+    batches = [
+        Batch(i, [paged.row(Sequence([3, 1, 4, 1, 5]), 5, adapter=adapter)])
+        for i, adapter in enumerate((1, 0))
+    ]
+    made = [
+        runner.adapters.applied(
+            batch,
+            read_batch(batch, None, 97, 64, runner.pool.pages, 1, runner.device),
+            [RowOutput()],
+        )
+        for batch in batches
+    ]
+    wanted = np.arange(5, dtype=np.int32)
+    with torch.inference_mode():
+        first = [runner.forward.hidden(inputs, wanted).clone() for inputs in made]
+        again = [runner.forward.hidden(inputs, wanted).clone() for inputs in reversed(made)]
+    assert not torch.equal(first[0], first[1])
+    assert torch.equal(first[0], again[1])
+    assert torch.equal(first[1], again[0])
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 from sglang.srt.attention.base import Attention, KVShape
 from sglang.srt.core.media import Media
+from sglang.srt.layers.lora import Use
 from sglang.srt.layers.recorder import Recorder
 from sglang.srt.layers.weight import Place, Slots, Stored
 from sglang.srt.media.settings import Norms
@@ -91,11 +92,15 @@ class Seer:
     def embed(self, tokens: Tensor) -> Tensor:
         return self.text.embed(tokens)
 
-    def compute(self, x: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        return self.text.compute(x, positions, attention)
+    def compute(
+        self, x: Tensor, positions: Tensor, attention: Attention, use: Use | None = None
+    ) -> Tensor:
+        return self.text.compute(x, positions, attention, use)
 
-    def forward(self, x: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        return self.text.forward(x, positions, attention)
+    def forward(
+        self, x: Tensor, positions: Tensor, attention: Attention, use: Use | None = None
+    ) -> Tensor:
+        return self.text.forward(x, positions, attention, use)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.text.logits(hidden)
