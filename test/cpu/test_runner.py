@@ -272,8 +272,6 @@ from sglang.srt.config import Config
 from sglang.srt.core.batch import Batch, Row, Sample
 from sglang.srt.core.ints import ints
 from sglang.ir.sampling import SamplingParams
-from sglang.srt.worker.worker import Worker
-from sglang.ir.sampling import SamplingParams
 from sglang.srt.worker.worker import ModelWorker
 
 worker = ModelWorker(Config.of(model_path=sys.argv[1], load_format="dummy", device="cpu"))
