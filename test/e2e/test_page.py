@@ -466,7 +466,7 @@ def test_a_key(open_page: Callable[..., Any], tmp_path: Path) -> None:
         page.get_by_text("needs an API key").wait_for()
         page.fill("#key", KEY)
         page.press("#key", "Enter")
-        page.locator("#model", has_text=served.service.model_name).wait_for()
+        page.locator("#model", has_text=served.state.runtime.model_name).wait_for()
         page.goto(f"{served.url}/#live")
         page.get_by_text("live: ").wait_for()
         page.reload()

@@ -101,9 +101,10 @@ def test_waiting_and_latency_never_read_the_wall_clock() -> None:
 
 EXPECTED = [
     *(f"srt/http/{name}.py" for name in (
-        "admin/adapter_routes", "native/classify", "openai/responses/answer", "openai/score",
-        "openai/shared_fields", "page/live_view", "service",
+        "native/routes", "openai/responses/answer", "openai/score", "openai/shared_fields",
+        "page/live_view", "server_state",
     )),
     "srt/runtime/explanations.py",
+    "srt/runtime/loaded_adapters.py",
     "srt/tokenizer/chat.py",
 ]  # fmt: skip

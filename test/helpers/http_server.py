@@ -20,7 +20,7 @@ from helpers.toy_tokenizer import byte_level
 from sglang.srt.config import Config
 from sglang.srt.http.app import make_app
 from sglang.srt.http.connection.protocol import protocol
-from sglang.srt.http.service import Service
+from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.completion import Completion
 from sglang.srt.tokenizer import Tokenizer
 from starlette.applications import Starlette
@@ -69,7 +69,7 @@ def is_error(reply: httpx.Response, status: int) -> dict[str, Any]:
 class Served:
     url: str
     app: Starlette
-    service: Service
+    state: ServerState
     worker: TextWorker
     tokenizer: Tokenizer
     client: Client
@@ -105,8 +105,8 @@ def serve_text(
         async def main() -> None:
             client = engine.client_on(asyncio.get_running_loop())
             completion = Completion(client, tokenizer, config.server.max_tokenized_bytes)
-            service = Service(config, completion)
-            app = make_app(service)
+            state = ServerState(config, completion)
+            app = make_app(state)
             server = uvicorn.Server(
                 uvicorn.Config(app, port=0, log_config=None, lifespan="off",
                                http=protocol(config.edge), ws="none",
@@ -117,7 +117,7 @@ def serve_text(
             listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
             listener.bind(("127.0.0.1", 0))
             listener.listen(1024)
-            made.extend([app, service, server, listener.getsockname()[1]])
+            made.extend([app, state, server, listener.getsockname()[1]])
             ready.set()
             await server.serve([listener])
 
@@ -126,13 +126,13 @@ def serve_text(
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     ready.wait()
-    app, service, server, port = made
+    app, state, server, port = made
     url = f"http://127.0.0.1:{port}"
     key = config.server.api_key
     headers = {"Authorization": b"Bearer " + key.encode()} if key else {}
     try:
         with Client(base_url=url, timeout=60, headers=headers) as client:
-            yield Served(url, app, service, worker, tokenizer, client, thread)
+            yield Served(url, app, state, worker, tokenizer, client, thread)
     finally:
         server.should_exit = True
         thread.join(timeout=60)

@@ -13,7 +13,7 @@ from sglang.srt.core.ints import Ints
 from sglang.srt.core.request_stats import RequestStats
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.http.app import make_app
-from sglang.srt.http.service import Service
+from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.ask import Ask
 from sglang.srt.program.encoder import Encoder
 from sglang.srt.program.output import Finish, Output
@@ -51,7 +51,7 @@ class Scripted:
 
     encode = encode_prompt
 
-    async def stream(self, ask: Ask) -> AsyncGenerator[Output, None]:
+    async def run(self, ask: Ask) -> AsyncGenerator[Output, None]:
         self.asks.append(ask.verified(self.info))
         if self.refuse is not None:
             raise self.refuse
@@ -72,7 +72,7 @@ def posted(
     completion: Scripted, path: str, body: dict[str, Any], config: Config | None = None
 ) -> httpx.Response:
     """The application's answer."""
-    app = make_app(Service(config or Config.of(), completion))  # type: ignore[arg-type]
+    app = make_app(ServerState(config or Config.of(), completion))  # type: ignore[arg-type]
 
     async def post() -> httpx.Response:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)

@@ -13,7 +13,7 @@ from helpers.scripted import Scripted, pieces
 from sglang.srt.config import Config
 from sglang.srt.core.request_stats import RequestStats
 from sglang.srt.http.app import make_app
-from sglang.srt.http.service import Service
+from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.ask import Ask
 from sglang.srt.program.output import Output
 from sglang.srt.tokenizer import Tokenizer
@@ -41,9 +41,9 @@ class Paced(Scripted):
     def abort(self, rid: str | None = None, owner: str | None = None) -> int:
         return 0
 
-    async def stream(self, ask: Ask) -> AsyncGenerator[Output, None]:
+    async def run(self, ask: Ask) -> AsyncGenerator[Output, None]:
         try:
-            source = super().stream(ask)
+            source = super().run(ask)
             if self.real or self.cuts is not None:
                 source = self._tokens(ask) if self.cuts is None else self._cut(ask, self.cuts)
             async with contextlib.aclosing(source) as outputs:
@@ -96,7 +96,7 @@ def serve_scripted(completion: Scripted, config: Config | None = None) -> Iterat
 
     def run() -> None:
         async def main() -> None:
-            app = make_app(Service(config or Config.of(), completion))  # type: ignore[arg-type]
+            app = make_app(ServerState(config or Config.of(), completion))  # type: ignore[arg-type]
             options = uvicorn.Config(app, log_config=None, lifespan="off", http="httptools",
                                      ws="none", timeout_graceful_shutdown=1)  # fmt: skip
             made.append(uvicorn.Server(options))

@@ -185,11 +185,11 @@ def test_a_hostile_template_is_a_400_and_holds_nobody_up(tmp_path: Path) -> None
     async def both() -> int:
         """How often a loop that runs beside comes to its turn."""
         from sglang.srt.config import Config
-        from sglang.srt.http.service import Service
+        from sglang.srt.http.server_state import ServerState
         from sglang.srt.program.request_error import RequestError
 
-        service = Service(Config.of(), scripted)  # type: ignore[arg-type]
-        hostile = asyncio.ensure_future(prompt_of(service, TALK, None, {}, None, False))
+        state = ServerState(Config.of(), scripted)  # type: ignore[arg-type]
+        hostile = asyncio.ensure_future(prompt_of(state, TALK, None, {}, None, False))
         turns = 0
         while not hostile.done():
             await asyncio.sleep(0.001)

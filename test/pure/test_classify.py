@@ -9,7 +9,7 @@ import httpx
 import pytest
 from helpers.http_server import Served, is_error, serve_text
 from helpers.text_worker import hidden_state
-from sglang.srt.http.native.classify import probabilities
+from sglang.srt.runtime.classification import probabilities
 
 LABELS = ("red", "green", "blue", "none")
 

@@ -15,8 +15,8 @@ import pytest
 from helpers.http_server import Served, is_error, serve_text
 from helpers.text_worker import hidden_state
 from sglang.srt.config import Config
-from sglang.srt.http.openai import embeddings
 from sglang.srt.program import readout as reading
+from sglang.srt.runtime import vectors as embeddings
 
 WIDTH = 4
 
@@ -138,7 +138,7 @@ def test_a_long_list_lets_others_in(
     def counted(self: reading.Reading) -> None:
         nonlocal most
         begin(self)
-        most = max(most, served.service.completion.pending)
+        most = max(most, served.state.runtime.completion.pending)
 
     monkeypatch.setattr(reading.Reading, "begin", counted)
     prompts = [[5 + i % 90] * 30 for i in range(20)] + [[7] * 150] + [[9] * 30]

@@ -102,7 +102,7 @@ def test_bytes_in_work_are_bounded_whatever_the_route(served: Served, counter: C
         assert reply.status_code == 200, (path, reply.text[:200])
     assert counter.texts >= 2 * len(BODIES)
     assert size < counter.most <= MOST
-    encoder = served.service.completion.encoder
+    encoder = served.state.runtime.completion.encoder
     assert encoder.held == encoder.waiting == 0
     served.client.idle()
 
@@ -118,7 +118,7 @@ def test_a_text_that_never_fits_is_a_400(served: Served, counter: Counter) -> No
 
 
 def test_who_would_wait_behind_too_much_is_a_503(served: Served, counter: Counter) -> None:
-    encoder = served.service.completion.encoder
+    encoder = served.state.runtime.completion.encoder
     encoder.held, encoder.waiting = MOST, WAITING * MOST  # as if so much were there
     try:
         reply = served.client.post("/tokenize", json={"prompt": "a" * (SMALL + 1)})
@@ -139,7 +139,7 @@ def test_a_client_that_leaves_frees_no_memory_that_is_in_use(
     counter._seconds = 0.2
     for _ in range(6):
         served.open({"text": text, **CUT}).close()
-    encoder = served.service.completion.encoder
+    encoder = served.state.runtime.completion.encoder
     assert served.client.post("/tokenize", json={"prompt": text}).status_code == 200
     assert counter.most <= MOST
     deadline = time.monotonic() + 60

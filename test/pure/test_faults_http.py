@@ -150,8 +150,8 @@ class Scenario:
 def none_open(served: Served) -> None:
     """The last answer was read before its request was counted as closed."""
     deadline = time.monotonic() + 60
-    while served.service.open_requests:
-        assert time.monotonic() < deadline, served.service.open_requests
+    while served.state.open_requests:
+        assert time.monotonic() < deadline, served.state.open_requests
         time.sleep(0.001)
 
 

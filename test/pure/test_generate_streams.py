@@ -13,9 +13,9 @@ from helpers.http_server import Served, is_error, serve_text
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import Config
 from sglang.srt.core.ints import ints
-from sglang.srt.http.native import generate as native
 from sglang.srt.program.ask import Ask, Logprobs
 from sglang.srt.program.output import Output
+from sglang.srt.runtime import generation as native
 
 LOGPROBS = {
     "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2,

@@ -14,7 +14,7 @@ from helpers.http_server import GOLDEN, Served, is_error, serve_text
 from sglang.srt.config import Config
 from sglang.srt.http.connection.guard import ORDINARY, ORDINARY_BELOW, RESERVED
 from sglang.srt.http.connection.hosts import Hosts, exposed
-from sglang.srt.http.connection.tenants import Tenants
+from sglang.srt.runtime.tenants import Tenants
 
 ADMIN = {
     "/get_server_info", "/server_info", "/metrics", "/flush_cache", "/live", "/live/events",
@@ -133,7 +133,7 @@ def test_the_books_balance_after_all_that(keyed: Served) -> None:
     before = keyed.client.golden()
     keyed.client.idle()
     assert keyed.client.golden() == before
-    assert keyed.service.open_requests <= 1  # its own, perhaps
+    assert keyed.state.open_requests <= 1  # its own, perhaps
 
 
 def may(server: Served, path: str, key: str = "") -> int:

@@ -265,7 +265,7 @@ def test_a_body_that_stands_still_is_a_408(served: Served, chunked: bool, drip: 
         answer = raw.rest()
         assert status(answer) == 408
         assert "--body-timeout" in error_of(answer)["message"]
-    wait_for(lambda: served.service.open_requests == 0)
+    wait_for(lambda: served.state.open_requests == 0)
 
 
 @pytest.mark.usefixtures("soon")
@@ -590,7 +590,7 @@ def test_a_client_that_stops_reading_its_stream_is_let_go(
             beside = asked.result().text
         assert WRITE_BUFFER < largest < 4 * WRITE_BUFFER  # and one event
         wait_for(lambda: http.stats()["contexts"] == 0)
-        wait_for(lambda: served.service.open_requests <= 1)
+        wait_for(lambda: served.state.open_requests <= 1)
         assert len(raw.rest()) < 8 << 20
     after = http.stats()
     assert after["aborted"] > before["aborted"]

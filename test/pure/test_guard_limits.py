@@ -14,9 +14,9 @@ import httpx
 import pytest
 from helpers.http_server import GOLDEN, Served, is_error, serve_text
 from sglang.srt.config import Config
-from sglang.srt.http.connection.tenants import Key, Tenant
 from sglang.srt.http.exchange.error_replies import ServerError
-from sglang.srt.runtime.fair_queue import Turns
+from sglang.srt.runtime.fair_queue import FairQueue
+from sglang.srt.runtime.tenants import Key, Tenant
 
 LONG = {"max_new_tokens": 900, "ignore_eos": True}
 
@@ -125,7 +125,7 @@ def test_limits_over_http_are_exact_whatever_ends_a_request(tmp_path: Path) -> N
     with serve_text(tmp_path / "t", config) as server:
         server.client.headers["Authorization"] = "Bearer key-boss"
         golden = server.client.golden()
-        few = server.service.tenants._tenants["few"]
+        few = server.state.tenants._tenants["few"]
         with http_of(server, "few") as http:
             for body in (GOLDEN, {}, {"text": ""}, {**GOLDEN, "stream": True}):
                 for _ in range(3):
@@ -170,7 +170,7 @@ def test_tokens_of_a_client_that_leaves_are_charged(tmp_path: Path) -> None:
     with serve_text(tmp_path / "t", Config.of(api_keys_file=file)) as server:
         server.client.headers["Authorization"] = "Bearer key-boss"
         server.worker.seconds = 0.002
-        tenant = server.service.tenants._tenants["a"]
+        tenant = server.state.tenants._tenants["a"]
         body = {"input_ids": [5] * 100, "sampling_params": {**LONG, "n": 2}, "stream": True}
         with http_of(server, "a") as http, http.stream("POST", "/generate", json=body) as reply:
             lines = reply.iter_lines()
@@ -218,7 +218,7 @@ def test_a_flood_of_one_leaves_room_and_turns_for_another(
         server.client.headers["Authorization"] = "Bearer key-boss"
         golden = server.client.golden()
         server.worker.seconds = 0.5  # until the flood is there
-        finish, ended, beside = server.service.finish, 0, []
+        finish, ended, beside = server.state.runtime.finish, 0, []
 
         async def counted(asks: Any) -> Any:
             nonlocal ended
@@ -229,11 +229,11 @@ def test_a_flood_of_one_leaves_room_and_turns_for_another(
                 beside.append((ended - before, ended))
             return result
 
-        monkeypatch.setattr(server.service, "finish", counted)
+        monkeypatch.setattr(server.state, "finish", counted)
         with concurrent.futures.ThreadPoolExecutor(flood) as pool, http_of(server, "a") as a:
             a.timeout = httpx.Timeout(60, pool=60)
             asked = [pool.submit(a.post, "/generate", json=body) for _ in range(flood)]
-            wait_for(lambda: server.service.turns.held("a") >= (running + queued) // 2)
+            wait_for(lambda: server.state.turns.held("a") >= (running + queued) // 2)
             server.worker.seconds = 0.004
             with http_of(server, "b") as b:
                 for _ in range(2):
@@ -249,13 +249,13 @@ def test_a_flood_of_one_leaves_room_and_turns_for_another(
         assert (running + queued) // 2 <= len(good) < flood
         server.worker.seconds = 0.0
         server.client.idle()
-        assert server.service.turns.waiting == server.service.turns.held("a") == 0
+        assert server.state.turns.waiting == server.state.turns.held("a") == 0
         assert server.client.golden() == golden
 
 
 def test_a_turn_that_comes_to_who_has_just_left_is_given_back() -> None:
     async def main() -> None:
-        turns, gate = Turns(1), asyncio.Event()
+        turns, gate = FairQueue(1), asyncio.Event()
 
         async def work(name: str) -> None:
             async with turns.turn(name, 1):
@@ -284,9 +284,9 @@ def test_many_prompts_whose_client_leaves_keep_no_turns(tmp_path: Path) -> None:
             with http_of(server, "a") as a, a.stream("POST", "/generate", json=body) as reply:
                 lines = reply.iter_lines()
                 next(lines)
-                assert server.service.turns.held("a") == 8
-            wait_for(lambda: server.service.open_requests == 0)
-            assert server.service.turns.held("a") == server.service.turns.waiting == 0
+                assert server.state.turns.held("a") == 8
+            wait_for(lambda: server.state.open_requests == 0)
+            assert server.state.turns.held("a") == server.state.turns.waiting == 0
             with http_of(server, "b") as b:
                 assert b.post("/generate", json=GOLDEN).status_code == 200
         server.client.idle()
@@ -311,8 +311,8 @@ def test_who_waits_for_a_turn_is_aborted_too(tmp_path: Path) -> None:
             asked = [pool.submit(send, a, f"job{i}") for i in range(4)]
             texts = {"input": ["a", "b"], "rid": "texts"}
             read = pool.submit(a.post, "/v1/embeddings", json=texts)
-            wait_for(lambda: server.service.turns.held("a") == 4 * 2 + 2)
-            assert server.service.turns.waiting >= 6
+            wait_for(lambda: server.state.turns.held("a") == 4 * 2 + 2)
+            assert server.state.turns.waiting >= 6
             assert abort(b, rid="job3") == 0
             assert abort(a, rid="texts") == 2
             assert is_error(read.result(60), 400)["message"] == "The request was aborted."
@@ -321,7 +321,7 @@ def test_who_waits_for_a_turn_is_aborted_too(tmp_path: Path) -> None:
                 ends = [one["meta_info"]["finish_reason"] for one in future.result(60).json()]
                 assert [end["type"] for end in ends] == ["abort", "abort"]
         server.client.idle()
-        assert server.service.turns.waiting == server.service.turns.held("a") == 0
+        assert server.state.turns.waiting == server.state.turns.held("a") == 0
 
 
 def test_a_flood_of_texts_to_embed_leaves_turns_for_another(
@@ -332,20 +332,20 @@ def test_a_flood_of_texts_to_embed_leaves_turns_for_another(
     with serve_text(tmp_path / "t", config, running=4, queued=600) as server:
         server.client.headers["Authorization"] = "Bearer key-boss"
         server.worker.seconds = 0.5  # until all are there
-        finish, beside = server.service.finish, []
+        finish, beside = server.state.runtime.finish, []
 
         async def counted(asks: Any) -> Any:
-            stats = server.service.completion.client.control
+            stats = server.state.runtime.completion.client.control
             before = (await stats("stats")).data["finished"]
             result = await finish(asks)
             beside.append((await stats("stats")).data["finished"] - before)
             return result
 
-        monkeypatch.setattr(server.service, "finish", counted)
+        monkeypatch.setattr(server.state, "finish", counted)
         texts = {"input": [f"{i} {i}" for i in range(300)], "pooling": "mean"}
         with concurrent.futures.ThreadPoolExecutor(1) as pool, http_of(server, "a") as a:
             read = pool.submit(a.post, "/v1/embeddings", json=texts)
-            wait_for(lambda: server.service.turns.held("a") == 300)
+            wait_for(lambda: server.state.turns.held("a") == 300)
             server.worker.seconds = 0.02
             with http_of(server, "b") as b:
                 body = {"text": "a", "sampling_params": {"max_new_tokens": 1}}
@@ -354,12 +354,12 @@ def test_a_flood_of_texts_to_embed_leaves_turns_for_another(
             assert beside[0] <= 80
             assert len(read.result(60).json()["data"]) == 300
         server.client.idle()
-        assert server.service.turns.waiting == server.service.turns.held("a") == 0
+        assert server.state.turns.waiting == server.state.turns.held("a") == 0
 
 
 def test_turns_go_round() -> None:
     async def main() -> list[str]:
-        turns, order, gates = Turns(2), [], [asyncio.Event() for _ in range(9)]
+        turns, order, gates = FairQueue(2), [], [asyncio.Event() for _ in range(9)]
 
         async def work(name: str, gate: asyncio.Event) -> None:
             async with turns.turn(name, 1):
@@ -382,7 +382,7 @@ def test_turns_go_round() -> None:
 
 def test_a_turn_that_is_given_up_is_nobodys() -> None:
     async def main() -> None:
-        turns = Turns(2)
+        turns = FairQueue(2)
         async with turns.turn("a", 2):
             waiting = [asyncio.ensure_future(_hold(turns, "b")) for _ in range(3)]
             await asyncio.sleep(0)
@@ -401,6 +401,6 @@ def test_a_turn_that_is_given_up_is_nobodys() -> None:
     asyncio.run(main())
 
 
-async def _hold(turns: Turns, name: str) -> None:
+async def _hold(turns: FairQueue, name: str) -> None:
     async with turns.turn(name, 1):
         await asyncio.sleep(0.001)

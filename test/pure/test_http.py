@@ -280,10 +280,10 @@ def test_information(served: Served, http: httpx.Client) -> None:
     assert http.get("/tokenizer_info").json()["vocab_size"] == served.tokenizer.vocab_size
     is_error(http.get("/v1/models/other"), 404)
     document = http.get("/openapi.json").json()
-    assert "GenerateBody" in document["components"]["schemas"]
+    assert "GenerateRequest" in document["components"]["schemas"]
     body = document["paths"]["/generate"]["post"]["requestBody"]
     assert body["content"]["application/json"]["schema"] == {
-        "$ref": "#/components/schemas/GenerateBody"
+        "$ref": "#/components/schemas/GenerateRequest"
     }
 
 

@@ -22,7 +22,6 @@ from sglang.srt.engine import process
 from sglang.srt.engine.client import Client, EngineLost
 from sglang.srt.http.anthropic.messages import routes as messages
 from sglang.srt.http.exchange import json_body as body
-from sglang.srt.http.native import generate as native
 from sglang.srt.http.openai.chat import conversation
 from sglang.srt.http.openai.chat import routes as chat
 from sglang.srt.http.openai.chat.chat_request import Talk
@@ -33,6 +32,7 @@ from sglang.srt.memory.radix import RadixTree
 from sglang.srt.program.ask import Ask
 from sglang.srt.program.output import Finish, Output
 from sglang.srt.program.request_error import RequestError
+from sglang.srt.runtime import generation as native
 from sglang.srt.tokenizer import LONG, Tokenizer
 
 
@@ -215,7 +215,7 @@ def test_a_stream_writes_each_log_probability_once(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = 0
-    triples = native._Logprobs._triples
+    triples = native._LogprobWriter._triples
 
     def counted(self: Any, pairs: Any) -> Any:
         nonlocal written
@@ -223,7 +223,7 @@ def test_a_stream_writes_each_log_probability_once(
         written += len(found)
         return found
 
-    monkeypatch.setattr(native._Logprobs, "_triples", counted)
+    monkeypatch.setattr(native._LogprobWriter, "_triples", counted)
     request = {
         "text": "the lazy dog", "return_logprob": True, "logprob_start_len": 0,
         "top_logprobs_num": 2, "token_ids_logprob": [1],
@@ -327,7 +327,7 @@ def test_a_silent_engine_is_not_called_dead(
     served.client.golden()
     before = gauges()
     with monkeypatch.context() as patch:
-        patch.setattr(served.service.completion, "control", silent)
+        patch.setattr(served.state.runtime.completion, "control", silent)
         for method, path in (("GET", "/get_server_info"), ("POST", "/flush_cache")):
             error = is_error(served.client.request(method, path), 503)
             assert "busy" in error["message"]
@@ -336,7 +336,7 @@ def test_a_silent_engine_is_not_called_dead(
 
 
 def test_the_throughput_gauge_is_never_negative(served: Served) -> None:
-    metrics = served.service.metrics
+    metrics = served.state.metrics
     metrics.set_gauges({"generated_tokens": 1000.0})
     metrics._last = (metrics._last[0] - 10.0, 1000.0)
     metrics.set_gauges({})

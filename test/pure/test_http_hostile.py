@@ -15,15 +15,16 @@ from helpers.http_server import Served, is_error, serve_text
 from sglang.ir.sampling import PARAMETERS
 from sglang.srt.config import Config
 from sglang.srt.http.admin.routes import AbortBody
-from sglang.srt.http.native.classify import ClassifyBody
-from sglang.srt.http.native.generate import GenerateBody
 from sglang.srt.http.native.token_routes import DetokenizeBody, TemplateBody, TokenizeBody
 from sglang.srt.http.openai.chat.routes import ChatBody
 from sglang.srt.http.openai.completions import CompletionBody
-from sglang.srt.http.openai.embeddings import EmbeddingBody, EncodeBody
-from sglang.srt.http.openai.score import RerankBody, ScoreBody
+from sglang.srt.http.openai.embeddings import EmbeddingBody
 from sglang.srt.program.request_error import RequestError
-from sglang.srt.runtime.sessions import CloseSessionBody, OpenSessionBody
+from sglang.srt.runtime.classification import ClassifyRequest
+from sglang.srt.runtime.generation import GenerateRequest
+from sglang.srt.runtime.scoring import RerankRequest, ScoreRequest
+from sglang.srt.runtime.sessions import CloseSession, OpenSession
+from sglang.srt.runtime.vectors import EncodeRequest
 
 JSON = {"Content-Type": "application/json"}
 ROUTES = ("/generate", "/v1/completions", "/v1/chat/completions")
@@ -213,23 +214,23 @@ ODD: list[Any] = [
     {"type": "x"}, {"1": 1}, {"-1": 0.5}, [1, "a"], ["a"] * 200, [2**40], [[2**40]], {"n": 2},
 ]  # fmt: skip
 BASES: dict[str, tuple[type, dict[str, Any]]] = {
-    "/generate": (GenerateBody, {"text": "a", "sampling_params": {"max_new_tokens": 2}}),
+    "/generate": (GenerateRequest, {"text": "a", "sampling_params": {"max_new_tokens": 2}}),
     "/v1/completions": (CompletionBody, {"prompt": "a", "max_tokens": 2}),
     "/v1/chat/completions": (
         ChatBody,
         {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2},
     ),
     "/v1/embeddings": (EmbeddingBody, {"input": ["a", "b"]}),
-    "/encode": (EncodeBody, {"text": "a"}),
-    "/classify": (ClassifyBody, {"input": "a"}),
-    "/v1/score": (ScoreBody, {"query": "a", "items": ["b"], "label_token_ids": [1]}),
-    "/v1/rerank": (RerankBody, {"query": "a", "documents": ["b", "c"]}),
+    "/encode": (EncodeRequest, {"text": "a"}),
+    "/classify": (ClassifyRequest, {"input": "a"}),
+    "/v1/score": (ScoreRequest, {"query": "a", "items": ["b"], "label_token_ids": [1]}),
+    "/v1/rerank": (RerankRequest, {"query": "a", "documents": ["b", "c"]}),
     "/apply-template": (TemplateBody, {"messages": [{"role": "user", "content": "a"}]}),
     "/tokenize": (TokenizeBody, {"prompt": "a"}),
     "/detokenize": (DetokenizeBody, {"tokens": [1]}),
     "/abort_request": (AbortBody, {"rid": "a"}),
-    "/open_session": (OpenSessionBody, {"capacity_of_str_len": 8, "timeout": 9.0}),
-    "/close_session": (CloseSessionBody, {"session_id": "a"}),
+    "/open_session": (OpenSession, {"capacity_of_str_len": 8, "timeout": 9.0}),
+    "/close_session": (CloseSession, {"session_id": "a"}),
 }
 
 
@@ -432,7 +433,7 @@ def test_who_is_let_in_waits_for_no_more_than_the_queue(
     """Counted in the server, not timed: how many of a flood's requests end while one waits."""
     served.worker.seconds = 0.3  # until one is refused
     limit, body = 4 + 8, {"text": "a", "sampling_params": {**LONG, "max_new_tokens": 8}}
-    finish, ended, waits = served.service.finish, 0, []
+    finish, ended, waits = served.state.runtime.finish, 0, []
 
     async def counted(asks: Any) -> Any:
         nonlocal ended
@@ -442,7 +443,7 @@ def test_who_is_let_in_waits_for_no_more_than_the_queue(
         waits.append(ended - before)
         return result
 
-    monkeypatch.setattr(served.service, "finish", counted)
+    monkeypatch.setattr(served.state.runtime, "finish", counted)
     with (
         httpx.Client(base_url=served.url, timeout=60) as flood,
         concurrent.futures.ThreadPoolExecutor(30) as pool,

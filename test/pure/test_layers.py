@@ -46,21 +46,22 @@ RULES = {
     "srt.runtime": "sglang.ir srt.core srt.config srt.tokenizer srt.program msgspec",
     "srt.runtime.vision_setup": "srt.config srt.files srt.media srt.tokenizer srt.program"
     " srt.engine.info",
+    "srt.runtime.supervisor": "srt.core srt.config srt.tokenizer srt.program srt.engine msgspec",
     "srt.http": "sglang.ir srt.core srt.config srt.tokenizer srt.program srt.runtime msgspec"
     " starlette pydantic_core uvicorn httptools prometheus_client psutil",
     "srt.http.openapi.native_shapes": "srt.core srt.engine.info srt.http srt.runtime msgspec",
-    "srt.http.launch": "srt.core srt.config srt.tokenizer srt.program srt.http srt.engine"
-    " srt.commands.arguments",
-    "srt.http.serving": "srt.core srt.config srt.tokenizer srt.program srt.http srt.engine uvicorn",
-    "srt.http.supervisor": "srt.core srt.config srt.tokenizer srt.program srt.engine srt.http"
-    " msgspec",
+    "srt.http.launch": "srt.core srt.config srt.tokenizer srt.program srt.runtime srt.http"
+    " srt.engine srt.commands.arguments",
+    "srt.http.serving": "srt.core srt.config srt.tokenizer srt.program srt.runtime srt.http"
+    " srt.engine uvicorn",
     "srt.http.telemetry.request_tracing": "srt.core srt.program opentelemetry",
     "srt.commands": "srt.core",
     "srt.commands.schema_command": "sglang.ir srt.core srt.grammar srt.tokenizer msgspec numpy"
     " jsonschema",
     "srt.commands.models_command": "srt.models.verified",
     "srt.commands.doctor": "srt.core srt.config srt.tokenizer srt.program srt.layers srt.models"
-    " srt.files srt.attention srt.worker srt.http sgl_kernel msgspec psutil torch huggingface_hub",
+    " srt.files srt.attention srt.worker srt.runtime srt.http sgl_kernel msgspec psutil torch"
+    " huggingface_hub",
     "srt.cli": "srt.commands srt.http.launch",
     "srt.server": UPSTREAM,
     "sglang": "h11 openai anthropic litellm tqdm pydantic pydantic_core typing_extensions"

@@ -15,10 +15,11 @@ import httpx
 import pytest
 from helpers.http_server import Served, is_error, serve_text
 from sglang.srt.config import Config
+from sglang.srt.http.exchange.current_caller import CALLER
 from sglang.srt.http.page import live_view as live
 from sglang.srt.http.page import page_files as page
 from sglang.srt.program.completion import EngineLost
-from sglang.srt.runtime.caller import Caller, current
+from sglang.srt.runtime.caller import Caller
 
 FOLDER = Path(page.__file__).parent / "static"
 FILES = sorted(path.name for path in FOLDER.iterdir())
@@ -132,7 +133,7 @@ def test_a_snapshot_shows_the_tree_with_its_texts(served: Served) -> None:
     assert any(text.startswith(" cat↵␇\ufffd") for text in texts)
     assert found["running"] == found["waiting"] == []
     assert found["stats"]["total_tokens"] == served.client.stats()["total_tokens"]
-    assert found["model"] == served.service.model_name
+    assert found["model"] == served.state.runtime.model_name
 
 
 def test_the_texts_are_cut(served: Served) -> None:
@@ -173,9 +174,9 @@ def test_only_an_admin_sees_texts_and_namespaces(served: Served) -> None:
 
     node = {"id": 1, "tokens": 2, "text_ids": [70, 71], "namespace": "whose", "age": 1.0}
     for admin, hidden in ((True, False), (False, True)):
-        token = current.set(Caller(admin=admin))
-        found = live._node(served.service, node, current.get().admin)
-        current.reset(token)
+        token = CALLER.set(Caller(admin=admin))
+        found = live._node(served.state, node, CALLER.get().admin)
+        CALLER.reset(token)
         assert (found["text"] == found["namespace"] == "") is hidden
 
 
@@ -195,13 +196,13 @@ def test_a_drain_ends_the_streams(served: Served) -> None:
     with served.client.stream("GET", "/live/events", params={"interval": 60}) as reply:
         found = items(reply)
         assert next(found)["tree"]
-        served.service.draining = True
+        served.state.draining = True
         try:
             begun = time.monotonic()
             assert list(found) == [None]
             assert time.monotonic() - begun < 50  # not the interval
         finally:
-            served.service.draining = False
+            served.state.draining = False
 
 
 def test_watchers_are_limited_and_leave_no_trace(
@@ -223,14 +224,14 @@ def test_watchers_are_limited_and_leave_no_trace(
 def test_many_watchers_ask_no_more_of_the_engine_than_one(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, calls = served.service.completion.control, 0
+    asked, calls = served.state.runtime.completion.control, 0
 
     async def counted(op: str, seconds: float = 5.0, limit: int = 0) -> Any:
         nonlocal calls
         calls += 1
         return await asked(op, seconds, limit)
 
-    monkeypatch.setattr(served.service.completion, "control", counted)
+    monkeypatch.setattr(served.state.runtime.completion, "control", counted)
     begun = time.monotonic()
     with contextlib.ExitStack() as stack:
         path = "/live/events?interval=1"
@@ -254,7 +255,7 @@ def test_a_silent_engine_is_busy(served: Served, monkeypatch: pytest.MonkeyPatch
     async def silent(op: str, seconds: float = 5.0, limit: int = 0) -> None:
         raise asyncio.TimeoutError
 
-    monkeypatch.setattr(served.service.completion, "control", silent)
+    monkeypatch.setattr(served.state.runtime.completion, "control", silent)
     is_error(served.client.get("/live"), 503)
     with served.client.stream("GET", "/live/events", params={"interval": 0.1}) as reply:
         found = items(reply)
@@ -262,7 +263,7 @@ def test_a_silent_engine_is_busy(served: Served, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_lost_engine_is_an_error(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = served.service.completion.control
+    asked = served.state.runtime.completion.control
     calls = 0
 
     async def dying(op: str, seconds: float = 5.0, limit: int = 0) -> Any:
@@ -272,7 +273,7 @@ def test_a_lost_engine_is_an_error(served: Served, monkeypatch: pytest.MonkeyPat
             raise EngineLost("gone")
         return await asked(op, seconds, limit)
 
-    monkeypatch.setattr(served.service.completion, "control", dying)
+    monkeypatch.setattr(served.state.runtime.completion, "control", dying)
     with served.client.stream("GET", "/live/events", params={"interval": 0.1}) as reply:
         found = list(items(reply))
     assert "tree" in found[0]

@@ -23,7 +23,7 @@ from sglang.srt.core.messages import AdapterInfo, LoadAdapter, Reply, UnloadAdap
 from sglang.srt.engine import client as engine
 from sglang.srt.engine.client import EngineLost
 from sglang.srt.http.app import make_app
-from sglang.srt.http.service import Service
+from sglang.srt.http.server_state import ServerState
 from sglang.srt.tokenizer import Tokenizer
 
 FACTS = {"lora": True, "max_loras_per_batch": 4, "max_loaded_loras": 3}
@@ -73,7 +73,7 @@ def served(place: Path) -> Iterator[Served]:
 def http(served: Served) -> Iterator[Client]:
     client = served.client
     yield client
-    for name in list(served.service.adapters.known):
+    for name in list(served.state.runtime.adapters.known):
         client.post("/unload_lora_adapter", json={"lora_name": name})
     client.idle()
 
@@ -230,7 +230,7 @@ class Restarts:
         adapters = tuple(AdapterInfo(name=name, path=f"start/{name}") for name in at_start)
         completion.info = msgspec.structs.replace(completion.info, **FACTS, adapters=adapters)
         self.completion = completion
-        self.service = Service(Config.of(enable_lora=True, lora_dir="."), completion)
+        self.state = ServerState(Config.of(enable_lora=True, lora_dir="."), completion)
         self.verbs: list[Any] = []
         self._start()
 
@@ -246,7 +246,7 @@ class Restarts:
     async def restart(self) -> None:
         await self.lose()
         self._start()
-        self.service.restarted()
+        self.state.restarted()
         await self.settle()
 
     @staticmethod
@@ -272,7 +272,7 @@ class Restarts:
         return [(type(verb), verb.name) for verb in self.verbs]
 
     async def post(self, path: str, **body: Any) -> httpx.Response:
-        transport = httpx.ASGITransport(make_app(self.service), raise_app_exceptions=False)
+        transport = httpx.ASGITransport(make_app(self.state), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.post(path, json=body)
 
@@ -284,7 +284,7 @@ def restarting(directory: Path, test: Test, *at_start: str, **known: str) -> Non
     async def run() -> None:
         engines = Restarts(directory, at_start)
         for name, path in known.items():
-            await engines.answered(engines.service.adapters.load(name, path, trusted=True))
+            await engines.answered(engines.state.runtime.adapters.load(name, path, trusted=True))
         await test(engines)
 
     asyncio.run(run())
@@ -292,7 +292,7 @@ def restarting(directory: Path, test: Test, *at_start: str, **known: str) -> Non
 
 def test_an_engine_lost_while_adapters_are_restored_loses_none(tmp_path: Path) -> None:
     async def test(engines: Restarts) -> None:
-        adapters = engines.service.adapters
+        adapters = engines.state.runtime.adapters
         for _ in range(3):
             await engines.restart()
             assert engines.asked() == [(LoadAdapter, "poet"), (LoadAdapter, "judge")]
@@ -321,7 +321,7 @@ def test_a_bad_adapter_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixt
 
 def test_what_had_gone_makes_room_first(tmp_path: Path) -> None:
     async def test(engines: Restarts) -> None:
-        adapters = engines.service.adapters
+        adapters = engines.state.runtime.adapters
         for name in ("first", "second"):
             await engines.answered(adapters.unload(name))
         await engines.answered(adapters.load("second", "other", trusted=True))
@@ -345,19 +345,19 @@ def test_requests_wait_for_what_is_restored(tmp_path: Path) -> None:
             reply = await engines.post(path, **body)
             assert error_of(reply, 503)["code"] == "engine_lost", path
             assert reply.headers["retry-after"] == "5"
-        assert "poet" in engines.service.adapters.known  # and so in /v1/models
+        assert "poet" in engines.state.runtime.adapters.known  # and so in /v1/models
         for name, param in (("poet", "lora_name"), ("fourth", "lora_path")):  # taken; no room
             body = {"lora_name": name, "lora_path": "one"}
             assert is_error(await engines.post("/load_lora_adapter", **body), 400, param)
         await engines.answer()
-        assert engines.service.adapters.of("poet") == "poet"
+        assert engines.state.runtime.adapters.of("poet") == "poet"
 
     restarting(tmp_path, test, poet="one", judge="two", third="three")
 
 
 def test_what_is_restored_can_be_unloaded(tmp_path: Path) -> None:
     async def test(engines: Restarts) -> None:
-        adapters = engines.service.adapters
+        adapters = engines.state.runtime.adapters
         await engines.restart()
         body = {"lora_name": "poet"}
         unloading = asyncio.ensure_future(engines.post("/unload_lora_adapter", **body))
@@ -395,6 +395,6 @@ def test_an_unload_outlives_its_engine(tmp_path: Path) -> None:
         assert (await engines.post("/unload_lora_adapter", lora_name="judge")).status_code == 200
         await engines.restart()
         assert engines.asked() == [(UnloadAdapter, "first")]
-        assert engines.service.adapters.loaded == {}
+        assert engines.state.runtime.adapters.loaded == {}
 
     restarting(tmp_path, test, "first", poet="one", judge="two")

@@ -215,10 +215,10 @@ LISTS = (
 def test_templates_of_parts_and_of_text(
     served: Served, http: httpx.Client, monkeypatch: pytest.MonkeyPatch, template: str, text: str
 ) -> None:
-    path = Path(served.service.config.model.model_path) / "t.jinja"
+    path = Path(served.state.runtime.config.model.model_path) / "t.jinja"
     path.write_text(template)
     tokenizer = Tokenizer(path.parent, str(path))
-    monkeypatch.setattr(served.service, "tokenizer", tokenizer)
+    monkeypatch.setattr(served.state.runtime, "tokenizer", tokenizer)
     content = [{"type": "text", "text": "a"}, part(A), {"type": "text", "text": "b"}, part(B),
                {"type": "text", "text": "c"}]  # fmt: skip
     messages = [{"role": "user", "content": content}, {"role": "user", "content": "d"}]
@@ -423,9 +423,9 @@ def test_decoded_media_are_told_by_all_facts(looks: Callable[..., Looks]) -> Non
 def test_a_conversation_of_too_many_images(
     served: Served, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    viewer = served.service.viewer
+    viewer = served.state.runtime.viewer
     assert viewer is not None
-    limits = replace(served.service.config.media, max_media_per_prompt=60)
+    limits = replace(served.state.runtime.config.media, max_media_per_prompt=60)
     monkeypatch.setattr(viewer, "limits", limits)
     looked: list[str] = []
     look = viewer._look

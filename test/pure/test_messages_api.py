@@ -53,9 +53,9 @@ class Turns(Paced):
         super().__init__(tokenizer)
         self.texts: list[str] = []
 
-    async def stream(self, ask: Ask) -> AsyncGenerator[Output, None]:
+    async def run(self, ask: Ask) -> AsyncGenerator[Output, None]:
         self.text = self.texts.pop(0) if self.texts else "Hello there."
-        async with contextlib.aclosing(super().stream(ask)) as outputs:
+        async with contextlib.aclosing(super().run(ask)) as outputs:
             async for output in outputs:
                 output.stats.cached_tokens = 5 if output.finish else 0
                 yield output

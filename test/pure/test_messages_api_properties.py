@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 from sglang.srt.config import Config
 from sglang.srt.http.anthropic.messages.messages_reply import Blocks, content_of
 from sglang.srt.http.app import make_app
-from sglang.srt.http.service import Service
+from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.deltas import Arguments, Begin, Delta, Thought, Words
 from sglang.srt.tokenizer import Tokenizer
 
@@ -187,7 +187,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 def test_no_body_breaks_the_server(tmp_path: Path) -> None:
     """Junk in every place of a body, and every place left out: an answer, or a 400."""
     completion = Scripted(Tokenizer(byte_level(tmp_path)))
-    app = make_app(Service(Config.of(), completion))
+    app = make_app(ServerState(Config.of(), completion))
     statuses = set()
 
     async def post(body: dict[str, Any]) -> list[httpx.Response]:

@@ -115,7 +115,7 @@ def test_what_is_turned_away_is_counted(served: Served) -> None:
     before, served.worker.seconds = read(served), 0.01
     sampling = {**GREEDY, "max_new_tokens": 500, "n": 3}
     connection = served.open({"text": "e", "sampling_params": sampling})
-    while served.service.completion.pending < 3:
+    while served.state.runtime.completion.pending < 3:
         time.sleep(0.01)
     assert generate(served, text="e", sampling_params={"n": 4}).status_code == 429
     connection.close()
@@ -125,7 +125,7 @@ def test_what_is_turned_away_is_counted(served: Served) -> None:
 
 
 def test_what_the_engine_counts_grows_over_its_end(served: Served) -> None:
-    metrics = served.service.metrics
+    metrics = served.state.metrics
     before = read(served)
     generate(served, text="the same words again and again", sampling_params={"temperature": 1})
     after = read(served)

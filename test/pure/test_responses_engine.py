@@ -73,7 +73,7 @@ def test_a_client_that_leaves_is_aborted(served: Served, http: httpx.Client, str
     connection.close()
     stats = served.client.idle()
     assert stats["aborted"] == aborted + 1
-    assert len(served.service.responses) == 0
+    assert len(served.state.responses) == 0
 
 
 def test_the_background_outlives_its_client(served: Served, http: httpx.Client) -> None:
@@ -99,7 +99,7 @@ def test_what_is_cancelled_leaves_the_engine(served: Served, http: httpx.Client)
     for id in ids:
         assert http.post(f"{PATH}/{id}/cancel").json()["status"] == "cancelled"
     assert served.client.idle()["aborted"] == before["aborted"] + 3
-    assert served.service.responses.live() == 0
+    assert served.state.responses.live() == 0
     assert http.get(f"{PATH}/{ids[0]}").json()["usage"] is None
 
 
@@ -109,7 +109,7 @@ def test_what_is_aborted_or_drained(served: Served, http: httpx.Client) -> None:
         time.sleep(0.005)
     assert http.post("/abort_request", json={"rid": first}).json()["aborted"] == 1
     assert ended(http, first)["status"] == "cancelled"
-    served.service.completion.abort()  # as the end of a drain does
+    served.state.runtime.completion.abort()  # as the end of a drain does
     found = ended(http, second)
     assert (found["status"], found["output"][0]["status"]) == ("cancelled", "incomplete")
 

@@ -17,14 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.srt.config import Config
 from sglang.srt.core.ints import ints
-from sglang.srt.http.native.generate_call import GenerateCall
-from sglang.srt.http.service import Service
 from sglang.srt.program.completion import EngineLost
 from sglang.srt.program.output import Output
 from sglang.srt.program.request_error import RequestError
 from sglang.srt.runtime import sessions as module
-from sglang.srt.runtime.caller import Caller, current
-from sglang.srt.runtime.sessions import OpenSessionBody, SessionParams, Sessions, SessionTurn
+from sglang.srt.runtime.caller import ANYBODY
+from sglang.srt.runtime.generation import GenerateCall
+from sglang.srt.runtime.runtime import Runtime
+from sglang.srt.runtime.sessions import OpenSession, SessionParams, Sessions, SessionTurn
 
 # -- the tree of one session ----------------------------------------------------------------------
 
@@ -36,6 +36,7 @@ class Book:
     sessions: Sessions = field(init=False)
     aborted: list[tuple[str, str]] = field(default_factory=list)
     now: float = 0.0
+    tenant: str = ""
 
     def __post_init__(self) -> None:
         self.sessions = Sessions(self.abort, [1], lambda: self.now)
@@ -45,10 +46,11 @@ class Book:
         return 1
 
     def open(self, **body: Any) -> str:
-        return self.sessions.open(OpenSessionBody(**body))
+        return self.sessions.open(OpenSession(**body), self.tenant)
 
     def begin(self, session: str, name: str, tokens: list[int], **params: Any) -> SessionTurn:
-        return self.sessions.begin(SessionParams(id=session, **params), name, ints(tokens))
+        wanted = SessionParams(id=session, **params)
+        return self.sessions.begin(wanted, name, ints(tokens), self.tenant)
 
     def end(self, turn: SessionTurn, tokens: list[int]) -> None:
         asyncio.run(self._end(turn, tokens))
@@ -207,11 +209,11 @@ def test_sessions_close_idle_ones_of_other_tenants(
 ) -> None:
     """A tenant that never returns keeps nothing; one call looks at a bounded number of sessions."""
     monkeypatch.setattr(module, "SWEPT_SESSIONS", 4)
-    token = current.set(Caller("gone", "gone"))
+    book.tenant = "gone"
     for _ in range(10):
         book.end(book.begin(book.open(timeout=5.0), "a", [1, 2, 3]), [4])
     running = book.begin(book.open(timeout=5.0), "a", [1])
-    current.reset(token)
+    book.tenant = ""
     gone = book.sessions._tenants["gone"]
     book.now = 3.0
     book.open(timeout=5.0)
@@ -297,29 +299,26 @@ def test_finish_of_no_output_says_that_the_engine_is_lost() -> None:
             for item in ():
                 yield item
 
-    class Served:
+    class Idle:
         sessions = Empty()
 
         def run(self) -> None:
             raise AssertionError
 
-    call = GenerateCall([], True, False, None, [], turn=cast(SessionTurn, object()))
+    turn = cast(SessionTurn, object())
+    call = GenerateCall(cast(Runtime, Idle()), ANYBODY, [], True, False, None, [], turn=turn)
     with pytest.raises(EngineLost, match="without an answer"):
-        asyncio.run(call.finish(cast(Service, Served())))
+        asyncio.run(call.finish())
 
 
 def test_tenants_meet_their_own_sessions_alone(book: Book) -> None:
     number = book.open(session_id="mine")
     book.begin(number, "a", [1])
-    token = current.set(Caller(tenant="other"))
-    try:
-        with pytest.raises(RequestError, match="There is no session 'mine'"):
-            book.begin(number, "b", [1])
-        assert book.open(session_id="mine") == "mine"
-        assert book.sessions.close("mine")
-        assert book.aborted == []
-    finally:
-        current.reset(token)
+    with pytest.raises(RequestError, match="There is no session 'mine'"):
+        book.sessions.begin(SessionParams(id=number), "b", ints([1]), "other")
+    assert book.sessions.open(OpenSession(session_id="mine"), "other") == "mine"
+    assert book.sessions.close("mine", "other")
+    assert book.aborted == []
     assert book.sessions.close("mine")
     assert book.aborted == [("a", "")]
 
@@ -495,7 +494,7 @@ def test_what_runs_is_aborted_where_it_is_replaced_or_closed(served: Served) -> 
 
         thread = threading.Thread(target=ask)
         thread.start()
-        while rid not in served.service.sessions._tenants[""].sessions[number].turns:
+        while rid not in served.state.runtime.sessions._tenants[""].sessions[number].turns:
             time.sleep(0.01)
         return thread
 
@@ -524,7 +523,7 @@ def test_a_client_that_goes_leaves_what_was_written(served: Served) -> None:
     with http.stream("POST", "/generate", json=body) as stream:
         next(stream.iter_lines())
     served.worker.seconds = 0.0
-    turn = served.service.sessions._tenants[""].sessions[number].turns["left"]
+    turn = served.state.runtime.sessions._tenants[""].sessions[number].turns["left"]
     deadline = time.monotonic() + 60
     while turn.running:
         assert time.monotonic() < deadline

@@ -13,7 +13,7 @@ from helpers.fake_worker import hidden_state as state_after
 from helpers.http_server import Served, is_error, serve_text
 from helpers.text_worker import hidden_state
 from sglang.srt.core.messages import EVERY, Embed
-from sglang.srt.http.native import hidden_states as module
+from sglang.srt.runtime import hidden_states as module
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 

@@ -25,13 +25,13 @@ from sglang.srt.core.progress import PASS, STOP_PATTERNS, Progress
 from sglang.srt.engine import process
 from sglang.srt.engine.client import EngineLost
 from sglang.srt.engine.stall import Stall
-from sglang.srt.http import supervisor as module
 from sglang.srt.http.app import make_app
-from sglang.srt.http.service import Service
-from sglang.srt.http.supervisor import Supervisor
+from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.ask import Ask
 from sglang.srt.program.completion import Completion
 from sglang.srt.program.output import Output
+from sglang.srt.runtime import supervisor as module
+from sglang.srt.runtime.supervisor import Supervisor
 from sglang.srt.tokenizer import Tokenizer
 
 SECONDS = 60.0
@@ -102,10 +102,10 @@ def test_a_lost_engine_is_started_again(
         config = Config.of(watchdog_timeout=0.2 if fault == "hung" else 300.0)
         supervisor = Supervisor(config, tokenizer)
         completion = await supervisor.start()
-        service = Service(config, completion)
+        state = ServerState(config, completion)
         before, info = await golden(completion), completion.info
         keeping = asyncio.create_task(supervisor.run())
-        transport = httpx.ASGITransport(make_app(service))
+        transport = httpx.ASGITransport(make_app(state))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
             pending = asyncio.create_task(golden(completion, 1000))
             while not (await completion.client.control("stats")).data["running"]:
@@ -165,7 +165,7 @@ def test_health_tells_of_steps_that_do_not_come(
     async def test() -> None:
         supervisor = Supervisor(Config.of(), tokenizer)
         completion = await supervisor.start()
-        transport = httpx.ASGITransport(make_app(Service(Config.of(), completion)))
+        transport = httpx.ASGITransport(make_app(ServerState(Config.of(), completion)))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
             before = await golden(completion, 4)
             task = await stalling(completion, http)
@@ -195,7 +195,7 @@ def test_an_engine_is_killed_after_health_has_told(
         supervisor = Supervisor(config, tokenizer)
         completion = await supervisor.start()
         keeping = asyncio.create_task(supervisor.run())
-        transport = httpx.ASGITransport(make_app(Service(config, completion)))
+        transport = httpx.ASGITransport(make_app(ServerState(config, completion)))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
             task = await stalling(completion, http)
         with pytest.raises(

@@ -186,7 +186,7 @@ def test_attributes_have_one_type_however_they_were_given() -> None:
 def test_the_servers_spans_are_children_of_the_requests(tmp_path: Path) -> None:
     ours, theirs = InMemorySpanExporter(), InMemorySpanExporter()
     with serve_text(tmp_path) as server:
-        server.service.tracing = processed(SimpleSpanProcessor(theirs))
+        server.state.tracing = processed(SimpleSpanProcessor(theirs))
         backend = sgl.RuntimeEndpoint(f"http://127.0.0.1:{server.client.base_url.port}")
         with sgl.tracing(otel=SimpleSpanProcessor(ours)) as trace:
             program.run("x", backend=backend, ignore_eos=True)

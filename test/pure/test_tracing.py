@@ -36,9 +36,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 @pytest.fixture
 def exporter(served: Served) -> Iterator[InMemorySpanExporter]:
     exporter = InMemorySpanExporter()
-    served.service.tracing = processed(SimpleSpanProcessor(exporter))
+    served.state.tracing = processed(SimpleSpanProcessor(exporter))
     yield exporter
-    served.service.tracing = None
+    served.state.tracing = None
 
 
 def only(exporter: InMemorySpanExporter) -> ReadableSpan:
@@ -159,12 +159,12 @@ def test_a_collector_gets_them(served: Served, monkeypatch: pytest.MonkeyPatch) 
         tracing.Span, "end", lambda self, *given: (end(self, *given), ended.release())
     )
     with Collector() as collector:
-        served.service.tracing = connect(collector.url)
+        served.state.tracing = connect(collector.url)
         for _ in range(3):
             served.client.post("/generate", json={"text": "a", "sampling_params": GREEDY})
         assert all(ended.acquire(timeout=60) for _ in range(3))
-        served.service.tracing.close()
-        served.service.tracing = None
+        served.state.tracing.close()
+        served.state.tracing = None
         collector.shutdown()
         assert collector.spans == ["text_completion sglang-tiny"] * 3
         assert collector.services == {"sglang"}
@@ -180,11 +180,11 @@ def test_a_collector_that_is_down_holds_nobody_up(
     if status is None:
         collector.shutdown()
         collector.server_close()
-    served.service.tracing = connect(url)
+    served.state.tracing = connect(url)
     body = {"text": "a", "sampling_params": GREEDY}
     assert served.client.post("/generate", json=body).status_code == 200
-    served.service.tracing.close()
-    served.service.tracing = None
+    served.state.tracing.close()
+    served.state.tracing = None
     if status is not None:
         collector.shutdown()
         collector.server_close()

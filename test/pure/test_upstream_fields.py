@@ -11,15 +11,16 @@ from helpers.http_server import Served, is_error, serve_text
 from hypothesis import given
 from hypothesis import strategies as st
 from sglang.srt.config import Config
-from sglang.srt.http.exchange.unsupported import IGNORED, UNSUPPORTED
-from sglang.srt.http.native.generate import GenerateBody
 from sglang.srt.http.openai.chat.chat_request import ChatBody, _variables
 from sglang.srt.http.openai.completions import CompletionBody
-from sglang.srt.http.openai.embeddings import EmbeddingBody, EncodeBody
+from sglang.srt.http.openai.embeddings import EmbeddingBody
 from sglang.srt.http.telemetry.journal import Journal
 from sglang.srt.http.telemetry.request_record import Record
 from sglang.srt.program.ask import MAX_NAME, namespace_of
 from sglang.srt.program.request_error import RequestError
+from sglang.srt.runtime.generation import GenerateRequest
+from sglang.srt.runtime.request_fields import IGNORED, UNSUPPORTED
+from sglang.srt.runtime.vectors import EncodeRequest
 
 SALTED = {"cache_salt": "a", "extra_key": "b"}
 ROUTING = {"routed_dp_rank": 1, "data_parallel_rank": 1, "disagg_prefill_dp_rank": 1}
@@ -48,7 +49,7 @@ SHARED_REFUSED = {
 Fields = dict[str, Any]
 TABLE: dict[str, tuple[Any, Fields, Fields, Fields, Fields]] = {
     "/generate": (
-        GenerateBody,
+        GenerateRequest,
         {"text": "a", "sampling_params": {"max_new_tokens": 2}},
         {"rid": "r", "text": ..., "input_ids": ..., "image_data": ..., "video_data": ...,
          "sampling_params": {"max_new_tokens": 1}, "return_logprob": True, "logprob_start_len": 0,
@@ -101,7 +102,7 @@ TABLE: dict[str, tuple[Any, Fields, Fields, Fields, Fields]] = {
         {"embed_override_token_id": 3, "embed_overrides": [[[0.5]]]},
     ),
     "/encode": (
-        EncodeBody,
+        EncodeRequest,
         {"text": "a"},
         {"text": "b", "input_ids": ..., "rid": "r", "priority": 1, "dimensions": 2,
          "lora_path": ..., **SALTED},
@@ -227,12 +228,12 @@ def test_a_long_key_is_refused_by_name(name: str) -> None:
 
 
 def test_no_logs_keeps_texts_out_of_the_log(served: Served) -> None:
-    config, served.service.config = (
-        served.service.config,
+    config, served.state.runtime.config = (
+        served.state.runtime.config,
         Config.of(log_requests=True, log_requests_level=3),
     )
-    journal = Journal(served.app, served.service, ())
-    served.service.config = config
+    journal = Journal(served.app, served.state, ())
+    served.state.runtime.config = config
     seen: list[Record] = []
     begin = Record.begin
 

@@ -14,6 +14,7 @@ from helpers.fake_worker import TOKEN_BYTES, FakeWorker, fake_info
 from helpers.text_worker import TextWorker
 from helpers.toy_grammar import ToyGrammars
 from helpers.wired import Wired
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import ScheduleConfig
 from sglang.srt.core.batch import (
     Batch,
@@ -32,7 +33,6 @@ from sglang.srt.core.constraint import Constraint
 from sglang.srt.core.ints import from_wire, ints
 from sglang.srt.core.media import Media
 from sglang.srt.core.messages import Score as ScoreGoal
-from sglang.srt.core.sampling import SamplingParams
 from sglang.srt.core.workers import NO_MASKS, Masks, Worker
 from sglang.srt.engine.engine import Engine
 from sglang.srt.engine.executor import Inline

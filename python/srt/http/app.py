@@ -12,7 +12,7 @@ from sglang.srt.http.connection.guard import Guard, ordinary
 from sglang.srt.http.exchange.error_replies import ServerError, error_response
 from sglang.srt.http.openapi.openapi_document import document
 from sglang.srt.http.routes import JSON, ROUTES, Handler
-from sglang.srt.http.service import Service
+from sglang.srt.http.server_state import ServerState
 from sglang.srt.http.telemetry.journal import Journal
 from sglang.srt.program.completion import EngineLost
 from sglang.srt.program.request_error import RequestError
@@ -23,36 +23,36 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 
-def make_app(service: Service) -> Starlette:
-    """An application over one service; ``app.state.service`` is that service."""
+def make_app(state: ServerState) -> Starlette:
+    """An application of one server; ``app.state.server`` is its state."""
     paths: defaultdict[str, dict[str, Handler]] = defaultdict(dict)
     for route in ROUTES:
         paths[route.path][route.method] = route.handler
-    paths["/openapi.json"]["GET"] = _described(service)
-    served = [Route(path, _endpoint(service, handlers), methods=list(handlers))
+    paths["/openapi.json"]["GET"] = _described(state)
+    served = [Route(path, _endpoint(state, handlers), methods=list(handlers))
               for path, handlers in paths.items()]  # fmt: skip
     for endpoint in served:
         if endpoint.methods:
             endpoint.methods.discard("HEAD")  # Starlette adds it wherever GET is served
     app = Starlette(routes=served)
     app.router.redirect_slashes = False
-    app.state.service = service
+    app.state.server = state
     for error in (RequestError, ServerError, EngineLost, HTTPException, ClientDisconnect):
         app.add_exception_handler(error, _on_error)
     app.add_exception_handler(Exception, _on_error)
-    app.add_middleware(Guard, service=service)
-    app.add_middleware(Journal, service=service, paths=list(paths))
+    app.add_middleware(Guard, state=state)
+    app.add_middleware(Journal, state=state, paths=list(paths))
     return app
 
 
 def _endpoint(
-    service: Service, handlers: dict[str, Handler]
+    state: ServerState, handlers: dict[str, Handler]
 ) -> Callable[[Request], Awaitable[Response]]:
     """All methods of one path: what is not among them is answered 405, with those that are."""
 
     async def endpoint(request: Request) -> Response:
         try:
-            return await handlers[request.method](service, request)
+            return await handlers[request.method](state, request)
         except ClientDisconnect:
             return Response(status_code=499)  # nobody reads it
         except Exception as error:  # before the framework, which would log what is expected
@@ -65,18 +65,18 @@ async def _on_error(request: Request, error: Exception) -> Response:
     return error_response(error, request.scope)
 
 
-def _described(service: Service) -> Handler:
+def _described(state: ServerState) -> Handler:
     """The handler of /openapi.json. The document is made from the routes at the first request."""
 
     def secured(path: str) -> bool:
-        tenants = service.tenants
+        tenants = state.tenants
         return tenants.required or (tenants.guarded and not ordinary(path))
 
     @cache
     def content() -> bytes:
         return msgspec.json.encode(document(ROUTES, "sglang", __version__, secured))
 
-    async def describe(service: Service, request: Request) -> Response:
+    async def describe(state: ServerState, request: Request) -> Response:
         return Response(content(), media_type=JSON)
 
     return describe

@@ -82,9 +82,9 @@ def _serve(
     from sglang.srt.engine.client import EngineLost
     from sglang.srt.http import serving
     from sglang.srt.http.connection import tls
-    from sglang.srt.http.connection.tenants import Tenants
     from sglang.srt.http.telemetry.request_tracing import TracingError
     from sglang.srt.program.media_loading import MediaError
+    from sglang.srt.runtime.tenants import Tenants
     from sglang.srt.tokenizer import TokenizerError
     from sglang.srt.tokenizer.chat import ChatTemplateError
 

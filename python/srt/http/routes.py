@@ -11,7 +11,7 @@ from sglang.srt.http.admin import routes as admin
 from sglang.srt.http.anthropic.messages import messages_body
 from sglang.srt.http.anthropic.messages import routes as messages
 from sglang.srt.http.explain import routes as explain
-from sglang.srt.http.native import classify, generate
+from sglang.srt.http.native import routes as native
 from sglang.srt.http.native import token_routes as tokens
 from sglang.srt.http.openai import completions, embeddings, score
 from sglang.srt.http.openai.chat import routes as chat
@@ -22,12 +22,16 @@ from sglang.srt.http.openapi import native_shapes as shapes
 from sglang.srt.http.openapi import openai_shapes as shapes_v1
 from sglang.srt.http.page import live_view as live
 from sglang.srt.http.page import page_files as page
-from sglang.srt.http.service import Service
-from sglang.srt.runtime import sessions
+from sglang.srt.http.server_state import ServerState
+from sglang.srt.runtime.classification import ClassifyRequest
+from sglang.srt.runtime.generation import Generated, GenerateRequest
+from sglang.srt.runtime.scoring import RerankRequest, ScoreRequest
+from sglang.srt.runtime.sessions import CloseSession, OpenSession
+from sglang.srt.runtime.vectors import Encoded, EncodeRequest
 from starlette.requests import Request
 from starlette.responses import Response
 
-Handler = Callable[[Service, Request], Awaitable[Response]]
+Handler = Callable[[ServerState, Request], Awaitable[Response]]
 
 JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
 
@@ -68,8 +72,8 @@ def _post(path: str, handler: Handler, body: type | None, reply: Any, **more: An
 
 _STREAMED = {"media": (JSON, EVENTS)}
 _PAGE = ("text/html", "text/javascript", "text/css", "image/svg+xml")
-_GENERATED = shapes.Generated | list[shapes.Generated]
-_ENCODED = shapes.Encoded | list[shapes.Encoded]
+_GENERATED = Generated | list[Generated]
+_ENCODED = Encoded | list[Encoded]
 _SCORED = shapes.LabelScores | shapes.Scores
 
 ROUTES = (
@@ -90,8 +94,8 @@ ROUTES = (
     _post("/pause_generation", admin.pause_generation, admin.PauseBody, shapes.Told,
           optional=True),
     _post("/continue_generation", admin.continue_generation, None, shapes.Told),
-    _post("/open_session", admin.open_session, sessions.OpenSessionBody, str, optional=True),
-    _post("/close_session", admin.close_session, sessions.CloseSessionBody, shapes.Closed),
+    _post("/open_session", native.open_session, OpenSession, str, optional=True),
+    _post("/close_session", native.close_session, CloseSession, shapes.Closed),
     _get("/", page.index, None, media=_PAGE[:1]),
     _get("/page/{name}", page.asset, None, media=_PAGE),
     _post("/load_lora_adapter", adapters.load, adapters.LoadBody, shapes.Adapters),
@@ -99,9 +103,9 @@ ROUTES = (
     _post("/v1/load_lora_adapter", adapters.load, adapters.LoadBody, shapes.Adapters),
     _post("/v1/unload_lora_adapter", adapters.unload, adapters.UnloadBody, shapes.Adapters),
     # Native.
-    _post("/generate", generate.generate, generate.GenerateBody, _GENERATED, **_STREAMED),
-    _post("/encode", embeddings.encode, embeddings.EncodeBody, _ENCODED),
-    _post("/classify", classify.classify, classify.ClassifyBody, shapes.Classified),
+    _post("/generate", native.generate, GenerateRequest, _GENERATED, **_STREAMED),
+    _post("/encode", native.encode, EncodeRequest, _ENCODED),
+    _post("/classify", native.classify, ClassifyRequest, shapes.Classified),
     _get("/tokenizer_info", tokens.tokenizer_info, shapes.TokenizerInfo),
     _post("/tokenize", tokens.tokenize, tokens.TokenizeBody, shapes.Tokenized),
     _post("/v1/tokenize", tokens.tokenize, tokens.TokenizeBody, shapes.Tokenized),
@@ -133,9 +137,9 @@ ROUTES = (
     _post("/v1/messages/count_tokens", messages.count_tokens, messages_body.MessagesBody,
           shapes_v1.CountedTokens),
     # As other servers have them.
-    _post("/v1/score", score.score, score.ScoreBody, _SCORED),
-    _post("/score", score.score, score.ScoreBody, _SCORED),
-    _post("/v1/rerank", score.rerank, score.RerankBody, shapes.Ranking),
-    _post("/v2/rerank", score.rerank, score.RerankBody, shapes.Ranking),
-    _post("/rerank", score.rerank, score.RerankBody, shapes.Ranking),
+    _post("/v1/score", score.score, ScoreRequest, _SCORED),
+    _post("/score", score.score, ScoreRequest, _SCORED),
+    _post("/v1/rerank", score.rerank, RerankRequest, shapes.Ranking),
+    _post("/v2/rerank", score.rerank, RerankRequest, shapes.Ranking),
+    _post("/rerank", score.rerank, RerankRequest, shapes.Ranking),
 )  # fmt: skip

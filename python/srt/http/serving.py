@@ -20,9 +20,9 @@ from sglang.srt.http.connection import tls
 from sglang.srt.http.connection.accept import allow_connections, calm
 from sglang.srt.http.connection.hosts import exposed
 from sglang.srt.http.connection.protocol import protocol
-from sglang.srt.http.service import Service
-from sglang.srt.http.supervisor import Supervisor
+from sglang.srt.http.server_state import ServerState
 from sglang.srt.http.telemetry.request_tracing import connect
+from sglang.srt.runtime.supervisor import Supervisor
 from sglang.srt.tokenizer import Tokenizer
 
 log = logging.getLogger("sglang.server")
@@ -67,9 +67,9 @@ async def _serve(
         endpoint = config.operations.otlp_traces_endpoint
         tracing = connect(endpoint) if endpoint else None
         try:
-            service = Service(config, await supervisor.start(engine))
-            service.tracing, supervisor.restarted = tracing, service.restarted
-            return await _Server(service, supervisor, listener, signals).run()
+            state = ServerState(config, await supervisor.start(engine))
+            state.tracing, supervisor.restarted = tracing, state.restarted
+            return await _Server(state, supervisor, listener, signals).run()
         finally:
             await supervisor.stop()
             if tracing is not None:
@@ -140,13 +140,13 @@ class _Server(uvicorn.Server):
     """uvicorn, with this module's signals, first line and end."""
 
     def __init__(
-        self, service: Service, supervisor: Supervisor, listener: socket.socket, signals: _Signals
+        self, state: ServerState, supervisor: Supervisor, listener: socket.socket, signals: _Signals
     ) -> None:
         options = uvicorn.Config(
-            make_app(service),
+            make_app(state),
             loop="asyncio",
-            http=protocol(service.config.edge),
-            timeout_keep_alive=service.config.edge.keep_alive_timeout,
+            http=protocol(state.config.edge),
+            timeout_keep_alive=state.config.edge.keep_alive_timeout,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -154,10 +154,10 @@ class _Server(uvicorn.Server):
             backlog=BACKLOG,
             timeout_graceful_shutdown=CLOSE_SECONDS,
             server_header=False,
-            **tls.options(service.config.edge),
+            **tls.options(state.config.edge),
         )
         super().__init__(options)
-        self._service, self._supervisor, self._listener = service, supervisor, listener
+        self._state, self._supervisor, self._listener = state, supervisor, listener
         self._signals, self._code = signals, 0
 
     @contextlib.contextmanager
@@ -168,7 +168,7 @@ class _Server(uvicorn.Server):
     async def run(self) -> int:  # type: ignore[override]
         """Serve to the end; the exit code."""
         self._signals.serving = True
-        if self._service.config.edge.api_keys_file:
+        if self._state.config.edge.api_keys_file:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
         ends = [asyncio.ensure_future(end) for end in (self._on_signal(), self._on_loss())]
         try:
@@ -186,9 +186,9 @@ class _Server(uvicorn.Server):
         gc.collect()
         gc.freeze()  # what is here by now stays, and no collection has to look at it again
         gc.set_threshold(GARBAGE)
-        info, name = self._service.info, self._service.model_name
-        log.info("%s", _facts(self._service))
-        if exposed(address := self._listener.getsockname()[0], self._service.config):
+        info, name = self._state.runtime.info, self._state.runtime.model_name
+        log.info("%s", _facts(self._state))
+        if exposed(address := self._listener.getsockname()[0], self._state.config):
             log.warning(
                 "the server listens on %s without an API key: every client that reaches this "
                 "machine can use it; set SGLANG_API_KEY, or --host 127.0.0.1", address,
@@ -197,25 +197,25 @@ class _Server(uvicorn.Server):
 
     def _url(self) -> str:
         host, port = self._listener.getsockname()[:2]
-        scheme = "https" if self._service.config.edge.ssl_certfile else "http"
+        scheme = "https" if self._state.config.edge.ssl_certfile else "http"
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     def _reload(self) -> None:
         try:
-            self._service.tenants.reload()
+            self._state.tenants.reload()
             log.info("the API keys were read again")
         except (OSError, ValueError) as error:
             log.error("the API keys stay as they were: %s", error)
 
     async def _on_signal(self) -> None:
         await self._signals.asked.wait()
-        service = self._service
-        service.draining = True
-        log.info("draining %d requests; a second signal exits at once", service.open_requests)
+        state = self._state
+        state.draining = True
+        log.info("draining %d requests; a second signal exits at once", state.open_requests)
         deadline = asyncio.get_running_loop().time() + DRAIN_SECONDS
-        while service.open_requests and asyncio.get_running_loop().time() < deadline:
+        while state.open_requests and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.02)
-        service.abort()
+        state.runtime.abort()
         self.should_exit = True
 
     async def _on_loss(self) -> None:
@@ -225,19 +225,19 @@ class _Server(uvicorn.Server):
         except Exception:
             log.exception("the engine is not watched any more; the server exits")
         self._code = 1
-        self._service.draining = True
+        self._state.draining = True
         self.should_exit = True
 
 
-def _facts(service: Service) -> str:
+def _facts(state: ServerState) -> str:
     """Settings in force, by flags or by default, in one line."""
-    info, tokenizer, tenants = service.info, service.tokenizer, service.tenants
-    form = type(service.tool_format).__name__.lower()
-    thoughts = "read apart" if service.thought_marks is not None else "not told apart"
+    info, tokenizer, tenants = state.runtime.info, state.runtime.tokenizer, state.tenants
+    form = type(state.runtime.tool_format).__name__.lower()
+    thoughts = "read apart" if state.runtime.thought_marks is not None else "not told apart"
     keys = "required" if tenants.required else "for the admin alone" if tenants.guarded else "none"
     return (
         f"sglang {__version__}: {info.model_path} ({info.architecture}, {info.parameters} "
         f"parameters), {info.dtype} on {info.device}, context {info.context_length}, chat template "
         f"{'none' if tokenizer.chat_template is None else 'present'}, tool calls {form}, thoughts "
-        f"{thoughts}, keys {keys}, TLS {'on' if service.config.edge.ssl_certfile else 'off'}"
+        f"{thoughts}, keys {keys}, TLS {'on' if state.config.edge.ssl_certfile else 'off'}"
     )

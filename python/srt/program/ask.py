@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 from sglang.ir.constraint import KINDS
-from sglang.ir.sampling import MAX_TOP_LOGPROBS, PARAMETERS, SamplingParams
+from sglang.ir.sampling import MAX_TOP_LOGPROBS, PARAMETERS, SEED_LIMIT, SamplingParams
 from sglang.srt.core.ints import Ints
 from sglang.srt.core.media import Medias
 from sglang.srt.core.messages import Open
@@ -260,6 +260,19 @@ def verify_length(length: int, info: EngineInfo, how: str = "") -> None:
         raise _too_long(f"{how}{length}", info, "shorten it")
 
 
+def nth(sampling: SamplingParams, index: int) -> SamplingParams:
+    """Sampling of the ``index``-th completion: its own seed, derived from the request's.
+
+    The first keeps the seed, so that it equals the text of ``n=1``. The others add odd multiples
+    of 2^64 / golden ratio (the Weyl sequence of Steele et al. 2014, SplitMix), wrapped to int64.
+    """
+    seed = sampling.seed
+    if seed is not None and index:
+        mixed = (seed + index * 0x9E3779B97F4A7C15) % (1 << 64)
+        seed = mixed - (1 << 64) if mixed >= SEED_LIMIT else mixed
+    return replace(sampling, n=1, seed=seed)
+
+
 def _token(key: object) -> int:
     """Of ``logit_bias``, whose keys are texts in JSON. Raises RequestError."""
     if re.fullmatch("[0-9]{1,18}", str(key)):
@@ -287,10 +300,12 @@ def sampling_from(settings: Mapping[str, Any]) -> SamplingParams:
             values[name] = (values[name],)
     if isinstance(values.get("stop_token_ids"), int):
         values["stop_token_ids"] = (values["stop_token_ids"],)
-    try:
-        constraint = take_constraint(values)
-    except ValueError as error:
-        raise RequestError(str(error), field_of(str(error))) from error
+    constraint = None
+    if not values.keys().isdisjoint(CONSTRAINT_NAMES):
+        try:
+            constraint = take_constraint(values)
+        except ValueError as error:
+            raise RequestError(str(error), field_of(str(error))) from error
     for name in values:
         if name not in PARAMETERS:
             meant = nearest(name, [*PARAMETERS, *CONSTRAINT_NAMES])

@@ -37,13 +37,13 @@ from sglang.srt.core.messages import (
 from sglang.srt.core.request_stats import RequestStats
 from sglang.srt.engine.client import Client, EngineLost, Inbox
 from sglang.srt.engine.info import EngineInfo
-from sglang.srt.program.ask import Ask, Logprobs, verify_length
+from sglang.srt.program.ask import Ask, Logprobs, nth, verify_length
 from sglang.srt.program.encoder import MOST, Encoder, bytes_of
 from sglang.srt.program.merge_streams import merge
 from sglang.srt.program.output import Assembler, Finish, Output, PromptLogprobs
 from sglang.srt.program.readout import Reading, refused
 from sglang.srt.program.request_error import RequestError
-from sglang.srt.program.whole_choices import Choice, nth, pick, score
+from sglang.srt.program.whole_choices import Choice, pick, score
 from sglang.srt.tokenizer import Tokenizer
 
 __all__ = ["Completion", "EngineLost"]
@@ -81,13 +81,18 @@ class Completion:
         least = count // (4 * self.tokenizer.longest)
         verify_length(least, self.client.info, "at least ")
 
-    async def stream(self, ask: Ask) -> AsyncGenerator[Output, None]:
-        """The ``n`` completions of ``ask``: each Output, the same object, whenever it has grown.
+    def stream(self, ask: Ask) -> AsyncGenerator[Output, None]:
+        """``run`` of an ask that is verified here. Raises RequestError."""
+        return self.run(ask.verified(self.client.info))
+
+    async def run(self, ask: Ask) -> AsyncGenerator[Output, None]:
+        """The ``n`` completions of a verified ask: each Output, the same object, whenever it has
+        grown.
 
         Every Output comes once with ``finish`` set, and that time is its last. Raises
         RequestError, and EngineLost where the engine died.
         """
-        run = _Run(self, ask.verified(self.client.info))
+        run = _Run(self, ask)
         self.runs.add(run)
         try:
             async with aclosing(run.outputs()) as outputs:

@@ -13,9 +13,9 @@ import math
 import random
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from sglang.ir.sampling import SEED_LIMIT, SamplingParams
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.messages import Event, Prompt, TopPairs
 from sglang.srt.core.request_stats import RequestStats
 
@@ -78,19 +78,6 @@ def pick(totals: Sequence[float], sampling: SamplingParams) -> int:
         if point < 0:
             return index
     return max(range(len(totals)), key=totals.__getitem__)  # rounding
-
-
-def nth(sampling: SamplingParams, index: int) -> SamplingParams:
-    """Sampling of the ``index``-th completion: its own seed, derived from the request's.
-
-    The first keeps the seed, so that it equals the text of ``n=1``. The others add odd multiples
-    of 2^64 / golden ratio (the Weyl sequence of Steele et al. 2014, SplitMix), wrapped to int64.
-    """
-    seed = sampling.seed
-    if seed is not None and index:
-        mixed = (seed + index * 0x9E3779B97F4A7C15) % (1 << 64)
-        seed = mixed - (1 << 64) if mixed >= SEED_LIMIT else mixed
-    return replace(sampling, n=1, seed=seed)
 
 
 def verify_whole(sampling: SamplingParams) -> None:

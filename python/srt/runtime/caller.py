@@ -1,12 +1,11 @@
-"""Caller: who sent the request being answered. The guard sets it, everything may read it."""
+"""Caller: the sender of a request, as far as the runtime needs it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextvars import ContextVar
 from dataclasses import dataclass
 
-SHARED = "\0"  # the namespace of tenants who share a cache
+SHARED = "\0"  # the namespace of tenants that share a cache
 
 
 def _free(tokens: int) -> None:
@@ -15,15 +14,15 @@ def _free(tokens: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """One HTTP request's sender.
+    """The sender of one request.
 
     Attributes:
-        request: the request's id, the client's own (X-Request-Id) or one made here.
-        tenant: name of the key it came with; "" where the server knows one key or none.
+        request: the request's id, the client's own (X-Request-Id) or a new one.
+        tenant: name of its API key; "" where the server knows one key or none.
         admin: it may see and end what belongs to others, and change the server.
-        namespace: stands before its every ``cache_salt``, so that tenants meet no KV of each other.
-        priority: added to what the request asks for.
-        charge: told of every token read or written for it.
+        namespace: prefix of its every ``cache_salt``, so that tenants reuse no KV of each other.
+        priority: added to the request's own.
+        charge: called with the number of tokens read or generated for it, as they come.
     """
 
     request: str = ""
@@ -35,5 +34,4 @@ class Caller:
 
 
 ANYBODY = Caller()
-
-current: ContextVar[Caller] = ContextVar("caller", default=ANYBODY)
+"""The caller in this process, and of a server without keys."""

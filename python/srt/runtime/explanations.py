@@ -14,7 +14,7 @@ from sglang.srt.core.media import within
 from sglang.srt.core.request_stats import CacheMiss
 from sglang.srt.program.ask import Ask
 from sglang.srt.program.output import Output
-from sglang.srt.runtime.caller import SHARED, Caller, current
+from sglang.srt.runtime.caller import SHARED, Caller
 from sglang.srt.tokenizer import Tokenizer
 
 IMAGE = -1  # in place of a token's id (``core.segments.unmarked``)
@@ -99,9 +99,8 @@ class Explanations:
     def __init__(self) -> None:
         self._entries: OrderedDict[tuple[str, str], Entry] = OrderedDict()  # by name and tenant
 
-    def begin(self, asks: Sequence[Ask]) -> Entry:
+    def begin(self, asks: Sequence[Ask], caller: Caller) -> Entry:
         """A fresh entry, for the caller's request."""
-        caller = current.get()
         entry = Entry()
         for name in (caller.request, *(ask.rid for ask in asks[:MAX_PROMPTS])):
             if name:
@@ -111,9 +110,8 @@ class Explanations:
             self._entries.popitem(last=False)
         return entry
 
-    def find(self, name: str) -> Entry | None:
-        """The caller's own; an admin's also the newest of anybody's."""
-        caller = current.get()
+    def find(self, name: str, caller: Caller) -> Entry | None:
+        """The caller's own entry; an admin finds the newest of all tenants' too."""
         own = self._entries.get((name, caller.tenant))
         if own is not None or not caller.admin:
             return own

@@ -1,8 +1,9 @@
-"""Turns: who goes into the engine next, where several tenants share it.
+"""FairQueue: the order in which the requests of several tenants enter the engine.
 
-The engine orders what waits in it by prefix, arrival or priority, and knows of no tenants: whoever
-sends a thousand requests is before whoever sends one. So no more go in than it computes at once,
-and some that it may choose from; for the rest, whoever has the fewest inside is next.
+The engine orders its queue by prefix, arrival or priority, and knows no tenants: a thousand
+requests of one tenant would all go before one of another. So the engine gets as many as it computes
+at once, and some more to choose from. The rest waits here, and the tenant with the fewest inside is
+next.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from dataclasses import dataclass
 
 
 class TurnAborted(Exception):
-    """Who waited for a turn shall wait no longer."""
+    """The request was aborted while it waited for its turn."""
 
 
 @dataclass(eq=False, slots=True)
 class _Turn:
-    """``future``: that it has come, which may be cancelled at any moment; ``inside`` counts."""
+    """``future`` is done when the turn has come, and may be cancelled at any moment."""
 
     count: int
     rid: str
@@ -28,8 +29,8 @@ class _Turn:
     inside: bool = False
 
 
-class Turns:
-    """``room``: completions that may be inside; one request of more than that goes in alone."""
+class FairQueue:
+    """``room``: completions that may be inside; a request of more than that goes in alone."""
 
     def __init__(self, room: int) -> None:
         self._room = room
@@ -75,7 +76,7 @@ class Turns:
 
     def _let_in(self) -> None:
         while self._queues:
-            # Of those with equally many inside, who has waited longest since his last turn.
+            # Of tenants with equally many inside, the one whose last turn is longest ago.
             tenant = min(self._queues, key=lambda name: self._inside[name])
             one = self._queues[tenant][0]
             total = self._inside.total()
@@ -86,7 +87,7 @@ class Turns:
                 self._queues[tenant] = self._queues.pop(tenant)
             self._inside[tenant] += one.count
             one.inside = True
-            if not one.future.done():  # else it has just been cancelled, and leaves by itself
+            if not one.future.done():  # a turn that was just cancelled leaves by itself
                 one.future.set_result(None)
 
     def _forget(self, tenant: str, one: _Turn) -> None:

@@ -1,4 +1,4 @@
-"""Beside: work that would hold the event loop up is done in a thread, short work at once."""
+"""offload: long work is done in a thread, so that the event loop goes on; short work at once."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ T = TypeVar("T")
 LONG = 1 << 12  # tokens, entries: some milliseconds of work
 
 
-async def beside(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """The result of ``work``, whose time is that of ``size`` tokens or entries of a list. However
-    short it is, others have the loop in between."""
+async def offload(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """The result of ``work``, which takes as long as ``size`` tokens or entries of a list do.
+
+    Other tasks have the loop in between, however short the work is.
+    """
     if size <= LONG:
         await asyncio.sleep(0)
         return work(*args, **kwargs)

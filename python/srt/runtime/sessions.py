@@ -20,7 +20,6 @@ from sglang.srt.core.ints import Ints, ints
 from sglang.srt.program.ask import MAX_NAME
 from sglang.srt.program.output import Output
 from sglang.srt.program.request_error import RequestError, shown
-from sglang.srt.runtime.caller import current
 
 MAX_SESSIONS = 1024  # open at once, of one tenant
 MAX_REQUESTS = 4096  # of one session
@@ -50,7 +49,7 @@ class SessionParams(msgspec.Struct, kw_only=True):
     drop_previous_output: bool | None = None
 
 
-class OpenSessionBody(msgspec.Struct, kw_only=True):
+class OpenSession(msgspec.Struct, kw_only=True):
     """``capacity_of_str_len``: tokens that a prompt of the session may have, 0 for as many as the
     model takes. ``streaming``: every request continues the last one."""
 
@@ -60,7 +59,7 @@ class OpenSessionBody(msgspec.Struct, kw_only=True):
     timeout: float | None = None
 
 
-class CloseSessionBody(msgspec.Struct, kw_only=True):
+class CloseSession(msgspec.Struct, kw_only=True):
     session_id: str
 
 
@@ -126,8 +125,8 @@ class Sessions:
         self._tenants: dict[str, Tenancy] = {}
         self._ring: OrderedDict[Session, None] = OrderedDict()  # all; the next to look at is first
 
-    def open(self, body: OpenSessionBody) -> str:
-        """The id of a new session. Raises RequestError."""
+    def open(self, body: OpenSession, owner: str = "") -> str:
+        """The id of a new session of the tenant ``owner``. Raises RequestError."""
         if body.capacity_of_str_len < 0:
             raise RequestError(
                 f"capacity_of_str_len is {body.capacity_of_str_len}; give a number of tokens, or 0 "
@@ -143,7 +142,7 @@ class Sessions:
             )
         session_id = body.session_id or uuid.uuid4().hex
         _verify_name(session_id)
-        tenant = self._tenant()
+        tenant = self._tenant(owner)
         if self._open(tenant, session_id):
             raise RequestError(f"The session {shown(session_id)} is open already.", "session_id")
         if len(tenant.sessions) >= MAX_SESSIONS:
@@ -162,19 +161,19 @@ class Sessions:
         self._ring[session] = None
         return session_id
 
-    def close(self, session_id: str) -> bool:
+    def close(self, session_id: str, owner: str = "") -> bool:
         """Close a session; what runs in it ends with reason "abort". False where there is none.
         Raises RequestError for a name that none can have."""
         _verify_name(session_id)
-        session = self._open(self._tenant(), session_id)
+        session = self._open(self._tenant(owner), session_id)
         if session is not None:
             self._close(session)
         return session is not None
 
-    def begin(self, params: SessionParams, rid: str, tokens: Ints) -> SessionTurn:
+    def begin(self, params: SessionParams, rid: str, tokens: Ints, owner: str = "") -> SessionTurn:
         """The next request of a session, with its whole prompt. It must then be followed
         (``follow``). Raises RequestError."""
-        session = self._named(params.id)
+        session = self._named(params.id, owner)
         parent = self._parent(session, params)
         if rid in session.turns:
             raise RequestError(f"The session has a request {shown(rid)} already.", "rid")
@@ -295,11 +294,10 @@ class Sessions:
 
     # -- bounds -------------------------------------------------------------------------------
 
-    def _tenant(self) -> Tenancy:
-        """The sessions of the caller's tenant, after a sweep over those of all."""
+    def _tenant(self, owner: str) -> Tenancy:
+        """The sessions of a tenant, after a sweep over those of all."""
         self._sweep()
-        name = current.get().tenant
-        return self._tenants.get(name) or Tenancy(name)
+        return self._tenants.get(owner) or Tenancy(owner)
 
     def _sweep(self) -> None:
         """Close idle sessions of all tenants, as far as one call may take: the next call looks at
@@ -331,8 +329,8 @@ class Sessions:
             return None
         return session
 
-    def _named(self, session_id: str | None) -> Session:
-        session = self._open(self._tenant(), session_id or "")
+    def _named(self, session_id: str | None, owner: str) -> Session:
+        session = self._open(self._tenant(owner), session_id or "")
         if session is None:
             raise RequestError(
                 f"There is no session {shown(session_id)}; POST /open_session makes one, and one "

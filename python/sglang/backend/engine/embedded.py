@@ -2,7 +2,8 @@
 
     caller's thread  --coroutine-->  loop thread (tokenizer, programs)  --verbs-->  engine thread
 
-Answers are the dicts of the native ``/generate``, made by the code that serves it.
+Requests are the structs of ``sglang.srt.runtime``, on which the HTTP server stands too. Answers are
+the dicts of the native ``/generate``.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from sglang.ir.chat_template import template_for, template_named
 from sglang.ir.media import sent
 
 if TYPE_CHECKING:
-    from sglang.srt.http.service import Service
+    from sglang.srt.runtime.runtime import Runtime
 
 T = TypeVar("T")
 _END = object()
@@ -61,9 +62,9 @@ class Engine(EngineControl):
         try:
             from sglang.srt.config import Config
             from sglang.srt.engine.local import LocalEngine
-            from sglang.srt.http.service import Service
             from sglang.srt.program.ask import CONSTRAINTS
             from sglang.srt.program.completion import Completion
+            from sglang.srt.runtime.runtime import Runtime
             from sglang.srt.tokenizer import Tokenizer
         except ImportError as error:
             raise lacking("Engine", "srt", error) from error
@@ -91,10 +92,10 @@ class Engine(EngineControl):
         completion = Completion(
             self._engine.client_on(self._loop), self.tokenizer, config.server.max_tokenized_bytes
         )
-        self._service: Service | None = Service(config, completion)
+        self._runtime: Runtime | None = Runtime(config, completion)
         self.constraints = frozenset(CONSTRAINTS)
         template = named or template_for(self.get_model_name(), self.tokenizer.chat_template)
-        self.chat_template = template.seeing(self._service.placeholders)
+        self.chat_template = template.seeing(self._runtime.placeholders)
         atexit.register(self.shutdown)
 
     def generate(
@@ -161,7 +162,7 @@ class Engine(EngineControl):
             with _translated():
                 return await asyncio.wrap_future(future)
         except asyncio.CancelledError as error:
-            if self._service is None:
+            if self._runtime is None:
                 raise BackendError("the engine is gone: it was shut down", 503) from error
             raise
 
@@ -223,11 +224,11 @@ class Engine(EngineControl):
 
     def shutdown(self) -> None:
         """Abort what runs, stop the threads, release the model; calling it again does nothing."""
-        service, self._service = self._service, None
-        if service is None:
+        runtime, self._runtime = self._runtime, None
+        if runtime is None:
             return
         atexit.unregister(self.shutdown)
-        self._loop.call_soon_threadsafe(service.completion.abort)
+        self._loop.call_soon_threadsafe(runtime.completion.abort)
         self._engine.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(SHUTDOWN_SECONDS)
@@ -239,15 +240,15 @@ class Engine(EngineControl):
     def __exit__(self, *_: object) -> None:
         self.shutdown()
 
-    def _alive(self) -> Service:
-        if self._service is None:
+    def _alive(self) -> Runtime:
+        if self._runtime is None:
             raise BackendError("this Engine has been shut down")
         if os.getpid() != self._process:
             raise BackendError(
                 f"this Engine belongs to process {self._process}; in a forked one make another, or "
                 "share a Runtime"
             )
-        return self._service
+        return self._runtime
 
     def _run_loop(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -264,30 +265,33 @@ class Engine(EngineControl):
         with _translated():
             return waited(lambda future: self._begin(make, future))
 
-    async def _answer(self, body: dict[str, Any]) -> Any:
-        from sglang.srt.http.exchange.json_body import convert
-        from sglang.srt.http.native.generate import GenerateBody, answer
+    async def _answer(self, fields: dict[str, Any]) -> Any:
+        from sglang.srt.runtime.generation import GenerateRequest, generate
+        from sglang.srt.runtime.request_fields import convert, plain
 
-        return await answer(self._alive(), convert(body, GenerateBody))
+        return plain(await generate(self._alive(), convert(fields, GenerateRequest)))
 
     async def _encoded(self, prompt: Any, input_ids: Any, fields: dict[str, Any]) -> Any:
-        from sglang.srt.http.exchange.json_body import convert
-        from sglang.srt.http.openai.embeddings import EncodeBody, answer
+        from sglang.srt.runtime.request_fields import convert, plain
+        from sglang.srt.runtime.vectors import EncodeRequest, encode
 
-        _verify_names(fields, EncodeBody.__struct_fields__)
-        body = convert({"text": prompt, "input_ids": input_ids, **fields}, EncodeBody)
-        return await answer(self._alive(), body)
+        _verify_names(fields, EncodeRequest.__struct_fields__)
+        request = convert({"text": prompt, "input_ids": input_ids, **fields}, EncodeRequest)
+        return plain(await encode(self._alive(), request))
 
-    async def _pump(self, body: dict[str, Any], put: Any) -> None:
-        async with aclosing(self._events(body)) as stream:
+    async def _pump(self, fields: dict[str, Any], put: Any) -> None:
+        async with aclosing(self._events(fields)) as stream:
             async for item in stream:
                 put(item)
 
-    def _events(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        from sglang.srt.http.exchange.json_body import convert
-        from sglang.srt.http.native.generate import GenerateBody, events
+    async def _events(self, fields: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        from sglang.srt.runtime.generation import GenerateRequest, stream
+        from sglang.srt.runtime.request_fields import convert, plain
 
-        return events(self._alive(), convert(body, GenerateBody))
+        request = convert(fields, GenerateRequest)
+        async with aclosing(stream(self._alive(), request)) as items:
+            async for item in items:
+                yield plain(item)
 
 
 @contextmanager
@@ -310,7 +314,7 @@ def _translated() -> Iterator[None]:
 def _verify_names(fields: dict[str, Any], own: tuple[str, ...]) -> None:
     """Raise TypeError where a field is not in ``own`` and not one that upstream's requests have."""
     from sglang.srt.core.nearest import nearest
-    from sglang.srt.http.exchange.unsupported import IGNORED, UNSUPPORTED
+    from sglang.srt.runtime.request_fields import IGNORED, UNSUPPORTED
 
     for name in fields:
         if name not in own and name not in IGNORED and name not in UNSUPPORTED:
@@ -329,9 +333,9 @@ def _body(
     top_logprobs_num: Any,
     fields: dict[str, Any],
 ) -> dict[str, Any]:
-    from sglang.srt.http.native.generate import GenerateBody
+    from sglang.srt.runtime.generation import GenerateRequest
 
-    _verify_names(fields, GenerateBody.__struct_fields__)
+    _verify_names(fields, GenerateRequest.__struct_fields__)
     body = {
         "text": prompt,
         "sampling_params": sampling_params,

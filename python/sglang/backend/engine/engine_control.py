@@ -9,7 +9,7 @@ from sglang.backend.native.native_backend import NativeBackend
 from sglang.errors import BackendError
 
 if TYPE_CHECKING:
-    from sglang.srt.http.service import Service
+    from sglang.srt.runtime.runtime import Runtime
 
 T = TypeVar("T")
 
@@ -29,8 +29,8 @@ class ScoreResult(list[list[float]]):
 class EngineControl(NativeBackend):
     """Scores, sessions, adapters, the cache and statistics of the runtime in this process."""
 
-    def _alive(self) -> Service:
-        """The running service. Raises BackendError where it was shut down."""
+    def _alive(self) -> Runtime:
+        """The running runtime. Raises BackendError where it was shut down."""
         raise NotImplementedError
 
     def _wait(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -54,8 +54,8 @@ class EngineControl(NativeBackend):
 
         Raises BackendError.
         """
-        body = _score_body(query, items, label_token_ids, apply_softmax, item_first)
-        return self._wait(lambda: self._scored(body))
+        fields = _score_fields(query, items, label_token_ids, apply_softmax, item_first)
+        return self._wait(lambda: self._scored(fields))
 
     async def async_score(
         self,
@@ -66,15 +66,15 @@ class EngineControl(NativeBackend):
         item_first: bool = False,
     ) -> ScoreResult:
         """``score`` for a running event loop."""
-        body = _score_body(query, items, label_token_ids, apply_softmax, item_first)
-        return await self._awaiting(lambda: self._scored(body))
+        fields = _score_fields(query, items, label_token_ids, apply_softmax, item_first)
+        return await self._awaiting(lambda: self._scored(fields))
 
-    async def _scored(self, body: dict[str, Any]) -> ScoreResult:
-        from sglang.srt.http.exchange.json_body import convert
-        from sglang.srt.http.openai.score import ScoreBody, label_scores
+    async def _scored(self, fields: dict[str, Any]) -> ScoreResult:
+        from sglang.srt.runtime.request_fields import convert
+        from sglang.srt.runtime.scoring import ScoreRequest, label_scores
 
-        found = await label_scores(self._alive(), convert(body, ScoreBody))
-        return ScoreResult(found["scores"], found["usage"]["prompt_tokens"])
+        found = await label_scores(self._alive(), convert(fields, ScoreRequest))
+        return ScoreResult(found.scores, found.prompt_tokens)
 
     def open_session(
         self,
@@ -92,24 +92,24 @@ class EngineControl(NativeBackend):
 
         Raises BackendError.
         """
-        service = self._alive()
+        runtime = self._alive()
 
         async def opened() -> str:
-            from sglang.srt.http.exchange.json_body import convert
-            from sglang.srt.runtime.sessions import OpenSessionBody
+            from sglang.srt.runtime.request_fields import convert
+            from sglang.srt.runtime.sessions import OpenSession
 
-            body = {"capacity_of_str_len": capacity_of_str_len, "session_id": session_id,
-                    "streaming": streaming, "timeout": timeout}  # fmt: skip
-            return service.sessions.open(convert(body, OpenSessionBody))
+            fields = {"capacity_of_str_len": capacity_of_str_len, "session_id": session_id,
+                      "streaming": streaming, "timeout": timeout}  # fmt: skip
+            return runtime.sessions.open(convert(fields, OpenSession))
 
         return self._wait(opened)
 
     def close_session(self, session_id: str) -> bool:
         """Close a session; what runs in it is aborted. False where there is none of that id."""
-        service = self._alive()
+        runtime = self._alive()
 
         async def closed() -> bool:
-            return service.sessions.close(session_id)
+            return runtime.sessions.close(session_id)
 
         return self._wait(closed)
 
@@ -123,11 +123,11 @@ class EngineControl(NativeBackend):
 
     def get_server_info(self) -> dict[str, Any]:
         """Settings, the engine's facts and its counters of this moment (under ``stats``)."""
-        service = self._alive()
-        reply = self._wait(lambda: service.completion.control("stats"))
-        info = service.info
+        runtime = self._alive()
+        reply = self._wait(lambda: runtime.completion.control("stats"))
+        info = runtime.info
         facts = {name: getattr(info, name) for name in info.__struct_fields__}
-        return {**service.config.settings(), **facts, "stats": reply.data}
+        return {**runtime.config.settings(), **facts, "stats": reply.data}
 
     def load_lora_adapter(
         self, lora_name: str, lora_path: str, pinned: bool = False
@@ -144,11 +144,11 @@ class EngineControl(NativeBackend):
         self._wait(lambda: adapters.unload(lora_name))
 
     def get_model_name(self) -> str:
-        service = self._alive()
-        return service.info.model_path or service.model_name
+        runtime = self._alive()
+        return runtime.info.model_path or runtime.model_name
 
 
-def _score_body(
+def _score_fields(
     query: Any, items: Any, label_token_ids: Any, apply_softmax: bool, item_first: bool
 ) -> dict[str, Any]:
     return {"query": query, "items": [items] if isinstance(items, str) else items,

@@ -141,7 +141,7 @@ def port(config: Config) -> Iterator[Finding]:
 def edge(config: Config) -> Iterator[Finding]:
     """The files of keys and certificates, where there are any."""
     from sglang.srt.http.connection import tls
-    from sglang.srt.http.connection.tenants import Tenants
+    from sglang.srt.runtime.tenants import Tenants
 
     given = [name for name in (config.edge.api_keys_file, config.edge.ssl_certfile) if name]
     try:

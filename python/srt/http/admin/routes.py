@@ -2,154 +2,137 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterator
 from typing import Any, Literal
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
-from sglang.ir.sampling import SamplingParams
-from sglang.srt.core.ints import ints
+from sglang.srt.http.exchange.current_caller import CALLER
 from sglang.srt.http.exchange.error_replies import ServerError, json_response
 from sglang.srt.http.exchange.event_stream import unless_gone
-from sglang.srt.http.exchange.json_body import read_body, read_optional_body
-from sglang.srt.http.service import Service
-from sglang.srt.program.ask import CONSTRAINTS, Ask
-from sglang.srt.program.completion import Completion, EngineLost
+from sglang.srt.http.exchange.json_body import read_optional_body
+from sglang.srt.http.server_state import ServerState
+from sglang.srt.program.ask import CONSTRAINTS
+from sglang.srt.program.completion import EngineLost
 from sglang.srt.program.request_error import RequestError
-from sglang.srt.runtime.caller import current
-from sglang.srt.runtime.sessions import CloseSessionBody, OpenSessionBody
+from sglang.srt.runtime.supervisor import probe
 from starlette.requests import Request
 from starlette.responses import Response
 
 log = logging.getLogger("sglang.server")
 
-PROBE_SECONDS = 20.0  # how long /health_generate waits for a token
 
-
-async def health(service: Service, request: Request) -> Response:
+async def health(state: ServerState, request: Request) -> Response:
     """200 while requests are taken and the engine's steps come."""
-    if service.completion.lost is not None:
-        raise service.completion.lost.again()
-    if stalled := service.completion.client.stalled:
+    if state.runtime.completion.lost is not None:
+        raise state.runtime.completion.lost.again()
+    if stalled := state.runtime.completion.client.stalled:
         raise ServerError("engine_stalled", f"{stalled}.")
-    if service.draining:
+    if state.draining:
         raise ServerError("draining", "The server is shutting down.")
     return json_response({"status": "ok"})
 
 
-async def health_generate(service: Service, request: Request) -> Response:
+async def health_generate(state: ServerState, request: Request) -> Response:
     """200 when one token was generated."""
-    if (await statistics(service))["paused"]:
+    if (await statistics(state))["paused"]:
         raise ServerError("paused", "Generation is paused; POST /continue_generation.")
-    await unless_gone(request, probe(service.completion))
+    await unless_gone(request, probe(state.runtime.completion))
     return json_response({"status": "ok"})
 
 
-async def probe(completion: Completion) -> None:
-    """Draw one token, or compute one where the model writes none. Raises EngineLost, also where it
-    does not come in ``PROBE_SECONDS``."""
-    start = completion.tokenizer.bos_id or 0
-    new = 1 if completion.info.purpose == "generate" else 0
-    sampling = SamplingParams(max_new_tokens=new, temperature=0.0, ignore_eos=True)
-    try:
-        await asyncio.wait_for(completion.generate(Ask(ints([start]), sampling)), PROBE_SECONDS)
-    except asyncio.TimeoutError as error:
-        raise EngineLost(f"no token in {PROBE_SECONDS:.0f} s") from error
-
-
-async def model_info(service: Service, request: Request) -> Response:
-    info, model = service.info, service.config.model
+async def model_info(state: ServerState, request: Request) -> Response:
+    info, model = state.runtime.info, state.config.model
     return json_response(
         {
             "model_path": info.model_path,
             "tokenizer_path": model.tokenizer_path or info.model_path,
-            "served_model_name": service.model_name,
+            "served_model_name": state.runtime.model_name,
             "is_generation": info.purpose == "generate",
             "constraints": CONSTRAINTS,
-            "placeholders": service.placeholders,
+            "placeholders": state.runtime.placeholders,
             **msgspec.to_builtins(info),
         }
     )
 
 
-async def server_info(service: Service, request: Request) -> Response:
+async def server_info(state: ServerState, request: Request) -> Response:
     """Settings (without keys), the engine's facts, and its statistics of this moment."""
-    stats = await statistics(service)
+    stats = await statistics(state)
     return json_response(
         {
-            **service.config.public(),
-            **msgspec.to_builtins(service.info),
-            "model_path": service.info.model_path,
-            "served_model_name": service.model_name,
-            "open_requests": service.open_requests,
-            "pending": service.completion.pending,
+            **state.config.public(),
+            **msgspec.to_builtins(state.runtime.info),
+            "model_path": state.runtime.info.model_path,
+            "served_model_name": state.runtime.model_name,
+            "open_requests": state.open_requests,
+            "pending": state.runtime.completion.pending,
             "stats": stats,
             "internal_states": [stats],
         }
     )
 
 
-async def statistics(service: Service) -> dict[str, Any]:
-    """The engine's counters and gauges. Raises as ``Service.control`` does."""
-    return (await service.control("stats")).data
+async def statistics(state: ServerState) -> dict[str, Any]:
+    """The engine's counters and gauges. Raises as ``ServerState.control`` does."""
+    return (await state.runtime.control("stats")).data
 
 
-async def metrics(service: Service, request: Request) -> Response:
+async def metrics(state: ServerState, request: Request) -> Response:
     """Counters are served even when the engine is gone; gauges stay while it is silent."""
     try:
-        service.metrics.set_gauges(await statistics(service))
+        state.metrics.set_gauges(await statistics(state))
     except EngineLost:
-        service.metrics.set_gauges({})
-    except ServerError as error:
+        state.metrics.set_gauges({})
+    except RequestError as error:
         log.warning("metrics: %s", error.message)
-    return Response(service.metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    return Response(state.metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
-async def models(service: Service, request: Request) -> Response:
-    return json_response({"object": "list", "data": list(_cards(service))})
+async def models(state: ServerState, request: Request) -> Response:
+    return json_response({"object": "list", "data": list(_cards(state))})
 
 
-async def model(service: Service, request: Request) -> Response:
+async def model(state: ServerState, request: Request) -> Response:
     name = request.path_params["name"]
-    card = next((card for card in _cards(service) if card["id"] == name), None)
+    card = next((card for card in _cards(state) if card["id"] == name), None)
     if card is None:
         raise RequestError(
-            f"There is no model {name!r}; this server has {service.model_name!r}.",
+            f"There is no model {name!r}; this server has {state.runtime.model_name!r}.",
             "model",
             "not_found",
         )
     return json_response(card)
 
 
-def _cards(service: Service) -> Iterator[dict[str, Any]]:
+def _cards(state: ServerState) -> Iterator[dict[str, Any]]:
     """Of the model and its adapters: OpenAI's four fields, and what other servers add to them."""
     model = {
-        "id": service.model_name,
+        "id": state.runtime.model_name,
         "object": "model",
-        "created": service.started,
+        "created": state.started,
         "owned_by": "sglang",
-        "root": service.info.model_path,
+        "root": state.runtime.info.model_path,
         "parent": None,
-        "max_model_len": service.info.context_length,
+        "max_model_len": state.runtime.info.context_length,
     }
     yield model
-    for name, (info, created) in service.adapters.known.items():
+    for name, (info, created) in state.runtime.adapters.known.items():
         yield {**model, "id": name, "created": created, "root": info.path,
-               "parent": service.model_name}  # fmt: skip
+               "parent": state.runtime.model_name}  # fmt: skip
 
 
-async def flush_cache(service: Service, request: Request) -> Response:
-    reply = await service.control("flush")
+async def flush_cache(state: ServerState, request: Request) -> Response:
+    reply = await state.runtime.control("flush")
     if not reply.ok:
         raise ServerError("busy", f"The cache was not flushed: {reply.message}.")
     return json_response({"success": True, "message": "The cache is empty.", **reply.data})
 
 
-async def load(service: Service, request: Request) -> Response:
+async def load(state: ServerState, request: Request) -> Response:
     """How many requests there are, and the tokens that they hold: for routers."""
-    stats = await statistics(service)
+    stats = await statistics(state)
     waiting = int(stats["waiting"]) + int(stats["compiling"])
     free = stats["free_tokens"] + stats["evictable_tokens"]
     return json_response(
@@ -171,27 +154,17 @@ class PauseBody(msgspec.Struct):
     mode: Literal["abort", "in_place", "retract"] = "abort"
 
 
-async def pause_generation(service: Service, request: Request) -> Response:
-    body = await read_optional_body(request, PauseBody, service.body_limit)
-    await service.control("retract" if body.mode == "retract" else "pause")
+async def pause_generation(state: ServerState, request: Request) -> Response:
+    body = await read_optional_body(request, PauseBody, state.body_limit)
+    await state.runtime.control("retract" if body.mode == "retract" else "pause")
     if body.mode == "abort":
-        service.abort()
+        state.runtime.abort()
     return json_response({"status": "ok", "message": "Generation is paused."})
 
 
-async def continue_generation(service: Service, request: Request) -> Response:
-    await service.control("continue")
+async def continue_generation(state: ServerState, request: Request) -> Response:
+    await state.runtime.control("continue")
     return json_response({"status": "ok", "message": "Generation continues."})
-
-
-async def open_session(service: Service, request: Request) -> Response:
-    body = await read_optional_body(request, OpenSessionBody, service.body_limit)
-    return json_response(service.sessions.open(body))
-
-
-async def close_session(service: Service, request: Request) -> Response:
-    body = await read_body(request, CloseSessionBody, service.body_limit)
-    return json_response({"status": "ok", "closed": service.sessions.close(body.session_id)})
 
 
 class AbortBody(msgspec.Struct):
@@ -199,18 +172,18 @@ class AbortBody(msgspec.Struct):
     abort_all: bool = False
 
 
-async def abort_request(service: Service, request: Request) -> Response:
+async def abort_request(state: ServerState, request: Request) -> Response:
     """By ``rid``, or all. What is aborted ends with finish reason "abort"."""
-    body = await read_optional_body(request, AbortBody, service.body_limit)
+    body = await read_optional_body(request, AbortBody, state.body_limit)
     if not body.rid and not body.abort_all:
         raise RequestError("Give rid, or abort_all: true.", "rid")
-    caller = current.get()
+    caller = CALLER.get()
     owner = None if caller.admin else caller.tenant
     if body.abort_all and owner == "":
         raise ServerError("forbidden", "abort_all needs the admin's key, or a key of one's own.")
     if body.abort_all:
-        count = service.abort(owner=owner)
+        count = state.runtime.abort(owner=owner)
     else:
         rids = [body.rid] if isinstance(body.rid, str) else body.rid or []
-        count = sum(service.abort(rid, owner) for rid in dict.fromkeys(rids))
+        count = sum(state.runtime.abort(rid, owner) for rid in dict.fromkeys(rids))
     return json_response({"success": True, "aborted": count})

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Iterable
 
 from sglang.srt.http.connection.hosts import Hosts
-from sglang.srt.http.connection.tenants import Tenant
+from sglang.srt.http.exchange.current_caller import CALLER
 from sglang.srt.http.exchange.error_replies import ServerError, error_response
 from sglang.srt.http.page.page_files import CHALLENGE, is_page, with_key
-from sglang.srt.http.service import Service
-from sglang.srt.runtime.caller import Caller, current
+from sglang.srt.http.server_state import ServerState
+from sglang.srt.program.request_error import RequestError
+from sglang.srt.runtime.caller import Caller
+from sglang.srt.runtime.tenants import Tenant
 from starlette.datastructures import MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -36,10 +39,10 @@ RESERVED = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 class Guard:
     """ASGI middleware. Deny by default, whatever the path."""
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
-        self._app, self._service = app, service
-        edge = service.config.edge
-        self._hosts = Hosts(service.config.server.host, edge.allowed_hosts, edge.cors_allow_origins)
+    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+        self._app, self._state = app, state
+        edge = state.config.edge
+        self._hosts = Hosts(state.config.server.host, edge.allowed_hosts, edge.cors_allow_origins)
         self._checked: ASGIApp = self._admit
         if edge.cors_allow_origins:
             self._checked = CORSMiddleware(
@@ -67,11 +70,11 @@ class Guard:
                 headers["x-request-id"] = headers["request-id"] = number  # the latter: Anthropic's
             await send(message)
 
-        before = current.set(Caller(number, admin=False))
+        before = CALLER.set(Caller(number, admin=False))
         try:
             await self._enter(scope, receive, send_named)
         finally:
-            current.reset(before)
+            CALLER.reset(before)
 
     async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The hosts, then CORS where it is on, then ``_admit``."""
@@ -87,32 +90,32 @@ class Guard:
         tenant, in_page = None, is_page(scope)
         try:
             headers = with_key(scope["headers"]) if in_page else scope["headers"]
-            tenant = self._service.tenants.of(headers)
+            tenant = self._state.tenants.of(credential(headers))
             caller = self._caller(scope, tenant)
-            if self._service.draining and scope["path"] not in _DRAINING:
+            if self._state.draining and scope["path"] not in _DRAINING:
                 raise ServerError("draining", "The server is shutting down.")
             limited = tenant is not None and counts(scope)
             if tenant is not None and limited:
                 tenant.enter()
-        except ServerError as error:
+        except (ServerError, RequestError) as error:
             response = error_response(error, scope)
             if in_page and error.code == "invalid_api_key":
                 response.headers["WWW-Authenticate"] = CHALLENGE
             await response(scope, receive, send)
             return
-        self._service.open_requests += 1
-        current.set(caller)
+        self._state.open_requests += 1
+        CALLER.set(caller)
         try:
             await self._app(scope, receive, send)
         finally:
-            self._service.open_requests -= 1
+            self._state.open_requests -= 1
             if tenant is not None and limited:
                 tenant.leave()
 
     def _caller(self, scope: Scope, tenant: Tenant | None) -> Caller:
         """Raises ServerError where it may not do what it asks for."""
         number, path = scope["state"]["request_id"], scope["path"]
-        if not self._service.tenants.guarded:
+        if not self._state.tenants.guarded:
             return Caller(number)
         caller = Caller(number, admin=False) if tenant is None else tenant.caller(number)
         if caller.admin or ordinary(path):
@@ -138,3 +141,18 @@ def request_id(scope: Scope) -> str:
 def counts(scope: Scope) -> bool:
     """Whether a request is subject to its key's limits."""
     return scope["method"] == "POST" and not scope["path"].endswith(_ENDING)
+
+
+def credential(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    """The key that a request brings, None for none, or for more than one."""
+    found: dict[bytes, bytes] = {}
+    for name, value in headers:
+        if name in found:
+            return None
+        if name == b"x-api-key":
+            found[name] = value
+        elif name == b"authorization":
+            scheme, _, key = value.partition(b" ")
+            found[name] = key.strip(b" ") if scheme.lower() == b"bearer" else b""
+    keys = set(found.values())
+    return keys.pop() if len(keys) == 1 else None

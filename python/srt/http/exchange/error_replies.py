@@ -10,9 +10,9 @@ import logging
 from typing import Any
 
 import msgspec
+from sglang.srt.http.exchange.current_caller import CALLER
 from sglang.srt.program.completion import EngineLost
 from sglang.srt.program.request_error import RequestError, brief
-from sglang.srt.runtime.caller import current
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Scope
@@ -93,7 +93,7 @@ def describe(error: BaseException) -> tuple[str, dict[str, Any]]:
 
 def anthropic_body(error: BaseException) -> dict[str, Any]:
     """The body of any exception as Anthropic's clients know it."""
-    return _anthropic(*describe(error), current.get().request)
+    return _anthropic(*describe(error), CALLER.get().request)
 
 
 def _anthropic(code: str, body: dict[str, Any], request: str) -> dict[str, Any]:

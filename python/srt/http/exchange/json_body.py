@@ -11,8 +11,8 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 from sglang.srt.core.depth import deeper
 from sglang.srt.http.exchange.error_replies import ServerError
-from sglang.srt.http.exchange.unsupported import refuse_unsupported
 from sglang.srt.program.request_error import RequestError
+from sglang.srt.runtime.request_fields import convert
 from starlette.requests import Request
 
 MAX_DEPTH = 128
@@ -148,19 +148,3 @@ def _finite(digits: str) -> float:
 
 def _refuse(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number")
-
-
-def convert(value: Any, kind: type[T]) -> T:
-    """``value`` as ``kind``. Raises RequestError, naming the field."""
-    if not isinstance(value, dict):
-        raise RequestError("The body must be a JSON object.")
-    refuse_unsupported(value, kind.__struct_fields__)
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        message = str(error)
-        _, found, path = message.rpartition("`$.")
-        param = re.split(r"[\[.`]", path)[0] if found else None
-        raise RequestError(f"{message}.", param) from error
-    except OverflowError as error:
-        raise RequestError(f"A number is out of range: {error}.") from error

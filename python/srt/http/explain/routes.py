@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import msgspec
+from sglang.srt.http.exchange.current_caller import CALLER
 from sglang.srt.http.exchange.error_replies import json_response
-from sglang.srt.http.service import Service
+from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.request_error import RequestError
-from sglang.srt.runtime.caller import current
 from sglang.srt.runtime.explanations import Explanation, explain
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,10 +19,10 @@ class Explained(msgspec.Struct):
     prompts: list[Explanation]
 
 
-async def explain_request(service: Service, request: Request) -> Response:
+async def explain_request(state: ServerState, request: Request) -> Response:
     """Of a request that has ended, by its X-Request-Id, its ``rid`` or the id of its answer."""
     name = request.path_params["id"]
-    entry = service.explanations.find(name)
+    entry = state.runtime.explanations.find(name, CALLER.get())
     if entry is None or not entry.prompts:
         raise RequestError(
             f"There is no explanation of {name!r:.200}: give the X-Request-Id, the rid or the "
@@ -30,7 +30,7 @@ async def explain_request(service: Service, request: Request) -> Response:
             "id",
             "not_found",
         )
-    shared = not service.config.memory.disable_radix_cache
+    shared = not state.config.memory.disable_radix_cache
     kept = [entry.prompts[place] for place in sorted(entry.prompts)]
-    found = [explain(each, service.tokenizer, current.get(), shared) for each in kept]
+    found = [explain(each, state.runtime.tokenizer, CALLER.get(), shared) for each in kept]
     return json_response(Explained(name, found))

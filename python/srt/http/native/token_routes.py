@@ -13,9 +13,9 @@ from sglang.srt.http.exchange.error_replies import json_response
 from sglang.srt.http.exchange.json_body import read_body
 from sglang.srt.http.openai.chat.conversation import Prompt, prompt_of, verify_template
 from sglang.srt.http.openai.chat.tool_use import read_tools
-from sglang.srt.http.service import Service
+from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.request_error import RequestError
-from sglang.srt.runtime.offload import beside
+from sglang.srt.runtime.offload import offload
 from sglang.srt.tokenizer import Tokenizer
 from starlette.requests import Request
 from starlette.responses import Response
@@ -56,63 +56,64 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool = True
 
 
-async def tokenize(service: Service, request: Request) -> Response:
+async def tokenize(state: ServerState, request: Request) -> Response:
     """Ids of one text, of each in a list, or of a conversation."""
-    body = await read_body(request, TokenizeBody, service.body_limit)
+    body = await read_body(request, TokenizeBody, state.body_limit)
     names = ("prompt", "text", "content", "messages")
     given = [getattr(body, name) for name in names if getattr(body, name) is not None]
     if len(given) != 1:
         raise RequestError("Give prompt, a text or a list of texts, or messages.", "prompt")
     if body.messages is not None:
-        ids = (await _prompt(service, body)).ids
-        before = ints(service.tokenizer.before if body.add_special_tokens else ())
+        ids = (await _prompt(state, body)).ids
+        before = ints(state.runtime.tokenizer.before if body.add_special_tokens else ())
         rows = [ids if ids[: len(before)] == before else before + ids]
     else:
         texts = given[0] if isinstance(given[0], list) else given
         special = body.add_special_tokens is not False
-        rows = [await service.completion.encode(text, special) for text in texts]
+        rows = [await state.runtime.completion.encode(text, special) for text in texts]
     found: dict[str, Any] = {
-        "tokens": [await beside(len(row), _array, row, array.tolist) for row in rows],
+        "tokens": [await offload(len(row), _array, row, array.tolist) for row in rows],
         "count": [len(row) for row in rows],
-        "max_model_len": service.info.context_length,
+        "max_model_len": state.runtime.info.context_length,
     }
     if body.return_token_strs:
-        texts_of = partial(token_texts, service.tokenizer)
-        found["token_strs"] = [await beside(len(row), _array, row, texts_of) for row in rows]
+        texts_of = partial(token_texts, state.runtime.tokenizer)
+        found["token_strs"] = [await offload(len(row), _array, row, texts_of) for row in rows]
     if body.messages is not None or isinstance(given[0], str):
         found |= {name: value[0] for name, value in found.items() if isinstance(value, list)}
     return json_response(found)
 
 
-async def detokenize(service: Service, request: Request) -> Response:
+async def detokenize(state: ServerState, request: Request) -> Response:
     """The text of ids, or of each list of ids."""
-    body = await read_body(request, DetokenizeBody, service.body_limit)
+    body = await read_body(request, DetokenizeBody, state.body_limit)
     nested = bool(body.tokens) and isinstance(body.tokens[0], list)
     texts = []
     for row in body.tokens if nested else [body.tokens]:
         if not isinstance(row, list):
             raise RequestError(f"tokens holds {row!r:.40} beside lists of ids.", "tokens")
-        ids = await service.prompt(row, "tokens")
+        ids = await state.runtime.prompt(row, "tokens")
         for token in (min(ids, default=0), max(ids, default=0)):
-            if not 0 <= token < service.info.vocab_size:
+            if not 0 <= token < state.runtime.info.vocab_size:
                 raise RequestError(
-                    f"tokens holds {token}; ids are 0 to {service.info.vocab_size - 1}.", "tokens"
+                    f"tokens holds {token}; ids are 0 to {state.runtime.info.vocab_size - 1}.",
+                    "tokens",
                 )
-        decode = service.tokenizer.decode
-        texts.append(await beside(len(ids), decode, ids, body.skip_special_tokens))
+        decode = state.runtime.tokenizer.decode
+        texts.append(await offload(len(ids), decode, ids, body.skip_special_tokens))
     shown = texts if nested else texts[0]
     return json_response({"text": shown, "prompt": shown})
 
 
-async def apply_template(service: Service, request: Request) -> Response:
+async def apply_template(state: ServerState, request: Request) -> Response:
     """The prompt that a conversation makes."""
-    body = await read_body(request, TemplateBody, service.body_limit)
-    return json_response({"prompt": (await _prompt(service, body)).text})
+    body = await read_body(request, TemplateBody, state.body_limit)
+    return json_response({"prompt": (await _prompt(state, body)).text})
 
 
-async def tokenizer_info(service: Service, request: Request) -> Response:
+async def tokenizer_info(state: ServerState, request: Request) -> Response:
     """Facts of the vocabulary, under names of tokenizer_config.json too."""
-    tokenizer = service.tokenizer
+    tokenizer = state.runtime.tokenizer
     specials = {role: text for role, text in tokenizer.specials.items() if text}
     return json_response(
         {
@@ -120,9 +121,9 @@ async def tokenizer_info(service: Service, request: Request) -> Response:
             "special_tokens": specials,
             "special_ids": sorted(tokenizer.special_ids),
             "bos_token_id": tokenizer.bos_id,
-            "eos_token_ids": list(service.info.eos),
+            "eos_token_ids": list(state.runtime.info.eos),
             "chat_template": tokenizer.chat_template,
-            "model_max_length": service.info.context_length,
+            "model_max_length": state.runtime.info.context_length,
             **specials,
         }
     )
@@ -152,10 +153,10 @@ def _array(row: Ints, entries: Callable[[Ints], list[Any]]) -> msgspec.Raw:
     return msgspec.Raw(b"".join((b"[", b",".join(pieces), b"]")))
 
 
-async def _prompt(service: Service, body: TemplateBody) -> Prompt:
+async def _prompt(state: ServerState, body: TemplateBody) -> Prompt:
     """What a chat of these messages begins with. Raises RequestError."""
     variables = body.chat_template_kwargs or {}
     verify_template(body.chat_template, variables)
-    use = read_tools(body.tools, None, None, service.tool_format)
+    use = read_tools(body.tools, None, None, state.runtime.tool_format)
     generation, go_on = body.add_generation_prompt, bool(body.continue_final_message)
-    return await prompt_of(service, body.messages or [], use, variables, generation, go_on)
+    return await prompt_of(state, body.messages or [], use, variables, generation, go_on)

@@ -26,11 +26,11 @@ from sglang.srt.http.openai.shared_fields import (
     sampling_of,
     usage,
 )
-from sglang.srt.http.prompts import places, prompts_of, read_prompt
-from sglang.srt.http.service import Service
+from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.ask import Ask, Logprobs, namespace_of
 from sglang.srt.program.output import Output
 from sglang.srt.program.request_error import RequestError
+from sglang.srt.runtime.prompts import places, prompts_of, read_prompt
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -58,37 +58,37 @@ INSTEAD = {
 }
 
 
-async def completions(service: Service, request: Request) -> Response:
-    body = await read_body(request, CompletionBody, service.body_limit)
-    reply = new_reply(service, body, "cmpl")
-    asks, echoes = await _asks(service, body, reply.id)
+async def completions(state: ServerState, request: Request) -> Response:
+    body = await read_body(request, CompletionBody, state.body_limit)
+    reply = new_reply(state, body, "cmpl")
+    asks, echoes = await _asks(state, body, reply.id)
     if body.stream:
-        return await respond(request, _events(service, body, reply, asks, echoes))
-    results = await unless_gone(request, service.finish(asks))
+        return await respond(request, _events(state, body, reply, asks, echoes))
+    results = await unless_gone(request, state.finish(asks))
     choices: list[dict[str, Any]] = []
     for ask, echo, outputs in zip(asks, echoes, results):
         for output in _best(outputs, body.n or 1):
-            writer = _Writer(service, body, ask, echo, len(choices))
+            writer = _Writer(state, body, ask, echo, len(choices))
             choices.append(writer.write(output, output.text, range(output.released)))
     return json_response({**reply.head(KIND), "choices": choices, "usage": usage(results)})
 
 
-async def _asks(service: Service, body: CompletionBody, rid: str) -> tuple[list[Ask], list[str]]:
+async def _asks(state: ServerState, body: CompletionBody, rid: str) -> tuple[list[Ask], list[str]]:
     """The asks, and before each answer the text that ``echo`` shows. Raises RequestError."""
     _verify(body)
-    prompts = _prompts(service, body.prompt)
-    service.admit(len(prompts))
+    prompts = _prompts(state, body.prompt)
+    state.admit(len(prompts))
     sampling, logprobs = _sampling(body), _logprobs(body)
     salt = namespace_of(body.cache_salt, body.extra_key)
     whole = body.choices_scoring == "whole"
-    adapter = service.adapters.of(body.model, body.lora_path)
+    adapter = state.runtime.adapters.of(body.model, body.lora_path)
     special = body.add_special_tokens is not False
     asks, echoes = [], []
     for name, prompt in zip(places("prompt", prompts), prompts):
-        ids = await read_prompt(service, prompt, name, special)
+        ids = await read_prompt(state.runtime, prompt, name, special)
         ask = Ask(ids, sampling, logprobs, rid, body.priority or 0, salt, score_choices=whole)
         asks.append(replace(ask, adapter=adapter))
-        text = prompt if isinstance(prompt, str) else service.tokenizer.decode(ids)
+        text = prompt if isinstance(prompt, str) else state.runtime.tokenizer.decode(ids)
         echoes.append(text if body.echo else "")
     return asks, echoes
 
@@ -118,10 +118,10 @@ def _verify(body: CompletionBody) -> None:
         )
 
 
-def _prompts(service: Service, prompt: Any) -> list[Any]:
+def _prompts(state: ServerState, prompt: Any) -> list[Any]:
     if prompt is not None:
         return prompts_of(prompt, "prompt")
-    start = service.tokenizer.bos_id
+    start = state.runtime.tokenizer.bos_id
     if start is None:
         raise RequestError(
             "prompt is missing, and this model has no token that begins every sequence; give text "
@@ -154,21 +154,21 @@ def _best(outputs: Sequence[Output], count: int) -> Sequence[Output]:
 
 
 async def _events(
-    service: Service, body: CompletionBody, reply: Reply, asks: list[Ask], echoes: list[str]
+    state: ServerState, body: CompletionBody, reply: Reply, asks: list[Ask], echoes: list[str]
 ) -> AsyncGenerator[dict[str, Any] | bytes, None]:
     options = body.stream_options
     counted = bool(options and options.include_usage)
     always = bool(options and options.continuous_usage_stats)
     head = {**reply.head(KIND), **({"usage": None} if counted else {})}
-    interval, count = service.config.server.stream_interval, body.n or 1
+    interval, count = state.config.server.stream_interval, body.n or 1
     writers: dict[int, _Writer] = {}
     collected = Collected(len(asks))
-    async with aclosing(service.run(asks)) as items:
+    async with aclosing(state.run(asks)) as items:
         async for index, output in items:
             collected.note(index, output)
             place = index * count + output.index
             if place not in writers:
-                writers[place] = _Writer(service, body, asks[index], echoes[index], place)
+                writers[place] = _Writer(state, body, asks[index], echoes[index], place)
             writer = writers[place]
             if not writer.sent.ready(output, interval):
                 continue
@@ -198,12 +198,12 @@ class _Writer:
     """
 
     def __init__(
-        self, service: Service, body: CompletionBody, ask: Ask, echo: str, index: int
+        self, state: ServerState, body: CompletionBody, ask: Ask, echo: str, index: int
     ) -> None:
         self._ask, self._echo, self._index, self._begun = ask, echo, index, False
         self._echoes, self._ids = bool(body.echo), bool(body.return_token_ids)
         wanted = body.logprobs is not None
-        self._lines = _Lines(service, hidden_of(service, body)) if wanted else None
+        self._lines = _Lines(state, hidden_of(state, body)) if wanted else None
         self.sent = Progress()
         self.template: Template | None = None
 
@@ -235,9 +235,9 @@ class _Writer:
 class _Lines:
     """OpenAI's legacy form: parallel lists. ``value`` hands over what was added since the last."""
 
-    def __init__(self, service: Service, hidden: Collection[int]) -> None:
+    def __init__(self, state: ServerState, hidden: Collection[int]) -> None:
         self._hidden = hidden  # tokens that are reported and not in the text
-        self._table = service.tokenizer.token_bytes
+        self._table = state.runtime.tokenizer.token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
         self._clear()

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from sglang.ir.sampling import PARAMETERS, Parameter, SamplingParams
+from sglang.srt.core.messages import Done
 from sglang.srt.http.openai.constraint_fields import ConstraintFields, settings_of
-from sglang.srt.http.service import Service
+from sglang.srt.http.server_state import ServerState
 from sglang.srt.http.telemetry.request_record import record
 from sglang.srt.program.ask import sampling_from
 from sglang.srt.program.output import Output
@@ -86,9 +87,9 @@ def refuse(name: str, value: Any) -> None:
         )
 
 
-def hidden_of(service: Service, body: SharedBody) -> frozenset[int]:
+def hidden_of(state: ServerState, body: SharedBody) -> frozenset[int]:
     """Ids of control tokens that the text does not show."""
-    return frozenset() if body.skip_special_tokens is False else service.tokenizer.special_ids
+    return frozenset() if body.skip_special_tokens is False else state.runtime.tokenizer.special_ids
 
 
 class Reply(msgspec.Struct):
@@ -102,9 +103,9 @@ class Reply(msgspec.Struct):
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
 
-def new_reply(service: Service, body: SharedBody, prefix: str) -> Reply:
+def new_reply(state: ServerState, body: SharedBody, prefix: str) -> Reply:
     name = record().response_id = body.rid or f"{prefix}-{uuid.uuid4().hex}"
-    return Reply(name, body.model or service.model_name, int(time.time()))
+    return Reply(name, body.model or state.runtime.model_name, int(time.time()))
 
 
 def usage(results: Sequence[Sequence[Output]]) -> dict[str, Any]:
@@ -131,6 +132,12 @@ def usage_of(prompt: int, drawn: int, cached: int) -> dict[str, Any]:
         "total_tokens": prompt + drawn,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
+
+
+def usage_of_prompts(found: Sequence[Done]) -> dict[str, Any]:
+    """Token counts of a request that generates nothing."""
+    prompt = sum(done.stats.prompt_tokens for done in found)
+    return usage_of(prompt, 0, sum(done.stats.cached_tokens for done in found))
 
 
 def logprob_of(output: Output, place: int, table: Sequence[bytes]) -> dict[str, Any]:

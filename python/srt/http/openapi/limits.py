@@ -98,8 +98,8 @@ CONSTRAINTS: dict[str, Schema] = {
     "guided_whitespace_pattern": _PATTERN,
 }
 _SHAPES: dict[str, Schema] = {
-    "RerankBody.documents": list_of({"anyOf": [SOME, _DOCUMENT]}),
-    "RerankBody.query": SOME,
+    "RerankRequest.documents": list_of({"anyOf": [SOME, _DOCUMENT]}),
+    "RerankRequest.query": SOME,
     "ChatBody.max_tokens": or_null({"type": "integer", "minimum": 1}),
     "MessagesBody.messages": list_of({"$ref": "#/components/schemas/Message"}),
     "DetokenizeBody.tokens": {"anyOf": [ANY_IDS, list_of(ANY_IDS)]},
@@ -111,14 +111,14 @@ _SHAPES: dict[str, Schema] = {
     "CompletionBody.logprobs": or_null(
         {"type": "integer", "minimum": 0, "maximum": most.MAX_TOP_LOGPROBS}
     ),
-    "GenerateBody.text": or_null(SOME, list_of(SOME)),
-    "GenerateBody.parts": or_null({**_PARTS, "contains": _PART}),
-    "EncodeBody.text": or_null(SOME, list_of(SOME)),
-    "GenerateBody.input_ids": or_null(IDS, list_of(IDS)),
-    "EncodeBody.input_ids": or_null(IDS, list_of(SOME), list_of(IDS)),
+    "GenerateRequest.text": or_null(SOME, list_of(SOME)),
+    "GenerateRequest.parts": or_null({**_PARTS, "contains": _PART}),
+    "EncodeRequest.text": or_null(SOME, list_of(SOME)),
+    "GenerateRequest.input_ids": or_null(IDS, list_of(IDS)),
+    "EncodeRequest.input_ids": or_null(IDS, list_of(SOME), list_of(IDS)),
     "CompletionBody.prompt": _PROMPTS,
     "EmbeddingBody.input": _PROMPTS,
-    "ClassifyBody.input": _PROMPTS,
+    "ClassifyRequest.input": _PROMPTS,
     "ResponsesBody.input": {"anyOf": [STRING, list_of(_OBJECT)]},
     "ChatBody.messages": list_of(_MESSAGE),
     "ChatBody.reasoning": or_null(

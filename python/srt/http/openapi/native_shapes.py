@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from msgspec import UNSET, Meta, Struct, UnsetType
-from sglang.srt.core.request_stats import Count, RequestCounts
+from sglang.srt.core.request_stats import Count
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.http.page.live_view import MAX_NODES, MAX_SECONDS, NODES, SECONDS
+from sglang.srt.runtime.classification import Label
 
 T = TypeVar("T")
 Maybe: TypeAlias = T | UnsetType  # a field that may not be there
@@ -201,84 +202,7 @@ class Usage(Struct):
     completion_tokens_details: Maybe[CompletionDetails] = UNSET
 
 
-# -- /generate and /encode ------------------------------------------------------------------------
-
-
-class Stopped(Struct, tag_field="type", tag="stop"):
-    matched: str | int | None
-
-
-class Full(Struct, tag_field="type", tag="length"):
-    length: Count
-
-
-class Ended(Struct, tag_field="type", tag="abort"):
-    message: str
-
-
-class Failed(Struct, tag_field="type", tag="error"):
-    message: str
-
-
-Triple: TypeAlias = tuple[float | None, int, str | None]
-
-
-Seconds = Annotated[float, Meta(ge=0)]
-
-
-class Spans(Struct):
-    """Seconds since the request was received. ``first_token`` is null where none was drawn."""
-
-    submitted: Seconds
-    scheduled: Seconds
-    first_token: Seconds | None
-    end: Seconds
-    retractions: Count
-
-
-class CompletionMeta(RequestCounts, kw_only=True):
-    id: str
-    finish_reason: Stopped | Full | Ended | Failed | None
-    e2e_latency: float
-    input_token_logprobs: Maybe[list[Triple]] = UNSET
-    output_token_logprobs: Maybe[list[Triple]] = UNSET
-    input_top_logprobs: Maybe[list[list[Triple] | None]] = UNSET
-    output_top_logprobs: Maybe[list[list[Triple]]] = UNSET
-    input_token_ids_logprobs: Maybe[list[list[Triple] | None]] = UNSET
-    output_token_ids_logprobs: Maybe[list[list[Triple]]] = UNSET
-    choice_logprobs: Maybe[list[float]] = UNSET
-    spans: Maybe[Spans] = UNSET
-
-
-class Generated(Struct):
-    """``index`` is there in a stream of several."""
-
-    text: str
-    output_ids: list[Count]
-    meta_info: CompletionMeta
-    index: Maybe[Count] = UNSET
-
-
-class EncodedMeta(Struct):
-    id: str
-    prompt_tokens: Count
-    cached_tokens: Count
-    forward_passes: Count
-
-
-class Encoded(Struct):
-    embedding: list[float]
-    meta_info: EncodedMeta
-
-
-class Label(Struct):
-    """``label`` is the most likely one; ``probs`` and ``scores`` are in the order of the labels."""
-
-    index: Count
-    label: str
-    probs: list[float]
-    scores: list[float]
-    num_classes: Count
+# -- prompts ---------------------------------------------------------------------------------------
 
 
 class Classified(Struct):

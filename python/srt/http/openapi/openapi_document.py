@@ -74,7 +74,7 @@ def document(
     meta["required"] = [*RequestCounts.__struct_fields__, *meta["required"]]
     one = {"$ref": _REF.format(name="SamplingParams")}
     several = {"anyOf": [one, {"type": "array", "items": one}, {"type": "null"}]}
-    components["GenerateBody"]["properties"]["sampling_params"] = several
+    components["GenerateRequest"]["properties"]["sampling_params"] = several
     components["SamplingParams"] = sampling_schema()
     paths: defaultdict[str, Schema] = defaultdict(dict)
     for route in routes:

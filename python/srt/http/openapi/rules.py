@@ -30,18 +30,18 @@ def _lists(kind: Schema) -> Schema:
 REFUSED: dict[str, Sequence[str]] = {
     "CompletionBody": tuple(completions.INSTEAD),
     "EmbeddingBody": ("truncate_prompt_tokens",),
-    "EncodeBody": ("truncate_prompt_tokens",),
-    "ClassifyBody": ("truncate_prompt_tokens",),
-    "ScoreBody": ("truncate_prompt_tokens",),
-    "RerankBody": ("truncate_prompt_tokens",),
+    "EncodeRequest": ("truncate_prompt_tokens",),
+    "ClassifyRequest": ("truncate_prompt_tokens",),
+    "ScoreRequest": ("truncate_prompt_tokens",),
+    "RerankRequest": ("truncate_prompt_tokens",),
     "ResponsesBody": ("max_tokens", "response_format", "n"),
     "MessagesBody": ("stop", "n"),
 }
 # Fields that must be there and not null, whatever their types say.
 NEEDED: dict[str, Sequence[str]] = {
     "EmbeddingBody": ("input",),
-    "ClassifyBody": ("input",),
-    "RerankBody": ("query", "documents"),
+    "ClassifyRequest": ("input",),
+    "RerankRequest": ("query", "documents"),
     "TemplateBody": ("messages",),
 }
 # The same at one path of several that have the body.
@@ -51,10 +51,10 @@ NEEDED_AT: dict[str, Schema] = {
 # Groups of fields of which one is given whole, and nothing of the others; None is the field's own
 # schema, without null. A prompt is not empty: of a query and an item behind it, one is not.
 GROUPS: dict[str, Sequence[dict[str, Schema | None]]] = {
-    "GenerateBody": ({"text": None}, {"input_ids": None}, {"parts": None}),
-    "EncodeBody": ({"text": None}, {"input_ids": None}),
+    "GenerateRequest": ({"text": None}, {"input_ids": None}, {"parts": None}),
+    "EncodeRequest": ({"text": None}, {"input_ids": None}),
     "TokenizeBody": ({"prompt": None}, {"text": None}, {"content": None}, {"messages": None}),
-    "ScoreBody": (
+    "ScoreRequest": (
         {"query": SOME, "items": _either(STRING), "label_token_ids": IDS},
         {"query": STRING, "items": _either(SOME), "label_token_ids": IDS},
         {"query": IDS, "items": _lists(ANY_IDS), "label_token_ids": IDS},

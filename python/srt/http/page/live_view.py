@@ -8,12 +8,12 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
+from sglang.srt.http.exchange.current_caller import CALLER
 from sglang.srt.http.exchange.error_replies import ServerError, json_response
 from sglang.srt.http.exchange.event_stream import respond, unless_gone
 from sglang.srt.http.exchange.query import number_of
-from sglang.srt.http.service import Service
+from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.request_error import RequestError
-from sglang.srt.runtime.caller import current
 from sglang.srt.runtime.explanations import read
 from starlette.requests import Request
 from starlette.responses import Response
@@ -30,22 +30,22 @@ _SIGNS = {"\n": "↵", "\t": "⇥"}
 _SLICE = 0.1  # seconds; a drain is noticed within them
 
 
-async def live(service: Service, request: Request) -> Response:
+async def live(state: ServerState, request: Request) -> Response:
     """A snapshot: ``limit`` (query) nodes of the radix tree at most, requests, counters."""
     limit = _limit(request)
-    return json_response(await unless_gone(request, snapshot(service, limit)))
+    return json_response(await unless_gone(request, snapshot(state, limit)))
 
 
-async def events(service: Service, request: Request) -> Response:
+async def events(state: ServerState, request: Request) -> Response:
     """Server-sent snapshots, one in every ``interval`` (query) seconds, until the server drains.
 
     Where the engine has not answered in time, which it does between two passes only, the snapshot
     is ``{"busy": true}``.
     """
     limit, interval = _limit(request), _interval(request)
-    state = request.app.state
-    state.watch = getattr(state, "watch", None) or Watch(service)
-    return await respond(request, state.watch.snapshots(limit, interval))
+    shared = request.app.state
+    shared.watch = getattr(shared, "watch", None) or Watch(state)
+    return await respond(request, shared.watch.snapshots(limit, interval))
 
 
 class Watch:
@@ -55,9 +55,9 @@ class Watch:
         open: streams.
     """
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, state: ServerState) -> None:
         self.open = 0
-        self._service, self._asking = service, asyncio.Lock()
+        self._state, self._asking = state, asyncio.Lock()
         self._last: tuple[tuple[int, bool] | None, float, dict[str, Any]] = (None, 0.0, {})
 
     async def snapshots(self, limit: int, interval: float) -> AsyncGenerator[dict[str, Any], None]:
@@ -73,17 +73,17 @@ class Watch:
                 begun = time.monotonic()
                 yield await self._recent(limit, interval / 2)
                 while (left := begun + interval - time.monotonic()) > 0:
-                    if self._service.draining:
+                    if self._state.draining:
                         return
                     await asyncio.sleep(min(left, _SLICE))
-                if self._service.draining:
+                if self._state.draining:
                     return
         finally:
             self.open -= 1
 
     async def _recent(self, limit: int, age: float) -> dict[str, Any]:
         """A snapshot at most ``age`` seconds old."""
-        kind = (limit, current.get().admin)
+        kind = (limit, CALLER.get().admin)
         async with self._asking:
             last, when, found = self._last
             if last != kind or time.monotonic() > when + age:
@@ -93,36 +93,37 @@ class Watch:
 
     async def _ask(self, limit: int) -> dict[str, Any]:
         try:
-            return await snapshot(self._service, limit)
-        except ServerError as error:
+            return await snapshot(self._state, limit)
+        except RequestError as error:
             if error.code != "engine_lost":
                 raise
             return {"busy": True}
 
 
-async def snapshot(service: Service, limit: int) -> dict[str, Any]:
-    """Raises EngineLost, and ServerError where the engine is silent or cannot tell."""
-    reply = await service.control("tree", limit)
+async def snapshot(state: ServerState, limit: int) -> dict[str, Any]:
+    """The tree, the queue and the counters. Raises EngineLost, RequestError where the engine is
+    silent, and ServerError where it refuses."""
+    reply = await state.runtime.control("tree", limit)
     if not reply.ok:
         raise ServerError("internal_error", f"The engine refused: {reply.message}.")
-    tree, seen = reply.data["tree"], current.get().admin
+    tree, seen = reply.data["tree"], CALLER.get().admin
     return {
         **reply.data,
-        "tree": {**tree, "nodes": [_node(service, node, seen) for node in tree["nodes"]]},
+        "tree": {**tree, "nodes": [_node(state, node, seen) for node in tree["nodes"]]},
         "time": time.time(),
-        "uptime": time.monotonic() - service.began,
-        "model": service.model_name,
-        "pending": service.completion.pending,
-        "open_requests": service.open_requests,
+        "uptime": time.monotonic() - state.began,
+        "model": state.runtime.model_name,
+        "pending": state.runtime.completion.pending,
+        "open_requests": state.open_requests,
     }
 
 
-def _node(service: Service, node: dict[str, Any], seen: bool) -> dict[str, Any]:
+def _node(state: ServerState, node: dict[str, Any], seen: bool) -> dict[str, Any]:
     """A node with text for ids; whose it is and what it says only where the caller may see."""
     shown = {key: value for key, value in node.items() if key != "text_ids"}
     if not seen:
         return {**shown, "text": "", "namespace": "", "adapter": ""}
-    text = read(service.tokenizer, node["text_ids"])
+    text = read(state.runtime.tokenizer, node["text_ids"])
     more = len(node["text_ids"]) < node["tokens"]
     return {**shown, "text": _line(text, more), "namespace": _line(node["namespace"])}
 

@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 
 from sglang.srt.http.exchange.error_replies import ServerError
-from sglang.srt.http.service import Service
+from sglang.srt.http.server_state import ServerState
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
@@ -61,12 +61,12 @@ def _bearer(value: bytes) -> bytes:
     return b"Bearer " + password
 
 
-async def index(service: Service, request: Request) -> Response:
+async def index(state: ServerState, request: Request) -> Response:
     """The page: a chat, a playground for programs, and a view of the engine at work."""
     return _answer("index.html")
 
 
-async def asset(service: Service, request: Request) -> Response:
+async def asset(state: ServerState, request: Request) -> Response:
     """One of the page's files."""
     return _answer(request.path_params["name"])
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 from sglang.ir.sampling import SamplingParams
-from sglang.srt.http.service import Service
+from sglang.srt.http.exchange.current_caller import CALLER
+from sglang.srt.http.server_state import ServerState
 from sglang.srt.http.telemetry import request_record as record
 from sglang.srt.http.telemetry.request_record import Record
-from sglang.srt.runtime import caller
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 log = logging.getLogger("sglang.requests")
@@ -30,21 +30,21 @@ BEGINNING = 256  # characters of a text, tokens of a prompt
 class Journal:
     """ASGI middleware, the outermost. ``paths`` are the templates of all routes."""
 
-    def __init__(self, app: ASGIApp, service: Service, paths: Collection[str]) -> None:
-        self._app, self._service, self._paths = app, service, frozenset(paths)
-        self._lines = service.config.server.log_requests
-        self._level = service.config.operations.log_requests_level if self._lines else 0
+    def __init__(self, app: ASGIApp, state: ServerState, paths: Collection[str]) -> None:
+        self._app, self._state, self._paths = app, state, frozenset(paths)
+        self._lines = state.config.server.log_requests
+        self._level = state.config.operations.log_requests_level if self._lines else 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         found = Record(scope["method"], OTHER, keep=self._level >= 2)
-        tracing = self._service.tracing
+        tracing = self._state.tracing
         span = None if tracing is None else tracing.begin(scope["method"], scope["headers"])
         before = record.current.set(found)
         try:
-            with self._service.metrics.open_streams() as streaming:
+            with self._state.metrics.open_streams() as streaming:
                 await self._app(scope, receive, _watched(send, found, streaming))
         except BaseException:
             found.status = found.status or 500
@@ -53,9 +53,9 @@ class Journal:
             record.current.reset(before)
             found.ended = time.monotonic()
             found.route = self._route(scope)
-            self._service.metrics.answered(found)
+            self._state.metrics.answered(found)
             if span is not None:
-                span.end(found, self._service.model_name)
+                span.end(found, self._state.runtime.model_name)
             if self._lines and (found.route not in QUIET or found.status >= 400):
                 log.info("request", extra={"fields": self._fields(found)})
 
@@ -73,7 +73,9 @@ class Journal:
             fields["parameters"] = [self._parameters(ask.sampling) for ask in found.asks]
         if self._level >= 2 and found.asks:
             most = None if self._level >= 3 else BEGINNING
-            prompts = (self._service.tokenizer.decode(ask.prompt[:most]) for ask in found.asks)
+            prompts = (
+                self._state.runtime.tokenizer.decode(ask.prompt[:most]) for ask in found.asks
+            )
             fields["inputs"] = [text[:most] for text in prompts]
             fields["outputs"] = [output.text[:most] for _, output in found.outputs]
         return fields
@@ -126,7 +128,7 @@ def _watched(send: Send, found: Record, streaming: Any) -> Send:
 
     async def watched(message: Message) -> None:
         if message["type"] == "http.response.start":
-            sender = caller.current.get()
+            sender = CALLER.get()
             found.request_id, found.tenant = sender.request, sender.tenant
             found.status = message["status"]
             if (b"content-type", b"text/event-stream") in {

@@ -13,10 +13,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from sglang.srt.core.messages import Done
+from sglang.srt.http.exchange.current_caller import CALLER
 from sglang.srt.http.telemetry.request_record import Record, record
 from sglang.srt.program.ask import Ask
 from sglang.srt.program.output import Output
-from sglang.srt.runtime.caller import current
 
 _SECONDS = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
@@ -151,6 +152,12 @@ class Metrics:
         self.requests.inc()
         self._finishes.labels(self._model, reason).inc()
 
+    def computed(self, done: Done, seconds: float) -> None:
+        """A prompt was computed without generating."""
+        self.finished(done.reason)
+        self.whole.observe(seconds)
+        self.read(done.stats.prompt_tokens, done.stats.cached_tokens)
+
     def read(self, prompt: int, cached: int) -> None:
         """A prompt was computed, ``cached`` tokens of it found in the cache."""
         self.prompt_tokens.inc(prompt)
@@ -165,7 +172,7 @@ class Metrics:
 
     def _spend(self, tokens: int) -> None:
         """As they come: what is written in the background outlives its HTTP request."""
-        if tenant := current.get().tenant:
+        if tenant := CALLER.get().tenant:
             self._tokens.labels(self._model, tenant).inc(tokens)
 
     def set_gauges(self, stats: Mapping[str, float]) -> None:

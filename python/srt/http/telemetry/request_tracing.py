@@ -168,7 +168,7 @@ def processed(processor: SpanProcessor) -> Tracing:
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
 
-    name = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": "sglang"}
+    name = {} if "OTEL_SERVICE_NAME" in os.environ else {"state.name": "sglang"}
     provider = TracerProvider(resource=Resource.create(name), shutdown_on_exit=False)
     provider.add_span_processor(processor)
     return Tracing(provider)

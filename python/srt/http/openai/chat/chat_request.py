@@ -16,7 +16,7 @@ from sglang.srt.http.openai.chat.conversation import Prompt, prompt_of, verify_t
 from sglang.srt.http.openai.chat.reply_reader import Reader, Thinking
 from sglang.srt.http.openai.chat.tool_use import ToolUse, read_functions, read_tools, verified
 from sglang.srt.http.openai.shared_fields import SharedBody, refuse, sampling_of
-from sglang.srt.http.service import Service
+from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.ask import Ask, Logprobs, namespace_of
 from sglang.srt.program.output import Output
 from sglang.srt.program.reasoning_parser import behind_thought, opened
@@ -81,43 +81,43 @@ class Talk:
             yield
 
 
-def thought_tokens(service: Service, talk: Talk, output: Output, reader: Reader) -> int:
+def thought_tokens(state: ServerState, talk: Talk, output: Output, reader: Reader) -> int:
     """Tokens of the thought that ``reader`` has read in ``output``."""
     if talk.thinking is None:
         return 0
-    tokenizer = service.tokenizer
+    tokenizer = state.runtime.tokenizer
     hidden = tokenizer.special_ids if talk.ask.sampling.skip_special_tokens else frozenset()
     return reader.thought_tokens(output, tokenizer.token_bytes, hidden)
 
 
-async def read_talk(service: Service, body: ChatBody, fits: bool = True) -> Talk:
+async def read_talk(state: ServerState, body: ChatBody, fits: bool = True) -> Talk:
     """``fits``: what is too long for the model is refused. Raises RequestError."""
     _verify(body)
-    adapter = service.adapters.of(body.model, body.lora_path)
-    use = _use(service, body)
-    sampling = sampling_of(body, _limit(service, body))
+    adapter = state.runtime.adapters.of(body.model, body.lora_path)
+    use = _use(state, body)
+    sampling = sampling_of(body, _limit(state, body))
     own = sampling.constraint
     form = None if use is None else use.form(own)
     prompt = await prompt_of(
-        service, body.messages, use, _variables(body), body.add_generation_prompt,
+        state, body.messages, use, _variables(body), body.add_generation_prompt,
         bool(body.continue_final_message), fits,
     )  # fmt: skip
-    inside = _inside(service, body, prompt)
+    inside = _inside(state, body, prompt)
     constraint, behind = own, False
     if form is None and own is not None and inside is not False:
         form = form_of(own)
     if form is not None:
         # Free text with tags in it: the thought is free text like the rest.
         behind = inside is not False and form["type"] != "triggered_tags"
-        if behind and service.thought_marks is not None:
-            form = behind_thought(service.thought_marks, inside, form)
+        if behind and state.runtime.thought_marks is not None:
+            form = behind_thought(state.runtime.thought_marks, inside, form)
         space = own.whitespace if use is None and own is not None else " ?"
         constraint = verified(constraint_of(form, space))
-    thinking = _thinking(service, body, inside, behind)
+    thinking = _thinking(state, body, inside, behind)
     sampling = replace(
         sampling,
         constraint=constraint,
-        skip_special_tokens=sampling.skip_special_tokens and not _shown(service, use, thinking),
+        skip_special_tokens=sampling.skip_special_tokens and not _shown(state, use, thinking),
     )
     rid, salt = body.rid or "", namespace_of(body.cache_salt, body.extra_key)
     whole = body.choices_scoring == "whole"
@@ -147,26 +147,26 @@ def _effort(body: ChatBody) -> tuple[str, Any]:
     return "reasoning.effort", body.reasoning.get("effort")
 
 
-def _use(service: Service, body: ChatBody) -> ToolUse | None:
+def _use(state: ServerState, body: ChatBody) -> ToolUse | None:
     legacy = {"functions": body.functions, "function_call": body.function_call}
     if not any(legacy.values()):
         return read_tools(
-            body.tools, body.tool_choice, body.parallel_tool_calls, service.tool_format
+            body.tools, body.tool_choice, body.parallel_tool_calls, state.runtime.tool_format
         )
     if body.tools or body.tool_choice:
         name = next(name for name, value in legacy.items() if value)
         raise RequestError(f"tools and {name} exclude one another; give tools.", name)
-    return read_functions(body.functions, body.function_call, service.tool_format)
+    return read_functions(body.functions, body.function_call, state.runtime.tool_format)
 
 
-def _limit(service: Service, body: ChatBody) -> int:
+def _limit(state: ServerState, body: ChatBody) -> int:
     for name in ("max_completion_tokens", "max_tokens"):
         limit: int | None = getattr(body, name)
         if limit is not None and limit < 1:
             raise RequestError(f"{name} is {limit}; it must be at least 1.", name)
         if limit is not None:
             return limit
-    return service.info.context_length
+    return state.runtime.info.context_length
 
 
 def _logprobs(body: ChatBody) -> Logprobs | None:
@@ -190,21 +190,21 @@ def _variables(body: ChatBody) -> dict[str, Any]:
     return {**told, **(body.chat_template_kwargs or {})}
 
 
-def _inside(service: Service, body: ChatBody, prompt: Prompt) -> bool | None:
+def _inside(state: ServerState, body: ChatBody, prompt: Prompt) -> bool | None:
     """Whether the reply begins inside a thought; None where it may begin with one, False also
     where there is none. An ``ebnf`` grammar, and choices scored as wholes, are all of the text."""
-    if service.thought_marks is None or body.choices_scoring == "whole":
+    if state.runtime.thought_marks is None or body.choices_scoring == "whole":
         return False
     if body.ebnf is not None or body.guided_grammar is not None:
         return False
-    return opened(service.thought_marks, prompt.tail, prompt.begun)
+    return opened(state.runtime.thought_marks, prompt.tail, prompt.begun)
 
 
 def _thinking(
-    service: Service, body: ChatBody, inside: bool | None, behind: bool
+    state: ServerState, body: ChatBody, inside: bool | None, behind: bool
 ) -> Thinking | None:
     """``behind``: what the text must be says where its thought begins."""
-    marks = service.thought_marks
+    marks = state.runtime.thought_marks
     if marks is None or inside is False:
         return None
     begins = inside is True or (marks.always and not behind)
@@ -212,10 +212,10 @@ def _thinking(
                     body.stream_reasoning is not False)  # fmt: skip
 
 
-def _shown(service: Service, use: ToolUse | None, thinking: Thinking | None) -> bool:
+def _shown(state: ServerState, use: ToolUse | None, thinking: Thinking | None) -> bool:
     """Whether a mark that must be seen is a control token."""
     marks = () if use is None else use.format.marks
     if thinking is not None:
         marks = (*marks, thinking.marks.begin, thinking.marks.end)
-    special = service.tokenizer.special_ids
-    return any(service.tokenizer.id_of(mark) in special for mark in marks)
+    special = state.runtime.tokenizer.special_ids
+    return any(state.runtime.tokenizer.id_of(mark) in special for mark in marks)

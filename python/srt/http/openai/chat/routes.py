@@ -27,7 +27,7 @@ from sglang.srt.http.openai.shared_fields import (
     new_reply,
     usage,
 )
-from sglang.srt.http.service import Service
+from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.deltas import Delta, Thought, Words
 from sglang.srt.program.output import Output
 from starlette.requests import Request
@@ -36,24 +36,24 @@ from starlette.responses import Response
 KIND, CHUNK = "chat.completion", "chat.completion.chunk"
 
 
-async def chat_completions(service: Service, request: Request) -> Response:
-    body = await read_body(request, ChatBody, service.body_limit)
-    talk = await read_talk(service, body)
-    reply = new_reply(service, body, "chatcmpl")
+async def chat_completions(state: ServerState, request: Request) -> Response:
+    body = await read_body(request, ChatBody, state.body_limit)
+    talk = await read_talk(state, body)
+    reply = new_reply(state, body, "chatcmpl")
     talk = replace(talk, ask=replace(talk.ask, rid=reply.id))
     with talk.named():
         if body.stream:
-            return await respond(request, _events(service, body, reply, talk))
-        results = await unless_gone(request, service.finish([talk.ask]))
+            return await respond(request, _events(state, body, reply, talk))
+        results = await unless_gone(request, state.finish([talk.ask]))
     choices, thoughts = [], 0
     for output in results[0]:
         reader = talk.reader()
         message = message_of(reader.take(output, True)[0], talk.legacy)
         choice = {"index": output.index, "message": message, "logprobs": None}
         if talk.ask.logprobs is not None:
-            choice["logprobs"] = _logprobs(service, output, range(output.released))
+            choice["logprobs"] = _logprobs(state, output, range(output.released))
         choices.append({**choice, **_finish(talk, output, reader)})
-        thoughts += thought_tokens(service, talk, output, reader)
+        thoughts += thought_tokens(state, talk, output, reader)
     counts = _counts(talk, usage(results), thoughts)
     return json_response({**reply.head(KIND), "choices": choices, "usage": counts})
 
@@ -74,13 +74,13 @@ def _counts(talk: Talk, counts: dict[str, Any], thoughts: int) -> dict[str, Any]
 
 
 async def _events(
-    service: Service, body: ChatBody, reply: Reply, talk: Talk
+    state: ServerState, body: ChatBody, reply: Reply, talk: Talk
 ) -> AsyncGenerator[dict[str, Any] | bytes, None]:
     options = body.stream_options
     counted = bool(options and options.include_usage)
     always = counted and bool(options and options.continuous_usage_stats)
     head = {**reply.head(CHUNK), **({"usage": None} if counted else {})}
-    interval = service.config.server.stream_interval
+    interval = state.config.server.stream_interval
     readers: defaultdict[int, Reader] = defaultdict(talk.reader)
     templates: dict[tuple[int, type[Delta]], Template] = {}
     plain = talk.ask.logprobs is None and not always
@@ -91,7 +91,7 @@ async def _events(
         found = {**head, "choices": [{**choice, **more}]}
         return {**found, "usage": _counts(talk, collected.usage(), thoughts)} if always else found
 
-    async with aclosing(service.run([talk.ask])) as items:
+    async with aclosing(state.run([talk.ask])) as items:
         async for _, output in items:
             collected.note(0, output)
             # Read once: while a chunk is on its way the output may finish, and come again for that.
@@ -110,18 +110,18 @@ async def _events(
                     found = []
                 deltas, more = [delta_of(delta, talk.legacy) for delta in found], {}
                 if talk.ask.logprobs is not None and tokens:
-                    more["logprobs"] = _logprobs(service, output, tokens)
+                    more["logprobs"] = _logprobs(state, output, tokens)
                     deltas = deltas or [delta_of(Words(""))]
                 for delta in deltas:
                     yield chunk(output.index, delta, **more)
                     more = {}
             if finished:
-                thoughts += thought_tokens(service, talk, output, reader)
+                thoughts += thought_tokens(state, talk, output, reader)
                 yield chunk(output.index, CLOSING, **_finish(talk, output, reader))
     if counted:
         yield {**head, "choices": [], "usage": _counts(talk, collected.usage(), thoughts)}
 
 
-def _logprobs(service: Service, output: Output, which: range) -> dict[str, Any]:
-    table = service.tokenizer.token_bytes
+def _logprobs(state: ServerState, output: Output, which: range) -> dict[str, Any]:
+    table = state.runtime.tokenizer.token_bytes
     return {"content": [logprob_of(output, i, table) for i in which], "refusal": None}

@@ -10,7 +10,7 @@ from sglang.srt.http.openai.chat.chat_request import Talk
 from sglang.srt.http.openai.responses.item_writer import Event, Writer
 from sglang.srt.http.openai.responses.responses_body import ResponsesBody, format_of
 from sglang.srt.http.openai.responses.responses_tools import choice_of, tools_of
-from sglang.srt.http.service import Service
+from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.output import Output
 
 # Of what the server calls an error, to what the API calls one within a response.
@@ -33,12 +33,12 @@ class Answer:
         created: its first event was told.
     """
 
-    def __init__(self, service: Service, body: ResponsesBody, talk: Talk, name: str) -> None:
+    def __init__(self, state: ServerState, body: ResponsesBody, talk: Talk, name: str) -> None:
         self.id = f"resp_{name}"
         self.writer = Writer(name)
         self.status = "queued" if body.background else "in_progress"
         self.created = self._started = False
-        self._fixed = _fixed(service, body, talk)
+        self._fixed = _fixed(state, body, talk)
         self._created = int(time.time())
         self._completed: int | None = None
         self._error: dict[str, Any] | None = None
@@ -120,7 +120,7 @@ class Answer:
         return self.writer.event(kind, response=self.value())
 
 
-def _fixed(service: Service, body: ResponsesBody, talk: Talk) -> dict[str, Any]:
+def _fixed(state: ServerState, body: ResponsesBody, talk: Talk) -> dict[str, Any]:
     """What does not change: the request, with what was chosen where it said nothing."""
     sampling, tools = talk.ask.sampling, tools_of(body.tools)
     return {
@@ -129,7 +129,7 @@ def _fixed(service: Service, body: ResponsesBody, talk: Talk) -> dict[str, Any]:
         "max_output_tokens": body.max_output_tokens,
         "max_tool_calls": None,
         "metadata": body.metadata or {},
-        "model": body.model or service.model_name,
+        "model": body.model or state.runtime.model_name,
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
         "prompt_cache_key": body.prompt_cache_key,

@@ -15,7 +15,7 @@ from sglang.srt.http.openai.responses.item_writer import Event
 from sglang.srt.http.openai.responses.response_store import Record, Store
 from sglang.srt.http.openai.responses.responses_body import in_own_words
 from sglang.srt.http.openai.responses.token_pieces import Pieces
-from sglang.srt.http.service import Service
+from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.request_error import RequestError
 
 MAX_BACKGROUND = 64  # at a time
@@ -33,15 +33,15 @@ FRAMES = Form(bytes, b"", lambda error: typed_event(error_event(error)))
 
 
 async def written(
-    service: Service, talk: Talk, answer: Answer, interval: int
+    state: ServerState, talk: Talk, answer: Answer, interval: int
 ) -> AsyncGenerator[Event, None]:
     """Write the answer; its events, from the engine's first sign on, one for ``interval`` tokens.
 
     Raises RequestError and EngineLost.
     """
-    pieces = Pieces(service, talk)
+    pieces = Pieces(state, talk)
     with in_own_words(), talk.named():
-        async with aclosing(service.run([talk.ask])) as items:
+        async with aclosing(state.run([talk.ask])) as items:
             async for _, output in items:
                 # Read once: the output may finish while an event is on its way.
                 finished = output.finish is not None
@@ -52,7 +52,7 @@ async def written(
                         for event in answer.writer.write(piece.deltas, piece.logprobs):
                             yield event
                 if finished:
-                    thoughts = thought_tokens(service, talk, output, pieces.reader)
+                    thoughts = thought_tokens(state, talk, output, pieces.reader)
                     for event in answer.end(output, pieces.reader.called, thoughts):
                         yield event
 
@@ -80,7 +80,7 @@ async def told(
 
 
 class Live:
-    """A response in the background: a task of the service's, whoever waits for it.
+    """A response in the background: a task of the server's, even where no client waits.
 
     Attributes:
         news: set by the next event, and by the end.
@@ -126,10 +126,10 @@ def _nothing() -> None:
     pass
 
 
-def begin(service: Service, talk: Talk, answer: Answer, record: Record) -> None:
+def begin(state: ServerState, talk: Talk, answer: Answer, record: Record) -> None:
     """Write the answer in the background. Raises RequestError where it cannot begin."""
-    store = service.responses
-    count, own = store.live(), store.live(record.tenant) if service.tenants.several else 0
+    store = state.responses
+    count, own = store.live(), store.live(record.tenant) if state.tenants.several else 0
     if count + own >= MAX_BACKGROUND:  # there is always room for one who holds nothing
         raise RequestError(
             f"{count} responses are being written in the background, {own} of them counted twice "
@@ -137,9 +137,9 @@ def begin(service: Service, talk: Talk, answer: Answer, record: Record) -> None:
             "background",
             "queue_full",
         )
-    service.admit(1)
+    state.admit(1)
     with in_own_words():
-        talk.ask.verified(service.info)
+        talk.ask.verified(state.runtime.info)
     record.live = live = Live(store, answer, record)
     if not store.put(record):
         store.drop(record)
@@ -149,7 +149,7 @@ def begin(service: Service, talk: Talk, answer: Answer, record: Record) -> None:
             "background",
             "queue_full",
         )
-    live.start(written(service, talk, answer, service.config.server.stream_interval))
+    live.start(written(state, talk, answer, state.config.server.stream_interval))
 
 
 async def follow(record: Record, after: int) -> AsyncGenerator[bytes, None]:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+from sglang.srt.http.exchange.current_caller import CALLER
 from sglang.srt.http.exchange.error_replies import json_response
 from sglang.srt.http.exchange.event_stream import respond, unless_gone
 from sglang.srt.http.exchange.json_body import read_body
@@ -26,28 +27,27 @@ from sglang.srt.http.openai.responses.responses_body import (
     in_own_words,
 )
 from sglang.srt.http.openai.responses.stored_context import Past
-from sglang.srt.http.service import Service
+from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.request_error import RequestError
-from sglang.srt.runtime.caller import current
-from sglang.srt.runtime.offload import beside
+from sglang.srt.runtime.offload import offload
 from starlette.requests import Request
 from starlette.responses import Response
 
 PAGE, MAX_PAGE = 20, 100  # items of one list
 
 
-async def create(service: Service, request: Request) -> Response:
+async def create(state: ServerState, request: Request) -> Response:
     """Answer an input: as one object, as a stream of events, or in the background."""
-    body = await read_body(request, ResponsesBody, service.body_limit)
+    body = await read_body(request, ResponsesBody, state.body_limit)
     name = uuid.uuid4().hex
-    items, talk = await _read(service, body, name)
-    answer = Answer(service, body, talk, name)
+    items, talk = await _read(state, body, name)
+    answer = Answer(state, body, talk, name)
     talk = replace(talk, ask=replace(talk.ask, rid=body.rid or answer.id))
     kept = msgspec.json.encode(items)
-    record = Record(answer.id, current.get().tenant, body.previous_response_id or "", kept)
+    record = Record(answer.id, CALLER.get().tenant, body.previous_response_id or "", kept)
     if body.background:
         record.events = [] if body.stream else None
-        begin(service, talk, answer, record)
+        begin(state, talk, answer, record)
         if body.stream:
             return await respond(request, follow(record, -1), FRAMES)
         return json_response(answer.value())
@@ -55,29 +55,29 @@ async def create(service: Service, request: Request) -> Response:
     def save() -> None:
         if body.kept:
             record.value = msgspec.json.encode(answer.value())
-            service.responses.put(record)
+            state.responses.put(record)
 
     if body.stream:
-        events = written(service, talk, answer, service.config.server.stream_interval)
+        events = written(state, talk, answer, state.config.server.stream_interval)
         return await respond(request, told(events, answer, save), EVENTS)
-    await unless_gone(request, _all(written(service, talk, answer, sys.maxsize)))
+    await unless_gone(request, _all(written(state, talk, answer, sys.maxsize)))
     save()
     return json_response(answer.value())
 
 
 async def _read(
-    service: Service, body: ResponsesBody, name: str, fits: bool = True
+    state: ServerState, body: ResponsesBody, name: str, fits: bool = True
 ) -> tuple[list[Item], Talk]:
     """The items of the input, and the talk that it and what it continues are. ``fits``: what is too
     long for the model is refused. Raises RequestError."""
     check(body)
-    past = Past(service.responses)
+    past = Past(state.responses)
     before = past.conversation(body.previous_response_id)
     count = len(before) + (len(body.input) if isinstance(body.input, list) else 1)
-    items = await beside(count, read_items, body.input, name, before, past.item)
-    chat = chat_of(body, await beside(count, messages_of, body.instructions, [*before, *items]))
+    items = await offload(count, read_items, body.input, name, before, past.item)
+    chat = chat_of(body, await offload(count, messages_of, body.instructions, [*before, *items]))
     with in_own_words():
-        return items, await read_talk(service, chat, fits)
+        return items, await read_talk(state, chat, fits)
 
 
 async def _all(events: AsyncGenerator[Any, None]) -> None:
@@ -86,16 +86,16 @@ async def _all(events: AsyncGenerator[Any, None]) -> None:
             pass
 
 
-async def count(service: Service, request: Request) -> Response:
+async def count(state: ServerState, request: Request) -> Response:
     """How many tokens an input has."""
-    body = await read_body(request, ResponsesBody, service.body_limit)
-    _, talk = await _read(service, body, "", fits=False)
+    body = await read_body(request, ResponsesBody, state.body_limit)
+    _, talk = await _read(state, body, "", fits=False)
     return json_response({"object": "response.input_tokens", "input_tokens": len(talk.ask.prompt)})
 
 
-async def retrieve(service: Service, request: Request) -> Response:
+async def retrieve(state: ServerState, request: Request) -> Response:
     """A stored response; ``stream=true`` (query): its events, behind ``starting_after``."""
-    record = _stored(service, request)
+    record = _stored(state, request)
     streamed = request.query_params.get("stream", "false")
     if streamed not in ("true", "false"):
         raise RequestError(f"stream is {streamed!r:.60}; use true or false.", "stream")
@@ -111,9 +111,9 @@ async def retrieve(service: Service, request: Request) -> Response:
     return await respond(request, follow(record, after), FRAMES)
 
 
-async def cancel(service: Service, request: Request) -> Response:
+async def cancel(state: ServerState, request: Request) -> Response:
     """End a response in the background; one that has ended stays as it is."""
-    record = _stored(service, request)
+    record = _stored(state, request)
     if record.live is not None:
         await record.live.cancel()
     elif not msgspec.json.decode(record.value)["background"]:
@@ -121,18 +121,18 @@ async def cancel(service: Service, request: Request) -> Response:
     return _object(record)
 
 
-async def delete(service: Service, request: Request) -> Response:
+async def delete(state: ServerState, request: Request) -> Response:
     """Forget a response; one in the background is ended first."""
-    record = _stored(service, request)
+    record = _stored(state, request)
     if record.live is not None:
         await record.live.cancel()
-    service.responses.drop(record)
+    state.responses.drop(record)
     return json_response({"id": record.id, "object": "response", "deleted": True})
 
 
-async def input_items(service: Service, request: Request) -> Response:
+async def input_items(state: ServerState, request: Request) -> Response:
     """A response's own input: ``order``, ``limit``, ``after`` (query)."""
-    record = _stored(service, request)
+    record = _stored(state, request)
     order = request.query_params.get("order", "desc")
     if order not in ("asc", "desc"):
         raise RequestError(f"order is {order!r:.60}; use asc or desc.", "order")
@@ -157,10 +157,10 @@ async def input_items(service: Service, request: Request) -> Response:
     )
 
 
-def _stored(service: Service, request: Request) -> Record:
+def _stored(state: ServerState, request: Request) -> Record:
     """Raises RequestError, also for what belongs to another tenant."""
     id = request.path_params["id"]
-    record = service.responses.find(current.get().tenant, id)
+    record = state.responses.find(CALLER.get().tenant, id)
     if record is None:
         raise RequestError(
             f"Response with id {id!r:.80} not found: it was not stored, has been deleted, or has "

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from sglang.srt.http.exchange.current_caller import CALLER
 from sglang.srt.http.openai.responses.items import Item, response_of
 from sglang.srt.http.openai.responses.response_store import Record, Store
 from sglang.srt.program.request_error import RequestError
-from sglang.srt.runtime.caller import current
 
 
 class Past:
     """The stored responses of the caller, each decoded once."""
 
     def __init__(self, store: Store) -> None:
-        self._store, self._tenant = store, current.get().tenant
+        self._store, self._tenant = store, CALLER.get().tenant
         self._items: dict[str, dict[str, Item]] = {}
 
     def conversation(self, id: str | None) -> list[Item]:

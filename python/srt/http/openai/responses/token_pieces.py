@@ -7,7 +7,7 @@ from typing import Any
 
 from sglang.srt.http.openai.chat.chat_request import Talk
 from sglang.srt.http.openai.shared_fields import Progress, logprob_of
-from sglang.srt.http.service import Service
+from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.deltas import Delta, Words
 from sglang.srt.program.output import Output
 
@@ -27,13 +27,13 @@ class Pieces:
     words in which it ends: those of reasoning, calls and hidden tokens belong to none.
     """
 
-    def __init__(self, service: Service, talk: Talk) -> None:
+    def __init__(self, state: ServerState, talk: Talk) -> None:
         skip = talk.ask.sampling.skip_special_tokens
         self.reader, self._sent = talk.reader(), Progress()
         self._traced = talk.ask.logprobs is not None
-        self._table = service.tokenizer.token_bytes
-        self._decoder = service.tokenizer.detokenizer(skip)
-        self._hidden = service.tokenizer.special_ids if skip else frozenset()
+        self._table = state.runtime.tokenizer.token_bytes
+        self._decoder = state.runtime.tokenizer.detokenizer(skip)
+        self._hidden = state.runtime.tokenizer.special_ids if skip else frozenset()
         self._tokens = self._decoded = self._chars = 0
         self._waiting: list[int] = []  # places of tokens whose words are not told yet
 

@@ -1,4 +1,4 @@
-"""Prompts: one or several, as text or as token ids, as OpenAI's routes take them."""
+"""Prompts: one or several, as text or as token ids."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from sglang.srt.core.ints import Ints
-from sglang.srt.http.service import Service
 from sglang.srt.program.ask import verify_prompt
 from sglang.srt.program.request_error import RequestError
+from sglang.srt.runtime.runtime import Runtime
 
 
 def prompts_of(value: Any, field: str) -> list[Any]:
@@ -27,15 +27,15 @@ def prompts_of(value: Any, field: str) -> list[Any]:
 
 
 async def read_prompt(
-    service: Service, value: str | list[int], field: str, add_special_tokens: bool = True
+    runtime: Runtime, value: str | list[int], field: str, add_special_tokens: bool = True
 ) -> Ints:
     """Token ids of one prompt that the engine can take. Raises RequestError, naming ``field``."""
     try:
         if isinstance(value, str):
-            ids = await service.completion.encode_prompt(value, add_special_tokens)
+            ids = await runtime.completion.encode_prompt(value, add_special_tokens)
         else:
-            ids = await service.prompt(value, field)
-        verify_prompt(ids, service.info)
+            ids = await runtime.prompt(value, field)
+        verify_prompt(ids, runtime.info)
     except RequestError as error:
         message = error.message if field in ("prompt", error.param) else f"{field}: {error.message}"
         raise RequestError(message, field.partition("[")[0], error.code) from error
@@ -43,5 +43,5 @@ async def read_prompt(
 
 
 def places(field: str, values: Sequence[Any]) -> list[str]:
-    """What an error calls each of a field's values."""
+    """The names of a field's values in errors."""
     return [field] if len(values) == 1 else [f"{field}[{i}]" for i in range(len(values))]

@@ -1,11 +1,11 @@
-"""Tenants: the keys that the server knows, whose they are, and what each may still do.
+"""Tenants: the API keys that a server knows, and what the tenant of each may still use.
 
     --api-key          one key; it may do everything, unless there is an admin key
     --admin-api-key    may do everything
     --api-keys-file    keys of tenants, each with limits and, unless it says otherwise, a cache
 
-Without any of them everybody may do everything. With the admin key alone everybody may do what
-concerns nobody else.
+Without any of them every caller may do everything. With the admin key alone every caller may do
+what concerns no other.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import hashlib
 import hmac
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 from sglang.srt.config import Config
-from sglang.srt.http.exchange.error_replies import ServerError
+from sglang.srt.program.request_error import RequestError
 from sglang.srt.runtime.caller import SHARED, Caller
 
 ADMIN = "admin"
@@ -27,7 +27,7 @@ MAX_NAME = 64  # characters
 MAX_PRIORITY = 1_000_000
 MINUTE = 60.0
 _UNKNOWN = "This server does not know the API key that was sent."
-_REFUSED = "Send one API key, as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'."
+_MISSING = "Send one API key, as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'."
 
 
 class Key(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -79,24 +79,24 @@ class Key(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Bucket:
-    """What may be used a minute: full at first, refilled steadily, never above a minute's worth."""
+    """A token bucket: full at first, refilled steadily, never above what one minute allows."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
         self._most, self._clock = float(per_minute), clock
         self._level, self._then = self._most, clock()
 
     def resize(self, per_minute: int) -> None:
-        """What has been used stays used."""
+        """Set another rate. What has been used stays used."""
         self._level = self._now() + per_minute - self._most
         self._most = float(per_minute)
 
     def take(self, amount: float) -> None:
-        """Use so much, of the future too where there is not enough."""
+        """Use ``amount``, of the future too where there is not enough."""
         if self._most:
             self._level = self._now() - amount
 
     def wait(self, amount: float) -> float:
-        """Seconds until ``amount`` are there, 0 where they are or nothing is limited."""
+        """Seconds until ``amount`` is there; 0 where it is, or nothing is limited."""
         lack = amount - self._now()
         return max(lack, 0.0) * MINUTE / self._most if self._most else 0.0
 
@@ -108,7 +108,7 @@ class Bucket:
 
 
 class Tenant:
-    """Who holds a key. ``open``: requests of his being answered."""
+    """The holder of a key. ``open``: its requests that are being answered."""
 
     def __init__(
         self, key: Key, namespace: str = "", clock: Callable[[], float] = time.monotonic
@@ -118,18 +118,19 @@ class Tenant:
         self._tokens = Bucket(key.tokens_per_minute, clock)
 
     def caller(self, request: str) -> Caller:
-        """Who sends the request of this id."""
+        """The caller of the request of this id."""
         key = self.key
         return Caller(request, key.name, key.admin, self.namespace, key.priority, self.charge)
 
     def change(self, key: Key, namespace: str) -> None:
-        """Other limits, from now on."""
+        """Set other limits, from now on."""
         self.key, self.namespace = key, namespace
         self._requests.resize(key.requests_per_minute)
         self._tokens.resize(key.tokens_per_minute)
 
     def enter(self) -> None:
-        """Count one request in; each is followed by one ``leave``. Raises ServerError (429)."""
+        """Count one request in; each is followed by one ``leave``. Raises RequestError
+        ``rate_limit_exceeded``."""
         most, requests = self.key.max_concurrent_requests, self.key.requests_per_minute
         tokens = self.key.tokens_per_minute
         if most and self.open >= most:
@@ -149,12 +150,12 @@ class Tenant:
         self._tokens.take(tokens)
 
 
-def _limited(limit: int, what: str, name: str, wait: float) -> ServerError:
+def _limited(limit: int, what: str, name: str, wait: float) -> RequestError:
     seconds = math.ceil(wait)
-    return ServerError(
-        "rate_limit_exceeded",
+    return RequestError(
         f"This key may have {limit} {what} ({name}); try again in {seconds} s.",
-        seconds,
+        code="rate_limit_exceeded",
+        retry=seconds,
     )
 
 
@@ -195,11 +196,11 @@ class Tenants:
         keys = [*self._own, *read(self._path)] if self._path else self._own
         if self.guarded and not keys:
             raise ValueError(
-                f"--api-keys-file {self._path} holds no key, so nobody could ask anything; add one"
+                f"--api-keys-file {self._path} holds no key, so no request could be served; add one"
             )
         digests = [one for key in keys for one in key.digests()]
         if len(set(digests)) < len(digests):
-            raise ValueError("two of the API keys are the same; give everyone his own")
+            raise ValueError("two of the API keys are the same; give each tenant its own")
         tenants = {key.name: self._tenants.get(key.name) or Tenant(key) for key in keys}
         for key in keys:
             tenants[key.name].change(key, self._namespace(key))
@@ -214,39 +215,26 @@ class Tenants:
 
     @property
     def several(self) -> bool:
-        """Whether there is more than one who must get his share."""
+        """Whether several tenants share the engine."""
         return len(self._tenants) > 1 and bool(self._path)
 
-    def of(self, headers: Iterable[tuple[bytes, bytes]]) -> Tenant | None:
-        """Whose key a request brings; None: none of those known, and it needs none.
+    def of(self, key: bytes | None) -> Tenant | None:
+        """The tenant of a key that a request brings (None: it brings none); None where no tenant
+        has it and none is required.
 
-        Every digest is compared, whole: the time taken tells nothing. Raises ServerError (401).
+        Every digest is compared, whole: the time taken tells nothing. Raises RequestError
+        ``invalid_api_key``.
         """
         if not self.guarded:
             return None
-        found, sent = None, credential(headers)
-        if sent is not None:
-            sent = digest(sent)
+        found = None
+        if key is not None:
+            sent = digest(key)
             for one, tenant in self._known:
                 found = tenant if hmac.compare_digest(sent, one) else found
         if found is None and self.required:
-            raise ServerError("invalid_api_key", _REFUSED if sent is None else _UNKNOWN)
+            raise RequestError(_MISSING if key is None else _UNKNOWN, code="invalid_api_key")
         return found
-
-
-def credential(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-    """The key that a request brings, None for none, or for more than one."""
-    found: dict[bytes, bytes] = {}
-    for name, value in headers:
-        if name in found:
-            return None
-        if name == b"x-api-key":
-            found[name] = value
-        elif name == b"authorization":
-            scheme, _, key = value.partition(b" ")
-            found[name] = key.strip(b" ") if scheme.lower() == b"bearer" else b""
-    keys = set(found.values())
-    return keys.pop() if len(keys) == 1 else None
 
 
 def read(path: str) -> list[Key]:

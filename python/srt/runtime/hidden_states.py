@@ -1,4 +1,4 @@
-"""States: the final hidden states of a request's tokens, for ``return_hidden_states``.
+"""The final hidden states of a request's tokens, for ``return_hidden_states``.
 
 They are read again when a completion has ended: one request computes its prompt and its tokens, so
 that drafts, forced text and what the cache had make no difference.
@@ -13,19 +13,20 @@ from typing import Any
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import EVERY, Embed
-from sglang.srt.http.openai.embeddings import vector_of
-from sglang.srt.http.service import Service
 from sglang.srt.program.ask import Ask
 from sglang.srt.program.output import Output
 from sglang.srt.program.request_error import RequestError
+from sglang.srt.runtime.caller import Caller
+from sglang.srt.runtime.runtime import Runtime
+from sglang.srt.runtime.vectors import vector_of
 
 MAX_NUMBERS = 1 << 20  # of one HTTP request: 20 MB of JSON
 _NOTHING = SamplingParams(max_new_tokens=0)
 
 
-def verify_states(service: Service, asks: Sequence[Ask]) -> None:
+def verify_states(runtime: Runtime, asks: Sequence[Ask]) -> None:
     """Raise RequestError where ``asks`` may have more states than ``MAX_NUMBERS``, or none."""
-    width = service.info.hidden_size
+    width = runtime.info.hidden_size
     tokens = 0
     for ask in asks:
         if ask.segments:
@@ -43,18 +44,19 @@ def verify_states(service: Service, asks: Sequence[Ask]) -> None:
         )
 
 
-async def states_of(service: Service, ask: Ask, output: Output) -> list[Any]:
+async def states_of(runtime: Runtime, ask: Ask, output: Output, caller: Caller) -> list[Any]:
     """The states of the prompt's tokens, a list [prompt tokens, hidden size], and behind it the
     state [hidden size] of every generated token but the last, which was not read.
 
     Raises RequestError, and EngineLost.
     """
     prompt = ask.prompt + ints(output.tokens[:-1])
-    [done] = await service.read(
+    [done] = await runtime.read(
         [replace(ask, prompt=prompt, sampling=_NOTHING, logprobs=None, score_choices=False)],
         Embed(EVERY),
+        caller,
     )
-    numbers, width = vector_of(done), service.info.hidden_size
+    numbers, width = vector_of(done), runtime.info.hidden_size
     states = [numbers[i : i + width].tolist() for i in range(0, len(numbers), width)]
     count = len(ask.prompt)
     return [states[:count], *states[count:]]

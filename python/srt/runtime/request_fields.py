@@ -1,16 +1,20 @@
-"""Fields of upstream SGLang's requests that this server does not have.
+"""Fields of requests: how plain data becomes a request's struct, and which fields are refused.
 
-A field that would change the answer, or which requests share a cache, is refused. A field without
-such an effect is accepted and ignored. A body that declares a field of its own honours it, whatever
-the tables here say: a field moves out of a table when a body declares it.
+The tables name the fields of upstream SGLang's requests that this runtime lacks. One that would
+change the answer, or which requests share a cache, is refused. One without such an effect is
+ignored. A struct that declares a field honours it, whatever the tables say.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 from sglang.srt.program.request_error import RequestError
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 _FEATURES = {
     "a custom logit processor": "custom_logit_processor",
@@ -49,7 +53,7 @@ _FEATURES = {
 UNSUPPORTED: Mapping[str, str] = {
     name: feature for feature, names in _FEATURES.items() for name in names.split()
 }
-"""The feature that each field asks for."""
+"""The feature that each refused field stands for, by its name."""
 
 _HARMLESS = {
     "names and labels for other programs": "user session_id conversation_id routing_key "
@@ -62,7 +66,7 @@ _HARMLESS = {
     "known without": "modalities return_bytes background http_worker_ipc lora_id",
 }
 IGNORED = frozenset(name for names in _HARMLESS.values() for name in names.split())
-"""Fields that change neither the answer nor who may share a cache."""
+"""Fields that change neither the answer nor which requests share a cache."""
 
 
 def refuse_unsupported(body: Mapping[str, Any], declared: tuple[str, ...]) -> None:
@@ -85,8 +89,29 @@ def _set(body: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _given(value: Any) -> bool:
-    """Whether a field asks for something. Null, false, 0 and what is empty do not, nor does a list
-    of nothing but these; token id 0 in a list does."""
+    """Whether a field's value has an effect. Null, false, 0 and what is empty have none, nor has a
+    list of nothing but these; token id 0 in a list has one."""
     if isinstance(value, list):
         return any(type(item) is int or _given(item) for item in value)
     return bool(value)
+
+
+def convert(value: Any, kind: type[T]) -> T:
+    """Plain data as the struct of a request. Raises RequestError, naming the field."""
+    if not isinstance(value, dict):
+        raise RequestError("The body must be a JSON object.")
+    refuse_unsupported(value, kind.__struct_fields__)
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        message = str(error)
+        _, found, path = message.rpartition("`$.")
+        param = re.split(r"[\[.`]", path)[0] if found else None
+        raise RequestError(f"{message}.", param) from error
+    except OverflowError as error:
+        raise RequestError(f"A number is out of range: {error}.") from error
+
+
+def plain(answer: Any) -> Any:
+    """The structs of an answer as dicts and lists, fields that are not set left out."""
+    return msgspec.to_builtins(answer)

@@ -16,11 +16,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import msgspec
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import Config
+from sglang.srt.core.ints import ints
 from sglang.srt.engine.client import Client, EngineLost
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.engine.process import EngineProcess, Started
-from sglang.srt.http.admin.routes import probe
+from sglang.srt.program.ask import Ask
 from sglang.srt.program.completion import Completion
 from sglang.srt.program.request_error import RequestError
 from sglang.srt.tokenizer import Tokenizer
@@ -30,6 +32,7 @@ log = logging.getLogger("sglang.server")
 WINDOW = 600.0  # seconds in which --max-engine-restarts are counted
 PAUSE = 1.0  # before each further restart of a window; the first is made at once
 PERIOD = 10.0  # most seconds between two pings
+PROBE_SECONDS = 20.0  # the longest wait for a probe's token
 GRACE = 1.0  # for an answer that is there and not read yet: this process may have been stopped too
 
 
@@ -145,6 +148,18 @@ class Supervisor:
         nobody = Client(self.completion.info, _refuse)
         nobody.fail(EngineLost(f"{lost}; it is being started again"))
         self.completion.client = nobody
+
+
+async def probe(completion: Completion) -> None:
+    """Generate one token, or compute one where the model generates none. Raises EngineLost, also
+    where it does not come in ``PROBE_SECONDS``."""
+    start = completion.tokenizer.bos_id or 0
+    new = 1 if completion.info.purpose == "generate" else 0
+    sampling = SamplingParams(max_new_tokens=new, temperature=0.0, ignore_eos=True)
+    try:
+        await asyncio.wait_for(completion.generate(Ask(ints([start]), sampling)), PROBE_SECONDS)
+    except asyncio.TimeoutError as error:
+        raise EngineLost(f"no token in {PROBE_SECONDS:.0f} s") from error
 
 
 async def watchdog(engine: EngineProcess, seconds: float) -> None:

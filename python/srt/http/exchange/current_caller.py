@@ -1,0 +1,13 @@
+"""The caller of the HTTP request being answered: set by the guard, read by the handlers.
+
+A context variable, because the errors of every depth carry the request's id. Nothing below HTTP
+reads it: the runtime gets the caller as an argument.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+
+from sglang.srt.runtime.caller import ANYBODY, Caller
+
+CALLER: ContextVar[Caller] = ContextVar("caller", default=ANYBODY)

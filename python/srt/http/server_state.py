@@ -1,0 +1,62 @@
+"""ServerState: what the routes of one HTTP server share beside the runtime."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+
+from sglang.srt.config import Config
+from sglang.srt.http.exchange.current_caller import CALLER
+from sglang.srt.http.openai.responses.response_store import Store
+from sglang.srt.http.telemetry.metrics import Metrics
+from sglang.srt.http.telemetry.request_tracing import Tracing
+from sglang.srt.program.ask import Ask
+from sglang.srt.program.completion import Completion
+from sglang.srt.program.output import Output
+from sglang.srt.runtime.runtime import Runtime, model_name_of
+from sglang.srt.runtime.tenants import Tenants
+
+
+class ServerState:
+    """One server. ``run``, ``finish`` and ``admit`` are the runtime's, for the caller of the
+    current request.
+
+    Attributes:
+        started: seconds since the epoch, to be shown; began: of the monotonic clock.
+        tracing: the destination of spans, if there is one.
+        responses: those of ``/v1/responses`` that may be asked for again.
+        draining: no new request is taken.
+        open_requests: HTTP requests being answered.
+    """
+
+    def __init__(self, config: Config, completion: Completion) -> None:
+        self.tenants = Tenants(config)
+        self.metrics = Metrics(model_name_of(config))
+        self.runtime = Runtime(config, completion, self.metrics, self.tenants)
+        self.responses = Store(config.server.response_store_bytes)
+        self.tracing: Tracing | None = None
+        self.started, self.began = int(time.time()), time.monotonic()
+        self.draining = False
+        self.open_requests = 0
+
+    @property
+    def config(self) -> Config:
+        return self.runtime.config
+
+    @property
+    def body_limit(self) -> int:
+        return self.runtime.config.server.max_body_bytes
+
+    def run(self, asks: Sequence[Ask]) -> AsyncGenerator[tuple[int, Output], None]:
+        return self.runtime.run(asks, CALLER.get())
+
+    async def finish(self, asks: Sequence[Ask]) -> list[list[Output]]:
+        return await self.runtime.finish(asks, CALLER.get())
+
+    def admit(self, count: int) -> None:
+        self.runtime.admit(count, CALLER.get())
+
+    def restarted(self) -> None:
+        """Another engine has taken the lost one's place."""
+        self.metrics.restarted()
+        self.runtime.restarted()

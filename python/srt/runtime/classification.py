@@ -1,0 +1,70 @@
+"""Classification: the labels of texts, by a model with a classification head."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from sglang.srt.core.messages import Done, Embed
+from sglang.srt.core.request_stats import Count
+from sglang.srt.program.request_error import RequestError
+from sglang.srt.runtime.caller import ANYBODY, Caller
+from sglang.srt.runtime.prompts import places, prompts_of
+from sglang.srt.runtime.runtime import Runtime
+from sglang.srt.runtime.vectors import PoolingFields, read_asks, vector_of
+
+
+class ClassifyRequest(PoolingFields, kw_only=True):
+    """``input``: a text, a list of texts or of token ids. ``pooling`` can only be "last"."""
+
+    input: Any = None
+
+
+class Label(msgspec.Struct):
+    """``label`` is the most likely one; ``probs`` and ``scores`` are in the order of the labels."""
+
+    index: Count
+    label: str
+    probs: list[float]
+    scores: list[float]
+    num_classes: Count
+
+
+async def classify(
+    runtime: Runtime, request: ClassifyRequest, caller: Caller = ANYBODY
+) -> tuple[list[Label], list[Done]]:
+    """The label of each prompt, and the prompt's end. Raises RequestError."""
+    labels = runtime.info.labels
+    if not labels:
+        raise RequestError(
+            f"{runtime.info.model_path} ({runtime.info.architecture}) has no labels; serve a "
+            "...ForSequenceClassification model, or use /v1/score with label_token_ids.",
+            "model",
+            "unsupported",
+        )
+    if request.pooling not in (None, "last"):
+        raise RequestError(
+            f"pooling is {request.pooling!r}; the labels are read off the last token.", "pooling"
+        )
+    prompts = prompts_of(request.input, "input")
+    asks = await read_asks(runtime, request, prompts, places("input", prompts), caller)
+    found = await runtime.read(asks, Embed("last"), caller)
+    shown = []
+    for index, done in enumerate(found):
+        scores = vector_of(done).tolist()
+        best = max(range(len(scores)), key=scores.__getitem__)
+        shown.append(Label(index, labels[best], probabilities(scores), scores, len(labels)))
+    return shown, found
+
+
+def probabilities(scores: Sequence[float]) -> list[float]:
+    """The softmax; of a single score, which is a reward, the logistic function."""
+    if len(scores) == 1:
+        tail = math.exp(-abs(scores[0]))
+        return [(1.0 if scores[0] >= 0 else tail) / (1 + tail)]
+    most = max(scores)
+    weights = [math.exp(score - most) for score in scores]
+    whole = sum(weights)
+    return [weight / whole for weight in weights]

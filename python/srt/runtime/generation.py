@@ -1,0 +1,515 @@
+"""Generation: the requests of ``/generate`` and of ``sglang.Engine.generate``, and their answers.
+
+A stream is cumulative, or a sequence of deltas. A cumulative item holds all of the completion so
+far, so sending one with each token would cost the square of its length. The longer the items, the
+further
+apart they are: ``TOKEN_BYTES``.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+from sglang.srt.core.ints import Ints, ints
+from sglang.srt.core.request_stats import Count, RequestCounts
+from sglang.srt.core.segments import Segments
+from sglang.srt.program.ask import Ask, Logprobs, namespace_of, sampling_from
+from sglang.srt.program.completion import EngineLost
+from sglang.srt.program.output import Finish, Output, PromptLogprobs
+from sglang.srt.program.parallel_parts import read_parts
+from sglang.srt.program.request_error import RequestError
+from sglang.srt.program.sources import Source, sources_of
+from sglang.srt.runtime.caller import ANYBODY, Caller
+from sglang.srt.runtime.hidden_states import states_of, verify_states
+from sglang.srt.runtime.runtime import Runtime
+from sglang.srt.runtime.sessions import SessionParams, SessionTurn
+
+TOKEN_BYTES = 16 << 10  # of cumulative items, for each token that is generated
+ENTRY_BYTES = 32  # of one log-probability with its token id in JSON, about
+ID_BYTES = 8  # of a token id
+
+T = TypeVar("T")
+Maybe: TypeAlias = T | UnsetType  # a field that may not be there
+Seconds = Annotated[float, Meta(ge=0)]
+Triple: TypeAlias = tuple[float | None, int, str | None]
+Triples = list[Triple]
+
+# -- requests -------------------------------------------------------------------------------------
+
+
+class GenerateRequest(msgspec.Struct, kw_only=True):
+    """One prompt or a list of them; a list field has one entry a prompt. ``parts`` is one prompt:
+    texts that follow each other, and lists of texts that are encoded side by side."""
+
+    text: str | list[str] | None = None
+    input_ids: list[Any] | None = None
+    parts: list[str | list[str]] | None = None
+    sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None
+    rid: str | list[str] | None = None
+    return_logprob: bool | list[bool] | None = None
+    logprob_start_len: int | list[int] | None = None
+    top_logprobs_num: int | list[int] | None = None
+    token_ids_logprob: list[Any] | None = None
+    return_text_in_logprobs: bool | None = None
+    masked_logprobs: bool | None = None
+    return_spans: bool | None = None
+    stream: bool | None = None
+    incremental_streaming_output: bool | None = None
+    priority: int | None = None
+    cache_salt: str | list[str | None] | None = None
+    extra_key: str | list[str | None] | None = None
+    image_data: Any = None
+    video_data: Any = None
+    lora_path: str | list[str | None] | None = None
+    session_params: SessionParams | None = None
+    return_hidden_states: bool | list[bool] | None = None
+    no_logs: bool | None = None
+
+
+_PROMPTS = ("text", "input_ids", "parts")
+
+
+# -- answers --------------------------------------------------------------------------------------
+
+
+class Stopped(msgspec.Struct, tag_field="type", tag="stop"):
+    """A stop string, a stop pattern or an end token was reached, which ``matched`` is."""
+
+    matched: str | int | None
+
+
+class Full(msgspec.Struct, tag_field="type", tag="length"):
+    """The limit of tokens was reached."""
+
+    length: Count
+
+
+class Ended(msgspec.Struct, tag_field="type", tag="abort"):
+    """The request was aborted."""
+
+    message: str
+
+
+class Failed(msgspec.Struct, tag_field="type", tag="error"):
+    """No token could follow."""
+
+    message: str
+
+
+class Spans(msgspec.Struct):
+    """Seconds since the request was received. ``first_token`` is null where there was none."""
+
+    submitted: Seconds
+    scheduled: Seconds
+    first_token: Seconds | None
+    end: Seconds
+    retractions: Count
+
+
+class CompletionMeta(RequestCounts, kw_only=True, omit_defaults=False):
+    """Facts of one completion: why it ended, what it used, log-probabilities where requested."""
+
+    id: str
+    finish_reason: Stopped | Full | Ended | Failed | None
+    e2e_latency: float
+    input_token_logprobs: Maybe[list[Triple]] = UNSET
+    output_token_logprobs: Maybe[list[Triple]] = UNSET
+    input_top_logprobs: Maybe[list[list[Triple] | None]] = UNSET
+    output_top_logprobs: Maybe[list[list[Triple]]] = UNSET
+    input_token_ids_logprobs: Maybe[list[list[Triple] | None]] = UNSET
+    output_token_ids_logprobs: Maybe[list[list[Triple]]] = UNSET
+    choice_logprobs: Maybe[list[float]] = UNSET
+    spans: Maybe[Spans] = UNSET
+    hidden_states: Maybe[list[Any]] = UNSET
+
+
+class Generated(msgspec.Struct):
+    """One completion, or what is known of it so far. ``index`` is there in a stream of several."""
+
+    text: str
+    output_ids: list[Count]
+    meta_info: CompletionMeta
+    index: Maybe[Count] = UNSET
+
+
+# -- running --------------------------------------------------------------------------------------
+
+
+async def generate(
+    runtime: Runtime, request: GenerateRequest, caller: Caller = ANYBODY
+) -> Generated | list[Generated]:
+    """The completions of a request: one where it has one prompt, not in a list, and ``n`` is 1.
+
+    Raises RequestError, and EngineLost where the engine died.
+    """
+    call = await read_call(runtime, request, caller)
+    results = await call.finish()
+    found = []
+    for ask, outputs, wanted in zip(call.asks, results, call.states):
+        for output in outputs:
+            shown = _show(ask, output, call.received)
+            if ask.logprobs is not None:
+                writer = _LogprobWriter(runtime, ask, ask.logprobs, call.with_text)
+                writer.input(shown.meta_info, output)
+                writer.output(shown.meta_info, output)
+            if wanted:
+                shown.meta_info.hidden_states = await states_of(runtime, ask, output, caller)
+            found.append(shown)
+    return found[0] if call.single else found
+
+
+async def stream(
+    runtime: Runtime, request: GenerateRequest, caller: Caller = ANYBODY
+) -> AsyncGenerator[Generated, None]:
+    """The same as it grows. The prompt's log-probabilities come with the first item of a
+    completion, and with the last one of a cumulative stream. Raises as ``generate`` does."""
+    incremental = _incremental(runtime, request)
+    call = await read_call(runtime, request, caller)
+    interval = runtime.config.server.stream_interval
+    streamed: dict[int, _Streamed] = {}
+    ended: list[tuple[Ask, Output, Generated]] = []
+    offsets = [0]
+    for ask in call.asks:
+        offsets.append(offsets[-1] + ask.sampling.n)
+    async with aclosing(call.run()) as items:
+        async for index, output in items:
+            place, ask = offsets[index] + output.index, call.asks[index]
+            if place not in streamed:
+                writer = None
+                if ask.logprobs is not None:
+                    writer = _LogprobWriter(runtime, ask, ask.logprobs, call.with_text)
+                streamed[place] = _Streamed(ask, incremental, writer)
+            if not streamed[place].is_due(output, interval):
+                continue
+            item = streamed[place].show(output, call.received)
+            if not call.single:
+                item.index = place
+            if call.states[index] and output.finish is not None:
+                ended.append((ask, output, item))
+            else:
+                yield item
+    for ask, output, item in ended:  # last, because reading states is a request of its own
+        item.meta_info.hidden_states = await states_of(runtime, ask, output, caller)
+        yield item
+
+
+class GenerateCall(msgspec.Struct):
+    """The prompts of one request in the engine's terms, and how their answers are shown.
+
+    Attributes:
+        single: one prompt, not in a list, and one completion.
+        with_text: log-probabilities have the texts of their tokens.
+        received: time.monotonic() of the request, where spans are wanted.
+        states: of each ask, whether hidden states are wanted.
+        turn: of a session, where the request is in one.
+    """
+
+    runtime: Runtime
+    caller: Caller
+    asks: list[Ask]
+    single: bool
+    with_text: bool
+    received: float | None
+    states: Sequence[bool]
+    turn: SessionTurn | None = None
+
+    def in_session(self, params: SessionParams) -> GenerateCall:
+        """The same with the prompt of its session. Nothing may be awaited until it is run: the
+        session has it by then. Raises RequestError."""
+        [ask, *others] = self.asks
+        more = ask.segments or ask.media or ask.score_choices or self.states[0]
+        if others or not self.single or more:
+            raise RequestError(
+                "A request of a session is one prompt of text or ids with n = 1, without media, "
+                "parts, choices_scoring and return_hidden_states; send others without "
+                "session_params.",
+                "session_params",
+            )
+        turn = self.runtime.sessions.begin(params, ask.rid, ask.prompt, self.caller.tenant)
+        return msgspec.structs.replace(self, asks=[replace(ask, prompt=turn.prompt)], turn=turn)
+
+    def run(self) -> AsyncGenerator[tuple[int, Output], None]:
+        """Outputs as ``Runtime.run`` has them."""
+        if self.turn is None:
+            return self.runtime.run(self.asks, self.caller)
+        run = partial(self.runtime.run, self.asks, self.caller)
+        return self.runtime.sessions.follow(self.turn, run)
+
+    async def finish(self) -> list[list[Output]]:
+        """The finished outputs of each ask. Raises EngineLost where none came."""
+        if self.turn is None:
+            return await self.runtime.finish(self.asks, self.caller)
+        last = None
+        async with aclosing(self.run()) as items:  # tokens may be replaced until the end
+            async for _, output in items:
+                last = output
+        if last is None:
+            raise EngineLost("the engine ended a request without an answer")
+        return [[last]]
+
+
+def _incremental(runtime: Runtime, request: GenerateRequest) -> bool:
+    """Whether a stream is one of deltas. Raises RequestError."""
+    wanted = request.incremental_streaming_output
+    if wanted is None:
+        wanted = runtime.config.server.incremental_streaming_output
+    if wanted and runtime.config.grammar.jumps == "string":
+        raise RequestError(
+            "incremental_streaming_output is true, and this server runs with --jump-forward "
+            "string, which replaces tokens that were sent; set it to false.",
+            "incremental_streaming_output",
+            "unsupported",
+        )
+    return wanted
+
+
+class _Streamed:
+    """The streamed part of one completion."""
+
+    def __init__(self, ask: Ask, incremental: bool, writer: _LogprobWriter | None) -> None:
+        self._ask, self._incremental, self._writer = ask, incremental, writer
+        self._tokens = self._chars = 0
+        self._begun = False
+        entries = 0 if ask.logprobs is None else 1 + ask.logprobs.top + len(ask.logprobs.probe)
+        self._token_bytes = ID_BYTES + ENTRY_BYTES * entries
+
+    def is_due(self, output: Output, interval: int) -> bool:
+        """Whether it is time for an item, one in ``interval`` tokens where items are short."""
+        if output.finish is not None:
+            return True
+        if not self._incremental:
+            size = len(output.text) + self._token_bytes * output.completion_tokens
+            interval = max(interval, size // TOKEN_BYTES)
+        return output.completion_tokens - self._tokens >= interval
+
+    def show(self, output: Output, received: float | None) -> Generated:
+        """The next item: all of the completion, or what is new of it."""
+        chars, tokens = (self._chars, self._tokens) if self._incremental else (0, 0)
+        shown = _show(self._ask, output, received, chars, tokens)
+        first, last = not self._begun, output.finish is not None
+        if self._writer is not None:
+            if first or (last and not self._incremental):
+                self._writer.input(shown.meta_info, output)
+            self._writer.output(shown.meta_info, output, self._incremental)
+        self._begun, self._tokens, self._chars = True, len(output.tokens), len(output.text)
+        return shown
+
+
+async def read_call(runtime: Runtime, request: GenerateRequest, caller: Caller) -> GenerateCall:
+    """The request in the engine's terms. Raises RequestError."""
+    received = time.monotonic() if request.return_spans else None
+    prompts, listed = _prompts(request)
+    count = len(prompts)
+    runtime.admit(count, caller)
+    each = partial(_each, request, count)
+    rids, settings = each("rid", ""), each("sampling_params", {})
+    wanted = each("return_logprob", False)
+    logprobs = _logprobs(request, count)
+    salts, keys, paths = each("cache_salt"), each("extra_key"), each("lora_path")
+    images = _sources(request, "image", count)
+    videos = _sources(request, "video", count)
+    asks = []
+    for i, prompt in enumerate(prompts):
+        sampling = sampling_from(settings[i])
+        ids, segments = await _read(runtime, request, prompt)
+        ask = Ask(
+            ids,
+            sampling,
+            logprobs[i] if wanted[i] else None,
+            rids[i] or uuid.uuid4().hex,
+            request.priority or 0,
+            namespace_of(salts[i], keys[i]),
+            segments,
+            score_choices=settings[i].get("choices_scoring") == "whole",
+            adapter=runtime.adapters.of(lora_path=paths[i]) if paths[i] else "",
+        )
+        if images or videos:
+            ask = await _with_media(
+                runtime, ask, images[i] if images else [], videos[i] if videos else []
+            )
+        asks.append(ask)
+    single = not listed and asks[0].sampling.n == 1
+    states = each("return_hidden_states", False)
+    with_text = bool(request.return_text_in_logprobs)
+    call = GenerateCall(runtime, caller, asks, single, with_text, received, states)
+    if any(states):
+        verify_states(runtime, [ask for ask, wanted in zip(asks, states) if wanted])
+    params = request.session_params
+    return call if params is None else call.in_session(params)
+
+
+def _logprobs(request: GenerateRequest, count: int) -> list[Logprobs]:
+    starts = _each(request, count, "logprob_start_len", -1)
+    tops = _each(request, count, "top_logprobs_num", 0)
+    probes, masked = _probes(request.token_ids_logprob, count), bool(request.masked_logprobs)
+    return [
+        Logprobs(top=tops[i], start=starts[i], probe=probes[i], masked=masked) for i in range(count)
+    ]
+
+
+def _sources(request: GenerateRequest, kind: str, count: int) -> list[list[Source]]:
+    """The images or videos of each prompt; [] where the request has none."""
+    value = getattr(request, f"{kind}_data")
+    return [] if value is None else sources_of(kind, value, count, f"{kind}_data")
+
+
+def _prompts(request: GenerateRequest) -> tuple[list[Any], bool]:
+    """The prompts and whether they came as a list."""
+    given = [name for name in _PROMPTS if getattr(request, name) is not None]
+    if len(given) != 1:
+        raise RequestError("Give one of text, input_ids and parts.", "text")
+    if request.parts is not None:
+        return [request.parts], False
+    if request.text is not None:
+        listed = isinstance(request.text, list)
+        prompts: list[Any] = request.text if isinstance(request.text, list) else [request.text]
+    else:
+        found = request.input_ids or []
+        listed = bool(found) and isinstance(found[0], list)
+        prompts = found if listed else [found]
+    if not prompts:
+        raise RequestError("The list of prompts is empty.", "text")
+    return prompts, listed
+
+
+async def _read(runtime: Runtime, request: GenerateRequest, prompt: Any) -> tuple[Ints, Segments]:
+    """Token ids and segments of one prompt. Raises RequestError."""
+    if request.parts is not None:
+        return await read_parts(runtime.completion, prompt)
+    return await runtime.prompt(prompt, "text" if request.text is not None else "input_ids"), ()
+
+
+async def _with_media(
+    runtime: Runtime, ask: Ask, images: list[Source], videos: list[Source]
+) -> Ask:
+    """The ask with images and videos in place of their placeholders. Raises RequestError."""
+    field = "video_data" if videos and not images else "image_data"
+    seen = await runtime.see(ask.prompt, [*images, *videos], ask.segments, field)
+    return replace(ask, prompt=seen.tokens, segments=seen.segments, media=seen.media)
+
+
+def _each(request: GenerateRequest, count: int, name: str, default: Any = None) -> list[Any]:
+    """One entry a prompt of a field that may be given once for all."""
+    value = getattr(request, name)
+    if not isinstance(value, list):
+        return [default if value is None else value] * count
+    _verify_count(value, count, name)
+    return value
+
+
+def _verify_count(value: list[Any], count: int, name: str) -> None:
+    if len(value) != count:
+        raise RequestError(f"{name} has {len(value)} entries for {count} prompts.", name)
+
+
+def _probes(value: list[Any] | None, count: int) -> list[tuple[int, ...]]:
+    rows = value if value and isinstance(value[0], list) else [value or []] * count
+    _verify_count(rows, count, "token_ids_logprob")
+    for row in rows:
+        if not isinstance(row, list) or not set(map(type, row)) <= {int}:
+            raise RequestError("token_ids_logprob must hold token ids.", "token_ids_logprob")
+    return [tuple(row) for row in rows]
+
+
+def _show(
+    ask: Ask, output: Output, received: float | None, chars: int = 0, tokens: int = 0
+) -> Generated:
+    """A completion without its first ``chars`` characters and ``tokens`` tokens."""
+    counts = {name: getattr(output.stats, name) for name in RequestCounts.__struct_fields__}
+    counts["completion_tokens"] = output.completion_tokens  # the engine's count comes at the end
+    finish = output.finish
+    meta = CompletionMeta(
+        id=ask.rid if ask.sampling.n == 1 else f"{ask.rid}-{output.index}",
+        finish_reason=None if finish is None else _finish_reason(finish, output.completion_tokens),
+        e2e_latency=output.seconds,
+        **counts,
+    )
+    if output.choice_logprobs:
+        meta.choice_logprobs = output.choice_logprobs
+    if received is not None and finish is not None:
+        meta.spans = _spans(output, received)
+    return Generated(output.text[chars:] if chars else output.text, output.tokens[tokens:], meta)
+
+
+def _spans(output: Output, received: float) -> Spans:
+    """The stages of a completion, in seconds since its request was received. They never go
+    backwards: its times are those of two processes, each measured from its own beginning."""
+    submitted = max(output.started - received, 0.0)
+    end = submitted + output.seconds
+    scheduled = min(submitted + output.stats.queue_seconds, end)
+    first = output.stats.first_token_seconds or None
+    if first is not None:
+        first = min(max(submitted + first, scheduled), end)
+    return Spans(submitted, scheduled, first, end, output.stats.retractions)
+
+
+def _finish_reason(finish: Finish, tokens: int) -> Stopped | Full | Ended | Failed:
+    if finish.reason == "stop":
+        return Stopped(finish.matched)
+    if finish.reason == "length":
+        return Full(tokens)
+    if finish.reason == "error":
+        return Failed(finish.message)
+    return Ended("The request was aborted.")
+
+
+class _LogprobWriter:
+    """The log-probability fields of one completion. Each generated token is written once, however
+    often a stream shows it."""
+
+    def __init__(self, runtime: Runtime, ask: Ask, wanted: Logprobs, with_text: bool) -> None:
+        self._decode = runtime.tokenizer.decode if with_text else None
+        self._ask, self._wanted = ask, wanted
+        self._read = 0  # tokens before those in ``_tokens``
+        self._tokens: Triples = []
+        self._tops: list[Triples] = []
+        self._probes: list[Triples] = []
+
+    def input(self, meta: CompletionMeta, output: Output) -> None:
+        """Set the prompt's fields. The first entry has no value, by this API's custom, wherever the
+        report begins."""
+        prompt = output.prompt_logprobs or PromptLogprobs()
+        given = self._ask.prompt[prompt.start :] if prompt.logprobs else ints()
+        values = [None, *prompt.logprobs[1:]] if prompt.logprobs else []
+        meta.input_token_logprobs = self._triples(zip(given, values))
+        if self._wanted.top:
+            tops = [self._triples(pairs or ()) for pairs in prompt.tops[1:]]
+            meta.input_top_logprobs = [None, *tops] if prompt.tops else []
+        if self._wanted.probe:
+            probes = [self._probed(row or ()) for row in prompt.probes[1:]]
+            meta.input_token_ids_logprobs = [None, *probes] if prompt.probes else []
+
+    def output(self, meta: CompletionMeta, output: Output, fresh: bool = False) -> None:
+        """Set the fields of all generated tokens, or with ``fresh`` of those that are new since the
+        last call."""
+        if fresh:
+            self._read = self._read + len(self._tokens)
+            self._tokens, self._tops, self._probes = [], [], []
+        new = slice(self._read + len(self._tokens), None)
+        self._tokens += self._triples(zip(output.tokens[new], output.logprobs[new]))
+        self._tops += [self._triples(pairs) for pairs in output.tops[new]]
+        self._probes += [self._probed(row) for row in output.probes[new]]
+        meta.output_token_logprobs = self._tokens[:]
+        if self._wanted.top:
+            meta.output_top_logprobs = self._tops[:]
+        if self._wanted.probe:
+            meta.output_token_ids_logprobs = self._probes[:]
+
+    def _probed(self, row: Iterable[float]) -> Triples:
+        """An id that the constraint does not allow has no value, where that counts."""
+        values = (None if value == -math.inf else value for value in row)
+        return self._triples(zip(self._wanted.probe, values))
+
+    def _triples(self, pairs: Iterable[tuple[int, float | None]]) -> Triples:
+        if self._decode is None:
+            return [(value, token, None) for token, value in pairs]
+        return [(value, token, self._decode([token])) for token, value in pairs]

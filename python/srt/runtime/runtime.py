@@ -1,0 +1,322 @@
+"""Runtime: the requests of one engine, admitted, run, measured and ended.
+
+The HTTP server and ``sglang.Engine`` both stand on it. What one request asks for is a struct of
+this package (``generation``, ``vectors``, ``scoring``, ``classification``); each of those modules
+runs its struct on a ``Runtime``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractContextManager, aclosing, nullcontext
+from dataclasses import replace
+from typing import Protocol
+
+from sglang.srt.config import Config
+from sglang.srt.core.ints import Ints, ints
+from sglang.srt.core.messages import Distribution, Done, Embed, Reply
+from sglang.srt.core.request_stats import RequestStats
+from sglang.srt.core.segments import Segments
+from sglang.srt.program.ask import Ask, verified
+from sglang.srt.program.completion import Completion
+from sglang.srt.program.media_loading import Expanded
+from sglang.srt.program.merge_streams import merge
+from sglang.srt.program.output import Finish, Output
+from sglang.srt.program.readout import read_all
+from sglang.srt.program.reasoning_parser import marks_for
+from sglang.srt.program.request_error import RequestError
+from sglang.srt.program.sources import Source
+from sglang.srt.program.tool_formats import format_for
+from sglang.srt.runtime.caller import ANYBODY, Caller
+from sglang.srt.runtime.explanations import Entry, Explanations
+from sglang.srt.runtime.fair_queue import FairQueue, TurnAborted
+from sglang.srt.runtime.loaded_adapters import LoadedAdapters
+from sglang.srt.runtime.sessions import Sessions
+from sglang.srt.runtime.tenants import Tenants
+from sglang.srt.runtime.vision_setup import viewer_of, written
+
+MAX_CHOICES = 4096  # completions that one request may want
+EMBEDDED_NAME = "sglang-tiny"
+
+
+class Follower(Protocol):
+    """Follows the completions of one prompt."""
+
+    def update(self, output: Output) -> None:
+        """Take a completion that has grown or ended."""
+
+
+class Observer(Protocol):
+    """Counts what a runtime does."""
+
+    def watch(self, ask: Ask) -> AbstractContextManager[Follower]:
+        """Follow the completions of ``ask``, which may be left before their end."""
+
+    def computed(self, done: Done, seconds: float) -> None:
+        """A prompt was computed without generating, ``seconds`` after its request came."""
+
+
+class Runtime:
+    """One engine's requests.
+
+    Attributes:
+        observer: counts requests and tokens; None counts nothing.
+        tenants: API keys that share the engine, None where every caller is the same.
+        adapters: those that requests may name.
+        tool_format: how the model writes calls. thought_marks: what its thoughts stand between.
+        viewer: reads images and videos; None for a model without a vision tower.
+        queue: requests of several tenants that wait for their turn.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        completion: Completion,
+        observer: Observer | None = None,
+        tenants: Tenants | None = None,
+    ) -> None:
+        self.config, self.completion = config, completion
+        self.observer, self.tenants = observer, tenants
+        self.tokenizer, self.info = completion.tokenizer, completion.info
+        self.model_name = model_name_of(config)
+        template = self.tokenizer.chat_template or ""
+        model = config.model.model_path or self.tokenizer.path.name
+        self.tool_format = format_for(
+            config.server.tool_call_parser, template, model, self.info.architecture
+        )
+        self.thought_marks = marks_for(config.server.reasoning_parser, template)
+        names = {self.model_name, config.model.model_path, self.info.model_path}
+        self.adapters = LoadedAdapters(completion, config.lora, names)
+        self.explanations = Explanations()
+        self.viewer = viewer_of(config, self.info)
+        self.sessions = Sessions(self.abort, self.tokenizer.before)
+        running = self.info.max_running_requests
+        self.queue = FairQueue(running + max(1, running // 4))
+
+    @property
+    def placeholders(self) -> dict[str, str]:
+        """The text of an image and of a video in a prompt."""
+        return {} if self.viewer is None else written(self.viewer, self.tokenizer)
+
+    @property
+    def _takes_turns(self) -> bool:
+        return self.tenants is not None and self.tenants.several
+
+    # -- requests -------------------------------------------------------------------------------
+
+    def run(
+        self, asks: Sequence[Ask], caller: Caller = ANYBODY
+    ) -> AsyncGenerator[tuple[int, Output], None]:
+        """Outputs of all asks as they grow, each with its ask's index, once with ``finish`` set.
+
+        Raises RequestError, ``queue_full`` where they would wait behind too many.
+        """
+        self.admit(sum(ask.sampling.n for ask in asks), caller)
+        explained = self.explanations.begin(asks, caller)
+        owned = verified([_owned(ask, caller) for ask in asks], self.info)
+        streams = [self._measured(index, ask, caller, explained) for index, ask in enumerate(owned)]
+        return streams[0] if len(streams) == 1 else _each_once(streams)
+
+    async def finish(self, asks: Sequence[Ask], caller: Caller = ANYBODY) -> list[list[Output]]:
+        """The finished outputs of each ask. Raises as ``run`` does."""
+        found: list[dict[int, Output]] = [{} for _ in asks]
+        async with aclosing(self.run([ask.unread() for ask in asks], caller)) as items:
+            async for index, output in items:
+                found[index][output.index] = output
+        return [[outputs[i] for i in sorted(outputs)] for outputs in found]
+
+    async def read(
+        self, asks: Sequence[Ask], goal: Embed | Distribution, caller: Caller = ANYBODY
+    ) -> list[Done]:
+        """What ``goal``, which samples nothing, finds of each prompt. Raises as ``run`` does."""
+        self.admit(len(asks), caller)
+        start = time.monotonic()
+        owned = [_owned(ask, caller) for ask in asks]
+        if self._takes_turns:
+            found = await self._read_in_turns(owned, goal)
+        else:
+            found = await read_all(self.completion, owned, goal)
+        for done in found:
+            caller.charge(done.stats.prompt_tokens)
+            if self.observer is not None:
+                self.observer.computed(done, time.monotonic() - start)
+        return found
+
+    def abort(self, rid: str | None = None, owner: str | None = None) -> int:
+        """End requests named ``rid`` (None: all) of ``owner`` (None: of all) with reason "abort",
+        those that wait for their turn too; return how many."""
+        return self.queue.abort(rid, owner) + self.completion.abort(rid, owner)
+
+    async def control(self, op: str, limit: int = 0) -> Reply:
+        """The engine's answer to a Control. Raises EngineLost, and RequestError ``engine_lost``
+        where the engine lives but is silent: it answers between two passes only."""
+        try:
+            return await self.completion.control(op, limit=limit)
+        except asyncio.TimeoutError as error:
+            message = "The engine is busy and has not answered in time; try again later."
+            raise RequestError(message, code="engine_lost") from error
+
+    def admit(self, count: int, caller: Caller = ANYBODY) -> None:
+        """Raise RequestError where ``count`` more requests are too many, now or ever."""
+        if count > MAX_CHOICES:
+            raise RequestError(
+                f"{count} completions are requested at once, by n or as choices to score; "
+                f"at most {MAX_CHOICES}.",
+                "n",
+            )
+        limit = self.info.max_running_requests + self.info.max_queued_requests
+        if count > limit:
+            raise RequestError(
+                f"{count} completions are requested at once; this server takes {limit} "
+                "(--max-running-requests and --max-queued-requests).",
+                "n",
+            )
+        pending = self.completion.pending
+        if not self._takes_turns:
+            if pending + count > limit:
+                raise _full(f"{pending} requests are running or waiting and {limit} may")
+            return
+        # What a tenant holds must not outgrow what is free (Choudhury and Hahne 1998, dynamic
+        # queue thresholds): there is always room for a tenant that holds nothing.
+        pending, held = pending + self.queue.waiting, self.queue.held(caller.tenant)
+        if pending + held + count > limit:
+            own = f", {held} of them counted twice as this key's own," if held else ""
+            raise _full(f"{pending} requests are running or waiting{own} and {limit} may")
+
+    def restarted(self) -> None:
+        """Another engine has taken the lost one's place."""
+        self.adapters.restore()
+
+    # -- prompts --------------------------------------------------------------------------------
+
+    async def prompt(self, value: object, field: str = "prompt") -> Ints:
+        """Token ids of a prompt given as text or as ids. Raises RequestError."""
+        if isinstance(value, str):
+            return await self.completion.encode_prompt(value)
+        if not isinstance(value, list) or not set(map(type, value)) <= {int}:
+            raise RequestError(f"{field} must be text or a list of token ids.", field)
+        try:
+            return ints(value)
+        except OverflowError:
+            wrong = next(token for token in value if not -(1 << 31) <= token < 1 << 31)
+            raise RequestError(
+                f"{field} holds token id {wrong}; ids are 0 to {self.info.vocab_size - 1}.", field
+            ) from None
+
+    async def see(
+        self,
+        tokens: Ints,
+        sources: Sequence[Source],
+        segments: Segments = (),
+        field: str = "messages",
+        fits: bool = True,
+    ) -> Expanded:
+        """The prompt with its images and videos, for each of which it has a placeholder. Raises
+        RequestError; with ``fits`` as soon as they are too many for the context."""
+        self.verify_seen(sources)
+        if self.viewer is None:
+            return Expanded(tokens, (), segments)
+        room = min(self.info.context_length, self.info.capacity) if fits else None
+        seen = await self.viewer.read(sources, room)
+        return self.viewer.expand(tokens, seen, segments, field)
+
+    def verify_seen(self, sources: Sequence[Source]) -> None:
+        """Raise RequestError where the model takes no images or videos."""
+        if self.viewer is not None:
+            self.viewer.verify(sources)
+        elif sources:
+            raise sources[0].refused(
+                f"{self.model_name} ({self.info.architecture}) reads text only; serve a model "
+                "with a vision tower.",
+                "unsupported",
+            )
+
+    # -- one prompt -----------------------------------------------------------------------------
+
+    async def _measured(
+        self, index: int, ask: Ask, caller: Caller, explained: Entry
+    ) -> AsyncGenerator[tuple[int, Output], None]:
+        observer, charge, counted = self.observer, caller.charge, dict[int, int]()
+        with nullcontext() if observer is None else observer.watch(ask) as follower:
+            async with aclosing(self._in_turn(ask, caller)) as outputs:
+                async for output in outputs:
+                    if follower is not None:
+                        follower.update(output)
+                    charge(output.completion_tokens - counted.get(output.index, 0))
+                    counted[output.index] = output.completion_tokens
+                    if output.finish is not None:
+                        explained.note(index, ask, output)
+                    yield index, output
+
+    def _in_turn(self, ask: Ask, caller: Caller) -> AsyncGenerator[Output, None]:
+        """``Completion.run``, when the caller's turn has come."""
+        if self._takes_turns:
+            return self._in_a_turn(ask, caller)
+        caller.charge(len(ask.prompt))
+        return self.completion.run(ask)
+
+    async def _in_a_turn(self, ask: Ask, caller: Caller) -> AsyncGenerator[Output, None]:
+        """The same where other tenants wait for theirs."""
+        count = ask.sampling.n
+        try:
+            async with (
+                self.queue.turn(caller.tenant, count, ask.rid),
+                aclosing(self.completion.run(ask)) as outputs,
+            ):
+                caller.charge(len(ask.prompt))
+                async for output in outputs:
+                    yield output
+        except TurnAborted:
+            for index in range(count):
+                stats = RequestStats(prompt_tokens=len(ask.prompt))
+                yield Output(index, stats, finish=Finish("abort"))
+
+    async def _read_in_turns(self, asks: Sequence[Ask], goal: Embed | Distribution) -> list[Done]:
+        """As ``read_all``, each ask in a turn of its own. Raises RequestError and EngineLost."""
+
+        async def one(ask: Ask) -> AsyncGenerator[Done, None]:
+            async with self.queue.turn(ask.owner, 1, ask.rid):
+                for done in await read_all(self.completion, [ask], goal):
+                    yield done
+
+        try:
+            async with aclosing(merge([one(ask) for ask in asks])) as merged:
+                found = {index: done async for index, done in merged}
+        except TurnAborted as error:
+            raise RequestError("The request was aborted.", "rid") from error
+        return [found[index] for index in range(len(asks))]
+
+
+def model_name_of(config: Config) -> str:
+    """The name that the model is served by."""
+    return config.server.served_model_name or config.model.model_path or EMBEDDED_NAME
+
+
+def _full(reason: str) -> RequestError:
+    return RequestError(f"{reason} (--max-queued-requests); try again later.", code="queue_full")
+
+
+def _owned(ask: Ask, caller: Caller) -> Ask:
+    """The ask as its caller's: no other caller reuses its KV or ends it."""
+    if caller is ANYBODY:
+        return ask
+    salt = f"{caller.namespace}{ask.namespace}"
+    priority = ask.priority + caller.priority
+    return replace(ask, owner=caller.tenant, namespace=salt, priority=priority)
+
+
+async def _each_once(
+    streams: Sequence[AsyncGenerator[tuple[int, Output], None]],
+) -> AsyncGenerator[tuple[int, Output], None]:
+    """All items of all streams, without the later ones of an output that has ended: an output is
+    one object, which may end while an item that names it waits."""
+    ended: set[tuple[int, int]] = set()
+    async with aclosing(merge(streams)) as merged:
+        async for _, (index, output) in merged:
+            if (index, output.index) in ended:
+                continue
+            if output.finish is not None:
+                ended.add((index, output.index))
+            yield index, output

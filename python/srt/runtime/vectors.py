@@ -1,0 +1,201 @@
+"""Vectors: the model's last hidden states, pooled, for ``/encode``, ``/v1/embeddings`` and scores.
+
+A causal model was not trained to make them: how good they are is the model's affair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import uuid
+from array import array
+from collections.abc import Iterable, Sequence
+from operator import mul
+from typing import Any
+
+import msgspec
+from sglang.ir.sampling import SamplingParams
+from sglang.srt.core.ints import Floats
+from sglang.srt.core.messages import POOLINGS, Done, Embed
+from sglang.srt.core.request_stats import Count
+from sglang.srt.program.ask import Ask, namespace_of
+from sglang.srt.program.request_error import RequestError
+from sglang.srt.runtime.caller import ANYBODY, Caller
+from sglang.srt.runtime.prompts import places, prompts_of, read_prompt
+from sglang.srt.runtime.runtime import Runtime
+
+MAX_INPUTS = 2048  # prompts of one request
+MAX_TOKENS = 1 << 23  # of all its prompts: what they share need not be in the body more than once
+NOTHING = SamplingParams(max_new_tokens=0)
+
+
+class PoolingFields(msgspec.Struct, kw_only=True):
+    """Fields of every request that reads prompts and generates nothing.
+
+    ``pooling``: "last" or "mean"; unset: ``--embedding-pooling``.
+    """
+
+    model: str | None = None
+    pooling: str | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    rid: str | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    extra_key: str | None = None
+    lora_path: str | None = None
+
+
+class VectorFields(PoolingFields, kw_only=True):
+    """``dimensions``: only so many of the vector's first numbers. ``normalize``: to length 1, which
+    is the default."""
+
+    dimensions: int | None = None
+    normalize: bool | None = None
+
+
+class EncodeRequest(VectorFields, kw_only=True):
+    """One prompt or a list of them."""
+
+    text: str | list[str] | None = None
+    input_ids: list[Any] | None = None
+
+
+class EncodedMeta(msgspec.Struct):
+    """Facts of one prompt."""
+
+    id: str
+    prompt_tokens: Count
+    cached_tokens: Count
+    forward_passes: Count
+
+
+class Encoded(msgspec.Struct):
+    """The vector of one prompt."""
+
+    embedding: list[float]
+    meta_info: EncodedMeta
+
+
+async def encode(
+    runtime: Runtime, request: EncodeRequest, caller: Caller = ANYBODY
+) -> Encoded | list[Encoded]:
+    """The vector of each prompt, one where the prompt is not in a list.
+
+    Raises RequestError, and EngineLost where the engine died.
+    """
+    if (request.text is None) == (request.input_ids is None):
+        raise RequestError("Give one of text and input_ids.", "text")
+    field = "text" if request.input_ids is None else "input_ids"
+    value = request.text if request.input_ids is None else request.input_ids
+    prompts = prompts_of(value, field)
+    found, vectors = await embed(runtime, request, prompts, places(field, prompts), caller)
+    rid = request.rid or uuid.uuid4().hex
+    single = isinstance(value, str) or value is None or not isinstance(value[0], str | list)
+    shown = []
+    for index, (done, vector) in enumerate(zip(found, vectors)):
+        name = rid if single else f"{rid}-{index}"
+        meta = EncodedMeta(
+            name, done.stats.prompt_tokens, done.stats.cached_tokens, done.stats.forward_passes
+        )
+        shown.append(Encoded(vector.tolist(), meta))
+        await asyncio.sleep(0)
+    return shown[0] if single else shown
+
+
+async def embed(
+    runtime: Runtime,
+    request: VectorFields,
+    prompts: Sequence[Any],
+    names: Sequence[str],
+    caller: Caller,
+) -> tuple[list[Done], list[Floats]]:
+    """The end of each prompt, text or ids, and its vector, float32, as long and as normalized as
+    the request says. ``names`` are those of the prompts in errors. Raises RequestError."""
+    _verify_dimensions(runtime, request)
+    found = await pooled(runtime, request, prompts, names, caller)
+    # The scores of a classifier are left as they are, unless the request says otherwise.
+    wanted = not runtime.info.labels if request.normalize is None else request.normalize
+    vectors = []
+    for done in found:
+        vector = vector_of(done)[: request.dimensions]
+        vectors.append(unit(vector) if wanted else vector)
+        await asyncio.sleep(0)  # other requests have the loop between two prompts
+    return found, vectors
+
+
+async def pooled(
+    runtime: Runtime,
+    request: PoolingFields,
+    prompts: Sequence[Any],
+    names: Sequence[str],
+    caller: Caller,
+) -> list[Done]:
+    """The pooled states of each prompt, in ``Done.embedding``. Raises RequestError."""
+    pooling = request.pooling or runtime.config.server.embedding_pooling
+    if pooling not in POOLINGS:
+        raise RequestError(f"pooling is {pooling!r}; use one of {', '.join(POOLINGS)}.", "pooling")
+    asks = await read_asks(runtime, request, prompts, names, caller)
+    return await runtime.read(asks, Embed(pooling), caller)
+
+
+async def read_asks(
+    runtime: Runtime,
+    request: PoolingFields,
+    prompts: Iterable[Any],
+    names: Sequence[str],
+    caller: Caller,
+) -> list[Ask]:
+    """The prompts of one request that generates nothing. Raises RequestError."""
+    if request.truncate_prompt_tokens is not None:
+        raise RequestError(
+            "truncate_prompt_tokens is not available: shorten the text yourself, or send ids.",
+            "truncate_prompt_tokens",
+            "unsupported",
+        )
+    field = names[-1].partition("[")[0]
+    if len(names) > MAX_INPUTS:
+        raise RequestError(f"{field} has {len(names)} entries; at most {MAX_INPUTS}.", field)
+    runtime.admit(len(names), caller)
+    special = request.add_special_tokens is not False
+    adapter = runtime.adapters.of(request.model, request.lora_path)
+    salt = namespace_of(request.cache_salt, request.extra_key)
+    rid, priority = request.rid or "", request.priority or 0
+    asks, total = [], 0
+    for name, prompt in zip(names, prompts):
+        ids = await read_prompt(runtime, prompt, name, special)
+        total += len(ids)
+        if total > MAX_TOKENS:
+            raise RequestError(
+                f"{field} has more than {MAX_TOKENS} tokens in all; send fewer at once.", field
+            )
+        asks.append(Ask(ids, NOTHING, None, rid, priority, salt, adapter=adapter))
+    return asks
+
+
+def vector_of(done: Done) -> Floats:
+    """float32 [hidden size], as the engine found it."""
+    vector = array("f")
+    vector.frombytes(done.embedding)
+    return vector
+
+
+def unit(vector: Floats) -> Floats:
+    """The vector's direction; a zero vector stays what it is."""
+    length = math.hypot(*vector)
+    return array("f", [value / length for value in vector]) if length else vector
+
+
+def cosine(a: Floats, b: Floats) -> float:
+    """The cosine of two unit vectors, in [-1, 1]."""
+    return max(-1.0, min(1.0, math.fsum(map(mul, a, b))))
+
+
+def _verify_dimensions(runtime: Runtime, request: VectorFields) -> None:
+    size = len(runtime.info.labels) or runtime.info.hidden_size
+    if request.dimensions is not None and not 1 <= request.dimensions <= size:
+        raise RequestError(
+            f"dimensions is {request.dimensions}; this model's vectors have {size}"
+            " numbers, of which the first may be requested.",
+            "dimensions",
+        )
