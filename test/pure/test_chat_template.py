@@ -13,7 +13,7 @@ import pytest
 from helpers.http_server import is_error
 from helpers.scripted import Scripted, posted
 from helpers.toy_tokenizer import byte_level, sentencepiece
-from sglang.srt.http.openai.chat.conversation import prompt_of
+from sglang.srt.runtime.chat.conversation import prompt_of
 from sglang.srt.tokenizer import Tokenizer, TokenizerError
 from sglang.srt.tokenizer.chat import ChatTemplate, ChatTemplateError, SlowTemplateError
 from sglang.srt.tokenizer.templates import NAMES, built_in, family_of
@@ -189,7 +189,7 @@ def test_a_hostile_template_is_a_400_and_holds_nobody_up(tmp_path: Path) -> None
         from sglang.srt.program.request_error import RequestError
 
         state = ServerState(Config.of(), scripted)  # type: ignore[arg-type]
-        hostile = asyncio.ensure_future(prompt_of(state, TALK, None, {}, None, False))
+        hostile = asyncio.ensure_future(prompt_of(state.runtime, TALK, None, {}, None, False))
         turns = 0
         while not hostile.done():
             await asyncio.sleep(0.001)

@@ -22,17 +22,17 @@ from sglang.srt.engine import process
 from sglang.srt.engine.client import Client, EngineLost
 from sglang.srt.http.anthropic.messages import routes as messages
 from sglang.srt.http.exchange import json_body as body
-from sglang.srt.http.openai.chat import conversation
 from sglang.srt.http.openai.chat import routes as chat
-from sglang.srt.http.openai.chat.chat_request import Talk
+from sglang.srt.http.openai.reply_fields import Reply
 from sglang.srt.http.openai.responses import routes as responses
-from sglang.srt.http.openai.shared_fields import Reply
 from sglang.srt.memory.pages import PagePool
 from sglang.srt.memory.radix import RadixTree
 from sglang.srt.program.ask import Ask
 from sglang.srt.program.output import Finish, Output
 from sglang.srt.program.request_error import RequestError
 from sglang.srt.runtime import generation as native
+from sglang.srt.runtime.chat import conversation
+from sglang.srt.runtime.chat.chat_request import ChatCall
 from sglang.srt.tokenizer import LONG, Tokenizer
 
 
@@ -248,6 +248,7 @@ def test_a_choice_that_ends_while_a_chunk_is_sent_ends_once() -> None:
 
     class Racing:
         config = Config.of()
+        runtime = None
 
         async def run(self, asks: list[Ask]) -> AsyncIterator[tuple[int, Output]]:
             yield 0, output
@@ -255,10 +256,10 @@ def test_a_choice_that_ends_while_a_chunk_is_sent_ends_once() -> None:
 
     async def main() -> list[dict[str, Any]]:
         found = []
-        talk = Talk(Ask(ints([1])), None)
+        talk = ChatCall(Ask(ints([1])), None)
         stream = chat._events(
             Racing(),
-            chat.ChatBody(messages=[]),
+            chat.ChatRequest(messages=[]),
             Reply("id", "model", 0),
             talk,
         )

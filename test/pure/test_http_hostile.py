@@ -16,7 +16,7 @@ from sglang.ir.sampling import PARAMETERS
 from sglang.srt.config import Config
 from sglang.srt.http.admin.routes import AbortBody
 from sglang.srt.http.native.token_routes import DetokenizeBody, TemplateBody, TokenizeBody
-from sglang.srt.http.openai.chat.routes import ChatBody
+from sglang.srt.http.openai.chat.routes import ChatRequest
 from sglang.srt.http.openai.completions import CompletionBody
 from sglang.srt.http.openai.embeddings import EmbeddingBody
 from sglang.srt.program.request_error import RequestError
@@ -217,7 +217,7 @@ BASES: dict[str, tuple[type, dict[str, Any]]] = {
     "/generate": (GenerateRequest, {"text": "a", "sampling_params": {"max_new_tokens": 2}}),
     "/v1/completions": (CompletionBody, {"prompt": "a", "max_tokens": 2}),
     "/v1/chat/completions": (
-        ChatBody,
+        ChatRequest,
         {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2},
     ),
     "/v1/embeddings": (EmbeddingBody, {"input": ["a", "b"]}),

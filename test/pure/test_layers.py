@@ -46,7 +46,8 @@ RULES = {
     "srt.runtime": "sglang.ir srt.core srt.config srt.tokenizer srt.program msgspec",
     "srt.runtime.vision_setup": "srt.config srt.files srt.media srt.tokenizer srt.program"
     " srt.engine.info",
-    "srt.runtime.supervisor": "srt.core srt.config srt.tokenizer srt.program srt.engine msgspec",
+    "srt.runtime.supervisor": "sglang.ir srt.core srt.config srt.tokenizer srt.program srt.engine"
+    " msgspec",
     "srt.http": "sglang.ir srt.core srt.config srt.tokenizer srt.program srt.runtime msgspec"
     " starlette pydantic_core uvicorn httptools prometheus_client psutil",
     "srt.http.openapi.native_shapes": "srt.core srt.engine.info srt.http srt.runtime msgspec",

@@ -21,8 +21,8 @@ from sglang.ir.sampling import (
     SEED_LIMIT,
     SamplingParams,
 )
-from sglang.srt.http.openai.shared_fields import SharedBody
 from sglang.srt.http.openapi.limits import LIMITS, sampling_schema
+from sglang.srt.runtime.completion_fields import CompletionFields
 
 from tools import parameters
 
@@ -140,7 +140,7 @@ def test_the_page_has_the_declared_parameters() -> None:
 def test_every_way_in_takes_each_declared_parameter(name: str) -> None:
     """A parameter is declared once: the bodies of HTTP, its document and the language follow."""
     spelled = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}.get(name, name)
-    assert spelled in SharedBody.__struct_fields__
+    assert spelled in CompletionFields.__struct_fields__
     assert set(PARAMETERS[name].schema()) <= set(LIMITS[name])
     assert PARAMETERS[name].description in str(sampling_schema()["properties"][name])
     assert name in GenParams.__dataclass_fields__ or name in RUNTIME_ONLY

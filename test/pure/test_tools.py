@@ -16,12 +16,12 @@ from helpers.toy_tokenizer import byte_level
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.ir.constraint import Constraint
-from sglang.srt.http.openai.chat.tool_use import read_tools, with_tools
 from sglang.srt.program.output import Finish
 from sglang.srt.program.request_error import RequestError
 from sglang.srt.program.schema_check import first_fault
 from sglang.srt.program.tool_format import Tool, constraint_of, either, schema
 from sglang.srt.program.tool_formats.hermes import END, Hermes
+from sglang.srt.runtime.chat.tool_use import read_tools, with_tools
 from sglang.srt.tokenizer import Tokenizer
 
 PARAMETERS = {

@@ -11,13 +11,13 @@ from helpers.http_server import Served, is_error, serve_text
 from hypothesis import given
 from hypothesis import strategies as st
 from sglang.srt.config import Config
-from sglang.srt.http.openai.chat.chat_request import ChatBody, _variables
 from sglang.srt.http.openai.completions import CompletionBody
 from sglang.srt.http.openai.embeddings import EmbeddingBody
 from sglang.srt.http.telemetry.journal import Journal
 from sglang.srt.http.telemetry.request_record import Record
 from sglang.srt.program.ask import MAX_NAME, namespace_of
 from sglang.srt.program.request_error import RequestError
+from sglang.srt.runtime.chat.chat_request import ChatRequest, _variables
 from sglang.srt.runtime.generation import GenerateRequest
 from sglang.srt.runtime.request_fields import IGNORED, UNSUPPORTED
 from sglang.srt.runtime.vectors import EncodeRequest
@@ -81,7 +81,7 @@ TABLE: dict[str, tuple[Any, Fields, Fields, Fields, Fields]] = {
         {**SHARED_REFUSED, "suffix": "x"},
     ),
     "/v1/chat/completions": (
-        ChatBody,
+        ChatRequest,
         {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2},
         {**SHARED, "logprobs": True, "top_logprobs": ..., "max_tokens": 1,
          "max_completion_tokens": 1, "tools": ..., "tool_choice": "none",
@@ -271,7 +271,7 @@ def test_no_logs_keeps_texts_out_of_the_log(served: Served) -> None:
 def test_reasoning_of_a_chat_reaches_the_template(
     fields: dict[str, Any], told: dict[str, Any]
 ) -> None:
-    assert _variables(ChatBody(messages=[], **fields)) == told
+    assert _variables(ChatRequest(messages=[], **fields)) == told
 
 
 @pytest.mark.parametrize("reasoning", [{"effort": "lots"}, {"effort": 3}, {"enabled": "yes"}])

@@ -15,7 +15,6 @@ from sglang.srt.http.native import routes as native
 from sglang.srt.http.native import token_routes as tokens
 from sglang.srt.http.openai import completions, embeddings, score
 from sglang.srt.http.openai.chat import routes as chat
-from sglang.srt.http.openai.chat.chat_request import ChatBody
 from sglang.srt.http.openai.responses import responses_body
 from sglang.srt.http.openai.responses import routes as responses
 from sglang.srt.http.openapi import native_shapes as shapes
@@ -23,6 +22,7 @@ from sglang.srt.http.openapi import openai_shapes as shapes_v1
 from sglang.srt.http.page import live_view as live
 from sglang.srt.http.page import page_files as page
 from sglang.srt.http.server_state import ServerState
+from sglang.srt.runtime.chat.chat_request import ChatRequest
 from sglang.srt.runtime.classification import ClassifyRequest
 from sglang.srt.runtime.generation import Generated, GenerateRequest
 from sglang.srt.runtime.scoring import RerankRequest, ScoreRequest
@@ -118,7 +118,7 @@ ROUTES = (
     _get("/v1/models/{name:path}", admin.model, shapes.Model),
     _post("/v1/completions", completions.completions, completions.CompletionBody,
           shapes_v1.Completion, **_STREAMED),
-    _post("/v1/chat/completions", chat.chat_completions, ChatBody, shapes_v1.ChatCompletion,
+    _post("/v1/chat/completions", chat.chat_completions, ChatRequest, shapes_v1.ChatCompletion,
           **_STREAMED),
     _post("/v1/embeddings", embeddings.embeddings, embeddings.EmbeddingBody, shapes_v1.Embeddings),
     _post("/v1/responses", responses.create, responses_body.ResponsesBody, shapes_v1.Response,

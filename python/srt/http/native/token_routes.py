@@ -11,10 +11,10 @@ import msgspec
 from sglang.srt.core.ints import Ints, ints
 from sglang.srt.http.exchange.error_replies import json_response
 from sglang.srt.http.exchange.json_body import read_body
-from sglang.srt.http.openai.chat.conversation import Prompt, prompt_of, verify_template
-from sglang.srt.http.openai.chat.tool_use import read_tools
 from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.request_error import RequestError
+from sglang.srt.runtime.chat.conversation import Prompt, prompt_of, verify_template
+from sglang.srt.runtime.chat.tool_use import read_tools
 from sglang.srt.runtime.offload import offload
 from sglang.srt.tokenizer import Tokenizer
 from starlette.requests import Request
@@ -159,4 +159,4 @@ async def _prompt(state: ServerState, body: TemplateBody) -> Prompt:
     verify_template(body.chat_template, variables)
     use = read_tools(body.tools, None, None, state.runtime.tool_format)
     generation, go_on = body.add_generation_prompt, bool(body.continue_final_message)
-    return await prompt_of(state, body.messages or [], use, variables, generation, go_on)
+    return await prompt_of(state.runtime, body.messages or [], use, variables, generation, go_on)

@@ -15,22 +15,14 @@ from sglang.srt.http.exchange.error_replies import json_response
 from sglang.srt.http.exchange.event_stream import Template, respond, unless_gone
 from sglang.srt.http.exchange.json_body import read_body
 from sglang.srt.http.native.token_routes import token_text
-from sglang.srt.http.openai.shared_fields import (
-    Collected,
-    Progress,
-    Reply,
-    SharedBody,
-    finish_fields,
-    hidden_of,
-    new_reply,
-    sampling_of,
-    usage,
-)
+from sglang.srt.http.openai.reply_fields import Collected, Reply, finish_fields, new_reply, usage
 from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.ask import Ask, Logprobs, namespace_of
 from sglang.srt.program.output import Output
 from sglang.srt.program.request_error import RequestError
+from sglang.srt.runtime.completion_fields import CompletionFields, hidden_of, sampling_of
 from sglang.srt.runtime.prompts import places, prompts_of, read_prompt
+from sglang.srt.runtime.stream_progress import StreamProgress
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -38,7 +30,7 @@ DEFAULT_MAX_TOKENS = 16
 KIND = "text_completion"
 
 
-class CompletionBody(SharedBody, kw_only=True):
+class CompletionBody(CompletionFields, kw_only=True):
     """``prompt``: text, token ids, or a list of either; unset: the token that begins every
     sequence. ``max_tokens`` of 0 with ``echo`` scores the prompt."""
 
@@ -203,8 +195,8 @@ class _Writer:
         self._ask, self._echo, self._index, self._begun = ask, echo, index, False
         self._echoes, self._ids = bool(body.echo), bool(body.return_token_ids)
         wanted = body.logprobs is not None
-        self._lines = _Lines(state, hidden_of(state, body)) if wanted else None
-        self.sent = Progress()
+        self._lines = _Lines(state, hidden_of(state.runtime, body)) if wanted else None
+        self.sent = StreamProgress()
         self.template: Template | None = None
 
     def write(self, output: Output, text: str, tokens: range) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from sglang.srt.http.exchange.current_caller import CALLER
 from sglang.srt.http.exchange.error_replies import json_response
 from sglang.srt.http.exchange.event_stream import unless_gone
 from sglang.srt.http.exchange.json_body import read_body
-from sglang.srt.http.openai.shared_fields import usage_of_prompts
+from sglang.srt.http.openai.reply_fields import usage_of_prompts
 from sglang.srt.http.server_state import ServerState
 from sglang.srt.runtime.scoring import RerankRequest, ScoreRequest, label_scores, similarities
 from sglang.srt.runtime.scoring import rerank as ranked

@@ -11,10 +11,10 @@ from typing import Any
 
 from sglang.ir import sampling as most
 from sglang.ir.sampling import PARAMETERS, Parameter
-from sglang.srt.http.openai.chat.chat_request import EFFORTS
-from sglang.srt.http.openai.chat.conversation import ROLES
 from sglang.srt.program.ask import MAX_NAME, PRIORITY_LIMIT, RENAMED, WITHOUT_EFFECT
 from sglang.srt.program.constraint_settings import NAMES, SCORINGS
+from sglang.srt.runtime.chat.chat_request import EFFORTS
+from sglang.srt.runtime.chat.conversation import ROLES
 from sglang.srt.runtime.sessions import MOST_IDLE_SECONDS
 
 Schema = dict[str, Any]
@@ -100,7 +100,7 @@ CONSTRAINTS: dict[str, Schema] = {
 _SHAPES: dict[str, Schema] = {
     "RerankRequest.documents": list_of({"anyOf": [SOME, _DOCUMENT]}),
     "RerankRequest.query": SOME,
-    "ChatBody.max_tokens": or_null({"type": "integer", "minimum": 1}),
+    "ChatRequest.max_tokens": or_null({"type": "integer", "minimum": 1}),
     "MessagesBody.messages": list_of({"$ref": "#/components/schemas/Message"}),
     "DetokenizeBody.tokens": {"anyOf": [ANY_IDS, list_of(ANY_IDS)]},
     "TemplateBody.messages": list_of(_MESSAGE),
@@ -120,8 +120,8 @@ _SHAPES: dict[str, Schema] = {
     "EmbeddingBody.input": _PROMPTS,
     "ClassifyRequest.input": _PROMPTS,
     "ResponsesBody.input": {"anyOf": [STRING, list_of(_OBJECT)]},
-    "ChatBody.messages": list_of(_MESSAGE),
-    "ChatBody.reasoning": or_null(
+    "ChatRequest.messages": list_of(_MESSAGE),
+    "ChatRequest.reasoning": or_null(
         {
             "type": "object",
             "properties": {

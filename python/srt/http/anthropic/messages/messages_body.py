@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
-from sglang.srt.http.openai.shared_fields import SharedBody
+from sglang.srt.runtime.completion_fields import CompletionFields
 
 
 class _Block(msgspec.Struct, tag_field="type"):
@@ -110,7 +110,7 @@ class OutputConfig(msgspec.Struct):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
-class MessagesBody(SharedBody, kw_only=True):
+class MessagesBody(CompletionFields, kw_only=True):
     """``max_tokens`` of 0 fills the cache; to count tokens it is not needed."""
 
     messages: list[Message]

@@ -30,9 +30,9 @@ from sglang.srt.http.anthropic.messages.messages_body import (
     ToolUseBlock,
 )
 from sglang.srt.http.exchange.error_replies import ServerError
-from sglang.srt.http.openai.chat.chat_request import ChatBody
-from sglang.srt.http.openai.shared_fields import SharedBody, refuse
 from sglang.srt.program.request_error import RequestError
+from sglang.srt.runtime.chat.chat_request import ChatRequest
+from sglang.srt.runtime.completion_fields import CompletionFields, refuse
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _SPELLINGS = {
@@ -49,7 +49,7 @@ Placed = tuple[str, Block]  # a block, and where it stands
 Calls = dict[str, tuple[int, str]]  # by id: how many there were before, and the tool's name
 
 
-def chat_of(body: MessagesBody) -> ChatBody:
+def chat_of(body: MessagesBody) -> ChatRequest:
     """Raises RequestError; ServerError with the code by which clients know that no conversation is
     kept here, and then send it whole."""
     if body.thread is not None:
@@ -63,9 +63,9 @@ def chat_of(body: MessagesBody) -> ChatBody:
     if body.n not in (None, 1):
         raise RequestError(f"n is {body.n}; a reply is one message. Remove it.", "n")
     messages = _messages(body)
-    shared = {name: getattr(body, name) for name in SharedBody.__struct_fields__}
+    shared = {name: getattr(body, name) for name in CompletionFields.__struct_fields__}
     choice = body.tool_choice
-    return ChatBody(
+    return ChatRequest(
         **{**shared, "n": None, "stop": body.stop_sequences, "response_format": _format(body)},
         messages=messages,
         tools=[_tool(i, tool) for i, tool in enumerate(body.tools or ())] or None,

@@ -12,14 +12,7 @@ from sglang.srt.http.exchange.error_replies import json_response
 from sglang.srt.http.exchange.event_stream import Template, respond, unless_gone
 from sglang.srt.http.exchange.json_body import read_body
 from sglang.srt.http.openai.chat.chat_reply import CLOSING, OPENING, delta_of, message_of
-from sglang.srt.http.openai.chat.chat_request import (
-    ChatBody,
-    Reader,
-    Talk,
-    read_talk,
-    thought_tokens,
-)
-from sglang.srt.http.openai.shared_fields import (
+from sglang.srt.http.openai.reply_fields import (
     Collected,
     Reply,
     finish_fields,
@@ -30,6 +23,13 @@ from sglang.srt.http.openai.shared_fields import (
 from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.deltas import Delta, Thought, Words
 from sglang.srt.program.output import Output
+from sglang.srt.runtime.chat.chat_request import (
+    ChatCall,
+    ChatRequest,
+    Reader,
+    read_chat,
+    thought_tokens,
+)
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -37,61 +37,61 @@ KIND, CHUNK = "chat.completion", "chat.completion.chunk"
 
 
 async def chat_completions(state: ServerState, request: Request) -> Response:
-    body = await read_body(request, ChatBody, state.body_limit)
-    talk = await read_talk(state, body)
+    body = await read_body(request, ChatRequest, state.body_limit)
+    call = await read_chat(state.runtime, body)
     reply = new_reply(state, body, "chatcmpl")
-    talk = replace(talk, ask=replace(talk.ask, rid=reply.id))
-    with talk.named():
+    call = replace(call, ask=replace(call.ask, rid=reply.id))
+    with call.named():
         if body.stream:
-            return await respond(request, _events(state, body, reply, talk))
-        results = await unless_gone(request, state.finish([talk.ask]))
+            return await respond(request, _events(state, body, reply, call))
+        results = await unless_gone(request, state.finish([call.ask]))
     choices, thoughts = [], 0
     for output in results[0]:
-        reader = talk.reader()
-        message = message_of(reader.take(output, True)[0], talk.legacy)
+        reader = call.reader()
+        message = message_of(reader.take(output, True)[0], call.legacy)
         choice = {"index": output.index, "message": message, "logprobs": None}
-        if talk.ask.logprobs is not None:
+        if call.ask.logprobs is not None:
             choice["logprobs"] = _logprobs(state, output, range(output.released))
-        choices.append({**choice, **_finish(talk, output, reader)})
-        thoughts += thought_tokens(state, talk, output, reader)
-    counts = _counts(talk, usage(results), thoughts)
+        choices.append({**choice, **_finish(call, output, reader)})
+        thoughts += thought_tokens(state.runtime, call, output, reader)
+    counts = _counts(call, usage(results), thoughts)
     return json_response({**reply.head(KIND), "choices": choices, "usage": counts})
 
 
-def _finish(talk: Talk, output: Output, reader: Reader) -> dict[str, Any]:
+def _finish(call: ChatCall, output: Output, reader: Reader) -> dict[str, Any]:
     found = finish_fields(output, reader.called)
-    if talk.legacy and found["finish_reason"] == "tool_calls":
+    if call.legacy and found["finish_reason"] == "tool_calls":
         found["finish_reason"] = "function_call"
     return found
 
 
-def _counts(talk: Talk, counts: dict[str, Any], thoughts: int) -> dict[str, Any]:
+def _counts(call: ChatCall, counts: dict[str, Any], thoughts: int) -> dict[str, Any]:
     """Usage, with the tokens of thoughts where they are told apart."""
-    if talk.thinking is None:
+    if call.thinking is None:
         return counts
     details = {**counts.get("completion_tokens_details", {}), "reasoning_tokens": thoughts}
     return {**counts, "completion_tokens_details": details}
 
 
 async def _events(
-    state: ServerState, body: ChatBody, reply: Reply, talk: Talk
+    state: ServerState, body: ChatRequest, reply: Reply, call: ChatCall
 ) -> AsyncGenerator[dict[str, Any] | bytes, None]:
     options = body.stream_options
     counted = bool(options and options.include_usage)
     always = counted and bool(options and options.continuous_usage_stats)
     head = {**reply.head(CHUNK), **({"usage": None} if counted else {})}
     interval = state.config.server.stream_interval
-    readers: defaultdict[int, Reader] = defaultdict(talk.reader)
+    readers: defaultdict[int, Reader] = defaultdict(call.reader)
     templates: dict[tuple[int, type[Delta]], Template] = {}
-    plain = talk.ask.logprobs is None and not always
+    plain = call.ask.logprobs is None and not always
     collected, thoughts = Collected(1), 0
 
     def chunk(index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         found = {**head, "choices": [{**choice, **more}]}
-        return {**found, "usage": _counts(talk, collected.usage(), thoughts)} if always else found
+        return {**found, "usage": _counts(call, collected.usage(), thoughts)} if always else found
 
-    async with aclosing(state.run([talk.ask])) as items:
+    async with aclosing(state.run([call.ask])) as items:
         async for _, output in items:
             collected.note(0, output)
             # Read once: while a chunk is on its way the output may finish, and come again for that.
@@ -108,18 +108,18 @@ async def _events(
                         templates[kind] = Template(chunk(output.index, hole))
                     yield templates[kind].event(found[0].text)
                     found = []
-                deltas, more = [delta_of(delta, talk.legacy) for delta in found], {}
-                if talk.ask.logprobs is not None and tokens:
+                deltas, more = [delta_of(delta, call.legacy) for delta in found], {}
+                if call.ask.logprobs is not None and tokens:
                     more["logprobs"] = _logprobs(state, output, tokens)
                     deltas = deltas or [delta_of(Words(""))]
                 for delta in deltas:
                     yield chunk(output.index, delta, **more)
                     more = {}
             if finished:
-                thoughts += thought_tokens(state, talk, output, reader)
-                yield chunk(output.index, CLOSING, **_finish(talk, output, reader))
+                thoughts += thought_tokens(state.runtime, call, output, reader)
+                yield chunk(output.index, CLOSING, **_finish(call, output, reader))
     if counted:
-        yield {**head, "choices": [], "usage": _counts(talk, collected.usage(), thoughts)}
+        yield {**head, "choices": [], "usage": _counts(call, collected.usage(), thoughts)}
 
 
 def _logprobs(state: ServerState, output: Output, which: range) -> dict[str, Any]:

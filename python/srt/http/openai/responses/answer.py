@@ -6,12 +6,12 @@ import time
 from typing import Any
 
 from sglang.srt.http.exchange.error_replies import describe
-from sglang.srt.http.openai.chat.chat_request import Talk
 from sglang.srt.http.openai.responses.item_writer import Event, Writer
 from sglang.srt.http.openai.responses.responses_body import ResponsesBody, format_of
 from sglang.srt.http.openai.responses.responses_tools import choice_of, tools_of
 from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.output import Output
+from sglang.srt.runtime.chat.chat_request import ChatCall
 
 # Of what the server calls an error, to what the API calls one within a response.
 _CODES = {
@@ -33,12 +33,12 @@ class Answer:
         created: its first event was told.
     """
 
-    def __init__(self, state: ServerState, body: ResponsesBody, talk: Talk, name: str) -> None:
+    def __init__(self, state: ServerState, body: ResponsesBody, call: ChatCall, name: str) -> None:
         self.id = f"resp_{name}"
         self.writer = Writer(name)
         self.status = "queued" if body.background else "in_progress"
         self.created = self._started = False
-        self._fixed = _fixed(state, body, talk)
+        self._fixed = _fixed(state, body, call)
         self._created = int(time.time())
         self._completed: int | None = None
         self._error: dict[str, Any] | None = None
@@ -120,9 +120,9 @@ class Answer:
         return self.writer.event(kind, response=self.value())
 
 
-def _fixed(state: ServerState, body: ResponsesBody, talk: Talk) -> dict[str, Any]:
+def _fixed(state: ServerState, body: ResponsesBody, call: ChatCall) -> dict[str, Any]:
     """What does not change: the request, with what was chosen where it said nothing."""
-    sampling, tools = talk.ask.sampling, tools_of(body.tools)
+    sampling, tools = call.ask.sampling, tools_of(body.tools)
     return {
         "background": bool(body.background),
         "instructions": body.instructions,

@@ -9,7 +9,6 @@ from contextlib import aclosing
 import msgspec
 from sglang.srt.http.exchange.error_replies import describe
 from sglang.srt.http.exchange.event_stream import Form, typed_event
-from sglang.srt.http.openai.chat.chat_request import Talk, thought_tokens
 from sglang.srt.http.openai.responses.answer import Answer
 from sglang.srt.http.openai.responses.item_writer import Event
 from sglang.srt.http.openai.responses.response_store import Record, Store
@@ -17,6 +16,7 @@ from sglang.srt.http.openai.responses.responses_body import in_own_words
 from sglang.srt.http.openai.responses.token_pieces import Pieces
 from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.request_error import RequestError
+from sglang.srt.runtime.chat.chat_request import ChatCall, thought_tokens
 
 MAX_BACKGROUND = 64  # at a time
 
@@ -33,15 +33,15 @@ FRAMES = Form(bytes, b"", lambda error: typed_event(error_event(error)))
 
 
 async def written(
-    state: ServerState, talk: Talk, answer: Answer, interval: int
+    state: ServerState, call: ChatCall, answer: Answer, interval: int
 ) -> AsyncGenerator[Event, None]:
     """Write the answer; its events, from the engine's first sign on, one for ``interval`` tokens.
 
     Raises RequestError and EngineLost.
     """
-    pieces = Pieces(state, talk)
-    with in_own_words(), talk.named():
-        async with aclosing(state.run([talk.ask])) as items:
+    pieces = Pieces(state, call)
+    with in_own_words(), call.named():
+        async with aclosing(state.run([call.ask])) as items:
             async for _, output in items:
                 # Read once: the output may finish while an event is on its way.
                 finished = output.finish is not None
@@ -52,7 +52,7 @@ async def written(
                         for event in answer.writer.write(piece.deltas, piece.logprobs):
                             yield event
                 if finished:
-                    thoughts = thought_tokens(state, talk, output, pieces.reader)
+                    thoughts = thought_tokens(state.runtime, call, output, pieces.reader)
                     for event in answer.end(output, pieces.reader.called, thoughts):
                         yield event
 
@@ -126,7 +126,7 @@ def _nothing() -> None:
     pass
 
 
-def begin(state: ServerState, talk: Talk, answer: Answer, record: Record) -> None:
+def begin(state: ServerState, call: ChatCall, answer: Answer, record: Record) -> None:
     """Write the answer in the background. Raises RequestError where it cannot begin."""
     store = state.responses
     count, own = store.live(), store.live(record.tenant) if state.tenants.several else 0
@@ -139,7 +139,7 @@ def begin(state: ServerState, talk: Talk, answer: Answer, record: Record) -> Non
         )
     state.admit(1)
     with in_own_words():
-        talk.ask.verified(state.runtime.info)
+        call.ask.verified(state.runtime.info)
     record.live = live = Live(store, answer, record)
     if not store.put(record):
         store.drop(record)
@@ -149,7 +149,7 @@ def begin(state: ServerState, talk: Talk, answer: Answer, record: Record) -> Non
             "background",
             "queue_full",
         )
-    live.start(written(state, talk, answer, state.config.server.stream_interval))
+    live.start(written(state, call, answer, state.config.server.stream_interval))
 
 
 async def follow(record: Record, after: int) -> AsyncGenerator[bytes, None]:

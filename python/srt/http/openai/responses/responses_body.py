@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from sglang.srt.http.openai.chat.chat_request import ChatBody
 from sglang.srt.http.openai.responses.responses_tools import chat_tools, choice_of, tools_of
-from sglang.srt.http.openai.shared_fields import SharedBody, refuse
 from sglang.srt.program.request_error import RequestError
+from sglang.srt.runtime.chat.chat_request import ChatRequest
+from sglang.srt.runtime.completion_fields import CompletionFields, refuse
 
 LOGPROBS = "message.output_text.logprobs"
 # What may be asked for besides: parts of items that no answer of this server has.
@@ -33,7 +33,7 @@ MAX_METADATA, MAX_KEY, MAX_VALUE = 16, 64, 512  # entries, characters
 MAX_NAME = 512  # characters of what is echoed
 
 
-class ResponsesBody(SharedBody, kw_only=True):
+class ResponsesBody(CompletionFields, kw_only=True):
     """``input`` is text or a list of items; ``max_output_tokens`` unset is whatever the context has
     room for."""
 
@@ -134,14 +134,14 @@ def _check_names(body: ResponsesBody) -> None:
             )
 
 
-def chat_of(body: ResponsesBody, messages: list[dict[str, Any]]) -> ChatBody:
+def chat_of(body: ResponsesBody, messages: list[dict[str, Any]]) -> ChatRequest:
     """The same request as a chat. Raises RequestError."""
-    shared = {name: getattr(body, name) for name in SharedBody.__struct_fields__}
+    shared = {name: getattr(body, name) for name in CompletionFields.__struct_fields__}
     tools = tools_of(body.tools)
     functions, choice = chat_tools(tools, choice_of(body.tool_choice, tools))
     shared["response_format"] = _format(body)
     logprobs = LOGPROBS in (body.include or []) or bool(body.top_logprobs)
-    return ChatBody(
+    return ChatRequest(
         **shared,
         messages=messages,
         max_completion_tokens=body.max_output_tokens,

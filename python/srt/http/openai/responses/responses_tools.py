@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sglang.srt.http.openai.chat.tool_use import MAX_TOOLS
 from sglang.srt.program.request_error import RequestError
+from sglang.srt.runtime.chat.tool_use import MAX_TOOLS
 
 _MODES = ("none", "auto", "required")
 _FIELDS = ("name", "description", "parameters", "strict")

@@ -15,7 +15,6 @@ from sglang.srt.http.exchange.error_replies import json_response
 from sglang.srt.http.exchange.event_stream import respond, unless_gone
 from sglang.srt.http.exchange.json_body import read_body
 from sglang.srt.http.exchange.query import number_of
-from sglang.srt.http.openai.chat.chat_request import Talk, read_talk
 from sglang.srt.http.openai.responses.answer import Answer
 from sglang.srt.http.openai.responses.event_log import EVENTS, FRAMES, begin, follow, told, written
 from sglang.srt.http.openai.responses.items import Item, messages_of, read_items
@@ -29,6 +28,7 @@ from sglang.srt.http.openai.responses.responses_body import (
 from sglang.srt.http.openai.responses.stored_context import Past
 from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.request_error import RequestError
+from sglang.srt.runtime.chat.chat_request import ChatCall, read_chat
 from sglang.srt.runtime.offload import offload
 from starlette.requests import Request
 from starlette.responses import Response
@@ -40,14 +40,14 @@ async def create(state: ServerState, request: Request) -> Response:
     """Answer an input: as one object, as a stream of events, or in the background."""
     body = await read_body(request, ResponsesBody, state.body_limit)
     name = uuid.uuid4().hex
-    items, talk = await _read(state, body, name)
-    answer = Answer(state, body, talk, name)
-    talk = replace(talk, ask=replace(talk.ask, rid=body.rid or answer.id))
+    items, call = await _read(state, body, name)
+    answer = Answer(state, body, call, name)
+    call = replace(call, ask=replace(call.ask, rid=body.rid or answer.id))
     kept = msgspec.json.encode(items)
     record = Record(answer.id, CALLER.get().tenant, body.previous_response_id or "", kept)
     if body.background:
         record.events = [] if body.stream else None
-        begin(state, talk, answer, record)
+        begin(state, call, answer, record)
         if body.stream:
             return await respond(request, follow(record, -1), FRAMES)
         return json_response(answer.value())
@@ -58,17 +58,17 @@ async def create(state: ServerState, request: Request) -> Response:
             state.responses.put(record)
 
     if body.stream:
-        events = written(state, talk, answer, state.config.server.stream_interval)
+        events = written(state, call, answer, state.config.server.stream_interval)
         return await respond(request, told(events, answer, save), EVENTS)
-    await unless_gone(request, _all(written(state, talk, answer, sys.maxsize)))
+    await unless_gone(request, _all(written(state, call, answer, sys.maxsize)))
     save()
     return json_response(answer.value())
 
 
 async def _read(
     state: ServerState, body: ResponsesBody, name: str, fits: bool = True
-) -> tuple[list[Item], Talk]:
-    """The items of the input, and the talk that it and what it continues are. ``fits``: what is too
+) -> tuple[list[Item], ChatCall]:
+    """The items of the input, and the call that it and what it continues are. ``fits``: what is too
     long for the model is refused. Raises RequestError."""
     check(body)
     past = Past(state.responses)
@@ -77,7 +77,7 @@ async def _read(
     items = await offload(count, read_items, body.input, name, before, past.item)
     chat = chat_of(body, await offload(count, messages_of, body.instructions, [*before, *items]))
     with in_own_words():
-        return items, await read_talk(state, chat, fits)
+        return items, await read_chat(state.runtime, chat, fits)
 
 
 async def _all(events: AsyncGenerator[Any, None]) -> None:
@@ -89,8 +89,8 @@ async def _all(events: AsyncGenerator[Any, None]) -> None:
 async def count(state: ServerState, request: Request) -> Response:
     """How many tokens an input has."""
     body = await read_body(request, ResponsesBody, state.body_limit)
-    _, talk = await _read(state, body, "", fits=False)
-    return json_response({"object": "response.input_tokens", "input_tokens": len(talk.ask.prompt)})
+    _, call = await _read(state, body, "", fits=False)
+    return json_response({"object": "response.input_tokens", "input_tokens": len(call.ask.prompt)})
 
 
 async def retrieve(state: ServerState, request: Request) -> Response:

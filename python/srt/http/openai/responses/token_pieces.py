@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sglang.srt.http.openai.chat.chat_request import Talk
-from sglang.srt.http.openai.shared_fields import Progress, logprob_of
+from sglang.srt.http.openai.reply_fields import logprob_of
 from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.deltas import Delta, Words
 from sglang.srt.program.output import Output
+from sglang.srt.runtime.chat.chat_request import ChatCall
+from sglang.srt.runtime.stream_progress import StreamProgress
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +28,10 @@ class Pieces:
     words in which it ends: those of reasoning, calls and hidden tokens belong to none.
     """
 
-    def __init__(self, state: ServerState, talk: Talk) -> None:
-        skip = talk.ask.sampling.skip_special_tokens
-        self.reader, self._sent = talk.reader(), Progress()
-        self._traced = talk.ask.logprobs is not None
+    def __init__(self, state: ServerState, call: ChatCall) -> None:
+        skip = call.ask.sampling.skip_special_tokens
+        self.reader, self._sent = call.reader(), StreamProgress()
+        self._traced = call.ask.logprobs is not None
         self._table = state.runtime.tokenizer.token_bytes
         self._decoder = state.runtime.tokenizer.detokenizer(skip)
         self._hidden = state.runtime.tokenizer.special_ids if skip else frozenset()

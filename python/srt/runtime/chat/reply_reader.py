@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sglang.srt.http.openai.chat.tool_use import ToolUse
-from sglang.srt.http.openai.shared_fields import Progress
 from sglang.srt.program.deltas import Begin, Delta, Thought, Words
 from sglang.srt.program.output import Output
 from sglang.srt.program.reasoning_parser import Marks, ThoughtParser
+from sglang.srt.runtime.chat.tool_use import ToolUse
+from sglang.srt.runtime.stream_progress import StreamProgress
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Reader:
     """
 
     def __init__(self, use: ToolUse | None, thinking: Thinking | None = None) -> None:
-        self.sent, self._calls = Progress(), 0
+        self.sent, self._calls = StreamProgress(), 0
         self._required = use is not None and use.required
         self._parser = None if use is None else use.parser()
         self._thinking, self._kept = thinking, ""

@@ -12,16 +12,16 @@ from typing import Any
 from sglang.srt.core.depth import deeper
 from sglang.srt.core.ints import Ints
 from sglang.srt.core.media import Medias
-from sglang.srt.http.openai.chat.message_parts import marked, read_content, shaped
-from sglang.srt.http.openai.chat.message_parts import told as told_content
-from sglang.srt.http.openai.chat.tool_use import ToolUse, with_tools
-from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.ask import verify_length
 from sglang.srt.program.encoder import bytes_of
 from sglang.srt.program.media_loading import Expanded
 from sglang.srt.program.request_error import RequestError
 from sglang.srt.program.sources import Source
+from sglang.srt.runtime.chat.message_parts import marked, read_content, shaped
+from sglang.srt.runtime.chat.message_parts import told as told_content
+from sglang.srt.runtime.chat.tool_use import ToolUse, with_tools
 from sglang.srt.runtime.offload import LONG, offload
+from sglang.srt.runtime.runtime import Runtime
 from sglang.srt.tokenizer.chat import SECONDS, ChatTemplateError, SlowTemplateError
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -49,7 +49,7 @@ class Prompt:
 
 
 async def prompt_of(
-    state: ServerState,
+    runtime: Runtime,
     messages: list[dict[str, Any]],
     use: ToolUse | None,
     variables: Mapping[str, Any],
@@ -69,14 +69,14 @@ async def prompt_of(
         fits: what is too long for the model is refused.
     """
     tokenizer, shield, count = (
-        state.runtime.tokenizer,
-        state.runtime.tokenizer.shield,
+        runtime.tokenizer,
+        runtime.tokenizer.shield,
         len(messages),
     )
     if not messages:
         raise RequestError("messages is empty; give at least one.", "messages")
-    told, begun, named, sources = await offload(count, _told, state, messages, use, go_on)
-    state.runtime.verify_seen(sources)
+    told, begun, named, sources = await offload(count, _told, runtime, messages, use, go_on)
+    runtime.verify_seen(sources)
     variables = {name: value for name, value in variables.items() if name not in OWN}
     values = {**shield.over(variables), **named}
 
@@ -91,40 +91,40 @@ async def prompt_of(
     except (ChatTemplateError, TypeError) as error:
         raise RequestError(f"{shield.lifted(str(error))}.", "messages") from error
     if sources:
-        text = marked(text, state.runtime.placeholders)
+        text = marked(text, runtime.placeholders)
     if shield.holds(text):
-        ids, text = await _encoded(state, text, fits), shield.lifted(text)
+        ids, text = await _encoded(runtime, text, fits), shield.lifted(text)
     else:
-        encode = state.runtime.completion.encode_prompt if fits else state.runtime.completion.encode
+        encode = runtime.completion.encode_prompt if fits else runtime.completion.encode
         ids = await encode(text, False)
     if not sources:
         return Prompt(ids, text, begun)
-    seen = await _seen(state, ids, sources, fits)
+    seen = await _seen(runtime, ids, sources, fits)
     return Prompt(seen.tokens, text, begun, seen.media)
 
 
-async def _seen(state: ServerState, ids: Ints, sources: list[Source], fits: bool) -> Expanded:
+async def _seen(runtime: Runtime, ids: Ints, sources: list[Source], fits: bool) -> Expanded:
     """The ids with the images and videos among them."""
-    seen = await state.runtime.see(ids, sources, fits=fits)
+    seen = await runtime.see(ids, sources, fits=fits)
     if fits:
-        verify_length(len(seen.tokens), state.runtime.info)
+        verify_length(len(seen.tokens), runtime.info)
     return seen
 
 
 def _told(
-    state: ServerState, messages: list[dict[str, Any]], use: ToolUse | None, go_on: bool
+    runtime: Runtime, messages: list[dict[str, Any]], use: ToolUse | None, go_on: bool
 ) -> tuple[list[dict[str, Any]], str, dict[str, Any], list[Source]]:
     """The conversation as the template is told it, what the reply goes on with, variables for the
     tools, and the images and videos. Raises RequestError."""
-    cover = state.runtime.tokenizer.shield.over
+    cover = runtime.tokenizer.shield.over
     sources: list[Source] = []
     told = [_message(i, message, sources) for i, message in enumerate(messages)]
     if go_on:
         _verify_last(told[-1])
     begun = told[-1]["content"] if go_on else ""
-    template = state.runtime.tokenizer.chat_template or ""
-    told, named = with_tools(cover(told), template, use, state.runtime.tool_format, cover)
-    return shaped(told, state.runtime.tokenizer.template, bool(sources)), begun, named, sources
+    template = runtime.tokenizer.chat_template or ""
+    told, named = with_tools(cover(told), template, use, runtime.tool_format, cover)
+    return shaped(told, runtime.tokenizer.template, bool(sources)), begun, named, sources
 
 
 async def _rendered(render: Callable[[float], str], count: int) -> str:
@@ -135,21 +135,19 @@ async def _rendered(render: Callable[[float], str], count: int) -> str:
     return await asyncio.to_thread(render, SECONDS)
 
 
-async def _encoded(state: ServerState, text: str, fits: bool) -> Ints:
+async def _encoded(runtime: Runtime, text: str, fits: bool) -> Ints:
     """Ids of a text with marks; the first such text has a second tokenizer made."""
-    tokenizer = state.runtime.tokenizer
+    tokenizer = runtime.tokenizer
     if fits:
-        verify_length(len(text) // (4 * tokenizer.longest), state.runtime.info, "at least ")
+        verify_length(len(text) // (4 * tokenizer.longest), runtime.info, "at least ")
     try:
-        ids = await state.runtime.completion.encoder.run(
-            bytes_of(text), tokenizer.encode_shielded, text
-        )
+        ids = await runtime.completion.encoder.run(bytes_of(text), tokenizer.encode_shielded, text)
     except RequestError:
         raise
     except ValueError as error:
         raise RequestError(f"The prompt cannot be tokenized: {error}.", "messages") from error
     if fits:
-        verify_length(len(ids), state.runtime.info)
+        verify_length(len(ids), runtime.info)
     return ids
 
 

@@ -1,8 +1,8 @@
-"""Talk: a conversation to be continued, whichever API it came by, and how the reply is read.
+"""ChatCall: a conversation to be continued, whichever API it came by, and how the reply is read.
 
 ``/v1/chat/completions``, ``/v1/responses`` and ``/v1/messages`` are one thing in three spellings:
-each makes a ``ChatBody``, has ``read_talk`` turn it into a ``Talk``, and writes the ``Delta``s that
-the talk's ``Reader``s find in its own words.
+each makes a ``ChatRequest``, has ``read_chat`` turn it into a ``ChatCall``, and writes the
+``Delta``s that the call's ``Reader``s find in its own words.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sglang.srt.http.openai.chat.conversation import Prompt, prompt_of, verify_template
-from sglang.srt.http.openai.chat.reply_reader import Reader, Thinking
-from sglang.srt.http.openai.chat.tool_use import ToolUse, read_functions, read_tools, verified
-from sglang.srt.http.openai.shared_fields import SharedBody, refuse, sampling_of
-from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.ask import Ask, Logprobs, namespace_of
 from sglang.srt.program.output import Output
 from sglang.srt.program.reasoning_parser import behind_thought, opened
 from sglang.srt.program.request_error import RequestError
 from sglang.srt.program.tool_format import constraint_of, form_of
+from sglang.srt.runtime.chat.conversation import Prompt, prompt_of, verify_template
+from sglang.srt.runtime.chat.reply_reader import Reader, Thinking
+from sglang.srt.runtime.chat.tool_use import ToolUse, read_functions, read_tools, verified
+from sglang.srt.runtime.completion_fields import CompletionFields, refuse, sampling_of
+from sglang.srt.runtime.runtime import Runtime
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
-__all__ = ["ChatBody", "Reader", "Talk", "Thinking", "read_talk", "thought_tokens"]
+__all__ = ["ChatCall", "ChatRequest", "Reader", "Thinking", "read_chat", "thought_tokens"]
 
 
-class ChatBody(SharedBody, kw_only=True):
+class ChatRequest(CompletionFields, kw_only=True):
     """``max_tokens`` unset: whatever the context has room for."""
 
     messages: list[dict[str, Any]]
@@ -52,7 +52,7 @@ class ChatBody(SharedBody, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Talk:
+class ChatCall:
     """What is asked of the engine, and how to read what it says.
 
     Attributes:
@@ -81,52 +81,52 @@ class Talk:
             yield
 
 
-def thought_tokens(state: ServerState, talk: Talk, output: Output, reader: Reader) -> int:
+def thought_tokens(runtime: Runtime, call: ChatCall, output: Output, reader: Reader) -> int:
     """Tokens of the thought that ``reader`` has read in ``output``."""
-    if talk.thinking is None:
+    if call.thinking is None:
         return 0
-    tokenizer = state.runtime.tokenizer
-    hidden = tokenizer.special_ids if talk.ask.sampling.skip_special_tokens else frozenset()
+    tokenizer = runtime.tokenizer
+    hidden = tokenizer.special_ids if call.ask.sampling.skip_special_tokens else frozenset()
     return reader.thought_tokens(output, tokenizer.token_bytes, hidden)
 
 
-async def read_talk(state: ServerState, body: ChatBody, fits: bool = True) -> Talk:
+async def read_chat(runtime: Runtime, body: ChatRequest, fits: bool = True) -> ChatCall:
     """``fits``: what is too long for the model is refused. Raises RequestError."""
     _verify(body)
-    adapter = state.runtime.adapters.of(body.model, body.lora_path)
-    use = _use(state, body)
-    sampling = sampling_of(body, _limit(state, body))
+    adapter = runtime.adapters.of(body.model, body.lora_path)
+    use = _use(runtime, body)
+    sampling = sampling_of(body, _limit(runtime, body))
     own = sampling.constraint
     form = None if use is None else use.form(own)
     prompt = await prompt_of(
-        state, body.messages, use, _variables(body), body.add_generation_prompt,
+        runtime, body.messages, use, _variables(body), body.add_generation_prompt,
         bool(body.continue_final_message), fits,
     )  # fmt: skip
-    inside = _inside(state, body, prompt)
+    inside = _inside(runtime, body, prompt)
     constraint, behind = own, False
     if form is None and own is not None and inside is not False:
         form = form_of(own)
     if form is not None:
         # Free text with tags in it: the thought is free text like the rest.
         behind = inside is not False and form["type"] != "triggered_tags"
-        if behind and state.runtime.thought_marks is not None:
-            form = behind_thought(state.runtime.thought_marks, inside, form)
+        if behind and runtime.thought_marks is not None:
+            form = behind_thought(runtime.thought_marks, inside, form)
         space = own.whitespace if use is None and own is not None else " ?"
         constraint = verified(constraint_of(form, space))
-    thinking = _thinking(state, body, inside, behind)
+    thinking = _thinking(runtime, body, inside, behind)
     sampling = replace(
         sampling,
         constraint=constraint,
-        skip_special_tokens=sampling.skip_special_tokens and not _shown(state, use, thinking),
+        skip_special_tokens=sampling.skip_special_tokens and not _shown(runtime, use, thinking),
     )
     rid, salt = body.rid or "", namespace_of(body.cache_salt, body.extra_key)
     whole = body.choices_scoring == "whole"
     ask = Ask(prompt.ids, sampling, _logprobs(body), rid, body.priority or 0, salt,
               score_choices=whole, media=prompt.media, adapter=adapter)  # fmt: skip
-    return Talk(ask, use, thinking)
+    return ChatCall(ask, use, thinking)
 
 
-def _verify(body: ChatBody) -> None:
+def _verify(body: ChatRequest) -> None:
     verify_template(body.chat_template, body.chat_template_kwargs or {})
     if set(body.modalities or ["text"]) != {"text"}:
         refuse("modalities", body.modalities)
@@ -140,36 +140,36 @@ def _verify(body: ChatBody) -> None:
         )
 
 
-def _effort(body: ChatBody) -> tuple[str, Any]:
+def _effort(body: ChatRequest) -> tuple[str, Any]:
     """Name and value of the field that gives the effort."""
     if body.reasoning_effort is not None or body.reasoning is None:
         return "reasoning_effort", body.reasoning_effort
     return "reasoning.effort", body.reasoning.get("effort")
 
 
-def _use(state: ServerState, body: ChatBody) -> ToolUse | None:
+def _use(runtime: Runtime, body: ChatRequest) -> ToolUse | None:
     legacy = {"functions": body.functions, "function_call": body.function_call}
     if not any(legacy.values()):
         return read_tools(
-            body.tools, body.tool_choice, body.parallel_tool_calls, state.runtime.tool_format
+            body.tools, body.tool_choice, body.parallel_tool_calls, runtime.tool_format
         )
     if body.tools or body.tool_choice:
         name = next(name for name, value in legacy.items() if value)
         raise RequestError(f"tools and {name} exclude one another; give tools.", name)
-    return read_functions(body.functions, body.function_call, state.runtime.tool_format)
+    return read_functions(body.functions, body.function_call, runtime.tool_format)
 
 
-def _limit(state: ServerState, body: ChatBody) -> int:
+def _limit(runtime: Runtime, body: ChatRequest) -> int:
     for name in ("max_completion_tokens", "max_tokens"):
         limit: int | None = getattr(body, name)
         if limit is not None and limit < 1:
             raise RequestError(f"{name} is {limit}; it must be at least 1.", name)
         if limit is not None:
             return limit
-    return state.runtime.info.context_length
+    return runtime.info.context_length
 
 
-def _logprobs(body: ChatBody) -> Logprobs | None:
+def _logprobs(body: ChatRequest) -> Logprobs | None:
     if body.logprobs:
         return Logprobs(top=body.top_logprobs or 0, masked=bool(body.masked_logprobs))
     if body.top_logprobs:
@@ -177,7 +177,7 @@ def _logprobs(body: ChatBody) -> Logprobs | None:
     return None
 
 
-def _variables(body: ChatBody) -> dict[str, Any]:
+def _variables(body: ChatRequest) -> dict[str, Any]:
     """The template's variables. Effort and ``reasoning.enabled`` are in the words that templates
     know."""
     told: dict[str, Any] = {}
@@ -190,21 +190,21 @@ def _variables(body: ChatBody) -> dict[str, Any]:
     return {**told, **(body.chat_template_kwargs or {})}
 
 
-def _inside(state: ServerState, body: ChatBody, prompt: Prompt) -> bool | None:
+def _inside(runtime: Runtime, body: ChatRequest, prompt: Prompt) -> bool | None:
     """Whether the reply begins inside a thought; None where it may begin with one, False also
     where there is none. An ``ebnf`` grammar, and choices scored as wholes, are all of the text."""
-    if state.runtime.thought_marks is None or body.choices_scoring == "whole":
+    if runtime.thought_marks is None or body.choices_scoring == "whole":
         return False
     if body.ebnf is not None or body.guided_grammar is not None:
         return False
-    return opened(state.runtime.thought_marks, prompt.tail, prompt.begun)
+    return opened(runtime.thought_marks, prompt.tail, prompt.begun)
 
 
 def _thinking(
-    state: ServerState, body: ChatBody, inside: bool | None, behind: bool
+    runtime: Runtime, body: ChatRequest, inside: bool | None, behind: bool
 ) -> Thinking | None:
     """``behind``: what the text must be says where its thought begins."""
-    marks = state.runtime.thought_marks
+    marks = runtime.thought_marks
     if marks is None or inside is False:
         return None
     begins = inside is True or (marks.always and not behind)
@@ -212,10 +212,10 @@ def _thinking(
                     body.stream_reasoning is not False)  # fmt: skip
 
 
-def _shown(state: ServerState, use: ToolUse | None, thinking: Thinking | None) -> bool:
+def _shown(runtime: Runtime, use: ToolUse | None, thinking: Thinking | None) -> bool:
     """Whether a mark that must be seen is a control token."""
     marks = () if use is None else use.format.marks
     if thinking is not None:
         marks = (*marks, thinking.marks.begin, thinking.marks.end)
-    special = state.runtime.tokenizer.special_ids
-    return any(state.runtime.tokenizer.id_of(mark) in special for mark in marks)
+    special = runtime.tokenizer.special_ids
+    return any(runtime.tokenizer.id_of(mark) in special for mark in marks)

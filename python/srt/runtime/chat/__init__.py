@@ -1,0 +1,1 @@
+"""A conversation as a request, and its reply taken apart."""

@@ -1,0 +1,27 @@
+"""StreamProgress: how much of one completion a stream has sent."""
+
+from __future__ import annotations
+
+from sglang.srt.program.output import Output
+
+
+class StreamProgress:
+    """How much of one completion a stream has sent."""
+
+    def __init__(self) -> None:
+        self.chars = self.tokens = self.drawn = 0
+        self.begun = False
+
+    def ready(self, output: Output, interval: int) -> bool:
+        """Whether it is time for a chunk."""
+        if output.finish is not None:
+            return True
+        due = not self.begun or output.completion_tokens - self.drawn >= interval
+        return due and len(output.text) > self.chars
+
+    def take(self, output: Output) -> tuple[str, range]:
+        """The text not sent yet and the tokens that belong to it."""
+        text, tokens = output.text[self.chars :], range(self.tokens, output.released)
+        self.chars, self.tokens = len(output.text), output.released
+        self.drawn, self.begun = output.completion_tokens, True
+        return text, tokens
