@@ -52,7 +52,7 @@ class Scripted:
     encode = encode_prompt
 
     async def run(self, ask: Ask) -> AsyncGenerator[Output, None]:
-        self.asks.append(ask.verified(self.info))
+        self.asks.append(ask)
         if self.refuse is not None:
             raise self.refuse
         for index in range(ask.sampling.n):

@@ -70,7 +70,7 @@ class Paced(Scripted):
 
     async def _tokens(self, ask: Ask) -> AsyncGenerator[Output, None]:
         """``piece`` tokens at a time."""
-        self.asks.append(ask.verified(self.info))
+        self.asks.append(ask)
         ids = [*self.tokenizer.encode(self.text, False), self.tokenizer.eos_ids[0]]
         decoder = self.tokenizer.detokenizer(ask.sampling.skip_special_tokens)
         output = Output(0, RequestStats(prompt_tokens=len(ask.prompt)))

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from helpers.http_server import GOLDEN, Served, is_error, serve_text
 from sglang.srt.config import Config
-from sglang.srt.http.exchange.error_replies import ServerError
+from sglang.srt.program.request_error import RequestError
 from sglang.srt.runtime.fair_queue import FairQueue
 from sglang.srt.runtime.tenants import Key, Tenant
 
@@ -29,8 +29,8 @@ class Clock:
         return self.now
 
 
-def refused(tenant: Tenant) -> ServerError:
-    with pytest.raises(ServerError) as caught:
+def refused(tenant: Tenant) -> RequestError:
+    with pytest.raises(RequestError) as caught:
         tenant.enter()
     assert caught.value.code == "rate_limit_exceeded"
     return caught.value
@@ -233,7 +233,7 @@ def test_a_flood_of_one_leaves_room_and_turns_for_another(
         with concurrent.futures.ThreadPoolExecutor(flood) as pool, http_of(server, "a") as a:
             a.timeout = httpx.Timeout(60, pool=60)
             asked = [pool.submit(a.post, "/generate", json=body) for _ in range(flood)]
-            wait_for(lambda: server.state.turns.held("a") >= (running + queued) // 2)
+            wait_for(lambda: server.state.runtime.queue.held("a") >= (running + queued) // 2)
             server.worker.seconds = 0.004
             with http_of(server, "b") as b:
                 for _ in range(2):
@@ -249,7 +249,7 @@ def test_a_flood_of_one_leaves_room_and_turns_for_another(
         assert (running + queued) // 2 <= len(good) < flood
         server.worker.seconds = 0.0
         server.client.idle()
-        assert server.state.turns.waiting == server.state.turns.held("a") == 0
+        assert server.state.runtime.queue.waiting == server.state.runtime.queue.held("a") == 0
         assert server.client.golden() == golden
 
 
@@ -284,9 +284,9 @@ def test_many_prompts_whose_client_leaves_keep_no_turns(tmp_path: Path) -> None:
             with http_of(server, "a") as a, a.stream("POST", "/generate", json=body) as reply:
                 lines = reply.iter_lines()
                 next(lines)
-                assert server.state.turns.held("a") == 8
+                assert server.state.runtime.queue.held("a") == 8
             wait_for(lambda: server.state.open_requests == 0)
-            assert server.state.turns.held("a") == server.state.turns.waiting == 0
+            assert server.state.runtime.queue.held("a") == server.state.runtime.queue.waiting == 0
             with http_of(server, "b") as b:
                 assert b.post("/generate", json=GOLDEN).status_code == 200
         server.client.idle()
@@ -311,8 +311,8 @@ def test_who_waits_for_a_turn_is_aborted_too(tmp_path: Path) -> None:
             asked = [pool.submit(send, a, f"job{i}") for i in range(4)]
             texts = {"input": ["a", "b"], "rid": "texts"}
             read = pool.submit(a.post, "/v1/embeddings", json=texts)
-            wait_for(lambda: server.state.turns.held("a") == 4 * 2 + 2)
-            assert server.state.turns.waiting >= 6
+            wait_for(lambda: server.state.runtime.queue.held("a") == 4 * 2 + 2)
+            assert server.state.runtime.queue.waiting >= 6
             assert abort(b, rid="job3") == 0
             assert abort(a, rid="texts") == 2
             assert is_error(read.result(60), 400)["message"] == "The request was aborted."
@@ -321,7 +321,7 @@ def test_who_waits_for_a_turn_is_aborted_too(tmp_path: Path) -> None:
                 ends = [one["meta_info"]["finish_reason"] for one in future.result(60).json()]
                 assert [end["type"] for end in ends] == ["abort", "abort"]
         server.client.idle()
-        assert server.state.turns.waiting == server.state.turns.held("a") == 0
+        assert server.state.runtime.queue.waiting == server.state.runtime.queue.held("a") == 0
 
 
 def test_a_flood_of_texts_to_embed_leaves_turns_for_another(
@@ -345,7 +345,7 @@ def test_a_flood_of_texts_to_embed_leaves_turns_for_another(
         texts = {"input": [f"{i} {i}" for i in range(300)], "pooling": "mean"}
         with concurrent.futures.ThreadPoolExecutor(1) as pool, http_of(server, "a") as a:
             read = pool.submit(a.post, "/v1/embeddings", json=texts)
-            wait_for(lambda: server.state.turns.held("a") == 300)
+            wait_for(lambda: server.state.runtime.queue.held("a") == 300)
             server.worker.seconds = 0.02
             with http_of(server, "b") as b:
                 body = {"text": "a", "sampling_params": {"max_new_tokens": 1}}
@@ -354,7 +354,7 @@ def test_a_flood_of_texts_to_embed_leaves_turns_for_another(
             assert beside[0] <= 80
             assert len(read.result(60).json()["data"]) == 300
         server.client.idle()
-        assert server.state.turns.waiting == server.state.turns.held("a") == 0
+        assert server.state.runtime.queue.waiting == server.state.runtime.queue.held("a") == 0
 
 
 def test_turns_go_round() -> None:

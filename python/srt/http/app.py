@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
 from functools import cache
 
 import msgspec
@@ -11,7 +10,7 @@ from sglang.srt.core.version import __version__
 from sglang.srt.http.connection.guard import Guard, ordinary
 from sglang.srt.http.exchange.error_replies import ServerError, error_response
 from sglang.srt.http.openapi.openapi_document import document
-from sglang.srt.http.routes import JSON, ROUTES, Handler
+from sglang.srt.http.routes import EVENTS, JSON, ROUTES, Handler
 from sglang.srt.http.server_state import ServerState
 from sglang.srt.http.telemetry.journal import Journal
 from sglang.srt.program.completion import EngineLost
@@ -21,15 +20,17 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 
 def make_app(state: ServerState) -> Starlette:
     """An application of one server; ``app.state.server`` is its state."""
     paths: defaultdict[str, dict[str, Handler]] = defaultdict(dict)
-    for route in ROUTES:
+    # Starlette tries one route after the other, so those that generate are the first.
+    for route in sorted(ROUTES, key=lambda route: EVENTS not in route.media):
         paths[route.path][route.method] = route.handler
     paths["/openapi.json"]["GET"] = _described(state)
-    served = [Route(path, _endpoint(state, handlers), methods=list(handlers))
+    served = [Route(path, _Endpoint(state, handlers), methods=list(handlers))
               for path, handlers in paths.items()]  # fmt: skip
     for endpoint in served:
         if endpoint.methods:
@@ -45,20 +46,24 @@ def make_app(state: ServerState) -> Starlette:
     return app
 
 
-def _endpoint(
-    state: ServerState, handlers: dict[str, Handler]
-) -> Callable[[Request], Awaitable[Response]]:
-    """All methods of one path: what is not among them is answered 405, with those that are."""
+class _Endpoint:
+    """All methods of one path, as an ASGI application: Starlette answers others with 405.
 
-    async def endpoint(request: Request) -> Response:
+    Errors are answered here, because Starlette would log those that are expected.
+    """
+
+    def __init__(self, state: ServerState, handlers: dict[str, Handler]) -> None:
+        self._state, self._handlers = state, handlers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive, send)
         try:
-            return await handlers[request.method](state, request)
+            response = await self._handlers[request.method](self._state, request)
         except ClientDisconnect:
-            return Response(status_code=499)  # nobody reads it
-        except Exception as error:  # before the framework, which would log what is expected
-            return error_response(error, request.scope)
-
-    return endpoint
+            response = Response(status_code=499)  # no client is left to read it
+        except Exception as error:
+            response = error_response(error, scope)
+        await response(scope, receive, send)
 
 
 async def _on_error(request: Request, error: Exception) -> Response:

@@ -13,6 +13,7 @@ from sglang.srt.http.telemetry.request_tracing import Tracing
 from sglang.srt.program.ask import Ask
 from sglang.srt.program.completion import Completion
 from sglang.srt.program.output import Output
+from sglang.srt.runtime.explanations import Explanations
 from sglang.srt.runtime.runtime import Runtime, model_name_of
 from sglang.srt.runtime.tenants import Tenants
 
@@ -32,7 +33,8 @@ class ServerState:
     def __init__(self, config: Config, completion: Completion) -> None:
         self.tenants = Tenants(config)
         self.metrics = Metrics(model_name_of(config))
-        self.runtime = Runtime(config, completion, self.metrics, self.tenants)
+        self.explanations = Explanations()
+        self.runtime = Runtime(config, completion, self.metrics, self.tenants, self.explanations)
         self.responses = Store(config.server.response_store_bytes)
         self.tracing: Tracing | None = None
         self.started, self.began = int(time.time()), time.monotonic()

@@ -8,10 +8,6 @@ from dataclasses import dataclass
 SHARED = "\0"  # the namespace of tenants that share a cache
 
 
-def _free(tokens: int) -> None:
-    pass
-
-
 @dataclass(frozen=True, slots=True)
 class Caller:
     """The sender of one request.
@@ -22,7 +18,8 @@ class Caller:
         admin: it may see and end what belongs to others, and change the server.
         namespace: prefix of its every ``cache_salt``, so that tenants reuse no KV of each other.
         priority: added to the request's own.
-        charge: called with the number of tokens read or generated for it, as they come.
+        charge: called with the number of tokens read or generated for it, as they come; None where
+            its tokens are not counted.
     """
 
     request: str = ""
@@ -30,7 +27,7 @@ class Caller:
     admin: bool = True
     namespace: str = ""
     priority: int = 0
-    charge: Callable[[int], None] = _free
+    charge: Callable[[int], None] | None = None
 
 
 ANYBODY = Caller()

@@ -36,6 +36,7 @@ from sglang.srt.runtime.sessions import SessionParams, SessionTurn
 TOKEN_BYTES = 16 << 10  # of cumulative items, for each token that is generated
 ENTRY_BYTES = 32  # of one log-probability with its token id in JSON, about
 ID_BYTES = 8  # of a token id
+COUNTS = len(RequestCounts.__struct_fields__)  # which statistics begin with
 
 T = TypeVar("T")
 Maybe: TypeAlias = T | UnsetType  # a field that may not be there
@@ -424,15 +425,14 @@ def _show(
     ask: Ask, output: Output, received: float | None, chars: int = 0, tokens: int = 0
 ) -> Generated:
     """A completion without its first ``chars`` characters and ``tokens`` tokens."""
-    counts = {name: getattr(output.stats, name) for name in RequestCounts.__struct_fields__}
-    counts["completion_tokens"] = output.completion_tokens  # the engine's count comes at the end
     finish = output.finish
     meta = CompletionMeta(
+        *msgspec.structs.astuple(output.stats)[:COUNTS],
         id=ask.rid if ask.sampling.n == 1 else f"{ask.rid}-{output.index}",
         finish_reason=None if finish is None else _finish_reason(finish, output.completion_tokens),
         e2e_latency=output.seconds,
-        **counts,
     )
+    meta.completion_tokens = output.completion_tokens  # the engine's count comes at the end
     if output.choice_logprobs:
         meta.choice_logprobs = output.choice_logprobs
     if received is not None and finish is not None:

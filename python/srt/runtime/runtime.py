@@ -64,6 +64,7 @@ class Runtime:
     Attributes:
         observer: counts requests and tokens; None counts nothing.
         tenants: API keys that share the engine, None where every caller is the same.
+        explanations: of the last prompts, None where none are kept.
         adapters: those that requests may name.
         tool_format: how the model writes calls. thought_marks: what its thoughts stand between.
         viewer: reads images and videos; None for a model without a vision tower.
@@ -76,6 +77,7 @@ class Runtime:
         completion: Completion,
         observer: Observer | None = None,
         tenants: Tenants | None = None,
+        explanations: Explanations | None = None,
     ) -> None:
         self.config, self.completion = config, completion
         self.observer, self.tenants = observer, tenants
@@ -89,7 +91,7 @@ class Runtime:
         self.thought_marks = marks_for(config.server.reasoning_parser, template)
         names = {self.model_name, config.model.model_path, self.info.model_path}
         self.adapters = LoadedAdapters(completion, config.lora, names)
-        self.explanations = Explanations()
+        self.explanations = explanations
         self.viewer = viewer_of(config, self.info)
         self.sessions = Sessions(self.abort, self.tokenizer.before)
         running = self.info.max_running_requests
@@ -114,7 +116,9 @@ class Runtime:
         Raises RequestError, ``queue_full`` where they would wait behind too many.
         """
         self.admit(sum(ask.sampling.n for ask in asks), caller)
-        explained = self.explanations.begin(asks, caller)
+        explained = None
+        if self.explanations is not None:
+            explained = self.explanations.begin(asks, caller)
         owned = verified([_owned(ask, caller) for ask in asks], self.info)
         streams = [self._measured(index, ask, caller, explained) for index, ask in enumerate(owned)]
         return streams[0] if len(streams) == 1 else _each_once(streams)
@@ -139,7 +143,8 @@ class Runtime:
         else:
             found = await read_all(self.completion, owned, goal)
         for done in found:
-            caller.charge(done.stats.prompt_tokens)
+            if caller.charge is not None:
+                caller.charge(done.stats.prompt_tokens)
             if self.observer is not None:
                 self.observer.computed(done, time.monotonic() - start)
         return found
@@ -236,7 +241,7 @@ class Runtime:
     # -- one prompt -----------------------------------------------------------------------------
 
     async def _measured(
-        self, index: int, ask: Ask, caller: Caller, explained: Entry
+        self, index: int, ask: Ask, caller: Caller, explained: Entry | None
     ) -> AsyncGenerator[tuple[int, Output], None]:
         observer, charge, counted = self.observer, caller.charge, dict[int, int]()
         with nullcontext() if observer is None else observer.watch(ask) as follower:
@@ -244,9 +249,10 @@ class Runtime:
                 async for output in outputs:
                     if follower is not None:
                         follower.update(output)
-                    charge(output.completion_tokens - counted.get(output.index, 0))
-                    counted[output.index] = output.completion_tokens
-                    if output.finish is not None:
+                    if charge is not None:
+                        charge(output.completion_tokens - counted.get(output.index, 0))
+                        counted[output.index] = output.completion_tokens
+                    if explained is not None and output.finish is not None:
                         explained.note(index, ask, output)
                     yield index, output
 
@@ -254,7 +260,8 @@ class Runtime:
         """``Completion.run``, when the caller's turn has come."""
         if self._takes_turns:
             return self._in_a_turn(ask, caller)
-        caller.charge(len(ask.prompt))
+        if caller.charge is not None:
+            caller.charge(len(ask.prompt))
         return self.completion.run(ask)
 
     async def _in_a_turn(self, ask: Ask, caller: Caller) -> AsyncGenerator[Output, None]:
@@ -265,7 +272,8 @@ class Runtime:
                 self.queue.turn(caller.tenant, count, ask.rid),
                 aclosing(self.completion.run(ask)) as outputs,
             ):
-                caller.charge(len(ask.prompt))
+                if caller.charge is not None:
+                    caller.charge(len(ask.prompt))
                 async for output in outputs:
                     yield output
         except TurnAborted:

@@ -22,7 +22,7 @@ class Explained(msgspec.Struct):
 async def explain_request(state: ServerState, request: Request) -> Response:
     """Of a request that has ended, by its X-Request-Id, its ``rid`` or the id of its answer."""
     name = request.path_params["id"]
-    entry = state.runtime.explanations.find(name, CALLER.get())
+    entry = state.explanations.find(name, CALLER.get())
     if entry is None or not entry.prompts:
         raise RequestError(
             f"There is no explanation of {name!r:.200}: give the X-Request-Id, the rid or the "
