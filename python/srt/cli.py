@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-# Module, what it is for, and more of that. A module is imported when it is asked for.
+# Module, its purpose, and a longer description. A module is imported when its command is run.
 COMMANDS = {
     "serve": (
         "sglang.srt.http.launch",

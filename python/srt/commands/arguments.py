@@ -28,7 +28,7 @@ ELSEWHERE = {
 
 def keys_from_environment(arguments: argparse.Namespace, *names: str) -> None:
     """Take the keys of these names that were not given from the environment: a command line can be
-    read by everybody. Raise ValueError where a variable is set and empty."""
+    read by every user. Raise ValueError where a variable is set and empty."""
     for name in names:
         variable = f"SGLANG_{name.upper()}"
         value = os.environ.get(variable)
@@ -67,5 +67,5 @@ class Parser(argparse.ArgumentParser):
         super().error(message + (f"; did you mean {', '.join(near)}?" if near else ""))
 
     def print_usage(self, file: Any = None) -> None:
-        """In one line: all flags would bury the message."""
+        """Exit with the message in one line: all flags would bury it."""
         print(f"usage: {self.prog} [--help] [flags]", file=file)

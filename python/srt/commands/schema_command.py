@@ -112,7 +112,7 @@ def _accepts(grammar: Grammar, text: str) -> bool:
 
 
 def _validated(schema: Any, report: Report) -> list[str]:
-    """What ``jsonschema`` has to say of the two instances."""
+    """Verdicts of ``jsonschema`` on the two instances."""
     allowed = _valid(schema, report.allowed)
     if allowed is None:
         return ["not validated: jsonschema is not installed, or does not take the schema."]
@@ -124,12 +124,12 @@ def _validated(schema: Any, report: Report) -> list[str]:
 
 
 def _valid(schema: Any, text: str | None) -> bool | None:
-    """None where that cannot be told."""
+    """Whether the text fits the schema; None where that is unknown."""
     try:
         from jsonschema.validators import validator_for
 
         return bool(validator_for(schema)(schema).is_valid(json.loads(text or "")))
-    except Exception:  # what jsonschema and re raise for a schema they do not take
+    except Exception:  # jsonschema and re raise many errors for a schema they do not take
         return None
 
 

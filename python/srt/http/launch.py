@@ -34,7 +34,7 @@ def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until told to stop; the exit code."""
+    """Serve until a signal; the exit code."""
     parser = Parser(
         prog="python -m sglang.launch_server",
         description="Serve a model over HTTP: OpenAI's routes under /v1, and /generate.",

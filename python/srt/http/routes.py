@@ -1,4 +1,4 @@
-"""Routes: every path, who answers it, and what it takes and answers."""
+"""Routes: every path, its handler, and the types of its bodies and answers."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class ServerState:
     Attributes:
         started: seconds since the epoch, to be shown; began: of the monotonic clock.
         tracing: the destination of spans, if there is one.
-        responses: those of ``/v1/responses`` that may be asked for again.
+        responses: those of ``/v1/responses`` that may be retrieved again.
         draining: no new request is taken.
         open_requests: HTTP requests being answered.
     """
@@ -59,6 +59,6 @@ class ServerState:
         self.runtime.admit(count, CALLER.get())
 
     def restarted(self) -> None:
-        """Another engine has taken the lost one's place."""
+        """Go on with another engine, the last one being lost."""
         self.metrics.restarted()
         self.runtime.restarted()

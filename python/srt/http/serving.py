@@ -35,7 +35,7 @@ GARBAGE = 20_000  # objects between two collections: a request alone makes thous
 
 
 async def serve(config: Config, listener: socket.socket, engine: Started) -> int:
-    """Serve until told to stop; the exit code.
+    """Serve until a signal; the exit code.
 
     Raises OSError, EngineLost, and the errors of a tokenizer, a chat template or a trace's address.
     """
@@ -48,7 +48,7 @@ async def serve(config: Config, listener: socket.socket, engine: Started) -> int
     except asyncio.CancelledError:
         if not signals.asked.is_set():
             raise
-        return 128 + signals.number  # it came while the model was loaded
+        return 128 + signals.number  # the signal came while the model was loaded
 
 
 async def _serve(
@@ -184,7 +184,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         gc.collect()
-        gc.freeze()  # what is here by now stays, and no collection has to look at it again
+        gc.freeze()  # objects of today stay: no collection has to look at them again
         gc.set_threshold(GARBAGE)
         info, name = self._state.runtime.info, self._state.runtime.model_name
         log.info("%s", _facts(self._state))

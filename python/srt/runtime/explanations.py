@@ -19,12 +19,12 @@ from sglang.srt.tokenizer import Tokenizer
 
 IMAGE = -1  # in place of a token's id (``core.segments.unmarked``)
 MAX_NAMES = 4096
-MAX_PROMPTS = 16  # of one request
-BEFORE, BEHIND = 24, 16  # tokens kept around the place where a prompt left the cache
+MAX_PROMPTS = 16  # prompts of one request
+BEFORE, BEHIND = 24, 16  # tokens kept around the point where a prompt left the cache
 
 
 class Reason(msgspec.Struct):
-    """What became of ``tokens`` of a prompt.
+    """Reason why ``tokens`` of a prompt were cached or computed.
 
     ``kind``: "cached", or why they were computed: "evicted", "flushed", "failed" (a forward pass
     did, and the cache was emptied), "never_seen", "adapter" (cached under another one, or none),
@@ -38,7 +38,8 @@ class Reason(msgspec.Struct):
 
 
 class Divergence(msgspec.Struct):
-    """Where a prompt left the nearest cached path: behind ``at`` tokens, with the texts there."""
+    """The point where a prompt left the nearest cached path: behind ``at`` tokens, with the texts
+    there."""
 
     at: int
     before: str
@@ -47,7 +48,7 @@ class Divergence(msgspec.Struct):
 
 
 class Explanation(msgspec.Struct):
-    """Of one prompt."""
+    """Explanation of one prompt."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -58,9 +59,9 @@ class Explanation(msgspec.Struct):
 
 
 class Kept(msgspec.Struct):
-    """What is kept of a prompt.
+    """Facts kept of a prompt.
 
-    ``around`` are its tokens from ``first`` on, about the place where it left the cache; ``at`` is
+    ``around`` are its tokens from ``first`` on, about the point where it left the cache; ``at`` is
     when it was answered.
     """
 
@@ -72,7 +73,7 @@ class Kept(msgspec.Struct):
 
 
 class Entry:
-    """The prompts of one HTTP request, by their places in it."""
+    """The prompts of one request, by their indices in it."""
 
     def __init__(self) -> None:
         self.prompts: dict[int, Kept] = {}
@@ -120,8 +121,8 @@ class Explanations:
 
 
 def explain(kept: Kept, tokenizer: Tokenizer, caller: Caller, shared: bool) -> Explanation:
-    """In words; what other tenants have cached is told to an admin only. ``shared``: there is a
-    cache."""
+    """The explanation in words. Only an admin learns what other tenants have cached. ``shared``:
+    there is a cache."""
     miss = kept.miss
     reasons = list(_reasons(kept, caller, shared))
     told = miss.cached_next and _knows(caller)
@@ -202,7 +203,7 @@ def _agreed(kept: Kept) -> int:
     behind = kept.around[kept.miss.matched - kept.first :]
     agreed = common_prefix(ints(kept.miss.cached_next), behind)
     texts = behind[:agreed]
-    return texts.index(IMAGE) if IMAGE in texts else agreed  # nobody knows whether it is the same
+    return texts.index(IMAGE) if IMAGE in texts else agreed  # an image may differ
 
 
 def _diverged(kept: Kept, tokenizer: Tokenizer) -> Divergence:

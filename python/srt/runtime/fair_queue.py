@@ -76,7 +76,7 @@ class FairQueue:
 
     def _let_in(self) -> None:
         while self._queues:
-            # Of tenants with equally many inside, the one whose last turn is longest ago.
+            # Ties are broken by time: the tenant whose last turn is longest ago is first.
             tenant = min(self._queues, key=lambda name: self._inside[name])
             one = self._queues[tenant][0]
             total = self._inside.total()

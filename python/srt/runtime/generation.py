@@ -33,9 +33,9 @@ from sglang.srt.runtime.hidden_states import states_of, verify_states
 from sglang.srt.runtime.runtime import Runtime
 from sglang.srt.runtime.sessions import SessionParams, SessionTurn
 
-TOKEN_BYTES = 16 << 10  # of cumulative items, for each token that is generated
-ENTRY_BYTES = 32  # of one log-probability with its token id in JSON, about
-ID_BYTES = 8  # of a token id
+TOKEN_BYTES = 16 << 10  # bytes of cumulative items for each generated token
+ENTRY_BYTES = 32  # bytes of one log-probability with its token id in JSON, about
+ID_BYTES = 8  # bytes of a token id
 COUNTS = len(RequestCounts.__struct_fields__)  # which statistics begin with
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from sglang.srt.runtime.caller import Caller
 from sglang.srt.runtime.runtime import Runtime
 from sglang.srt.runtime.vectors import vector_of
 
-MAX_NUMBERS = 1 << 20  # of one HTTP request: 20 MB of JSON
+MAX_NUMBERS = 1 << 20  # numbers of one request: 20 MB of JSON
 _NOTHING = SamplingParams(max_new_tokens=0)
 
 

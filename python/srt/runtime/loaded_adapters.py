@@ -20,7 +20,7 @@ log = logging.getLogger("sglang.server")
 
 MAX_NAME = 256  # characters
 MAX_MODEL = 1024  # characters of what a request names; answers repeat it in each event
-_ANY = ("", "default")  # what clients send who know one model
+_ANY = ("", "default")  # names that clients of one model send
 
 
 class LoadedAdapters:
@@ -45,7 +45,7 @@ class LoadedAdapters:
 
     @property
     def known(self) -> Mapping[str, tuple[AdapterInfo, int]]:
-        """Those that are being restored too."""
+        """All adapters, also those that are being restored."""
         return self._wanted
 
     @property
@@ -158,7 +158,7 @@ class LoadedAdapters:
                 await self._kept(self._unload(name))
         elif restoring.done():
             del self._restoring[name]
-        else:  # it sees that it is not wanted any more
+        else:  # the task sees that its adapter is not wanted any more
             await asyncio.wait([restoring])
 
     async def _unload(self, name: str) -> None:
@@ -168,15 +168,16 @@ class LoadedAdapters:
             raise RequestError(f"The adapter was not unloaded: {reply.message}.", "lora_name")
 
     async def _kept(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Goes on where nobody waits for it any more: the engine does what it has begun."""
+        """The result of ``work``, which goes on where its caller is gone: the engine has begun
+        it."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return await asyncio.shield(task)
 
     def _allowed(self, path: str) -> str:
-        """What a request may load: what was named at the start, and what lies in ``--lora-dir``.
-        Whether there is anything elsewhere is not told."""
+        """The path of an adapter that a request may load: named at the start, or in ``--lora-dir``.
+        The error does not reveal whether there is anything elsewhere."""
         if path in {given for _, given in self._settings.named()}:
             return path
         root = self._settings.lora_dir

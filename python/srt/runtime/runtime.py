@@ -134,7 +134,8 @@ class Runtime:
     async def read(
         self, asks: Sequence[Ask], goal: Embed | Distribution, caller: Caller = ANYBODY
     ) -> list[Done]:
-        """What ``goal``, which samples nothing, finds of each prompt. Raises as ``run`` does."""
+        """The result of ``goal``, which samples nothing, for each prompt. Raises as ``run``
+        does."""
         self.admit(len(asks), caller)
         start = time.monotonic()
         owned = [_owned(ask, caller) for ask in asks]
@@ -183,15 +184,15 @@ class Runtime:
             if pending + count > limit:
                 raise _full(f"{pending} requests are running or waiting and {limit} may")
             return
-        # What a tenant holds must not outgrow what is free (Choudhury and Hahne 1998, dynamic
-        # queue thresholds): there is always room for a tenant that holds nothing.
+        # A tenant may hold as much as is free (Choudhury and Hahne 1998, dynamic queue thresholds),
+        # so there is always room for a tenant that holds nothing.
         pending, held = pending + self.queue.waiting, self.queue.held(caller.tenant)
         if pending + held + count > limit:
             own = f", {held} of them counted twice as this key's own," if held else ""
             raise _full(f"{pending} requests are running or waiting{own} and {limit} may")
 
     def restarted(self) -> None:
-        """Another engine has taken the lost one's place."""
+        """Go on with another engine, the last one being lost."""
         self.adapters.restore()
 
     # -- prompts --------------------------------------------------------------------------------
@@ -282,7 +283,7 @@ class Runtime:
                 yield Output(index, stats, finish=Finish("abort"))
 
     async def _read_in_turns(self, asks: Sequence[Ask], goal: Embed | Distribution) -> list[Done]:
-        """As ``read_all``, each ask in a turn of its own. Raises RequestError and EngineLost."""
+        """``read_all`` with a turn for each ask. Raises RequestError and EngineLost."""
 
         async def one(ask: Ask) -> AsyncGenerator[Done, None]:
             async with self.queue.turn(ask.owner, 1, ask.rid):

@@ -26,8 +26,8 @@ MAX_REQUESTS = 4096  # of one session
 MAX_TOKENS = 1 << 22  # kept for one tenant: 16 MiB
 IDLE_SECONDS = 3600.0  # without a request until a session is closed, where it names no time
 MOST_IDLE_SECONDS = 7 * 86400.0
-SWEPT_SESSIONS = 64  # of any tenant, looked at in one call
-SWEPT_REQUESTS = 4096  # removed with them in one call, after which the sweep ends
+SWEPT_SESSIONS = 64  # sessions of any tenant that one call looks at
+SWEPT_REQUESTS = 4096  # requests removed in one call, after which the sweep ends
 
 
 class SessionParams(msgspec.Struct, kw_only=True):
@@ -244,7 +244,7 @@ class Sessions:
         return parent
 
     def _continued(self, parent: SessionTurn, params: SessionParams, tokens: Ints) -> Ints:
-        """The parent's context, cut where asked for, and ``tokens``."""
+        """The parent's context, cut at ``offset``, and ``tokens``."""
         context, offset = parent.context(bool(params.drop_previous_output)), params.offset or 0
         if abs(offset) > len(context):
             raise RequestError(
@@ -287,7 +287,7 @@ class Sessions:
             if parent is not None:
                 del parent.children[turn.rid]
             session.tenant.tokens -= len(turn.prompt)
-            if turn.running:  # its output is not counted yet
+            if turn.running:  # the output is not counted yet
                 self._abort(turn.rid, session.tenant.name)
             else:
                 session.tenant.tokens -= len(turn.output)

@@ -6,7 +6,7 @@ from sglang.srt.program.output import Output
 
 
 class StreamProgress:
-    """How much of one completion a stream has sent."""
+    """Counts of the characters and tokens of one completion that a stream has sent."""
 
     def __init__(self) -> None:
         self.chars = self.tokens = self.drawn = 0

@@ -1,9 +1,9 @@
 """Supervisor: one Completion over engine processes that come and go.
 
-serving    an engine runs; it is asked now and then whether it still answers
-lost       what was under way has ended with EngineLost; the next engine is being loaded, and
-           whoever asks meanwhile is told so
-(gone)     lost too often, or what came back was another engine than the first: the server ends
+serving    an engine runs; a ping now and then shows that it still answers
+lost       requests in flight have ended with EngineLost; the next engine is being loaded, and new
+           requests get an error that says so
+(gone)     lost too often, or the next engine differs from the first: the server ends
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Supervisor:
 
     Attributes:
         completion: over the engine of this moment; made by ``start``.
-        restarts: engines that took a lost one's place.
+        restarts: number of engines started after a loss.
         restarted: called at each.
     """
 
@@ -51,7 +51,7 @@ class Supervisor:
     def __init__(self, config: Config, tokenizer: Tokenizer) -> None:
         self._config, self._tokenizer = config, tokenizer
         self._limit = config.operations.max_engine_restarts
-        self._times: deque[float] = deque()  # of the restarts in the window
+        self._times: deque[float] = deque()  # times of the restarts in the window
         self.restarts = 0
         self.restarted: Callable[[], None] = _nothing
 
@@ -144,7 +144,7 @@ class Supervisor:
         return True
 
     def _tell(self, lost: EngineLost) -> None:
-        """Until there is an engine, everybody who asks gets an error that says what goes on."""
+        """Answer every request with an error that says what happens, until there is an engine."""
         nobody = Client(self.completion.info, _refuse)
         nobody.fail(EngineLost(f"{lost}; it is being started again"))
         self.completion.client = nobody

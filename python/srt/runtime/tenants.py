@@ -52,7 +52,7 @@ class Key(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     admin: bool = False
 
     def digests(self) -> list[bytes]:
-        """What the SHA-256 of the key may be: two ways of encoding one that is not ASCII."""
+        """Possible SHA-256 digests of the key: a key that is not ASCII has two encodings."""
         if self.sha256:
             return [bytes.fromhex(self.sha256)]
         latin = all(ord(char) < 256 for char in self.key)

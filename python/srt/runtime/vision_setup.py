@@ -1,4 +1,4 @@
-"""Seeing: what a server needs for images and videos, where its model has a vision tower."""
+"""Setup of the reader of images and videos, for a model with a vision tower."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from sglang.srt.files.location import locate
 from sglang.srt.program.media_loading import MediaError, Viewer
 from sglang.srt.tokenizer import Tokenizer
 
-AROUND = ("<|vision_start|>", "<|vision_end|>")  # what Qwen's models see around a placeholder
+AROUND = ("<|vision_start|>", "<|vision_end|>")  # Qwen's models have these around a placeholder
 
 
 def written(viewer: Viewer, tokenizer: Tokenizer) -> dict[str, str]:
-    """What is written for an image and for a video into a prompt's text."""
+    """The placeholder texts of an image and of a video in a prompt."""
     found = {}
     for kind in ("image", "video"):
         token = viewer.token(kind)
@@ -25,7 +25,8 @@ def written(viewer: Viewer, tokenizer: Tokenizer) -> dict[str, str]:
 
 
 def viewer_of(config: Config, info: EngineInfo) -> Viewer | None:
-    """What reads images and videos; None for a model that sees none. Raises MediaError."""
+    """The reader of images and videos; None for a model without a vision tower. Raises
+    MediaError."""
     if not info.vision:
         return None
     from sglang.srt.media.processor import Processor

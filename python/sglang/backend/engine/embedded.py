@@ -175,7 +175,7 @@ class Engine(EngineControl):
         items: asyncio.Queue[Any] = asyncio.Queue()
 
         def put(item: Any) -> None:
-            with suppress(RuntimeError):  # the caller's loop is closed: nobody listens
+            with suppress(RuntimeError):  # the caller's loop is closed
                 loop.call_soon_threadsafe(items.put_nowait, item)
 
         future: Future[None] = Future()

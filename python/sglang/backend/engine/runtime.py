@@ -140,11 +140,11 @@ class Runtime:
         return json.dumps(self.endpoint.encode(prompt, **fields))
 
     def load_lora_adapter(self, lora_name: str, lora_path: str, pinned: bool = False) -> Any:
-        """As ``RuntimeEndpoint.load_lora_adapter``."""
+        """``RuntimeEndpoint.load_lora_adapter`` of this server."""
         return self.endpoint.load_lora_adapter(lora_name, lora_path, pinned)
 
     def unload_lora_adapter(self, lora_name: str) -> Any:
-        """As ``RuntimeEndpoint.unload_lora_adapter``."""
+        """``RuntimeEndpoint.unload_lora_adapter`` of this server."""
         return self.endpoint.unload_lora_adapter(lora_name)
 
     def get_model_name(self) -> str:

@@ -86,7 +86,7 @@ def remote(url: str, config: Config) -> list[Finding]:
 
     try:
         server = Remote(url, config.server.api_key)
-    except Exception as error:  # whatever makes of it no URL
+    except Exception as error:  # urllib raises several errors for a bad URL
         return [Finding("url", FAIL, f"{url!r}: {error}", "give one such as http://host:30000")]
     return examine(
         [

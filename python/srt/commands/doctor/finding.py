@@ -23,12 +23,12 @@ Check: TypeAlias = Callable[[], Iterable[Finding]]
 
 
 def examine(checks: Iterable[tuple[str, Check]]) -> list[Finding]:
-    """What all checks find; one that breaks is itself a finding."""
+    """Findings of all checks; a check that raises is itself a finding."""
     found: list[Finding] = []
     for name, check in checks:
         try:
             found += check()
-        except Exception as error:  # whatever a broken installation raises
+        except Exception as error:  # a broken installation may raise anything
             reason = str(error).strip().split("\n")[0]
             found.append(Finding(name, FAIL, f"{type(error).__name__}: {reason}"))
     return found

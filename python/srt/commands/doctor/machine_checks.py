@@ -1,4 +1,4 @@
-"""What of the machine and the installation a server needs. No model is looked at."""
+"""Checks of the machine and the installation. No model is looked at."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def packages() -> Iterator[Finding]:
 
 
 def device(config: Config) -> Iterator[Finding]:
-    """What computes, and by which kernels."""
+    """The device, and its kernels."""
     import torch
     from sglang.srt.worker.worker import device_of
 
@@ -86,7 +86,7 @@ def device(config: Config) -> Iterator[Finding]:
 
 
 def _attention(config: Config, device: torch.device) -> Finding:
-    """Which implementation will run on the device, and why."""
+    """The attention implementation for the device, and the reason."""
     from sglang.srt.attention.choose import choose
 
     try:
@@ -118,7 +118,7 @@ def _features() -> set[str]:
 
 
 def port(config: Config) -> Iterator[Finding]:
-    """Whether it is free, and who has it."""
+    """Whether the port is free, and the process that has it."""
     from sglang.srt.http.connection.hosts import exposed
 
     host, number = config.server.host, config.server.port
@@ -155,7 +155,7 @@ def edge(config: Config) -> Iterator[Finding]:
 
 
 def _owner(number: int) -> tuple[int, str] | None:
-    """Process id and name of who listens on a port, where this user may know it."""
+    """Id and name of the process that listens on a port, where this user may know it."""
     import psutil
 
     try:
@@ -189,7 +189,7 @@ def limits() -> Iterator[Finding]:
 
 
 def clients() -> Iterator[Finding]:
-    """Those that are installed here, and whether their version is one that is tested."""
+    """Clients that are installed here, and whether their version is a tested one."""
     absent = []
     for name, majors in CLIENTS.items():
         found = _version(name)

@@ -1,4 +1,4 @@
-"""What of the model a server needs. Only headers of the weights are read; nothing is fetched."""
+"""Checks of the model. Only headers of the weights are read; nothing is fetched."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Model:
         self._checkpoint: Checkpoint | None = None
 
     def directory(self) -> Iterator[Finding]:
-        """Where it is; nothing of the rest can be said of a model that is not here."""
+        """The model's directory; all other checks need it."""
         from sglang.srt.files.location import HUB_FILE, HUB_ID, locate
 
         path, revision = self._config.model.model_path, self._config.model.revision
@@ -101,7 +101,7 @@ class Model:
         yield Finding("weights", OK, f"{found}; quantised: {stored}" if stored else found)
 
     def memory(self) -> Iterator[Finding]:
-        """Whether weights and KV cache fit, as far as can be told without taking them."""
+        """Whether weights and KV cache fit, as far as can be estimated without allocating them."""
         if self._spec is None:
             return
         from sglang.srt.worker.kv import available_memory, bytes_per_token, pool_pages

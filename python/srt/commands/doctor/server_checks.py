@@ -1,4 +1,4 @@
-"""What a running server answers, asked as its clients ask."""
+"""Checks of a running server, by requests such as clients send."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Remote:
                 return Reply(error)
 
     def reach(self) -> Iterator[Finding]:
-        """/health; where nobody answers, nothing more is asked."""
+        """Check /health; without an answer no further check is made."""
         start = time.monotonic()
         try:
             reply = self._ask("GET", "/health")

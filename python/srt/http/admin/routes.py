@@ -107,7 +107,8 @@ async def model(state: ServerState, request: Request) -> Response:
 
 
 def _cards(state: ServerState) -> Iterator[dict[str, Any]]:
-    """Of the model and its adapters: OpenAI's four fields, and what other servers add to them."""
+    """Cards of the model and its adapters: OpenAI's four fields, and those that other servers
+    add."""
     model = {
         "id": state.runtime.model_name,
         "object": "model",
@@ -131,7 +132,7 @@ async def flush_cache(state: ServerState, request: Request) -> Response:
 
 
 async def load(state: ServerState, request: Request) -> Response:
-    """How many requests there are, and the tokens that they hold: for routers."""
+    """Count requests and the tokens that they hold, for routers."""
     stats = await statistics(state)
     waiting = int(stats["waiting"]) + int(stats["compiling"])
     free = stats["free_tokens"] + stats["evictable_tokens"]
@@ -173,7 +174,7 @@ class AbortBody(msgspec.Struct):
 
 
 async def abort_request(state: ServerState, request: Request) -> Response:
-    """By ``rid``, or all. What is aborted ends with finish reason "abort"."""
+    """Abort requests by ``rid``, or all. Each ends with finish reason "abort"."""
     body = await read_optional_body(request, AbortBody, state.body_limit)
     if not body.rid and not body.abort_all:
         raise RequestError("Give rid, or abort_all: true.", "rid")

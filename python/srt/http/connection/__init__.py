@@ -1,1 +1,1 @@
-"""What stands before every route: connections, hosts, keys and their limits."""
+"""Connections, hosts, keys and their limits: checks before every route."""

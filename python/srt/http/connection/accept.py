@@ -1,5 +1,5 @@
-"""Accepting connections: where, as many as there may be descriptors; with none left, told once in a
-while and survived."""
+"""Accepting connections: as many as there may be descriptors. With none left the server goes on,
+and logs that once in a while."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def allow_connections() -> None:
 def calm(loop: asyncio.AbstractEventLoop) -> None:
     """Install a handler on ``loop`` that keeps a shortage of descriptors from flooding the log.
 
-    asyncio stops accepting for a second then, and serves who is connected meanwhile; but it reports
-    every one of up to ``backlog`` attempts, and a log that nobody drains would block the server.
+    asyncio stops accepting for a second then, and serves open connections meanwhile. But it reports
+    each of up to ``backlog`` attempts, and a log that is not read would block the server.
     """
     told = -SILENCE
 

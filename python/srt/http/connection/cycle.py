@@ -36,7 +36,8 @@ class Cycle(RequestResponseCycle):
 
 
 class Unchunked(Cycle):
-    """For HTTP/1.0, which has no chunks: an answer without a length ends with its connection."""
+    """A cycle of HTTP/1.0, which has no chunks: an answer without a length ends with its
+    connection."""
 
     async def send(self, message: Any) -> None:
         if message["type"] == "http.response.body":
@@ -45,7 +46,8 @@ class Unchunked(Cycle):
 
 
 def write_chunk(weak: ReferenceType[Any], data: bytes) -> bool:
-    """As the extension says. Where the client is slow, or gone, ``send`` knows what to do."""
+    """Write a chunk, as the extension says. False where the client is slow or gone: ``send`` then
+    waits or ends."""
     cycle = weak()
     if cycle is None or not cycle.chunked_encoding or cycle.is_lost():
         return False

@@ -11,7 +11,7 @@ from starlette.types import Scope
 
 
 class Hosts:
-    """What a browser can be made to do without its user: refused.
+    """Refuses requests that a browser can be made to send without its user.
 
     A page of any site may have a browser send requests to this machine. Such a request tells
     where its page is from in ``Origin``. A site may also let its own name point here (DNS

@@ -39,7 +39,7 @@ PROGRESS = 1024  # bytes in the time of a limit: less is standing still
 WRITE_BUFFER = 64 << 10  # bytes that wait for a client before its answer does
 SEND_BUFFER = 256 << 10  # bytes of it in the kernel, which takes twice as many
 PIPELINE = 8  # requests that wait
-SPARE = 128  # connections beyond the limit that are told so
+SPARE = 128  # connections beyond the limit that get a 503
 
 _EXCESS = (
     f"More than {PIPELINE} requests were sent on this connection before the answer to the one "
@@ -103,7 +103,7 @@ class Protocol(HttpToolsProtocol):
         self._watch_closing()
 
     def _drop(self) -> None:
-        """Every request under way has lost its client."""
+        """End every request in flight: its client is gone."""
         for cycle in self._cycles:
             if not cycle.response_complete:
                 cycle.disconnected = True
@@ -168,7 +168,7 @@ class Protocol(HttpToolsProtocol):
         self._watch_reading()
 
     def _parse(self, data: bytes) -> int:
-        """How many bytes were parsed: all of them, but for an offer to change the protocol."""
+        """Number of bytes parsed: all, unless they offer to change the protocol."""
         self._unset_keepalive_if_required()
         try:
             self.parser.feed_data(data)
@@ -215,7 +215,7 @@ class Protocol(HttpToolsProtocol):
         self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
         self._cycles.append(self.cycle)
         scope: dict[str, Any] = self.scope  # type: ignore[assignment]
-        self.cycle.__class__ = Cycle  # uvicorn asks nobody for the class
+        self.cycle.__class__ = Cycle  # uvicorn lets no setting choose the class
         self.cycle.carrier = self._carrier  # type: ignore[attr-defined]
         if scope["http_version"] == "1.0":
             self.cycle.chunked_encoding = False
@@ -259,7 +259,7 @@ class Protocol(HttpToolsProtocol):
         self._watch_closing()
 
     def send_400_response(self, msg: str) -> None:
-        """What the parser refuses: what is no HTTP, or might be read in two ways."""
+        """Answer 400 to bytes that are no HTTP, or might be read in two ways."""
         self._refuse(ServerError("malformed_request", msg))
 
     def _begin_head(self) -> None:
@@ -355,7 +355,7 @@ class Protocol(HttpToolsProtocol):
 
 
 def protocol(edge: EdgeConfig) -> type[Protocol]:
-    """With the limits of ``edge``."""
+    """A protocol class with the limits of ``edge``."""
 
     class Limited(Protocol):
         limits = edge

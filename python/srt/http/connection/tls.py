@@ -9,7 +9,7 @@ from sglang.srt.config import EdgeConfig
 
 
 def options(edge: EdgeConfig) -> dict[str, Any]:
-    """What uvicorn.Config is told; nothing without a certificate.
+    """Arguments for uvicorn.Config; none without a certificate.
 
     Read here once, before a model is. Raises ValueError, naming flag and file.
     """

@@ -1,1 +1,1 @@
-"""What every route reads and writes: bodies, answers, streams, errors."""
+"""Bodies, answers, streams and errors, as every route reads and writes them."""

@@ -100,7 +100,7 @@ def _anthropic(code: str, body: dict[str, Any], request: str) -> dict[str, Any]:
     kind = _ANTHROPIC_TYPES.get(CODES[code][0], "invalid_request_error")
     message = body["error"]["message"]
     if code == "context_length_exceeded":
-        message = f"prompt is too long: {message}"  # what clients look for
+        message = f"prompt is too long: {message}"  # clients look for these words
     found = {"type": kind, "message": message, "details": {"error_code": code}}
     return {"type": "error", "error": found, "request_id": request or None}
 
@@ -111,7 +111,7 @@ def anthropic(path: str) -> bool:
 
 
 def error_response(error: BaseException, scope: Scope | None = None) -> Response:
-    """In the form of the API that the path of ``scope`` belongs to."""
+    """The response to an error, in the form of the API that the path of ``scope`` belongs to."""
     code, body = describe(error)
     if scope and anthropic(scope["path"]):
         body = _anthropic(code, body, scope.get("state", {}).get("request_id", ""))

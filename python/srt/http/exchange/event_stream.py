@@ -19,7 +19,7 @@ DONE = b"data: [DONE]\n\n"
 CHUNK = "sglang.chunk"
 """ASGI extension: a function that writes a piece of an answer which has begun straight to its
 connection; False, and nothing is written, where the piece must take the way of ``send``."""
-AT_ONCE = 16  # pieces written between two turns of everybody else on the loop
+AT_ONCE = 16  # pieces written between two turns of other tasks on the loop
 
 
 def event(value: Any) -> bytes:
@@ -52,11 +52,11 @@ def error_body(error: Exception) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How the events of one API are written.
+    """Form of one API's events.
 
     Attributes:
         write: a value as an event.
-        end: what follows the last event, if nothing failed.
+        end: bytes behind the last event, if nothing failed.
         error: the value that tells, as the last event, what failed.
     """
 
@@ -154,8 +154,8 @@ async def _race(work: Coroutine[Any, Any, T], receive: Receive) -> T:
         watch.cancel()
         task.cancel()
         await asyncio.gather(task, watch, return_exceptions=True)
-        # What failed knows this frame, which would know it by its task: a circle that keeps the
-        # request's body until the next collection, hundreds of requests later.
+        # The exception refers to this frame, and the frame to the exception by its task: a cycle
+        # that would keep the request's body until the next collection, hundreds of requests later.
         del task, watch
 
 

@@ -16,7 +16,7 @@ from sglang.srt.runtime.request_fields import convert
 from starlette.requests import Request
 
 MAX_DEPTH = 128
-MOST_BODIES = 64  # of the largest size that may be arriving at once
+MOST_BODIES = 64  # bodies of the largest size that may be arriving at once
 SMALL = 64 << 10  # bytes of a body that is read whatever else arrives
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -26,7 +26,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 async def read_body(request: Request, kind: type[T], limit: int) -> T:
     """The body as ``kind``. Raises ServerError (413, 415) or RequestError (400)."""
     data = await _read(request, limit)
-    # Of a large one others get their turns while it is read: by its objects, which are Python's.
+    # A large body is parsed in a thread: its Python objects let other requests take turns.
     value = parse(data) if len(data) <= SMALL else await asyncio.to_thread(parse, data)
     return convert(value, kind)
 

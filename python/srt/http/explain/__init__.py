@@ -1,1 +1,1 @@
-"""Why a prompt was, or was not, in the cache."""
+"""The route that explains cache misses."""

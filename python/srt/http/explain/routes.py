@@ -20,7 +20,8 @@ class Explained(msgspec.Struct):
 
 
 async def explain_request(state: ServerState, request: Request) -> Response:
-    """Of a request that has ended, by its X-Request-Id, its ``rid`` or the id of its answer."""
+    """Explain a request that has ended, by its X-Request-Id, its ``rid`` or the id of its
+    answer."""
     name = request.path_params["id"]
     entry = state.explanations.find(name, CALLER.get())
     if entry is None or not entry.prompts:

@@ -154,7 +154,7 @@ def _array(row: Ints, entries: Callable[[Ints], list[Any]]) -> msgspec.Raw:
 
 
 async def _prompt(state: ServerState, body: TemplateBody) -> Prompt:
-    """What a chat of these messages begins with. Raises RequestError."""
+    """The prompt of a chat of these messages. Raises RequestError."""
     variables = body.chat_template_kwargs or {}
     verify_template(body.chat_template, variables)
     use = read_tools(body.tools, None, None, state.runtime.tool_format)

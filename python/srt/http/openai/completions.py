@@ -216,8 +216,7 @@ class _Writer:
         return {**shown, **finish_fields(output)}
 
     def alike(self, head: dict[str, Any]) -> Template | None:
-        """What all pieces but the first and the last differ from in their text alone, if there is
-        such a thing."""
+        """Template of all pieces but the first and the last, if they differ in their text alone."""
         if self._lines is not None or self._ids:
             return None
         choice = {"index": self._index, "text": Template.HOLE, "logprobs": None}
@@ -242,7 +241,7 @@ class _Lines:
 
     def prompt(self, ask: Ask, output: Output, echo: str) -> None:
         """The prompt's own tokens, whose text is ``echo``. What the tokenizer has put before it (a
-        token that begins every sequence, a space) has no place there."""
+        token that begins every sequence, a space) is not part of it."""
         found = output.prompt_logprobs
         if found is None:
             return

@@ -16,7 +16,7 @@ from sglang.srt.runtime.completion_fields import CompletionFields
 
 
 class Reply(msgspec.Struct):
-    """What every object of one answer carries."""
+    """Fields of every object of one answer."""
 
     id: str
     model: str
@@ -32,8 +32,8 @@ def new_reply(state: ServerState, body: CompletionFields, prefix: str) -> Reply:
 
 
 def usage(results: Sequence[Sequence[Output]]) -> dict[str, Any]:
-    """Token counts; a prompt with several completions counts once. Tokens guessed ahead are told
-    where there were any, under OpenAI's names; those that were rejected cost nothing."""
+    """Token counts; a prompt with several completions counts once. Drafted tokens are shown
+    where there were any, under OpenAI's names; rejected ones cost nothing."""
     firsts = [outputs[0] for outputs in results if outputs]
     prompt = sum(output.stats.prompt_tokens for output in firsts)
     drawn = sum(output.completion_tokens for outputs in results for output in outputs)

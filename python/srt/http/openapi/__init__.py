@@ -1,1 +1,1 @@
-"""What /openapi.json says."""
+"""The document at /openapi.json."""

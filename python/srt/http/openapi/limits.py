@@ -138,7 +138,8 @@ _SHAPES: dict[str, Schema] = {
 def fields_of(body: str, given: dict[str, Schema]) -> dict[str, Schema]:
     """The schemas of a body's fields, with their limits.
 
-    A field that still has no type is one that is refused, or is without effect: it is not told.
+    A field that still has no type is one that is refused, or is without effect: it is not
+    documented.
     """
     found = {}
     for name, schema in given.items():
@@ -168,8 +169,8 @@ def bounded(name: str, schema: Schema) -> Schema:
 
 
 def sampling_schema() -> Schema:
-    """Of ``sampling_params``, as ``sampling_from`` reads them: null is unset, unknown names are
-    refused."""
+    """Schema of ``sampling_params``, as ``sampling_from`` reads them: null is unset, unknown names
+    are refused."""
     fields = {name: CONSTRAINTS.get(name, {}) for name in (*NAMES, *WITHOUT_EFFECT)}
     fields |= {name: _nullable(parameter) for name, parameter in PARAMETERS.items()}
     fields |= {alias: fields[name] for alias, name in RENAMED.items()}

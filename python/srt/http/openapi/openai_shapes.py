@@ -98,7 +98,7 @@ class ChatCompletion(Struct):
 
 
 class Embedding(Struct):
-    """Base64 of little-endian float32 where that was asked for."""
+    """Base64 of little-endian float32 where that was requested."""
 
     object: Literal["embedding"]
     index: Count
@@ -121,7 +121,7 @@ class ResponseUsage(Struct):
 
 
 class Response(Struct):
-    """What was asked for is told again, each field under its own name."""
+    """One response. The request's fields are repeated, each under its own name."""
 
     id: str
     object: Literal["response"]

@@ -129,7 +129,7 @@ def _success(route: Route, schemas: Schemas) -> Schema:
 
 
 def _statuses(route: Route, secured: bool) -> list[int]:
-    """Of errors."""
+    """Responses that are errors."""
     found = list(_ANYWHERE)
     if secured:
         found.append(401)

@@ -1,5 +1,5 @@
 """Live: what the engine holds at this moment, once (``/live``) or again and again
-(``/live/events``). For administrators: it shows everybody's texts."""
+(``/live/events``). For administrators: it shows the texts of all tenants."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ PATHS = ("/live", "/live/events")
 
 MAX_NODES = 1000
 MAX_SECONDS = 60.0  # between two snapshots
-MAX_SNAPSHOTS = 3600  # of one stream; who wants more asks again
+MAX_SNAPSHOTS = 3600  # of one stream; a client that wants more opens another
 MAX_WATCHERS = 16  # streams at a time
 TEXT_CHARS = 48  # of a node's text
-NODES, SECONDS = 200, 1.0  # unless asked for otherwise
+NODES, SECONDS = 200, 1.0  # unless the query says otherwise
 _SIGNS = {"\n": "↵", "\t": "⇥"}
 _SLICE = 0.1  # seconds; a drain is noticed within them
 
@@ -49,7 +49,8 @@ async def events(state: ServerState, request: Request) -> Response:
 
 
 class Watch:
-    """What all streams of one server share, so that many ask no more of the engine than one.
+    """Snapshots that all streams of one server share: many streams cost the engine no more than
+    one.
 
     Attributes:
         open: streams.

@@ -34,7 +34,7 @@ _HEADERS = {
 
 
 def is_page(scope: Scope) -> bool:
-    """Whether a file of the page is asked for."""
+    """Whether a request is for a file of the page."""
     path = scope["path"]
     return scope["method"] in ("GET", "HEAD") and (path == "/" or path.startswith("/page/"))
 
@@ -82,7 +82,7 @@ def _answer(name: str) -> Response:
 
 @cache
 def _files() -> dict[str, bytes]:
-    """All of them by name: what is asked for is looked up here, never on the disk."""
+    """All files by name. A requested name is looked up here, never on the disk."""
     folder = files("sglang.srt.http.page").joinpath("static")
     return {
         entry.name: entry.read_bytes()

@@ -1,1 +1,1 @@
-"""What is told of requests: logs, metrics, spans."""
+"""Logs, metrics and spans of requests."""

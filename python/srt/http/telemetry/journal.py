@@ -1,7 +1,7 @@
-"""Journal: what became of each HTTP request, told to the metrics, the trace and the log.
+"""Journal: the end of each HTTP request, written to the metrics, the trace and the log.
 
-With ``--log-requests`` one line a request, when it has ended. ``--log-requests-level``: 0 no word
-of what was asked or answered, 1 the sampling parameters, 2 also the beginnings of prompts and
+With ``--log-requests`` one line a request, when it has ended. ``--log-requests-level``: 0 nothing
+of prompts, parameters and answers, 1 the sampling parameters, 2 also the beginnings of prompts and
 texts, 3 all of them. A request with ``no_logs`` is logged as with 0.
 """
 
@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 log = logging.getLogger("sglang.requests")
 
 OTHER = "other"  # the route of paths that no route has
-QUIET = ("/health", "/metrics")  # asked all the time: logged where something is wrong
+QUIET = ("/health", "/metrics")  # polled all the time: logged where something is wrong
 BEGINNING = 256  # characters of a text, tokens of a prompt
 
 
@@ -81,13 +81,13 @@ class Journal:
         return fields
 
     def _parameters(self, sampling: SamplingParams) -> Any:
-        """Those that were set."""
+        """The parameters that were set."""
         plain = msgspec.to_builtins(sampling, str_keys=True)
         return plain if self._level >= 3 else _beginnings(plain)
 
 
 def facts(found: Record) -> dict[str, Any]:
-    """Of a request that has ended, without any text of it."""
+    """Facts of a request that has ended, without any text of it."""
     fields: dict[str, Any] = {
         "id": found.request_id,
         "method": found.method,

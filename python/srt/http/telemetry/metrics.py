@@ -58,7 +58,7 @@ _COUNTERS = {
 
 
 class Metrics:
-    """Of one server. Counters grow with the requests; what the engine knows is read at each
+    """Metrics of one server. Counters grow with the requests; the engine's numbers are read at each
     scrape."""
 
     def __init__(self, model_name: str) -> None:
@@ -111,7 +111,7 @@ class Metrics:
 
     @contextmanager
     def watch(self, ask: Ask) -> Iterator[Watch]:
-        """Follows the outputs of one ask, which whoever asked may leave before the end."""
+        """Follow the outputs of one ask, which its caller may leave before the end."""
         watch = Watch(self, ask, record())
         try:
             yield watch
@@ -121,7 +121,8 @@ class Metrics:
 
     @contextmanager
     def open_streams(self) -> Iterator[Callable[[], None]]:
-        """Around an answer; what it yields is to be called where that is a stream."""
+        """A context around an answer. It yields a function to be called where the answer is a
+        stream."""
         opened: list[Gauge] = []
 
         def streaming() -> None:
@@ -166,12 +167,12 @@ class Metrics:
         record().read(prompt, cached)
 
     def draw(self, tokens: int) -> None:
-        """So many were generated."""
+        """Count generated tokens."""
         self.generated.inc(tokens)
         self._spend(tokens)
 
     def _spend(self, tokens: int) -> None:
-        """As they come: what is written in the background outlives its HTTP request."""
+        """Count a tenant's tokens as they come: a background response outlives its HTTP request."""
         if tenant := CALLER.get().tenant:
             self._tokens.labels(self._model, tenant).inc(tokens)
 

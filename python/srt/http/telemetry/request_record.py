@@ -1,5 +1,5 @@
-"""Record: what is known of the HTTP request being answered. Whoever helps to answer it adds to it;
-in the end the log, the metrics and the trace are written from it."""
+"""Record: facts of the HTTP request being answered. All code that helps to answer it adds to it; in
+the end the log, the metrics and the trace are written from it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sglang.srt.program.output import Output
 
 @dataclass(slots=True)
 class Record:
-    """Of one HTTP request. Times are of the monotonic clock, in seconds.
+    """Facts of one HTTP request. Times are of the monotonic clock, in seconds.
 
     Attributes:
         route: the path's template; "other" where no route has it.
@@ -82,5 +82,5 @@ current: ContextVar[Record | None] = ContextVar("record", default=None)
 
 
 def record() -> Record:
-    """Of the request being answered; of nobody's, where there is none."""
+    """The record of the request being answered; an unused one outside of requests."""
     return current.get() or Record()

@@ -66,7 +66,7 @@ class Tracing:
 
 
 class Span:
-    """Of one HTTP request."""
+    """The span of one HTTP request."""
 
     def __init__(self, span: OtelSpan) -> None:
         self._span = span
@@ -100,7 +100,7 @@ def _attributes(found: Record) -> dict[str, Any]:
 
 
 def _asked(found: Record, model: str) -> dict[str, Any]:
-    """Of a request that asks the model."""
+    """Attributes of a request that uses the model."""
     attributes: dict[str, Any] = {
         "gen_ai.provider.name": "sglang",
         "gen_ai.request.model": model,

@@ -53,11 +53,11 @@ class ChatRequest(CompletionFields, kw_only=True):
 
 @dataclass(frozen=True)
 class ChatCall:
-    """What is asked of the engine, and how to read what it says.
+    """A chat in the engine's terms, and how its reply is read.
 
     Attributes:
         use: the tools; None where no call may be made.
-        thinking: None where no thought is told from the answer.
+        thinking: None where thoughts are part of the answer.
     """
 
     ask: Ask
@@ -70,12 +70,12 @@ class ChatCall:
         return self.use is not None and self.use.legacy
 
     def reader(self) -> Reader:
-        """Of one of the ask's completions."""
+        """A reader of one of the ask's completions."""
         return Reader(self.use, self.thinking)
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Around the run: tells what is wrong with a tool by the tool's place."""
+        """A context around the run: errors about a tool name its index."""
         form = self.ask.sampling.constraint
         with nullcontext() if self.use is None else self.use.named(form):
             yield

@@ -62,7 +62,7 @@ async def prompt_of(
     Control tokens are those that the template writes: in texts of the request they are text.
 
     Args:
-        use: the tools that the model is told of.
+        use: the tools that the model may call.
         variables: further ones of the template.
         generation: False leaves out what opens the reply. go_on: the reply goes on with the last
             message.
@@ -114,8 +114,8 @@ async def _seen(runtime: Runtime, ids: Ints, sources: list[Source], fits: bool) 
 def _told(
     runtime: Runtime, messages: list[dict[str, Any]], use: ToolUse | None, go_on: bool
 ) -> tuple[list[dict[str, Any]], str, dict[str, Any], list[Source]]:
-    """The conversation as the template is told it, what the reply goes on with, variables for the
-    tools, and the images and videos. Raises RequestError."""
+    """The conversation as the template takes it, the text that the reply goes on with, variables
+    for the tools, and the images and videos. Raises RequestError."""
     cover = runtime.tokenizer.shield.over
     sources: list[Source] = []
     told = [_message(i, message, sources) for i, message in enumerate(messages)]

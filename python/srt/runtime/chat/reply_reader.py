@@ -14,11 +14,11 @@ from sglang.srt.runtime.stream_progress import StreamProgress
 
 @dataclass(frozen=True)
 class Thinking:
-    """How the thought of a reply is read.
+    """Reading of a reply's thought.
 
     Attributes:
         inside: the reply begins in it.
-        apart: told as ``Thought``, else as ``Words``, marks and all.
+        apart: emitted as ``Thought``, else as ``Words``, marks and all.
         streamed: piece by piece, else at its end.
     """
 
@@ -54,7 +54,7 @@ class Reader:
         return self.read(text, finished, cut), tokens
 
     def read(self, text: str, finished: bool, cut: bool = False) -> list[Delta]:
-        """What the next piece of the text adds. ``cut``: a limit ended the text, so that the
+        """Deltas of the next piece of the text. ``cut``: a limit ended the text, so that the
         beginning of a call at its end is no text."""
         thought, answer = "", text
         if self._thoughts is not None:
@@ -74,7 +74,7 @@ class Reader:
         return deltas
 
     def thought_tokens(self, output: Output, table: Sequence[bytes], hidden: frozenset[int]) -> int:
-        """How many of the tokens write the thought, marks included: those in which the text up to
+        """Number of tokens that write the thought, marks included: those in which the text up to
         the answer begins. ``table`` has the bytes of every token, ``hidden`` are not in the text.
         """
         if self._thoughts is None or not self._thoughts.chars:

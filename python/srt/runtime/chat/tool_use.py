@@ -28,9 +28,9 @@ class ToolUse:
 
     Attributes:
         tools: those that may be called; only the named one where one is.
-        shown: those that the model is told of, as the user wrote them.
+        shown: those that the model is shown, as the user wrote them.
         required: the reply is a call. many: it may be several.
-        legacy: asked for as ``functions``, and to be answered as a ``function_call``.
+        legacy: requested as ``functions``, and to be answered as a ``function_call``.
     """
 
     tools: tuple[Tool, ...]
@@ -41,8 +41,8 @@ class ToolUse:
     legacy: bool = False
 
     def form(self, own: Constraint | None) -> Form | None:
-        """What the reply must be; ``own`` is what the request names beside the tools: JSON that
-        may come in place of a call, where none is asked for. Raises RequestError."""
+        """The form of the reply. ``own`` is the request's constraint beside the tools: JSON that
+        may come in place of a call, unless a call is required. Raises RequestError."""
         if own is not None and own.kind != "json_schema":
             raise RequestError(
                 f"{own.kind} cannot be given with tools; remove it, or set tool_choice: none.",
@@ -61,8 +61,8 @@ class ToolUse:
 
     @contextmanager
     def named(self, form: Constraint | None) -> Iterator[None]:
-        """Lets what is wrong with a tool's parameters be told by the tool's place: the request
-        knows of no structural tag, which ``form`` is."""
+        """A context in which errors about a tool's parameters name the tool by its index: the
+        request knows of no structural tag, which ``form`` is."""
         try:
             yield
         except RequestError as error:
@@ -74,7 +74,7 @@ class ToolUse:
             raise RequestError(message, "tools", error.code) from error
 
     def _placed(self, message: str, found: re.Match[str], form: Constraint | None) -> str:
-        """The message with the place of a tool for the pointer into the structural tag."""
+        """The message with the index of a tool in place of the pointer into the structural tag."""
         node: Any = json.loads(form.text) if form is not None else {}
         steps, tool = found[1].split("/")[1:], None
         for i, step in enumerate(steps):

@@ -41,8 +41,8 @@ _SPELLINGS = {
     re.compile(r"^stop "): "stop_sequences ",
     re.compile(r"^response_format \(or json_schema\)"): "output_config.format",
 }
-# What Claude Code writes for who bills it: other with every request, so that nothing behind it
-# would be met in the cache.
+# Claude Code begins with a line for billing. It differs in every request, so nothing behind it
+# would be found in the cache.
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
 
 Placed = tuple[str, Block]  # a block, and where it stands
@@ -79,7 +79,7 @@ def chat_of(body: MessagesBody) -> ChatRequest:
 
 @contextmanager
 def spelled() -> Iterator[None]:
-    """Lets what is wrong with the chat be told in the words of the body."""
+    """Translate errors about the chat into the words of the body."""
     try:
         yield
     except RequestError as error:
@@ -90,7 +90,7 @@ def spelled() -> Iterator[None]:
 
 
 def _variables(body: MessagesBody) -> dict[str, Any]:
-    """What templates know of thinking, under either of its usual names."""
+    """Template variables for thinking, under both of its usual names."""
     found = {"enable_thinking": body.thinks, "thinking": body.thinks}
     return {**found, **(body.chat_template_kwargs or {})}
 

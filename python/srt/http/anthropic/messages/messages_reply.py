@@ -23,7 +23,7 @@ class Blocks:
 
     Args:
         thoughts: there are blocks of thinking; else what is thought is left out.
-        many: there may be several calls; else nothing is told that comes after the first one.
+        many: there may be several calls; else all that follows the first one is left out.
     """
 
     def __init__(self, thoughts: bool, many: bool) -> None:
@@ -40,7 +40,7 @@ class Blocks:
         return events
 
     def end(self) -> list[dict[str, Any]]:
-        """What closes the last block."""
+        """The events that close the last block."""
         kind, self._open = self._open, ""
         if not kind:
             return []
@@ -113,9 +113,9 @@ def _input(text: str, partial: bool) -> dict[str, Any]:
 
 
 def usage(output: Output, thoughts: int | None) -> dict[str, Any]:
-    """Anthropic's ``input_tokens`` are those that were not met in the cache, which keeps all of
-    them of itself: none are paid for to be kept. ``thoughts``: tokens of the thought, None where
-    none is told from the answer."""
+    """Token counts. Anthropic's ``input_tokens`` are those that were not in the cache; keeping them
+    there costs nothing. ``thoughts``: tokens of the thought, None where the thought is part of the
+    answer."""
     details = {} if thoughts is None else {"output_tokens_details": {"thinking_tokens": thoughts}}
     return {
         "input_tokens": output.stats.prompt_tokens - output.stats.cached_tokens,
@@ -127,10 +127,10 @@ def usage(output: Output, thoughts: int | None) -> dict[str, Any]:
 
 
 def stopping(output: Output, called: bool, limit: int) -> dict[str, Any]:
-    """Why a finished output ended; ``limit`` is the ``max_tokens`` that was asked for.
+    """Reason for the end of a finished output; ``limit`` is the requested ``max_tokens``.
 
-    An end that is no answer, after which no token could follow or which somebody else has
-    ordered, is a refusal: the one reason that lets clients trust nothing of the text.
+    An output that was aborted, or that no token could follow, is a refusal: the one reason that
+    lets clients trust nothing of the text.
     """
     assert output.finish is not None
     reason, matched = output.finish.reason, output.finish.matched

@@ -111,7 +111,7 @@ def _head(state: ServerState, body: MessagesBody, call: ChatCall) -> dict[str, A
 
 
 def _start(head: dict[str, Any], output: Output) -> dict[str, Any]:
-    """The first event. What was met in the cache is not known yet."""
+    """The first event. The number of cached tokens is not known yet."""
     stop = {"stop_reason": None, "stop_sequence": None, "stop_details": None}
     counts = {**usage(output, None), "output_tokens": 0}
     message = {**head, "content": [], **stop, "usage": counts}

@@ -66,7 +66,7 @@ def _finish(call: ChatCall, output: Output, reader: Reader) -> dict[str, Any]:
 
 
 def _counts(call: ChatCall, counts: dict[str, Any], thoughts: int) -> dict[str, Any]:
-    """Usage, with the tokens of thoughts where they are told apart."""
+    """Usage, with the tokens of thoughts where thoughts are separate."""
     if call.thinking is None:
         return counts
     details = {**counts.get("completion_tokens_details", {}), "reasoning_tokens": thoughts}

@@ -13,7 +13,7 @@ from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.output import Output
 from sglang.srt.runtime.chat.chat_request import ChatCall
 
-# Of what the server calls an error, to what the API calls one within a response.
+# The server's error codes, in the words of the API within a response.
 _CODES = {
     "queue_full": "rate_limit_exceeded",
     "invalid_value": "invalid_prompt",
@@ -30,7 +30,7 @@ class Answer:
 
     Attributes:
         status: as the API has it; ``ended`` once it is the last one.
-        created: its first event was told.
+        created: its first event was emitted.
     """
 
     def __init__(self, state: ServerState, body: ResponsesBody, call: ChatCall, name: str) -> None:
@@ -65,7 +65,7 @@ class Answer:
         }
 
     def create(self) -> list[Event]:
-        """Its first events, once."""
+        """The first events of the response, once."""
         if self.created:
             return []
         self.created = True
@@ -94,7 +94,7 @@ class Answer:
         return self._end(status, "completed" if whole else "incomplete")
 
     def fail(self, error: BaseException) -> list[Event]:
-        """It ends by an error."""
+        """End the response with an error; the last events."""
         code, body = describe(error)
         message = body["error"]["message"]
         self._error = {"code": _CODES.get(code, "server_error"), "message": message}
@@ -102,7 +102,7 @@ class Answer:
         return [told, *self._end("failed", "incomplete")]
 
     def cancel(self) -> list[Event]:
-        """Its end was asked for."""
+        """End the response on request; the last events."""
         return self._end("cancelled", "incomplete")
 
     def _end(self, status: str, last: str) -> list[Event]:
@@ -121,7 +121,7 @@ class Answer:
 
 
 def _fixed(state: ServerState, body: ResponsesBody, call: ChatCall) -> dict[str, Any]:
-    """What does not change: the request, with what was chosen where it said nothing."""
+    """Fields that do not change: those of the request, with the defaults chosen for the others."""
     sampling, tools = call.ask.sampling, tools_of(body.tools)
     return {
         "background": bool(body.background),

@@ -60,7 +60,7 @@ async def written(
 async def told(
     events: AsyncGenerator[Event, None], answer: Answer, ended: Callable[[], None]
 ) -> AsyncGenerator[Event, None]:
-    """The same events; an error behind the first one is told by events too.
+    """The same events; an error behind the first one becomes events too.
 
     Calls ``ended`` before the events of the end. Raises what ``events`` raises before its first.
     """
@@ -130,7 +130,7 @@ def begin(state: ServerState, call: ChatCall, answer: Answer, record: Record) ->
     """Write the answer in the background. Raises RequestError where it cannot begin."""
     store = state.responses
     count, own = store.live(), store.live(record.tenant) if state.tenants.several else 0
-    if count + own >= MAX_BACKGROUND:  # there is always room for one who holds nothing
+    if count + own >= MAX_BACKGROUND:  # there is always room for a tenant that holds nothing
         raise RequestError(
             f"{count} responses are being written in the background, {own} of them counted twice "
             f"as this key's own, and {MAX_BACKGROUND} may; try again later.",

@@ -14,7 +14,7 @@ Event: TypeAlias = dict[str, Any]
 class Writer:
     """The output of one response, and its numbered events.
 
-    Ids follow from the response's ``name`` and the items' places, so the items are a function of
+    Ids follow from the response's ``name`` and the items' indices, so the items are a function of
     the sum of the deltas.
     """
 
@@ -40,7 +40,7 @@ class Writer:
         return isinstance(self._open, _Call)
 
     def write(self, deltas: Iterable[Delta], logprobs: Sequence[Any] = ()) -> list[Event]:
-        """What the next deltas add; ``logprobs`` belong to their words."""
+        """Events of the next deltas; ``logprobs`` belong to their words."""
         events = []
         for delta in deltas:
             if isinstance(delta, Begin):
@@ -70,13 +70,13 @@ class Writer:
         fields = {"output_index": opened.index, "item": opened.bare()}
         events = [self.event("response.output_item.added", **fields)]
         if (part := opened.part("")) is not None:
-            events.append(self.event("response.content_part.added", **opened.place, part=part))
+            events.append(self.event("response.content_part.added", **opened.indices, part=part))
         return events
 
     def _add(self, delta: Words | Thought | Arguments, logprobs: Sequence[Any]) -> Event:
         assert self._open is not None
         self._open.pieces.append(delta.text)
-        fields = {**self._open.place, "delta": delta.text}
+        fields = {**self._open.indices, "delta": delta.text}
         if isinstance(self._open, _Message):
             self._open.logprobs += logprobs
             fields["logprobs"] = list(logprobs)
@@ -88,9 +88,9 @@ class Writer:
             return []
         text, item = opened.text, opened.item(status)
         self._items.append(item)
-        events = [self.event(f"response.{opened.content}.done", **opened.place, **opened.whole())]
+        events = [self.event(f"response.{opened.content}.done", **opened.indices, **opened.whole())]
         if (part := opened.part(text)) is not None:
-            events.append(self.event("response.content_part.done", **opened.place, part=part))
+            events.append(self.event("response.content_part.done", **opened.indices, part=part))
         fields = {"output_index": opened.index, "item": item}
         return [*events, self.event("response.output_item.done", **fields)]
 
@@ -100,7 +100,7 @@ class _Open:
 
     Attributes:
         kind: its type. content: what its text is called in the names of events.
-        place: the fields by which events name it.
+        indices: the fields by which events name it.
     """
 
     kind = content = ""
@@ -109,7 +109,9 @@ class _Open:
         self.index, self.pieces = index, list[str]()
         self.logprobs: list[Any] = []
         self.id = item_id(self.kind, name, str(index))
-        self.place: dict[str, Any] = {"item_id": self.id, "output_index": index, "content_index": 0}
+        self.indices: dict[str, Any] = {
+            "item_id": self.id, "output_index": index, "content_index": 0,
+        }  # fmt: skip
 
     @property
     def text(self) -> str:
@@ -119,15 +121,15 @@ class _Open:
         return {"id": self.id, "type": self.kind, "status": status}
 
     def bare(self) -> Item:
-        """Without what is written."""
+        """The item when it begins, without content."""
         raise NotImplementedError
 
     def item(self, status: str) -> Item:
-        """With what is written."""
+        """The item with all of its content."""
         raise NotImplementedError
 
     def part(self, text: str) -> Item | None:
-        """Its one part of content, with this text."""
+        """The item's one part of content, with this text."""
         raise NotImplementedError
 
     def whole(self) -> dict[str, Any]:
@@ -171,7 +173,7 @@ class _Call(_Open):
     def __init__(self, name: str, index: int, begin: Begin) -> None:
         super().__init__(name, index)
         self._fields = {"call_id": f"call_{name}_{begin.call}", "name": begin.name}
-        del self.place["content_index"]
+        del self.indices["content_index"]
 
     def bare(self) -> Item:
         return {**self.head("in_progress"), **self._fields, "arguments": ""}

@@ -1,4 +1,4 @@
-"""Items: a conversation as the Responses API has it, read from a body, told to a chat template.
+"""Items: a conversation as the Responses API has it, read from a body, passed to a chat template.
 
 An item is a dictionary in the form in which it is listed, stored and referred to: it has an ``id``,
 a ``type``, and lists of parts for content.
@@ -24,7 +24,7 @@ PREFIXES = {
     "function_call_output": "fco",
 }
 _RULES = ("system", "developer")
-_RANK = {"reasoning": 0, "message": 1, "function_call": 2}  # their order in one turn
+_RANK = {"reasoning": 0, "message": 1, "function_call": 2}  # order in one turn
 _TEXTS = ("input_text", "output_text", "text")
 
 
@@ -131,7 +131,7 @@ def _image(where: str, part: Item) -> Item:
 
 
 def _reasoning(where: str, entry: Item) -> Item:
-    """What is encrypted in it cannot be read, and is dropped."""
+    """A reasoning item. Its encrypted content cannot be read, and is dropped."""
     found: Item = {}
     for field, kind in (("summary", "summary_text"), ("content", "reasoning_text")):
         parts = entry.get(field) or []
@@ -195,7 +195,7 @@ def messages_of(instructions: str | None, items: Sequence[Item]) -> list[dict[st
     messages: list[dict[str, Any]] = []
     if rules:
         messages.append({"role": "system", "content": "\n\n".join(rules)})
-    rank = len(_RANK)  # of the last item, if it is the assistant's; else past all of them
+    rank = len(_RANK)  # rank of the last item, if it is the assistant's; else past all ranks
     results: dict[str, str] = {}  # call_id to name
     for item in items[len(first) :]:
         kind = item["type"]

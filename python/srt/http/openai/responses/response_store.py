@@ -1,4 +1,4 @@
-"""Store: the responses that may be asked for again, in memory, within a bound."""
+"""Store: the responses that may be retrieved again, in memory, within a bound."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Record:
     """One response, as it is answered.
 
     Attributes:
-        tenant: whose it is; nobody else finds it.
+        tenant: its owner; no other tenant finds it.
         previous: id of the response that it continues, "" for none.
         items: its own input, a list of items in JSON. value: the object in JSON.
-        events: the events that were told of it, framed; None where none are kept.
-        live: who writes it, as long as it is written; until then it stays.
+        events: the events emitted so far, framed; None where none are kept.
+        live: its writer, as long as it is being written; until then it stays.
         size: bytes counted for it.
     """
 
@@ -43,9 +43,9 @@ class _Shelf:
 
 
 class Store:
-    """At most ``limit`` bytes and ``MAX_COUNT`` records.
+    """Holds at most ``limit`` bytes and ``MAX_COUNT`` records.
 
-    Where that is too little, the tenant that holds most loses what it has not used for longest. A
+    A new record may evict others: the tenant that holds most loses its least recently used. A
     record is never used less recently than one that continues it, so a conversation loses its end
     before its beginning.
 
@@ -62,7 +62,7 @@ class Store:
         return self._count
 
     def live(self, tenant: str | None = None) -> int:
-        """How many records are being written: of one tenant, or all."""
+        """Number of records that are being written, of one tenant or of all."""
         return sum(
             record.live is not None
             for name, shelf in self._shelves.items()

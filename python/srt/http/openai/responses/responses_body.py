@@ -12,7 +12,7 @@ from sglang.srt.runtime.chat.chat_request import ChatRequest
 from sglang.srt.runtime.completion_fields import CompletionFields, refuse
 
 LOGPROBS = "message.output_text.logprobs"
-# What may be asked for besides: parts of items that no answer of this server has.
+# Values of `include` that are accepted: parts of items that no answer of this server has.
 INCLUDES = (
     LOGPROBS, "reasoning.encrypted_content", "file_search_call.results", "web_search_call.results",
     "web_search_call.action.sources", "message.input_image.image_url",
@@ -176,7 +176,7 @@ def format_of(body: ResponsesBody) -> dict[str, Any]:
         raise RequestError(
             f"text.format.name must be a text of at most {MAX_NAME} characters.", "text.format"
         )
-    strict = given.get("strict") is not False  # it is enforced in any case
+    strict = given.get("strict") is not False  # enforced in any case
     return {"type": "json_schema", "name": name or "", "schema": given["schema"], "strict": strict}
 
 

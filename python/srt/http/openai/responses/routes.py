@@ -87,7 +87,7 @@ async def _all(events: AsyncGenerator[Any, None]) -> None:
 
 
 async def count(state: ServerState, request: Request) -> Response:
-    """How many tokens an input has."""
+    """Count the tokens of an input."""
     body = await read_body(request, ResponsesBody, state.body_limit)
     _, call = await _read(state, body, "", fits=False)
     return json_response({"object": "response.input_tokens", "input_tokens": len(call.ask.prompt)})

@@ -24,7 +24,7 @@ class Piece:
 class Pieces:
     """Reads one completion as it grows.
 
-    Where log-probabilities are asked for, it is read token by token, so that each belongs to the
+    Where log-probabilities are requested, it is read token by token, so that each belongs to the
     words in which it ends: those of reasoning, calls and hidden tokens belong to none.
     """
 
@@ -36,14 +36,14 @@ class Pieces:
         self._decoder = state.runtime.tokenizer.detokenizer(skip)
         self._hidden = state.runtime.tokenizer.special_ids if skip else frozenset()
         self._tokens = self._decoded = self._chars = 0
-        self._waiting: list[int] = []  # places of tokens whose words are not told yet
+        self._waiting: list[int] = []  # indices of tokens whose words are not emitted yet
 
     def ready(self, output: Output, interval: int) -> bool:
         """Whether it is time to take."""
         return self._sent.ready(output, interval)
 
     def take(self, output: Output, finished: bool) -> list[Piece]:
-        """What is new in ``output``."""
+        """Pieces that are new in ``output``."""
         text, _ = self._sent.take(output)
         if not self._traced:
             return [self._read(output, text, finished)]
