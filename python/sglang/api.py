@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO, overload
 
+from sglang.backend.renamed import renamed
 from sglang.backend.settings import global_config
 from sglang.ir.choices import ChoicesMethod, token_length_normalized
 from sglang.ir.media import medium
@@ -21,7 +22,6 @@ from sglang.ir.nodes import (
     node_of,
 )
 from sglang.ir.params import GEN_NAMES, GenParams, Stop, checked
-from sglang.ir.renamed import renamed
 from sglang.program import SglFunction
 from sglang.run import reasoning
 from sglang.run.resolve import resolve_backend

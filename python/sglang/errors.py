@@ -2,33 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
-if TYPE_CHECKING:
-    from sglang.state import ProgramState
-
-
-class Location(NamedTuple):
-    """Where in the user's source a primitive was appended."""
-
-    filename: str
-    line: int
-
-    def __str__(self) -> str:
-        return f"{self.filename}:{self.line}"
-
-
-def caller() -> Location:
-    """The innermost line of the stack that is not part of this package."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and (
-        frame.f_globals.get("__name__", "").startswith("sglang.")
-        or frame.f_code.co_filename == contextlib.__file__
-    ):
-        frame = frame.f_back
-    return Location(frame.f_code.co_filename, frame.f_lineno)
+from sglang.ir.location import Location
 
 
 class SglangError(Exception):
@@ -140,12 +116,12 @@ class BatchError(SglangError):
     """Items of a batch have failed; the others have run.
 
     Attributes:
-        states: of all items, in order; reading a failed one raises its error. An error that has
-            come from another process, as pickle brings it, has none.
+        states: the ProgramStates of all items, in order; reading a failed one raises its error.
+            Empty in an error that pickle brought from another process.
         errors: the errors by the number of their item.
     """
 
-    def __init__(self, message: str, states: list[ProgramState], errors: dict[int, BaseException]):
+    def __init__(self, message: str, states: list[Any], errors: dict[int, BaseException]):
         super().__init__(message)
         self.states = states
         self.errors = errors

@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from sglang.errors import Cancelled, SglangError, Unsupported, caller
+from sglang.backend.renamed import renamed
+from sglang.errors import Cancelled, SglangError, Unsupported
+from sglang.ir.location import caller
 from sglang.ir.media import Media
 from sglang.ir.nodes import (
     RoleBegin,
@@ -17,7 +19,6 @@ from sglang.ir.nodes import (
     SetVariable,
     node_of,
 )
-from sglang.ir.renamed import renamed
 from sglang.run.forks import ForkGroup
 from sglang.run.speculation import Speculation
 from sglang.run.usage import Usage

@@ -15,7 +15,8 @@ import pytest
 import sglang as sgl
 from sglang.backend.engine import runtime
 from sglang.backend.native.connections import Connections, Origin
-from sglang.errors import Location, located
+from sglang.errors import located
+from sglang.ir.location import Location
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork"),

@@ -9,7 +9,8 @@ from sglang.compile.compiler import CompiledProgram, compile
 from sglang.compile.tracer import trace
 from sglang.ir import passes
 from sglang.ir.chat_template import TEMPLATES
-from sglang.ir.graph import MAIN, Argument, Graph
+from sglang.ir.graph import Graph
+from sglang.ir.graph_steps import MAIN, Argument
 from sglang.ir.nodes import ConstantText, Gen
 from sglang.ir.passes import fold, prune
 

@@ -9,9 +9,11 @@ import sglang as sgl
 from sglang.compile.compiler import compile
 from sglang.compile.tracer import trace
 from sglang.errors import TraceError, UnknownVariable
-from sglang.ir.graph import MAIN, REQUIRED, Argument, Call, Graph, Parameter, Variable
-from sglang.ir.nodes import ConstantText, Gen, Later, SetVariable
+from sglang.ir.graph import Graph
+from sglang.ir.graph_steps import MAIN, REQUIRED, Argument, Call, Parameter, Variable
+from sglang.ir.nodes import ConstantText, Gen, SetVariable
 from sglang.ir.params import GenParams
+from sglang.run.live_nodes import Later
 
 
 def traced(function, **known) -> Graph:

@@ -16,13 +16,13 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from sglang.backend.renamed import renamed
 from sglang.backend.workers import in_worker, pumped
 from sglang.errors import Unsupported
 from sglang.ir.chat_template import TEMPLATES, ChatTemplate, Message
 from sglang.ir.choices import ChoicesMethod, Decision
 from sglang.ir.media import Media
 from sglang.ir.params import GenParams, to_wire
-from sglang.ir.renamed import renamed
 
 if TYPE_CHECKING:
     from sglang.backend.constraint import Constraint

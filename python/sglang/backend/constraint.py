@@ -20,7 +20,7 @@ from sglang.backend import output_types as types
 from sglang.backend.base import Prompt
 from sglang.errors import InvalidOutput, Unsupported
 from sglang.ir.chat_template import ChatTemplate
-from sglang.ir.params import GenParams, strings
+from sglang.ir.params import GenParams, TypedSchema, strings
 
 # A number ends at a space or a line, so int and float stop there. A backend that enforces lets the
 # model write one: where only digits may follow, the number runs on.
@@ -322,7 +322,9 @@ def _grammar(name: str, value: Any) -> Grammar:
 
 
 def _json_schema(source: Any) -> JsonSchema:
-    """Made once for a type, and once for a JSON schema of the same text."""
+    """Return the constraint, made once for a type and once for a JSON schema of the same text."""
+    if isinstance(source, TypedSchema):
+        source = source.source
     if isinstance(source, Mapping):
         with suppress(TypeError):  # not JSON: ``types`` says what is wrong with it
             return _kept_schema(json.dumps(source), type(source))

@@ -23,10 +23,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sglang.errors import Location
-from sglang.ir.graph import MAIN, Argument, Graph, Step
+from sglang.ir.graph import Graph
+from sglang.ir.graph_steps import MAIN, Argument, Step
+from sglang.ir.location import Location
 from sglang.ir.nodes import ConstantText, Image, Node, RoleBegin, RoleEnd
-from sglang.ir.passes import constant_prefix, fold
+from sglang.ir.passes import fold
 from sglang.program import SglFunction
 from sglang.state import ProgramState
 
@@ -202,7 +203,7 @@ def reorder(graph: Graph, propose: Propose) -> Graph:
     if refusal(pieces, order) or order == sorted(order):
         return graph
     moved = _moved(graph, pieces, order)
-    return graph if len(constant_prefix(moved)) < len(constant_prefix(graph)) else moved
+    return graph if len(moved.constant_prefix()) < len(graph.constant_prefix()) else moved
 
 
 def _moved(graph: Graph, pieces: Sequence[Piece], order: Sequence[int]) -> Graph:

@@ -12,7 +12,8 @@ from sglang.backend.base import Backend
 from sglang.compile.graph_runner import Plan, Replay
 from sglang.compile.splice import Splice
 from sglang.compile.tracer import Recorder, trace
-from sglang.ir.graph import REQUIRED, Graph, Parameter
+from sglang.ir.graph import Graph
+from sglang.ir.graph_steps import REQUIRED, Parameter
 from sglang.program import SglFunction
 from sglang.state import ProgramState
 

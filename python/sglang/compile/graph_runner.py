@@ -12,14 +12,13 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from sglang.errors import Location
-from sglang.ir.graph import (
+from sglang.ir.graph import Graph
+from sglang.ir.graph_steps import (
     GATHER,
     MAIN,
     Argument,
     Call,
     GetForkItem,
-    Graph,
     Join,
     Step,
     Variable,
@@ -27,10 +26,12 @@ from sglang.ir.graph import (
     rebuild,
     variables,
 )
-from sglang.ir.nodes import Chain, Fork, Later, Node, SetVariable, node_of
+from sglang.ir.location import Location
+from sglang.ir.nodes import Chain, Fork, Node, SetVariable, node_of
 from sglang.ir.params import DEFAULTS
 from sglang.run.executor import StreamExecutor
 from sglang.run.forks import concatenation
+from sglang.run.live_nodes import Later
 
 
 class Plan:

@@ -7,19 +7,19 @@ from typing import Any
 
 from sglang.compile.tracer import Recorder
 from sglang.compile.unknown_values import Unknown
-from sglang.errors import caller
-from sglang.ir.graph import (
+from sglang.ir.graph import Graph
+from sglang.ir.graph_steps import (
     MAIN,
     Argument,
     Call,
     GetForkItem,
-    Graph,
     Join,
     Step,
     Variable,
     ends_of,
     rebuild,
 )
+from sglang.ir.location import caller
 from sglang.ir.nodes import Fork, node_of
 
 

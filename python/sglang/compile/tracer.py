@@ -14,25 +14,28 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from sglang.backend.base import Backend
+from sglang.backend.output_types import json_schema_of
 from sglang.compile.unknown_values import Unknown
-from sglang.errors import Location, TraceError, UnknownVariable, caller
-from sglang.ir.graph import (
+from sglang.errors import TraceError, UnknownVariable
+from sglang.ir.graph import Graph
+from sglang.ir.graph_steps import (
     GATHER,
     REQUIRED,
     Argument,
     Call,
     GetForkItem,
-    Graph,
     Join,
     Parameter,
     Step,
     Variable,
     rebuild,
 )
-from sglang.ir.nodes import Fork, Image, Later, Node, SetVariable
-from sglang.ir.params import DEFAULTS, GenParams, given
+from sglang.ir.location import Location, caller
+from sglang.ir.nodes import Fork, Gen, Image, Node, SeparateReasoning, SetVariable
+from sglang.ir.params import DEFAULTS, GenParams, TypedSchema, given
 from sglang.run.executor import StreamExecutor
 from sglang.run.forks import ForkGroup
+from sglang.run.live_nodes import Later, StartForks
 from sglang.state import ProgramState
 
 if TYPE_CHECKING:
@@ -165,7 +168,7 @@ class Recorder:
         for atom in node.flat():
             if isinstance(atom, Later):
                 raise TraceError(f"what is appended here only a run knows; at {location}")
-            plain = rebuild(atom, _plain)
+            plain = _described(rebuild(atom, _plain))
             _refuse_unknown(plain)
             step = self.record.step(self.number, plain, location)
             for name in plain.names():
@@ -257,6 +260,22 @@ def _plain(value: Any) -> Any:
     return value.reference if isinstance(value, Unknown) else value
 
 
+def _described(node: Node) -> Node:
+    """Return ``node`` with the JSON schemas of the types that its gens are to generate."""
+    if isinstance(node, SeparateReasoning):
+        return dataclasses.replace(node, parts=tuple(map(_described, node.parts)))
+    if not isinstance(node, Gen):
+        return node
+    types: dict[str, Any] = {
+        name: TypedSchema(value, json_schema_of(value))
+        for name in ("schema", "json_schema")
+        if not isinstance(value := getattr(node.params, name), (str, Mapping, type(None), Unknown))
+    }
+    if not types:
+        return node
+    return dataclasses.replace(node, params=dataclasses.replace(node.params, **types))
+
+
 def _refuse_unknown(node: Node) -> None:
     """Names, choices and parameters are part of the graph, so they must be known."""
 
@@ -305,7 +324,7 @@ class _PrefixExecutor(StreamExecutor):
 
     def submit(self, node: Node, location: Location) -> None:
         for atom in node.flat():
-            if atom.blocking or isinstance(atom, (Argument, Image, Fork)):
+            if atom.blocking or isinstance(atom, (Argument, Image, StartForks)):
                 raise PrefixEnd
             super().submit(atom, location)
             if self.failure is not None:

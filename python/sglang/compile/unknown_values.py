@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from sglang.errors import TraceError, caller
-from sglang.ir.graph import Argument, Variable
+from sglang.errors import TraceError
+from sglang.ir.graph_steps import Argument, Variable
+from sglang.ir.location import caller
 from sglang.ir.nodes import Node
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sglang.backend.base import Backend, Commit
 from sglang.backend.service_backend import ApiBackend
 from sglang.batch.run_batch import Batch
-from sglang.errors import Location, SglangError
+from sglang.errors import SglangError
 from sglang.forecast.billing import Prices
 from sglang.forecast.cache_model import Cache
 from sglang.forecast.comparison import Comparison
@@ -22,6 +22,7 @@ from sglang.forecast.rehearsal import Answers
 from sglang.forecast.script import Asked, PlanScript, ahead
 from sglang.forecast.token_units import tokens_of
 from sglang.forecast.unknowns import Unknowns
+from sglang.ir.location import Location
 from sglang.ir.params import GenParams
 from sglang.state import ProgramState
 

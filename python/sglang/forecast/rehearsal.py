@@ -15,11 +15,13 @@ from sglang.backend.base import Backend, Call, Choose, Commit, Completion, Promp
 from sglang.backend.constraint import Constraint
 from sglang.backend.mock import decided
 from sglang.compile.tracer import Record
-from sglang.errors import Location, SglangError, Unsupported, caller
-from sglang.ir.nodes import REASONING, Fork, Gen, Node, Select
+from sglang.errors import SglangError, Unsupported
+from sglang.ir.location import Location, caller
+from sglang.ir.nodes import REASONING, Gen, Node, Select
 from sglang.ir.params import GenParams, strings
 from sglang.run.executor import StreamExecutor
 from sglang.run.interpreter import NO_COST, Interpreter, Steps
+from sglang.run.live_nodes import StartForks
 from sglang.run.run_scope import Run
 from sglang.run.speculation import Pending
 from sglang.state import ProgramState
@@ -199,7 +201,7 @@ class Rehearsal(Interpreter):
 
     def visit(self, node: Node) -> None:
         """Do all that the node does; no call is left over."""
-        if isinstance(node, Fork):
+        if isinstance(node, StartForks):
             for child in node.children:
                 child.interpreter = Rehearsal(child.interpreter, self._script)
         self._node, answer = node, None

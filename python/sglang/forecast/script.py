@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sglang.backend.base import Call, Choose, Commit, Prompt
-from sglang.errors import Location
 from sglang.forecast.rehearsal import Answers, Request, Script
 from sglang.forecast.unknowns import Unknowns
+from sglang.ir.location import Location
 from sglang.ir.nodes import REASONING
 from sglang.ir.params import GenParams, given
 

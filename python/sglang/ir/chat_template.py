@@ -55,6 +55,18 @@ class ChatTemplate:
             prefix = self.roles["user"][0] + prefix
         return prefix, suffix
 
+    def opening(self, role: str, messages: Sequence[Message]) -> tuple[str, list[dict[str, Any]]]:
+        """Return the text that opens a turn of ``role`` after ``messages``, and the turns in it.
+
+        The default system turn comes before a first turn of another role. Raise ValueError for an
+        unknown role.
+        """
+        if not self.default_system or messages or role == "system":
+            return self.around(role, messages)[0], []
+        before, after = self.around("system", messages)
+        implied = [{"role": "system", "content": self.default_system}]
+        return before + self.default_system + after + self.around(role, implied)[0], implied
+
 
 def _marked(name: str, begin: str, end: str, *, last: str = "", **options: object) -> ChatTemplate:
     roles = {role: (begin.format(role=role), end) for role in ("system", "user", "assistant")}

@@ -2,110 +2,61 @@
 
 A graph has streams, one for each state of the program: 0 is the program's own, the others begin
 with a ``GetForkItem`` or a ``Call``. A stream is a list of steps, visited in order; a step is a
-node of ``ir``, or one of the nodes below, with a number that other steps refer to it by.
+node of ``nodes`` or ``graph_steps`` with a number that other steps refer to it by.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
+import json
+import os
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from sglang.errors import Location
-from sglang.ir.nodes import Image, Node, SeparateReasoning, SetVariable, node_of
-from sglang.ir.params import GenParams
+from sglang.ir.chat_template import TEMPLATES, ChatTemplate, Message
+from sglang.ir.choices import ChoicesMethod
+from sglang.ir.graph_steps import (
+    GATHER,
+    MAIN,
+    REQUIRED,
+    Argument,
+    Call,
+    Edge,
+    GetForkItem,
+    Join,
+    Parameter,
+    Step,
+    Variable,
+    awaited,
+    references,
+)
+from sglang.ir.nodes import (
+    ConstantText,
+    Fork,
+    RoleBegin,
+    RoleEnd,
+    ScopeBegin,
+    ScopeEnd,
+    SetVariable,
+)
+from sglang.ir.params import GenParams, given
+from sglang.ir.step_json import (
+    decode_parameter,
+    decode_step,
+    decode_value,
+    encode_parameter,
+    encode_step,
+    encode_value,
+    fields_of,
+)
 
-MAIN = 0
-GATHER = "gather_variable"
-
-
-@dataclass(frozen=True)
-class Argument(Node):
-    """The argument ``name`` of the program, appended."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Variable(Node):
-    """Variable ``name`` as step ``source`` has made it, appended."""
-
-    source: int
-    name: str
-
-
-@dataclass(frozen=True)
-class GetForkItem(Node):
-    """The stream goes on from step ``fork`` as its branch ``index``. A ``Fork`` in a graph has the
-    numbers of streams as its children."""
-
-    fork: int
-    index: int
-
-
-@dataclass(frozen=True)
-class Call(Node):
-    """The stream is a run of ``program`` by this one; ``params`` are the run's own, and
-    ``num_api_spec_tokens`` that program's."""
-
-    program: str
-    params: GenParams = field(default_factory=GenParams)
-    num_api_spec_tokens: int | None = None
-
-
-@dataclass(frozen=True)
-class Join(Node):
-    """Waits for the steps ``ends``, the last ones of branches, and makes ``made``: of each variable
-    a list, by branch. In the other mode, "concate_and_append", the branches' texts are appended."""
-
-    ends: tuple[int, ...]
-    made: tuple[str, ...] = ()
-    mode: str = GATHER
-
-    def names(self) -> tuple[str, ...]:
-        return self.made
-
-
-@dataclass(frozen=True)
-class Step:
-    """A node in its stream; ``location`` is the program's line that appended it."""
-
-    number: int
-    node: Node
-    location: Location | None = None
-
-    def __str__(self) -> str:
-        where = f" at {self.location}" if self.location else ""
-        return f"step {self.number} ({type(self.node).__name__}){where}"
-
-
-class _Required:
-    """The default of an argument that has none."""
-
-    def __repr__(self) -> str:
-        return "REQUIRED"
-
-
-REQUIRED: Any = _Required()
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """An argument that is given when the graph runs; ``keyword``: by name only."""
-
-    name: str
-    default: Any = REQUIRED
-    keyword: bool = False
-
-
-class Edge(NamedTuple):
-    """Step ``after`` waits for step ``before``; ``inter``: they are of two streams."""
-
-    before: int
-    after: int
-    inter: bool
+VERSION = 1
+GRAPH_FIELDS = ("version", "name", "arguments", "streams", "result", "num_api_spec_tokens")
+MODES = (GATHER, "concate_and_append")
+SHOWN_CHARS = 60  # of a value, where a graph is printed
 
 
 @dataclass(frozen=True)
@@ -171,88 +122,99 @@ class Graph:
         return order
 
     def check(self) -> None:
-        """Raises ValueError, with the step and the program's line, where the graph makes no sense:
-        a cycle, an undefined variable or argument, an unknown stream, an unmade fork."""
-        from sglang.ir.graph_check import check
+        """Raise ValueError, with the step and the program's line, for a graph that makes no sense.
 
-        check(self)
+        Examples: a cycle, an undefined variable or argument, an unknown stream, an unmade fork.
+        """
+        steps = self.steps()
+        if MAIN not in self.streams:
+            raise ValueError(f"graph {self.name!r} has no stream {MAIN}, the program's own")
+        if len(steps) != sum(map(len, self.streams.values())):
+            raise ValueError(f"graph {self.name!r} has two steps of the same number")
+        for stream, own in self.streams.items():
+            _check_begin(steps, stream, own)
+            for step in own:
+                _check_references(self, steps, str(step), step.node)
+                if isinstance(step.node, Fork):
+                    _check_fork(self, step, step.node)
+                if isinstance(step.node, Join) and step.node.mode not in MODES:
+                    raise ValueError(f"{step} has mode {step.node.mode!r}; it is one of {MODES}")
+        _check_references(self, steps, "the result", self.result)
+        self.order()
 
-    def constant_prefix(self, template: Any = None) -> str:
-        """Text that every run begins with; roles as ``template`` (a ChatTemplate) has them."""
-        from sglang.ir.passes import constant_prefix
-
-        return constant_prefix(self, template)
+    def constant_prefix(self, template: ChatTemplate | None = None) -> str:
+        """Return the text that every run begins with, its roles rendered by ``template``."""
+        template = template or TEMPLATES["default"]
+        text, turns, role = "", list[Message](), ""
+        for step in self.streams[MAIN]:
+            node = step.node
+            if isinstance(node, ConstantText):
+                text += node.text
+            elif isinstance(node, RoleBegin) and not role and node.role in template.roles:
+                prefix, implied = template.opening(node.role, turns)
+                text, role = text + prefix, node.role
+                turns += implied
+            elif isinstance(node, RoleEnd) and node.role == role:
+                text += template.around(role, turns)[1]
+                turns.append({"role": role, "content": ""})
+                role = ""
+            elif not isinstance(node, (ScopeBegin, ScopeEnd, SetVariable)):
+                break
+        return text
 
     def to_json(self) -> str:
-        """Raises ValueError for a value that JSON cannot carry."""
-        from sglang.ir.graph_json import to_json
+        """Return the graph as JSON text. Raise ValueError for a value that JSON cannot carry.
 
-        return to_json(self)
+        The object has the fields of ``GRAPH_FIELDS``; ``step_json`` describes steps and values.
+        """
+        body = {
+            "version": VERSION,
+            "name": self.name,
+            "arguments": [encode_parameter(parameter) for parameter in self.arguments],
+            "streams": [
+                {"stream": number, "steps": [encode_step(step) for step in steps]}
+                for number, steps in self.streams.items()
+            ],
+            "result": encode_value(self.result, "the result"),
+            "num_api_spec_tokens": self.num_api_spec_tokens,
+        }
+        return json.dumps(body, ensure_ascii=False, indent=1)
 
     @staticmethod
     def from_json(text: str) -> Graph:
-        """Raises ValueError for what ``to_json`` did not write."""
-        from sglang.ir.graph_json import from_json
-
-        return from_json(text)
+        """Return the graph of a text that ``to_json`` made, checked. Raise ValueError otherwise."""
+        try:
+            graph = _graph(json.loads(text))
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"the text is not a graph: {type(error).__name__}: {error}") from error
+        graph.check()
+        return graph
 
     def dot(self) -> str:
-        """The graph in Graphviz's language."""
-        from sglang.ir.graph_listing import dot
-
-        return dot(self)
+        """Return the graph in Graphviz's language: a box for each stream, and broken arrows for
+        dependencies between streams."""
+        lines = ["digraph {", "  node [shape=box]"]
+        for number, steps in self.streams.items():
+            lines.append(f"  subgraph cluster_{number} {{")
+            lines.append(f'    label = "stream {number}"')
+            for step in steps:
+                label = json.dumps(described(step.node), ensure_ascii=False)
+                lines.append(f"    {step.number} [label={label}]")
+            lines.append("  }")
+        for edge in self.dependencies():
+            style = " [style=dashed]" if edge.inter else ""
+            lines.append(f"  {edge.before} -> {edge.after}{style}")
+        return "\n".join([*lines, "}"])
 
     def __str__(self) -> str:
-        from sglang.ir.graph_listing import listing
-
-        return listing(self)
-
-
-def rebuild(value: Any, leaf: Callable[[Any], Any]) -> Any:
-    """``value`` with ``leaf(x)`` for each x in it that is not a list, tuple, dict, or a node that
-    holds values."""
-    if type(value) in (list, tuple):
-        return type(value)(rebuild(item, leaf) for item in value)
-    if type(value) is dict:
-        return {key: rebuild(item, leaf) for key, item in value.items()}
-    if isinstance(value, SetVariable):
-        return replace(value, value=rebuild(value.value, leaf))
-    if isinstance(value, Image):
-        return replace(value, source=rebuild(value.source, leaf))
-    if isinstance(value, SeparateReasoning):
-        parts = (node_of(rebuild(part, leaf)) for part in value.parts)
-        return replace(value, parts=tuple(parts))
-    return leaf(value)
-
-
-def variables(value: Any) -> list[Variable]:
-    """The Variables that ``value``, a node or a result, reads."""
-    return [ref for ref in references(value) if isinstance(ref, Variable)]
-
-
-def references(value: Any) -> list[Argument | Variable]:
-    """The Arguments and Variables in ``value``."""
-    found: list[Argument | Variable] = []
-
-    def note(leaf: Any) -> Any:
-        if isinstance(leaf, (Argument, Variable)):
-            found.append(leaf)
-        return leaf
-
-    rebuild(value, note)
-    return found
-
-
-def awaited(node: Node) -> list[int]:
-    """The steps that a node waits for, besides the one before it."""
-    if isinstance(node, GetForkItem):
-        return [node.fork]
-    return [*ends_of(node), *(variable.source for variable in variables(node))]
-
-
-def ends_of(node: Node) -> tuple[int, ...]:
-    """The steps that end the branches of a Join; of other nodes none."""
-    return node.ends if isinstance(node, Join) else ()
+        """The steps of each stream, with the program's lines."""
+        lines = [f"{self.name}({', '.join(map(_shown_parameter, self.arguments))})"]
+        for number, steps in self.streams.items():
+            lines.append(f"stream {number}")
+            lines += [f"{step.number:5} {described(step.node)}{_source(step)}" for step in steps]
+        if self.result is not None:
+            lines.append(f"returns {self.result!r}")
+        return "\n".join(lines)
 
 
 def _cycle(left: Mapping[int, Step], edges: list[Edge]) -> str:
@@ -265,3 +227,97 @@ def _cycle(left: Mapping[int, Step], edges: list[Edge]) -> str:
     unmade = any(isinstance(step.node, GetForkItem) for step in cycle)
     hint = "; a fork is used before it is made" if unmade else ""
     return "these steps wait for one another: " + ", ".join(map(str, cycle)) + hint
+
+
+def _graph(content: Any) -> Graph:
+    body = fields_of(content, "the graph", GRAPH_FIELDS, GRAPH_FIELDS[:5])
+    if body["version"] != VERSION:
+        raise ValueError(f"the graph has version {body['version']!r}; this sglang reads {VERSION}")
+    return Graph(
+        name=body["name"],
+        arguments=tuple(map(decode_parameter, body["arguments"])),
+        streams=dict(map(_stream, body["streams"])),
+        result=decode_value(body["result"]),
+        num_api_spec_tokens=body.get("num_api_spec_tokens"),
+    )
+
+
+def _stream(body: Any) -> tuple[int, tuple[Step, ...]]:
+    fields = fields_of(body, "a stream", ("stream", "steps"), ("stream", "steps"))
+    return fields["stream"], tuple(map(decode_step, fields["steps"]))
+
+
+def _check_begin(steps: dict[int, Step], stream: int, own: tuple[Step, ...]) -> None:
+    begins = [step for step in own if isinstance(step.node, (GetForkItem, Call))]
+    if stream == MAIN and begins:
+        raise ValueError(f"{begins[0]} is in stream {MAIN}, which nothing begins")
+    if stream != MAIN and not begins:
+        raise ValueError(f"stream {stream} does not begin with GetForkItem or Call")
+    if stream != MAIN and begins != list(own[:1]):
+        raise ValueError(f"{begins[-1]} is not the first step of stream {stream}")
+    for step in begins:
+        if isinstance(step.node, GetForkItem):
+            fork = steps.get(step.node.fork)
+            children = fork.node.children if fork and isinstance(fork.node, Fork) else ()
+            if children[step.node.index : step.node.index + 1] != (stream,):
+                raise ValueError(
+                    f"{step} begins stream {stream} as branch {step.node.index} of step "
+                    f"{step.node.fork}, which is no Fork with that branch"
+                )
+
+
+def _check_fork(graph: Graph, step: Step, fork: Fork) -> None:
+    for index, child in enumerate(fork.children):
+        if not graph.streams.get(child):
+            raise ValueError(f"{step} makes stream {child}, which does not exist")
+        if graph.streams[child][0].node != GetForkItem(step.number, index):
+            raise ValueError(f"{step} makes stream {child}, which does not begin there")
+
+
+def _check_references(graph: Graph, steps: dict[int, Step], what: str, value: object) -> None:
+    arguments = [p.name for p in graph.arguments]
+    for ref in references(value):
+        if isinstance(ref, Argument) and ref.name not in arguments:
+            raise ValueError(f"{what} reads argument {ref.name!r}; the graph has {arguments}")
+        if isinstance(ref, Variable):
+            source = steps.get(ref.source)
+            if source is None or ref.name not in source.node.names():
+                raise ValueError(
+                    f"{what} reads variable {ref.name!r}, which step {ref.source} does not define"
+                )
+
+
+# Printing
+
+
+def described(node: object) -> str:
+    """A node in one line; what has its default is left out."""
+    words = [type(node).__name__]
+    for f in dataclasses.fields(node):  # type: ignore[arg-type]
+        value = getattr(node, f.name)
+        if isinstance(value, GenParams):
+            words += [f"{name}={item!r}" for name, item in given(value).items()]
+        elif value != f.default:
+            words.append(_shown_value(value))
+    return " ".join(words)
+
+
+def _shown_parameter(parameter: Parameter) -> str:
+    if parameter.default is REQUIRED:
+        return parameter.name
+    return f"{parameter.name}={_shown_value(parameter.default)}"
+
+
+def _source(step: Step) -> str:
+    if step.location is None:
+        return ""
+    return f"  # {os.path.basename(step.location.filename)}:{step.location.line}"
+
+
+def _shown_value(value: Any) -> str:
+    if isinstance(value, ChoicesMethod):
+        return value.name
+    if dataclasses.is_dataclass(value) and references(value):
+        return described(value)
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARS else text[: SHOWN_CHARS - 3] + "..."

@@ -7,15 +7,11 @@ here. Nodes join with ``+`` into a Sequence; a ``str`` becomes a ConstantText.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from sglang.ir.params import GenParams
-
-if TYPE_CHECKING:
-    from sglang.run.executor import StreamExecutor
-
 
 REASONING = "_reasoning_content"
 
@@ -196,24 +192,7 @@ class Parallel(Node):
 
 
 @dataclass(frozen=True)
-class Later(Node):
-    """Stands for the node that ``then()`` gives once every source is settled.
-
-    A source is an executor and the name of a variable, or None for all that was appended to it.
-    Waiting holds no thread. What ``then`` raises ends the stream. ``defines``: variables that the
-    node will make.
-    """
-
-    sources: tuple[tuple[StreamExecutor, str | None], ...]
-    then: Callable[[], Node]
-    defines: tuple[str, ...] = ()
-
-    def names(self) -> Sequence[str]:
-        return self.defines
-
-
-@dataclass(frozen=True)
 class Fork(Node):
-    """Start the executors of ``children`` from a copy of what has been written so far."""
+    """Begin of the streams ``children``, each with a copy of the text so far."""
 
-    children: tuple[Any, ...]
+    children: tuple[int, ...]

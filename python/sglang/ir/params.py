@@ -18,6 +18,17 @@ Stop = str | Sequence[str] | None
 
 
 @dataclass(frozen=True)
+class TypedSchema:
+    """A Python type and its JSON schema: the form that ``schema`` takes in a graph."""
+
+    source: Any
+    schema: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        return repr(self.source)
+
+
+@dataclass(frozen=True)
 class GenParams:
     """Sampling, stops, log-probabilities and constraints of one generation.
 

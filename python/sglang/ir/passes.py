@@ -9,15 +9,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from sglang.backend.base import Backend
-from sglang.errors import Location
-from sglang.ir.chat_template import TEMPLATES, ChatTemplate
-from sglang.ir.graph import (
+from sglang.ir.graph import Graph
+from sglang.ir.graph_steps import (
     GATHER,
     MAIN,
     Argument,
     GetForkItem,
-    Graph,
     Join,
     Step,
     Variable,
@@ -37,39 +34,15 @@ from sglang.ir.nodes import (
     ScopeEnd,
     Select,
     SeparateReasoning,
-    SetVariable,
     node_of,
 )
-from sglang.ir.params import DEFAULTS
-from sglang.run.executor import StreamExecutor
 
-CONSTANT = (ConstantText, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, SetVariable)
 # What the text of a stream depends on, and what depends on the text before it.
 WRITING = (
     ConstantText, Argument, Variable, Image, RoleBegin, RoleEnd, ScopeBegin, Gen, Select,
     SeparateReasoning,
 )  # fmt: skip
 READING = (Gen, Select, SeparateReasoning, ScopeEnd, Fork)
-NOWHERE = Location("<graph>", 0)
-
-
-class _Renderer(Backend):
-    """Has a chat template and is never called."""
-
-    def __init__(self, template: ChatTemplate) -> None:
-        self.chat_template = template
-
-
-def constant_prefix(graph: Graph, template: ChatTemplate | None = None) -> str:
-    """Text that every run of the graph begins with."""
-    backend = _Renderer(template or TEMPLATES["default"])
-    executor = StreamExecutor(backend, DEFAULTS, use_thread=False)
-    for step in graph.streams[MAIN]:
-        if not isinstance(step.node, CONSTANT):
-            break
-        if not isinstance(step.node, SetVariable):
-            executor.submit(step.node, step.location or NOWHERE)
-    return executor.stream.text
 
 
 def fold(graph: Graph, known: Mapping[str, Any] | None = None) -> Graph:

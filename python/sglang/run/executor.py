@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING
 
 from sglang.backend.base import Backend
 from sglang.backend.workers import WORKERS
-from sglang.errors import Location
-from sglang.ir.nodes import Flush, Fork, Later, Node
+from sglang.ir.location import Location
+from sglang.ir.nodes import Flush, Node
 from sglang.ir.params import GenParams
 from sglang.run.drive import adrive, drive
 from sglang.run.interpreter import Interpreter
+from sglang.run.live_nodes import Branch, Later, StartForks
 from sglang.run.results import Results
 from sglang.run.run_scope import Failure, Run
 from sglang.run.stream import Origin, Stream
@@ -256,10 +257,10 @@ class StreamExecutor(Results):
         if self.track is not None:
             for index, child in enumerate(children):
                 child.track = self.track if copy else self.track.fork(index, location)
-        self.submit(Fork(tuple(children)), location)
+        self.submit(StartForks(tuple(children)), location)
         if self.failure is not None:
             for child in children:
-                child._end(self.failure)
+                child.end(self.failure)
         return children
 
     def start(self, stream: Stream) -> None:
@@ -282,18 +283,18 @@ class StreamExecutor(Results):
     def fail(self, error: BaseException, location: Location | None) -> None:
         """End with ``error``, and so do forks that have not started. The first call counts."""
         failure = Failure(error, location)
-        ending = [self]
+        ending: list[Branch] = [self]
         while ending:
-            ending += ending.pop()._end(failure)
+            ending += ending.pop().end(failure)
 
-    def _end(self, failure: Failure) -> list[StreamExecutor]:
-        """The forks that now never start."""
+    def end(self, failure: Failure) -> list[Branch]:
+        """End with ``failure``. Return the forks that will never start."""
         with self._changed:
             if self.failure is not None:
                 return []
             busy, self.failure = not self._idle(), failure
             self._held = False
-            dropped = [node for node, _ in self._queue if isinstance(node, Fork)]
+            dropped = [node for node, _ in self._queue if isinstance(node, StartForks)]
             self._queue.clear()
             self._notify()
         self.run.failures.append(failure)

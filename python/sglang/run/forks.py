@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sglang.errors import SglangError, caller
-from sglang.ir.nodes import Later, Node, Parallel
+from sglang.errors import SglangError
+from sglang.ir.location import caller
+from sglang.ir.nodes import Node, Parallel
+from sglang.run.live_nodes import Later
 
 if TYPE_CHECKING:
     from sglang.run.executor import StreamExecutor

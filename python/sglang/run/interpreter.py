@@ -14,15 +14,15 @@ from typing import Any, ClassVar, TypeAlias
 from sglang.backend import base
 from sglang.backend.base import Backend, Call, Choose, Complete, Completion, Prompt
 from sglang.backend.constraint import Constraint, constraint_of
-from sglang.errors import Location, SglangError, Unsupported
+from sglang.errors import SglangError, Unsupported
 from sglang.ir.choices import METHODS, ChoicesMethod
+from sglang.ir.location import Location
 from sglang.ir.media import medium
 from sglang.ir.nodes import (
     REASONING,
     Chain,
     ConstantText,
     Flush,
-    Fork,
     Gen,
     Image,
     Node,
@@ -37,6 +37,7 @@ from sglang.ir.nodes import (
 )
 from sglang.ir.params import GenParams, strings
 from sglang.run import reasoning, speculation
+from sglang.run.live_nodes import StartForks
 from sglang.run.retry import answer_of, valid_completions
 from sglang.run.speculation import Pending, Speculation
 from sglang.run.stream import Segment, Stream
@@ -330,12 +331,9 @@ class Interpreter:
                 f"text stands before the first turn, and {self.backend.name} is sent the turns "
                 "alone; append it inside system(...) or user(...)"
             )
-        if template.default_system and not stream.messages and node.role != "system":
-            self._role_begin(RoleBegin("system"))
-            stream.text += template.default_system
-            self._role_end(RoleEnd("system"))
-        prefix, _ = template.around(node.role, stream.messages)
+        prefix, implied = template.opening(node.role, stream.messages)
         stream.text += prefix
+        stream.messages += implied
         stream.leftover = None
         stream.role, stream.role_start = node.role, len(stream.text)
 
@@ -364,7 +362,7 @@ class Interpreter:
     def _set(self, node: SetVariable) -> None:
         self.stream.define(node.name, node.value)
 
-    def _fork(self, node: Fork) -> None:
+    def _start_forks(self, node: StartForks) -> None:
         for child in node.children:
             child.start(self.stream.copy())
 
@@ -386,5 +384,5 @@ class Interpreter:
         ScopeBegin: _scope_begin,
         ScopeEnd: _scope_end,
         SetVariable: _set,
-        Fork: _fork,
+        StartForks: _start_forks,
     }

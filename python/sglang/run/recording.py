@@ -23,7 +23,7 @@ from sglang.inspect.timeline.trace import Group, Join, Lane, Span, Trace
 from sglang.ir.params import chosen
 
 if TYPE_CHECKING:
-    from sglang.errors import Location
+    from sglang.ir.location import Location
     from sglang.run.run_scope import Failure
     from sglang.run.stream import Stream
 

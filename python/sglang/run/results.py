@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sglang.errors import Location, SglangError, UnknownVariable
+from sglang.errors import SglangError, UnknownVariable
+from sglang.ir.location import Location
 from sglang.ir.nodes import Node
 from sglang.run.interpreter import Interpreter
 from sglang.run.run_scope import Failure, Run, in_loop

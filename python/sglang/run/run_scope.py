@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from sglang.backend.cancel import Cancellation
-from sglang.errors import Location, ProgramError, SglangError, located
+from sglang.errors import ProgramError, SglangError, located
+from sglang.ir.location import Location
 from sglang.run.speculation import Speculation
 from sglang.run.usage import Usage
 

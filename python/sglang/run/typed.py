@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from sglang.backend.constraint import Constraint
-from sglang.errors import InvalidOutput, InvalidVariable, Location
+from sglang.errors import InvalidOutput, InvalidVariable
+from sglang.ir.location import Location
 
 
 class Typed(NamedTuple):

@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 from sglang.backend.native.connections import Connections, Origin
 from sglang.backend.native.connections_async import AsyncConnections
 from sglang.backend.native.native_backend import NativeBackend
+from sglang.backend.renamed import renamed
 from sglang.errors import BackendError, ConnectionFailed, refusal
 from sglang.ir.chat_template import ChatTemplate, template_for, template_named
-from sglang.ir.renamed import renamed
 
 # Of server-sent events; a line without a name is a comment, or ends an event.
 _FIELDS = ("data", "event", "id", "retry", "")

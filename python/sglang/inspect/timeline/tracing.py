@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sglang.backend.base import Backend, Call
 from sglang.backend.recorded_call import Asked
-from sglang.errors import Location
 from sglang.inspect.prices import checked_prices
 from sglang.inspect.timeline.trace import Trace, format_of
+from sglang.ir.location import Location
 from sglang.run.recording import Recording, write
 from sglang.run.run_scope import current_run
 from sglang.run.stream import Stream

@@ -1,9 +1,7 @@
-"""A graph as JSON and back.
-
-    {"version": 1, "name": ..., "arguments": [...], "streams": [...], "result": ...}
+"""Steps and values of a graph as JSON, and back.
 
 A node is ``{"op": its class, field: value, ...}``; a field that has its default is left out. Among
-values, an object with one key that begins with "$" stands for what JSON has not: ``$tuple``,
+values, an object with one key that begins with "$" stands for a value that JSON lacks: ``$tuple``,
 ``$dict``, ``$argument``, ``$variable``, ``$media``.
 """
 
@@ -11,29 +9,26 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import json
 from collections.abc import Mapping
 from typing import Any
 
-from sglang.errors import Location
 from sglang.ir import nodes as ir
 from sglang.ir.choices import METHODS, ChoicesMethod
-from sglang.ir.graph import (
+from sglang.ir.graph_steps import (
     REQUIRED,
     Argument,
     Call,
     GetForkItem,
-    Graph,
     Join,
     Parameter,
     Step,
     Variable,
 )
+from sglang.ir.location import Location
 from sglang.ir.media import Media
 from sglang.ir.nodes import Node
-from sglang.ir.params import NAMES, GenParams, given
+from sglang.ir.params import NAMES, GenParams, TypedSchema, given
 
-VERSION = 1
 OPS: dict[str, type[Node]] = {
     op.__name__: op
     for op in (
@@ -42,75 +37,34 @@ OPS: dict[str, type[Node]] = {
         Argument, Variable, GetForkItem, Call, Join,
     )
 }  # fmt: skip
-GRAPH_FIELDS = ("version", "name", "arguments", "streams", "result", "num_api_spec_tokens")
 
 
-def to_json(graph: Graph) -> str:
-    """See ``Graph.to_json``."""
-    body = {
-        "version": VERSION,
-        "name": graph.name,
-        "arguments": [_parameter(parameter) for parameter in graph.arguments],
-        "streams": [
-            {"stream": number, "steps": [_step(step) for step in steps]}
-            for number, steps in graph.streams.items()
-        ],
-        "result": _encoded(graph.result, "the result"),
-        "num_api_spec_tokens": graph.num_api_spec_tokens,
-    }
-    return json.dumps(body, ensure_ascii=False, indent=1)
-
-
-def from_json(text: str) -> Graph:
-    """See ``Graph.from_json``. The graph is checked."""
-    try:
-        graph = _graph(json.loads(text))
-    except (TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"the text is not a graph: {type(error).__name__}: {error}") from error
-    graph.check()
-    return graph
-
-
-def _graph(content: Any) -> Graph:
-    body = _fields(content, "the graph", GRAPH_FIELDS, GRAPH_FIELDS[:5])
-    if body["version"] != VERSION:
-        raise ValueError(f"the graph has version {body['version']!r}; this sglang reads {VERSION}")
-    return Graph(
-        name=body["name"],
-        arguments=tuple(map(_read_parameter, body["arguments"])),
-        streams=dict(map(_read_stream, body["streams"])),
-        result=_decoded(body["result"]),
-        num_api_spec_tokens=body.get("num_api_spec_tokens"),
-    )
-
-
-def _parameter(parameter: Parameter) -> dict[str, Any]:
+def encode_parameter(parameter: Parameter) -> dict[str, Any]:
+    """Return an argument of the graph as JSON data."""
     body: dict[str, Any] = {"name": parameter.name}
     if parameter.keyword:
         body["keyword"] = True
     if parameter.default is not REQUIRED:
         what = f"the default of argument {parameter.name!r}"
-        body["default"] = _encoded(parameter.default, what)
+        body["default"] = encode_value(parameter.default, what)
     return body
 
 
-def _read_parameter(body: Any) -> Parameter:
-    fields = _fields(body, "an argument", ("name", "default", "keyword"), ("name",))
-    default = _decoded(fields["default"]) if "default" in fields else REQUIRED
+def decode_parameter(body: Any) -> Parameter:
+    """Return the argument that ``encode_parameter`` made. Raise ValueError for other data."""
+    fields = fields_of(body, "an argument", ("name", "default", "keyword"), ("name",))
+    default = decode_value(fields["default"]) if "default" in fields else REQUIRED
     return Parameter(fields["name"], default, fields.get("keyword", False))
 
 
-def _step(step: Step) -> dict[str, Any]:
+def encode_step(step: Step) -> dict[str, Any]:
+    """Return a step as JSON data. Raise ValueError for a value that JSON cannot carry."""
     where = {"at": list(step.location)} if step.location else {}
     return {"number": step.number, **_node(step.node, str(step)), **where}
 
 
-def _read_stream(body: Any) -> tuple[int, tuple[Step, ...]]:
-    fields = _fields(body, "a stream", ("stream", "steps"), ("stream", "steps"))
-    return fields["stream"], tuple(map(_read_step, fields["steps"]))
-
-
-def _read_step(body: Any) -> Step:
+def decode_step(body: Any) -> Step:
+    """Return the step that ``encode_step`` made. Raise ValueError for other data."""
     if not isinstance(body, dict) or not isinstance(body.get("number"), int):
         raise ValueError(f"a step is an object with a number, not {body!r:.80}")
     rest = {name: value for name, value in body.items() if name not in ("number", "at")}
@@ -125,7 +79,7 @@ def _node(node: Node, what: str) -> dict[str, Any]:
         if isinstance(value, GenParams):
             body[f.name] = _params(value, what)
         elif value != f.default:
-            body[f.name] = _encoded(value, what)
+            body[f.name] = encode_value(value, what)
     return body
 
 
@@ -139,7 +93,7 @@ def _read_node(body: Mapping[str, Any], what: str) -> Node:
         for f in declared
         if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
     ]
-    fields = _fields(body, f"{what} ({op.__name__})", ("op", *(f.name for f in declared)), needed)
+    fields = fields_of(body, f"{what} ({op.__name__})", ("op", *(f.name for f in declared)), needed)
     values = {name: _read_field(name, value, what) for name, value in fields.items()}
     del values["op"]
     return op(**values)
@@ -147,15 +101,15 @@ def _read_node(body: Mapping[str, Any], what: str) -> Node:
 
 def _read_field(name: str, value: Any, what: str) -> Any:
     if name == "params":
-        fields = _fields(value, f"{what} (params)", NAMES, ())
-        return GenParams(**{field: _decoded(item) for field, item in fields.items()})
+        fields = fields_of(value, f"{what} (params)", NAMES, ())
+        return GenParams(**{field: decode_value(item) for field, item in fields.items()})
     if name == "parts":
         return tuple(_read_node(part, what) for part in value["$tuple"])
     if name == "method":
         if value not in METHODS:
             raise ValueError(f"{what} has method {value!r}; use one of {sorted(METHODS)}")
         return METHODS[value]
-    return _decoded(value)
+    return decode_value(value)
 
 
 def _params(params: GenParams, what: str) -> dict[str, Any]:
@@ -163,22 +117,21 @@ def _params(params: GenParams, what: str) -> dict[str, Any]:
     if isinstance(params.dtype, type):
         values["dtype"] = params.dtype.__name__
     for name in ("schema", "json_schema"):
-        if name in values and not isinstance(values[name], (str, dict)):
-            from sglang.backend.output_types import json_schema_of
-
-            values[name] = json_schema_of(values[name])
-    return {name: _encoded(value, f"{name} of {what}") for name, value in values.items()}
+        if isinstance(value := values.get(name), TypedSchema):
+            values[name] = value.schema
+    return {name: encode_value(value, f"{name} of {what}") for name, value in values.items()}
 
 
-def _encoded(value: Any, what: str) -> Any:
+def encode_value(value: Any, what: str) -> Any:
+    """Return a value as JSON data. Raise ValueError, naming ``what``, where JSON cannot."""
     if value is None or isinstance(value, (str, bool, int, float)):
         return value
     if isinstance(value, list):
-        return [_encoded(item, what) for item in value]
+        return [encode_value(item, what) for item in value]
     if type(value) is tuple:
-        return {"$tuple": [_encoded(item, what) for item in value]}
+        return {"$tuple": [encode_value(item, what) for item in value]}
     if isinstance(value, dict) and all(isinstance(key, (str, int)) for key in value):
-        return {"$dict": [[key, _encoded(item, what)] for key, item in value.items()]}
+        return {"$dict": [[key, encode_value(item, what)] for key, item in value.items()]}
     if isinstance(value, Argument):
         return {"$argument": value.name}
     if isinstance(value, Variable):
@@ -192,17 +145,18 @@ def _encoded(value: Any, what: str) -> Any:
     raise ValueError(f"{what} holds {value!r:.60}, which JSON cannot carry: use text or numbers")
 
 
-def _decoded(value: Any) -> Any:
+def decode_value(value: Any) -> Any:
+    """Return the value that ``encode_value`` made. Raise ValueError for other data."""
     if isinstance(value, list):
-        return [_decoded(item) for item in value]
+        return [decode_value(item) for item in value]
     if not isinstance(value, dict):
         return value
     if len(value) == 1:
         ((kind, content),) = value.items()
         if kind == "$tuple":
-            return tuple(_decoded(item) for item in content)
+            return tuple(decode_value(item) for item in content)
         if kind == "$dict":
-            return {key: _decoded(item) for key, item in content}
+            return {key: decode_value(item) for key, item in content}
         if kind == "$argument":
             return Argument(content)
         if kind == "$variable":
@@ -212,10 +166,10 @@ def _decoded(value: Any) -> Any:
     raise ValueError(f"{value!r:.60} is not a value that to_json writes")
 
 
-def _fields(
+def fields_of(
     body: Any, what: str, known: tuple[str, ...], needed: tuple[str, ...] | list[str]
 ) -> dict[str, Any]:
-    """``body``, an object with no other fields than the known ones and all that are needed."""
+    """Return ``body``, an object. Raise ValueError for an unknown field or a missing one."""
     if not isinstance(body, dict):
         raise ValueError(f"{what} is {body!r:.60}; it must be an object")
     unknown = [name for name in body if name not in known]

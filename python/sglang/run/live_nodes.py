@@ -1,0 +1,61 @@
+"""Live nodes: steps of executors that refer to other executors, and so are no data.
+
+Programs and graphs never hold them. ``Later`` waits for values of other executors, ``StartForks``
+starts other executors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sglang.ir.nodes import Node
+from sglang.run.run_scope import Failure
+from sglang.run.stream import Stream
+
+
+class Source(Protocol):
+    """An executor whose values another executor waits for."""
+
+    def call_when_settled(self, name: str | None, call: Callable[[], None]) -> bool:
+        """Return True if the variable ``name`` (None: everything appended) is settled.
+
+        Otherwise call ``call`` once when it is, in any thread.
+        """
+
+
+class Branch(Protocol):
+    """An executor that starts when its parent reaches the fork."""
+
+    interpreter: Any
+
+    def start(self, stream: Stream) -> None:
+        """Start with a copy of what the parent has made so far."""
+
+    def end(self, failure: Failure) -> list[Branch]:
+        """End with ``failure``. Return the branches that will never start."""
+
+
+@dataclass(frozen=True)
+class Later(Node):
+    """Placeholder of the node that ``then()`` returns once every source is settled.
+
+    A source is an executor and the name of a variable, or None for everything appended to it.
+    Waiting holds no thread. An error raised by ``then`` ends the stream. ``defines`` names the
+    variables that the node will make.
+    """
+
+    sources: tuple[tuple[Source, str | None], ...]
+    then: Callable[[], Node]
+    defines: tuple[str, ...] = ()
+
+    def names(self) -> tuple[str, ...]:
+        return self.defines
+
+
+@dataclass(frozen=True)
+class StartForks(Node):
+    """Start the executors ``children`` with copies of the text so far."""
+
+    children: tuple[Branch, ...]
