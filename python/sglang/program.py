@@ -102,13 +102,13 @@ class SglFunction(Foresight):
             ProgramError: a primitive failed; what the function itself raises comes as it is.
             TypeError: a keyword names both an argument and an option of ``run``.
         """
-        self._verify_options(stream=stream or None, backend=backend)
+        self._verify_options(stream=stream or None, backend=backend, trace=trace)
         params, arguments = self._sorted(kwargs)
         if (record := tracing()) is not None:
             return record.call(self, args, arguments, params, backend=backend, stream=stream)
         chosen = self._resolved(backend)
         state = self.new_state(
-            chosen, params, stream=stream, use_thread=use_thread, trace=opened(trace, self)
+            chosen, params, stream=stream, use_thread=use_thread, trace=opened(trace)
         )
         if not stream:
             self.start(state, args, arguments)
@@ -132,12 +132,12 @@ class SglFunction(Foresight):
         flight. With ``stream=True`` the state comes at once: read it by ``text_async_iter`` or
         ``value_async_iter``.
         """
-        self._verify_options(stream=stream or None, backend=backend)
+        self._verify_options(stream=stream or None, backend=backend, trace=trace)
         params, arguments = self._sorted(kwargs)
         if (record := tracing()) is not None:
             return record.call(self, args, arguments, params, backend=backend, stream=stream)
         loop = asyncio.get_running_loop()
-        chosen, to = self._resolved(backend), opened(trace, self)
+        chosen, to = self._resolved(backend), opened(trace)
         state = self.new_state(chosen, params, stream=stream, loop=loop, trace=to)
         await self.astart(state, args, arguments, stream=stream)
         return state
@@ -307,6 +307,7 @@ class SglFunction(Foresight):
         """
         from sglang.batch.run_batch import collected, item_of
 
+        self._verify_options(trace=trace)
         if self.is_async:
             raise TypeError(f"{self.func.__name__} is async; use arun_batch(...)")
         if (record := tracing()) is not None:
@@ -316,7 +317,7 @@ class SglFunction(Foresight):
         batch = self._batch(
             batch_kwargs, backend, kwargs, limit=num_threads, progress_bar=progress_bar,
             return_errors=return_errors or not generator_style, results_file=results_file,
-            trace=opened(trace, self),
+            trace=opened(trace),
         )  # fmt: skip
         if generator_style:
             return batch.run()
@@ -338,9 +339,10 @@ class SglFunction(Foresight):
 
         ``concurrency`` items run at once, as tasks; see ``arun`` for what needs a thread.
         """
+        self._verify_options(trace=trace)
         return self._batch(
             batch_kwargs, backend, kwargs, limit=concurrency, progress_bar=progress_bar,
-            return_errors=return_errors, results_file=results_file, trace=opened(trace, self),
+            return_errors=return_errors, results_file=results_file, trace=opened(trace),
         ).arun()  # fmt: skip
 
     def _batch(

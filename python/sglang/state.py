@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from sglang.backend.renamed import renamed
 from sglang.errors import Cancelled, SglangError, Unsupported
+from sglang.inspect.timeline.trace import Trace
 from sglang.ir.location import caller
 from sglang.ir.media import Media
 from sglang.ir.nodes import (
@@ -24,7 +25,6 @@ from sglang.run.speculation import Speculation
 from sglang.run.usage import Usage
 
 if TYPE_CHECKING:
-    from sglang.inspect.timeline.trace import Trace
     from sglang.run.executor import StreamExecutor
 
 
@@ -302,6 +302,7 @@ class ProgramState:
             raise SglangError(
                 "this run was not recorded; run(..., trace=True), or run inside sglang.tracing()"
             )
+        assert isinstance(recording.trace, Trace)
         return recording.trace
 
     def show(self, file: TextIO | None = None) -> None:

@@ -168,7 +168,7 @@ def test_a_connection_that_was_idle_for_long_is_not_used(
 ) -> None:
     """The server may be closing it, and the request would be lost."""
     for module in ("connections", "connections_async"):
-        monkeypatch.setattr(f"sglang.backend.{module}.KEPT_SECONDS", 0.0)
+        monkeypatch.setattr(f"sglang.backend.native.{module}.KEPT_SECONDS", 0.0)
     with Scripted([SIZED, SIZED], [SIZED]) as server:
         client = Twins(kind, server.url)
         assert [client.ask({})[1] for _ in range(2)] == [b"hello"] * 2

@@ -14,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 from sglang.backend.base import Prompt
-from sglang.backend.constraint import Constraint, constraint_of, feedback
+from sglang.backend.constraint import Constraint, constraint_of
 from sglang.backend.native.native_backend import NativeBackend
 from sglang.errors import InvalidOutput
 from sglang.ir.chat_template import TEMPLATES, ChatTemplate, Message
 from sglang.ir.media import medium
 from sglang.ir.params import GenParams, to_wire
+from sglang.run.retry import feedback
 
 
 @dataclass

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import sglang as sgl
-from sglang.backend.answer_facts import facts_of
+from sglang.inspect.timeline import timeline_page
 from sglang.inspect.timeline.formats import FORMATS, written
 from sglang.inspect.timeline.timeline_page import embedded
 from sglang.inspect.timeline.trace import Trace
 from sglang.inspect.timeline.view import cost, view_of
+from sglang.run.answer_facts import facts_of
 
 INFINITE, HUGE = float("inf"), 10**400
 
@@ -185,7 +186,7 @@ def test_a_programs_error_counts_more_than_a_trace_that_cannot_be_written(
     def fails(s: Any) -> None:
         raise LookupError("as asked")
 
-    monkeypatch.setattr(Trace, "to_html", lambda trace: {}["lane"])
+    monkeypatch.setattr(timeline_page, "page_of", lambda trace: {}["lane"])
     with (
         pytest.warns(RuntimeWarning, match="was not written: KeyError: 'lane'"),
         pytest.raises(LookupError, match="as asked"),
@@ -196,10 +197,10 @@ def test_a_programs_error_counts_more_than_a_trace_that_cannot_be_written(
 def test_a_trace_that_cannot_be_written_takes_no_results_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Trace, "save", full)
+    monkeypatch.setattr(Path, "write_text", full)
     to, backend = tmp_path / "out.html", sgl.Mock(lambda prompt, params: "x")
     with pytest.warns(RuntimeWarning, match="was not written: OSError.*No space left"):
         assert ask.run(backend=backend, trace=to).usage.calls == 1

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+from sglang.backend.constraint import Constraint
 from sglang.backend.renamed import renamed
 from sglang.backend.workers import in_worker, pumped
 from sglang.errors import Unsupported
@@ -23,9 +24,6 @@ from sglang.ir.chat_template import TEMPLATES, ChatTemplate, Message
 from sglang.ir.choices import ChoicesMethod, Decision
 from sglang.ir.media import Media
 from sglang.ir.params import GenParams, to_wire
-
-if TYPE_CHECKING:
-    from sglang.backend.constraint import Constraint
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 

@@ -17,9 +17,7 @@ from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 from sglang.backend import output_types as types
-from sglang.backend.base import Prompt
 from sglang.errors import InvalidOutput, Unsupported
-from sglang.ir.chat_template import ChatTemplate
 from sglang.ir.params import GenParams, TypedSchema, strings
 
 # A number ends at a space or a line, so int and float stop there. A backend that enforces lets the
@@ -344,32 +342,3 @@ def _dtype_name(dtype: Any) -> str:
     if name not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}; use int, float, str or bool")
     return name
-
-
-def feedback(
-    prompt: Prompt, template: ChatTemplate, text: str, error: InvalidOutput, constraint: Constraint
-) -> Prompt:
-    """The prompt that asks again, after ``text`` was the reply to ``prompt`` and was refused.
-
-    The reply becomes the assistant's turn, ``error`` and the instruction the user's; then the
-    assistant's turn is opened as it was, with what the program had already written in it. Without
-    roles the reply is followed by a plain note.
-    """
-    note = f"That is not valid: {error}. {constraint.instruction()}"
-    if not prompt.messages:
-        return replace(prompt, text=f"{prompt.text}{text}\n\n({note})\n\n")
-    turns, begun = list(prompt.messages), ""
-    if turns[-1]["role"] == "assistant":
-        begun = turns.pop()["content"]
-    _, closing = template.around("assistant", turns)
-    reply = begun + text if isinstance(begun, str) else [*begun, text]
-    turns.append({"role": "assistant", "content": reply})
-    before, after = template.around("user", turns)
-    turns.append({"role": "user", "content": note})
-    opening, _ = template.around("assistant", turns)
-    if not isinstance(begun, str):
-        begun = ""  # its media were shown once
-    if begun:
-        turns.append({"role": "assistant", "content": begun})
-    added = text + closing + before + note + after + opening + begun
-    return replace(prompt, text=prompt.text + added, messages=tuple(turns))

@@ -18,9 +18,8 @@ from sglang.batch.progress import Progress
 from sglang.batch.results_file import ResultsFile
 from sglang.compile.tracer import constant_prefix
 from sglang.errors import BatchError, Cancelled, SglangError
-from sglang.inspect.timeline.tracing import NO_TRACE, Opened, ambient, recorded_alone
+from sglang.inspect.timeline.tracing import NO_TRACE, Opened, ambient, recorded_alone, write
 from sglang.ir.params import GenParams
-from sglang.run.recording import write
 from sglang.state import ProgramState
 
 if TYPE_CHECKING:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sglang.backend.base import Backend, Call, Complete, Stream
 from sglang.backend.cancel import Cancellation
 from sglang.run.history import HISTORY
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from sglang.run.recording import Visit
+from sglang.run.recording import Visit
 
 UNRECORDED: nullcontext[None] = nullcontext()
 

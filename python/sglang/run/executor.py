@@ -15,22 +15,19 @@ With a ``loop`` in its run, draining is a task of that event loop and no thread 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from sglang.backend.base import Backend
 from sglang.backend.workers import WORKERS
 from sglang.ir.location import Location
 from sglang.ir.nodes import Flush, Node
 from sglang.ir.params import GenParams
 from sglang.run.drive import adrive, drive
+from sglang.run.failure import Failure
 from sglang.run.interpreter import Interpreter
 from sglang.run.live_nodes import Branch, Later, StartForks
+from sglang.run.recording import Visit
 from sglang.run.results import Results
-from sglang.run.run_scope import Failure, Run
+from sglang.run.run_scope import Run
 from sglang.run.stream import Origin, Stream
-
-if TYPE_CHECKING:
-    from sglang.run.recording import Visit
 
 NOWHERE = Location("", 0)
 

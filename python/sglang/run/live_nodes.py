@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sglang.ir.nodes import Node
-from sglang.run.run_scope import Failure
+from sglang.run.failure import Failure
 from sglang.run.stream import Stream
 
 

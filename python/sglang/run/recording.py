@@ -1,6 +1,6 @@
 """Recording: how a run of a program gets into a trace.
 
-    Recording (a run) -> Track (a lane) -> Visit (a node) -> Asked (a call) -> requests
+    Recording (a run) -> Track (a lane) -> Visit (a node) -> RecordedCall -> requests
 
 Nothing of this exists where a run is not recorded: the executor then has no ``track``. What is
 added to a trace are whole objects at the end of lists, so that threads need no lock.
@@ -9,23 +9,23 @@ added to a trace are whole objects at the end of lists, so that threads need no 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import linecache
 import reprlib
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sglang.backend.base import Backend, Call, Choose, Commit
-from sglang.backend.recorded_call import ASKED, Asked
+from sglang.backend.base import Backend, Call, Choose, Commit, Completion
+from sglang.backend.base import Stream as StreamCall
+from sglang.backend.call_observer import OBSERVER
 from sglang.errors import Cancelled
-from sglang.inspect.timeline.trace import Group, Join, Lane, Span, Trace
+from sglang.ir.location import Location
 from sglang.ir.params import chosen
-
-if TYPE_CHECKING:
-    from sglang.ir.location import Location
-    from sglang.run.run_scope import Failure
-    from sglang.run.stream import Stream
+from sglang.run.answer_facts import facts_of
+from sglang.run.failure import Failure
+from sglang.run.stream import Stream
+from sglang.run.trace_record import Group, Lane, LaneJoin, Span, TraceRecord
 
 PROMPT_CHARS, TEXT_CHARS, ERROR_CHARS = 600, 4000, 500
 CANCELS = (KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, Cancelled)
@@ -36,19 +36,19 @@ class Recording:
 
     Args:
         outer: the run that it is inside of.
-        path: where the trace is written when the run ends; None: it is not.
+        on_end: called when the run has ended.
         inline: nodes are visited by the program's own thread.
     """
 
     def __init__(
         self,
-        trace: Trace,
+        trace: TraceRecord,
         name: str,
         outer: Recording | None = None,
-        path: str | None = None,
+        on_end: Callable[[], None] | None = None,
         inline: bool = False,
     ) -> None:
-        self.trace, self.path, self.cancelled = trace, path, False
+        self.trace, self._on_end, self.cancelled = trace, on_end, False
         inside = outer.group.number if outer is not None and outer.trace is trace else None
         self.group: Group = Group(next(trace.numbers), name, parent=inside, inline=inline)
         self.track = Track(self, Lane(next(trace.numbers), self.group.number))
@@ -75,8 +75,8 @@ class Recording:
         group = self.group
         group.status, group.error = status_of(error), told(error)
         group.end = self.trace.now()
-        if self.path is not None:
-            write(self.trace, self.path)
+        if self._on_end is not None:
+            self._on_end()
 
     def now(self) -> float:
         """Seconds of the trace; of a run that has ended, its end."""
@@ -123,7 +123,9 @@ class Track:
     def joined(self, others: Sequence[Track | None], mode: str) -> None:
         """``others`` have come together here."""
         lanes = [other.lane.number for other in others if other is not None]
-        self.recording.trace.joins.append(Join(self.lane.number, lanes, self.recording.now(), mode))
+        self.recording.trace.joins.append(
+            LaneJoin(self.lane.number, lanes, self.recording.now(), mode)
+        )
 
     def visit(self, names: Sequence[str], location: Location, stream: Stream) -> Visit:
         """A node that may need the model."""
@@ -188,15 +190,15 @@ class Visit:
         return span
 
     @contextmanager
-    def asking(self, backend: Backend, call: Call) -> Iterator[Asked]:
+    def asking(self, backend: Backend, call: Call) -> Iterator[RecordedCall]:
         """While inside, the call is made; its maker takes ``call`` and sets ``answer``."""
         span = self.span
         if span is None:
             kinds: dict[type, str] = {Choose: "select", Commit: "commit"}
             span = self._begin(kinds.get(type(call), "gen"))
             span.data.update(_described(call))
-        asked = Asked(self.track, span, backend.name, call)
-        token = ASKED.set(asked)
+        asked = RecordedCall(self.track, span, backend.name, call)
+        token = OBSERVER.set(asked)
         try:
             yield asked
         except BaseException as error:
@@ -205,7 +207,74 @@ class Visit:
         else:
             asked.end(None)
         finally:
-            ASKED.reset(token)
+            OBSERVER.reset(token)
+
+
+class RecordedCall:
+    """A call of a recorded run while it is made: the ``CallObserver`` of its backend.
+
+    A backend that sends several requests for a call records each. For other backends the call
+    itself is the one request.
+    """
+
+    def __init__(self, track: Track, node: Span, backend: str, call: Call) -> None:
+        self._track, self._node, self._backend = track, node, backend
+        self._begin = track.recording.now()
+        self._first: float | None = None
+        self._records = False  # the backend records each request
+        # Made at the beginning, so that it shows while it goes on; a commit may need none.
+        self._span = None if isinstance(call, Commit) else self._sent()
+        self.answer: Any = None
+        self.call = call
+        if isinstance(call, StreamCall):
+            self._show = call.show
+            self.call = dataclasses.replace(call, show=self._timed)
+
+    def _timed(self, so_far: Completion) -> None:
+        if self._first is None and so_far.text:
+            self._first = self._track.recording.now()
+        self._show(so_far)
+
+    def _sent(self) -> Span:
+        return self._track.add("request", self._backend, self._node)
+
+    @property
+    def traceparent(self) -> str:
+        """Header that makes the server's spans children of the latest request's; "" where the
+        trace is not sent anywhere."""
+        trace = self._track.recording.trace
+        if trace.otel is None or self._span is None or not self._records:
+            return ""
+        return f"00-{trace.trace_id}-{self._span.number:016x}-01"
+
+    @contextmanager
+    def request(self) -> Iterator[RecordedCall]:
+        """While inside, one request is made; its maker sets ``answer``."""
+        if self._span is None or self._records:
+            self._span = self._sent()
+        span, self._records, self.answer = self._span, True, None
+        span.begin = self._track.recording.now()
+        try:
+            yield self
+        except BaseException as error:
+            self._close(span, error)
+            raise
+        self._close(span, None)
+
+    def end(self, error: BaseException | None) -> None:
+        """The call has ended."""
+        idle = self._span is None and error is None and not self.answer
+        if self._records or idle:
+            return
+        span = self._span or self._sent()
+        span.begin = self._begin
+        self._close(span, error)
+
+    def _close(self, span: Span, error: BaseException | None) -> None:
+        self._track.close(span, error)
+        several = isinstance(self.call, Choose)
+        assert span.end is not None
+        span.data.update(facts_of(self.answer, several, span.begin, span.end, self._first))
 
 
 def _described(call: Call) -> dict[str, Any]:
@@ -258,11 +327,3 @@ class _Short(reprlib.Repr):
 
 
 _repr = _Short()
-
-
-def write(trace: Trace, path: str) -> None:
-    """Save it. What goes wrong is a warning: what was recorded counts more."""
-    try:
-        trace.save(path)
-    except Exception as problem:
-        warnings.warn(f"the trace was not written: {told(problem)}", RuntimeWarning, stacklevel=2)

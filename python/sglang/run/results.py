@@ -14,17 +14,16 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sglang.errors import SglangError, UnknownVariable
 from sglang.ir.location import Location
 from sglang.ir.nodes import Node
+from sglang.run.failure import Failure
 from sglang.run.interpreter import Interpreter
-from sglang.run.run_scope import Failure, Run, in_loop
+from sglang.run.recording import Track
+from sglang.run.run_scope import Run, in_loop
 from sglang.run.stream import Stream
-
-if TYPE_CHECKING:
-    from sglang.run.recording import Track
 
 
 class Results:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from sglang.backend.base import Call, Complete, Completion, Prompt
-from sglang.backend.constraint import Constraint, feedback
+from sglang.backend.constraint import Constraint
 from sglang.errors import InvalidOutput
 from sglang.ir.chat_template import ChatTemplate
 from sglang.ir.params import GenParams
@@ -56,6 +56,35 @@ def answer_of(completion: Completion, model_type: str) -> Completion:
         return completion
     thought, answer = reasoning.split(completion.text, model_type)
     return Completion(answer, {**completion.meta, "reasoning_content": thought})
+
+
+def feedback(
+    prompt: Prompt, template: ChatTemplate, text: str, error: InvalidOutput, constraint: Constraint
+) -> Prompt:
+    """Return the prompt that asks again, after ``text`` replied to ``prompt`` and was refused.
+
+    The reply becomes the assistant's turn, ``error`` and the instruction the user's; then the
+    assistant's turn is opened as it was, with what the program had already written in it. Without
+    roles the reply is followed by a plain note.
+    """
+    note = f"That is not valid: {error}. {constraint.instruction()}"
+    if not prompt.messages:
+        return dataclasses.replace(prompt, text=f"{prompt.text}{text}\n\n({note})\n\n")
+    turns, begun = list(prompt.messages), ""
+    if turns[-1]["role"] == "assistant":
+        begun = turns.pop()["content"]
+    _, closing = template.around("assistant", turns)
+    reply = begun + text if isinstance(begun, str) else [*begun, text]
+    turns.append({"role": "assistant", "content": reply})
+    before, after = template.around("user", turns)
+    turns.append({"role": "user", "content": note})
+    opening, _ = template.around("assistant", turns)
+    if not isinstance(begun, str):
+        begun = ""  # its media were shown once
+    if begun:
+        turns.append({"role": "assistant", "content": begun})
+    added = text + closing + before + note + after + opening + begun
+    return dataclasses.replace(prompt, text=prompt.text + added, messages=tuple(turns))
 
 
 def _given_up(error: InvalidOutput, reply: Completion, params: GenParams) -> InvalidOutput:

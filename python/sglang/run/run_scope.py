@@ -8,58 +8,32 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from weakref import WeakSet
 
+from sglang.backend.base import Backend
 from sglang.backend.cancel import Cancellation
-from sglang.errors import ProgramError, SglangError, located
 from sglang.ir.location import Location
+from sglang.run.failure import Failure
+from sglang.run.recording import Recording
 from sglang.run.speculation import Speculation
 from sglang.run.usage import Usage
-
-if TYPE_CHECKING:
-    from sglang.backend.base import Backend
-    from sglang.run.executor import StreamExecutor
-    from sglang.run.recording import Recording
 
 # The run whose program the current thread or task belongs to.
 _INSIDE: ContextVar[Run | None] = ContextVar("inside", default=None)
 
 
-class Failure:
-    """Why an executor has ended, and whether somebody has been told."""
+class Member(Protocol):
+    """An executor of a run."""
 
-    def __init__(self, error: BaseException, location: Location | None) -> None:
-        self.error, self.location, self.seen = error, location, False
+    def wait(self) -> None:
+        """Wait until everything appended is done, or the executor has failed."""
 
-    def exception(self) -> BaseException:
-        """A fresh exception each time, so that readers in several threads share no traceback.
+    async def await_end(self) -> None:
+        """``wait``, holding no thread."""
 
-        An error raised by the program itself (no location) is given back as it is.
-        """
-        self.seen = True
-        if self.location is None or isinstance(self.error, ProgramError):
-            return self.error
-        kind = type(self.error).__name__
-        message = str(self.error) or kind
-        if not isinstance(self.error, SglangError):
-            message = f"{kind}: {message}"
-        raised = located(self.error, message, self.location)
-        raised = raised.with_traceback(_statement(self.location))
-        raised.__cause__ = self.error
-        return raised
-
-
-def _statement(location: Location) -> TracebackType:
-    """A traceback that ends at a line of the program, which is not running any more.
-
-    The frame is one of no code in that file; -1 says that no instruction of it has failed.
-    """
-    code = compile("import sys; frame = sys._getframe()", location.filename, "exec")
-    names: dict[str, Any] = {}
-    exec(code.replace(co_name="<program>"), names)
-    return TracebackType(None, names["frame"], -1, location.line)
+    def fail(self, error: BaseException, location: Location | None) -> None:
+        """End with ``error``. The first call counts."""
 
 
 class Run:
@@ -94,18 +68,18 @@ class Run:
         self.failures: list[Failure] = []
         self.tasks: set[asyncio.Task[None]] = set()
         self.program: asyncio.Task[None] | None = None
-        self._members: WeakSet[StreamExecutor] = WeakSet()
+        self._members: WeakSet[Member] = WeakSet()
         self._inner: set[Run] = set()
         self._cancelled: Failure | None = None
         self._lock = threading.Lock()
 
-    def enter(self, member: StreamExecutor) -> Failure | None:
+    def enter(self, member: Member) -> Failure | None:
         """Make it a member. Gives its failure where the run has been cancelled."""
         with self._lock:
             self._members.add(member)
             return self._cancelled
 
-    def members(self) -> list[StreamExecutor]:
+    def members(self) -> list[Member]:
         """All that are alive."""
         with self._lock:
             return list(self._members)

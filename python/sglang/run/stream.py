@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from sglang.backend.base import Prompt, Ranges
 from sglang.ir.media import Media
 from sglang.run.speculation import Leftover, Pending
-
-if TYPE_CHECKING:
-    from sglang.run.typed import Typed
+from sglang.run.typed import Typed
 
 Content = str | list[Any]
 

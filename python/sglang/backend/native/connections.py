@@ -20,8 +20,8 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from sglang.backend.call_observer import OBSERVER
 from sglang.backend.cancel import aborted_by
-from sglang.backend.recorded_call import ASKED
 from sglang.errors import ConnectionFailed
 
 CONNECT_SECONDS = 10.0
@@ -91,7 +91,7 @@ class Dialogue:
 
         content = b"" if body is None else _encode(body).encode()
         headers = [*origin.headers, ("Content-Length", str(len(content)))]
-        if (asked := ASKED.get()) is not None and (parent := asked.traceparent):
+        if (observer := OBSERVER.get()) is not None and (parent := observer.traceparent):
             headers.append(("traceparent", parent))
         self._http = h11.Connection(h11.CLIENT)
         head = self._http.send(

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
 
 from sglang.backend.base import Backend, Call, Choose, Commit, Completion, Prompt
-from sglang.backend.recorded_call import ASKED
+from sglang.backend.call_observer import OBSERVER
 from sglang.errors import BackendError, Unsupported
 from sglang.ir.choices import ChoicesMethod, Decision, Scores
 from sglang.ir.params import GenParams, to_wire
@@ -54,19 +54,19 @@ class NativeBackend(Backend):
 
     def _asked(self, body: dict[str, Any]) -> Any:
         """``call``, recorded where the run is."""
-        if (asked := ASKED.get()) is None:
+        if (observer := OBSERVER.get()) is None:
             return self.call(body)
-        with asked.request():
-            asked.answer = self.call({**body, **SPANS})
-            return asked.answer
+        with observer.request():
+            observer.answer = self.call({**body, **SPANS})
+            return observer.answer
 
     async def _aasked(self, body: dict[str, Any]) -> Any:
         """``_asked`` for an event loop."""
-        if (asked := ASKED.get()) is None:
+        if (observer := OBSERVER.get()) is None:
             return await self.acall(body)
-        with asked.request():
-            asked.answer = await self.acall({**body, **SPANS})
-            return asked.answer
+        with observer.request():
+            observer.answer = await self.acall({**body, **SPANS})
+            return observer.answer
 
     def _made(self, requests: Requests[T]) -> T:
         answer = None
@@ -92,23 +92,23 @@ class NativeBackend(Backend):
 
     def stream(self, prompt: Prompt, params: GenParams) -> Iterator[Completion]:
         body = {**_body(prompt, params), **STREAMED}
-        if (asked := ASKED.get()) is None:
+        if (observer := OBSERVER.get()) is None:
             for item in self.call_stream(body):
                 yield _completion(item, params)
             return
-        with asked.request():
-            for asked.answer in self.call_stream({**body, **SPANS}):
-                yield _completion(asked.answer, params)
+        with observer.request():
+            for observer.answer in self.call_stream({**body, **SPANS}):
+                yield _completion(observer.answer, params)
 
     async def astream(self, prompt: Prompt, params: GenParams) -> AsyncIterator[Completion]:
         body = {**_body(prompt, params), **STREAMED}
-        if (asked := ASKED.get()) is None:
+        if (observer := OBSERVER.get()) is None:
             async for item in self.acall_stream(body):
                 yield _completion(item, params)
             return
-        with asked.request():
-            async for asked.answer in self.acall_stream({**body, **SPANS}):
-                yield _completion(asked.answer, params)
+        with observer.request():
+            async for observer.answer in self.acall_stream({**body, **SPANS}):
+                yield _completion(observer.answer, params)
 
     def commit(self, prompt: Prompt) -> dict[str, Any]:
         return self._made(_commit(prompt))

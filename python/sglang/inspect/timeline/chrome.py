@@ -8,19 +8,17 @@ its begin to the run's end.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sglang.backend.answer_facts import COUNTS
 from sglang.inspect.timeline.view import view_of
-
-if TYPE_CHECKING:
-    from sglang.inspect.timeline.trace import Trace
+from sglang.run.answer_facts import COUNTS
+from sglang.run.trace_record import TraceRecord
 
 PROGRAM = 0  # the thread of the program itself
 Object = dict[str, Any]
 
 
-def chrome_trace(trace: Trace) -> Object:
+def chrome_trace(trace: TraceRecord) -> Object:
     """The JSON object format; times are microseconds."""
     view = view_of(trace)
     homes = {lane["number"]: lane["group"] for lane in view["lanes"]}

@@ -3,40 +3,61 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from sglang.inspect.timeline.trace import Trace
+from sglang.run.trace_record import TraceRecord
 
 
-def written(trace: Trace, format: str) -> str:
+def save(trace: TraceRecord, path: str | os.PathLike[str], format: str | None = None) -> None:
+    """Write a trace. The path's ending tells the format, unless ``format`` does.
+
+    Raise ValueError for an unknown format, and OSError.
+    """
+    text = written(trace, format or format_of(path))
+    Path(path).write_text(text, encoding="utf-8")
+
+
+def format_of(path: str | os.PathLike[str]) -> str:
+    """By the ending of a path. Raises ValueError."""
+    ending = Path(path).suffix.lower()
+    if ending not in (".html", ".json"):
+        raise ValueError(
+            f"a trace is written to a file that ends in .html or .json, not {os.fspath(path)!r}"
+        )
+    return ending[1:]
+
+
+def written(trace: TraceRecord, format: str) -> str:
     """Raises ValueError for a format that does not exist."""
     if format not in FORMATS:
         raise ValueError(f"format is {format!r}; give one of {', '.join(FORMATS)}")
     return FORMATS[format](trace)
 
 
-def _html(trace: Trace) -> str:
-    return trace.to_html()
+def _html(trace: TraceRecord) -> str:
+    from sglang.inspect.timeline.timeline_page import page_of
+
+    return page_of(trace)
 
 
-def _json(trace: Trace) -> str:
+def _json(trace: TraceRecord) -> str:
     return json.dumps(trace.to_dict(), ensure_ascii=True, separators=(",", ":"), default=repr)
 
 
-def _chrome(trace: Trace) -> str:
+def _chrome(trace: TraceRecord) -> str:
     from sglang.inspect.timeline.chrome import chrome_trace
 
     return json.dumps(chrome_trace(trace), ensure_ascii=True, separators=(",", ":"), default=repr)
 
 
-def _otlp(trace: Trace) -> str:
+def _otlp(trace: TraceRecord) -> str:
     from sglang.inspect.timeline.otlp import otlp_json
 
     return json.dumps(otlp_json(trace), ensure_ascii=True, separators=(",", ":"), default=repr)
 
 
-FORMATS: dict[str, Callable[[Trace], str]] = {
+FORMATS: dict[str, Callable[[TraceRecord], str]] = {
     "html": _html, "json": _json, "chrome": _chrome, "otlp-json": _otlp,
 }  # fmt: skip

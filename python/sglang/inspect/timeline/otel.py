@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from sglang.errors import lacking
 from sglang.inspect.timeline.otlp import CLIENT, OtelSpan, otel_spans
-
-if TYPE_CHECKING:
-    from sglang.inspect.timeline.trace import Trace
+from sglang.run.trace_record import TraceRecord
 
 PATH = "/v1/traces"
 
 
-def export(trace: Trace, to: Any) -> None:
+def export(trace: TraceRecord, to: Any) -> None:
     """``to``: the URL of a collector (its path is ``PATH`` where it has none), or a span processor,
     which is left open. Raises Unsupported without the packages, ValueError for what is neither."""
     url = _checked(to)

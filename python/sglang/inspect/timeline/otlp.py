@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sglang.inspect.timeline.verify import NODES
 from sglang.inspect.timeline.view import view_of
+from sglang.run.trace_record import TraceRecord
 from sglang.version import __version__
-
-if TYPE_CHECKING:
-    from sglang.inspect.timeline.trace import Trace
 
 INTERNAL, CLIENT = 1, 3  # kinds of spans
 ERROR = 2  # code of a status; that all is well is for an operator to say
@@ -52,7 +50,7 @@ class OtelSpan:
     attributes: Object = field(default_factory=dict)
 
 
-def otel_spans(trace: Trace) -> Iterator[OtelSpan]:
+def otel_spans(trace: TraceRecord) -> Iterator[OtelSpan]:
     """Runs, in them nodes, in them requests; parents before what is inside of them."""
     view = view_of(trace)
     lanes = {lane["number"]: lane for lane in view["lanes"]}
@@ -115,7 +113,7 @@ def _request(span: Object, node: Object) -> Object:
     return about
 
 
-def otlp_json(trace: Trace) -> Object:
+def otlp_json(trace: TraceRecord) -> Object:
     """An ExportTraceServiceRequest as JSON: what a collector takes at /v1/traces."""
     spans = [
         {

@@ -10,17 +10,15 @@ from functools import cache
 from html import escape
 from importlib.resources import files
 from string import Template
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sglang.inspect.timeline.view import view_of
-
-if TYPE_CHECKING:
-    from sglang.inspect.timeline.trace import Trace
+from sglang.run.trace_record import TraceRecord
 
 SCRIPTS = ("rows.js", "chart.js", "panel.js", "page.js")
 
 
-def page_of(trace: Trace) -> str:
+def page_of(trace: TraceRecord) -> str:
     """The page. Whatever the texts of a trace are, in it they are data."""
     assets = _assets()
     script = "".join(assets[name] for name in SCRIPTS)

@@ -7,23 +7,22 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from sglang.backend.base import Backend, Call
-from sglang.backend.recorded_call import Asked
 from sglang.inspect.prices import checked_prices
-from sglang.inspect.timeline.trace import Trace, format_of
+from sglang.inspect.timeline.formats import format_of, save
+from sglang.inspect.timeline.trace import Trace
 from sglang.ir.location import Location
-from sglang.run.recording import Recording, write
+from sglang.run.recording import RecordedCall, Recording, told
 from sglang.run.run_scope import current_run
 from sglang.run.stream import Stream
-
-if TYPE_CHECKING:
-    from sglang.program import SglFunction
+from sglang.run.trace_record import TraceRecord
 
 # A trace, if there is to be one, and the file that it is written to at the end.
-Opened: TypeAlias = tuple[Trace | None, str | None]
+Opened: TypeAlias = tuple[TraceRecord | None, str | None]
 NO_TRACE: Opened = (None, None)
 
 # Traces of the ``tracing`` blocks that are open, the innermost last.
@@ -47,9 +46,10 @@ def tracing(
 
     Raises ValueError and OSError, before anything runs, where it could not be written.
     """
-    trace, path = opened(True if to is None else to)
-    if trace is None:
+    found, path = opened(True if to is None else to)
+    if not isinstance(found, Trace):
         raise TypeError(f"tracing is given {to!r}; give a file's name, a Trace, or nothing")
+    trace = found
     if prices is not None:
         trace.prices = checked_prices(prices)
     trace.otel = otel
@@ -71,17 +71,10 @@ def _leave(trace: Trace, outer: Trace | None) -> None:
     AROUND.set(outer)  # no token: it may have been entered in another context
 
 
-def opened(to: Any, program: SglFunction | None = None) -> Opened:
+def opened(to: Any) -> Opened:
     """What ``trace=`` of a run asks for. Raises TypeError, ValueError for a file's name, and
     OSError where it cannot be written."""
-    if to is None:
-        return NO_TRACE
-    if program is not None and "trace" in program.arg_names:
-        raise TypeError(
-            f"'trace' is an argument of {program.func.__name__} and an option of run; give the "
-            "argument by position, by bind(trace=...), or rename it"
-        )
-    if to is False:
+    if to is None or to is False:
         return NO_TRACE
     if to is True:
         return Trace(), None
@@ -109,7 +102,7 @@ def writable(to: str | os.PathLike[str]) -> Path:
     return path
 
 
-def ambient() -> Trace | None:
+def ambient() -> TraceRecord | None:
     """What a run that begins here belongs to without being told: the trace of the run around it, of
     the ``tracing`` around it, or in a thread that has none of the latest ``tracing``."""
     run = current_run()
@@ -128,11 +121,15 @@ def recording_of(name: str, to: Opened, inline: bool) -> Recording | None:
     if trace is None and (trace := ambient()) is None:
         return None
     run = current_run()
-    return Recording(trace, name, run.recording if run is not None else None, path, inline)
+    outer = run.recording if run is not None else None
+    on_end = None if path is None else partial(write, trace, path)
+    return Recording(trace, name, outer, on_end, inline)
 
 
 @contextmanager
-def recorded_alone(name: str, trace: Trace, backend: Backend, call: Call) -> Iterator[Asked]:
+def recorded_alone(
+    name: str, trace: TraceRecord, backend: Backend, call: Call
+) -> Iterator[RecordedCall]:
     """While inside, a call is made that belongs to no program; see ``Visit.asking``."""
     recording = Recording(trace, name, inline=True)
     with (
@@ -141,6 +138,14 @@ def recorded_alone(name: str, trace: Trace, backend: Backend, call: Call) -> Ite
         visit.asking(backend, call) as asked,
     ):
         yield asked
+
+
+def write(trace: TraceRecord, path: str) -> None:
+    """Save a trace. An error becomes a warning: the recorded results count more."""
+    try:
+        save(trace, path)
+    except Exception as problem:
+        warnings.warn(f"the trace was not written: {told(problem)}", RuntimeWarning, stacklevel=2)
 
 
 def finish(trace: Trace, path: str | None, error: BaseException | None) -> None:

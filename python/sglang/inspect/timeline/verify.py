@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from sglang.backend.answer_facts import COUNTS
-
-if TYPE_CHECKING:
-    from sglang.inspect.timeline.trace import Group, Lane, Span, Trace
+from sglang.run.answer_facts import COUNTS
+from sglang.run.trace_record import Group, Lane, Span, TraceRecord
 
 Part = TypeVar("Part")
 LARGEST = 2**64  # of numbers: seeds have 64 bits
@@ -42,7 +40,7 @@ def part(kind: type[Part], item: Any) -> Part:
     return kind(**{name: value for name, value in item.items() if name in kinds})
 
 
-def verify(trace: Trace) -> None:
+def verify(trace: TraceRecord) -> None:
     """Raises ValueError where a number leads nowhere, or a span is none."""
     _number(trace.started)
     if not TRACE_ID.fullmatch(trace.trace_id):

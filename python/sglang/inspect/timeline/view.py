@@ -7,17 +7,17 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sglang.backend.answer_facts import COUNTS
 from sglang.inspect.timeline.critical import critical_path
-from sglang.inspect.timeline.trace import Trace
 from sglang.inspect.timeline.verify import NODES
+from sglang.run.answer_facts import COUNTS
+from sglang.run.trace_record import TraceRecord
 
 CODE_SECONDS = 0.001  # shorter stretches of the program's own code are not worth a span
 Interval = tuple[float, float]
 Object = dict[str, Any]
 
 
-def view_of(trace: Trace) -> Object:
+def view_of(trace: TraceRecord) -> Object:
     """Plain data: ``groups``, ``lanes``, ``joins`` and ``spans`` as ``Trace.to_dict`` has them, but
     for forks in which nothing has happened, and
 

@@ -1,0 +1,44 @@
+"""Failure: why an executor has ended, and the exception that readers get for it."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from sglang.errors import ProgramError, SglangError, located
+from sglang.ir.location import Location
+
+
+class Failure:
+    """Why an executor has ended. ``seen``: the error has been raised to a reader."""
+
+    def __init__(self, error: BaseException, location: Location | None) -> None:
+        self.error, self.location, self.seen = error, location, False
+
+    def exception(self) -> BaseException:
+        """Return a fresh exception, so that readers in several threads share no traceback.
+
+        An error raised by the program itself (no location) is returned as it is.
+        """
+        self.seen = True
+        if self.location is None or isinstance(self.error, ProgramError):
+            return self.error
+        kind = type(self.error).__name__
+        message = str(self.error) or kind
+        if not isinstance(self.error, SglangError):
+            message = f"{kind}: {message}"
+        raised = located(self.error, message, self.location)
+        raised = raised.with_traceback(_statement(self.location))
+        raised.__cause__ = self.error
+        return raised
+
+
+def _statement(location: Location) -> TracebackType:
+    """Return a traceback that ends at a line of the program, which is not running any more.
+
+    The frame belongs to no code in that file; -1 says that no instruction of it has failed.
+    """
+    code = compile("import sys; frame = sys._getframe()", location.filename, "exec")
+    names: dict[str, Any] = {}
+    exec(code.replace(co_name="<program>"), names)
+    return TracebackType(None, names["frame"], -1, location.line)
