@@ -63,8 +63,7 @@ if TYPE_CHECKING:
         unconditional_likelihood_normalized,
     )
     from sglang.program import SglFunction
-    from sglang.run.forks import ForkGroup
-    from sglang.state import ProgramState
+    from sglang.state import ForkGroup, ProgramState
 
 _HOMES = {
     "sglang.api": (
@@ -93,8 +92,7 @@ _HOMES = {
     "sglang.program": ("SglFunction",),
     "sglang.backend.record.recorder": ("Recorder", "Replay"),
     "sglang.backend.settings": ("global_config",),
-    "sglang.run.forks": ("ForkGroup",),
-    "sglang.state": ("ProgramState",),
+    "sglang.state": ("ForkGroup", "ProgramState"),
     "sglang.inspect.timeline.trace": ("Trace",),
     "sglang.inspect.timeline.tracing": ("tracing",),
 }  # fmt: skip

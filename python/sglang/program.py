@@ -210,9 +210,9 @@ class SglFunction(Foresight):
         with executor.run.inside(args, arguments):
             try:
                 state.ret_value = self.func(state, *args, **{**self.bound, **arguments})
-                executor.finish()
+                executor.run.finish()
             except BaseException as error:
-                executor.cancel(error)
+                executor.run.cancel(error)
                 raise
 
     def _detached(
@@ -249,9 +249,9 @@ class SglFunction(Foresight):
         with executor.run.inside(args, arguments):
             try:
                 state.ret_value = await self._abody(state, args, arguments)
-                await executor.afinish()
+                await executor.run.afinish()
             except BaseException as error:
-                executor.cancel(error)
+                executor.run.cancel(error)
                 await asyncio.gather(*executor.run.tasks, return_exceptions=True)
                 raise
 

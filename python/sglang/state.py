@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from sglang.backend.renamed import renamed
 from sglang.errors import Cancelled, SglangError, Unsupported
@@ -13,6 +13,7 @@ from sglang.inspect.timeline.trace import Trace
 from sglang.ir.location import caller
 from sglang.ir.media import Media
 from sglang.ir.nodes import (
+    Node,
     RoleBegin,
     RoleEnd,
     ScopeBegin,
@@ -20,12 +21,10 @@ from sglang.ir.nodes import (
     SetVariable,
     node_of,
 )
-from sglang.run.forks import ForkGroup
+from sglang.run.executor import StreamExecutor
+from sglang.run.forks import append_side_by_side, record_join
 from sglang.run.speculation import Speculation
 from sglang.run.usage import Usage
-
-if TYPE_CHECKING:
-    from sglang.run.executor import StreamExecutor
 
 
 class ProgramState:
@@ -58,7 +57,7 @@ class ProgramState:
         What is complete stays readable, the rest raises.
         """
         if self._executor.others_append():
-            self._executor.cancel(Cancelled("the program was cancelled by its reader"))
+            self._executor.run.cancel(Cancelled("the program was cancelled by its reader"))
 
     def __enter__(self) -> ProgramState:
         return self
@@ -326,6 +325,98 @@ class ProgramState:
 
     def __repr__(self) -> str:
         return f"ProgramState({self._executor.stream.text[-60:]!r})"
+
+
+class ForkGroup:
+    """The states of one ``fork``; what is appended to the group goes to each of them."""
+
+    def __init__(self, states: list[ProgramState], parent: ProgramState) -> None:
+        self.states = states
+        self._parent = parent
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def __getitem__(self, index: int) -> ProgramState:
+        return self.states[index]
+
+    def __setitem__(self, index: int, value: ProgramState) -> None:
+        """Makes ``forks[i] += ...`` possible."""
+        if self.states[index] is not value:
+            raise TypeError("the states of a fork cannot be replaced; append with forks[i] += ...")
+
+    def __iter__(self) -> Iterator[ProgramState]:
+        return iter(self.states)
+
+    def __iadd__(self, other: object | Sequence[object] | Callable[[int], object]) -> ForkGroup:
+        """Append the same expression to all, one of a list to each, or ``other(i)`` to state i."""
+        parts: Sequence[object]
+        if isinstance(other, (list, tuple)):
+            if len(other) != len(self.states):
+                raise ValueError(
+                    f"a list of {len(other)} was appended to {len(self.states)} forks; "
+                    "give one expression for each"
+                )
+            parts = other
+        elif callable(other) and not isinstance(other, Node):
+            parts = [other(i) for i in range(len(self.states))]
+        else:
+            parts = [other] * len(self.states)
+        for state, part in zip(self.states, parts):
+            state += part
+        return self
+
+    def join(self, mode: str = "gather_variable") -> None:
+        """Bring the forks together in their parent.
+
+        "gather_variable" waits for all; each variable that one of them has made since the fork
+        becomes a list, by fork, in the parent (of a fork that did not make it, the value it began
+        with, or None). Raises the first fork's ProgramError.
+
+        "concate_and_append" does not wait: the parent goes on with what each fork has appended, one
+        after the other, each encoded as if the others were not there. Backends other than the
+        runtime read the texts in sequence.
+        """
+        if self._concatenated(mode):
+            return
+        for state in self.states:
+            state._executor.wait()
+        self._gather()
+
+    async def ajoin(self, mode: str = "gather_variable") -> None:
+        """``join``, awaited."""
+        if self._concatenated(mode):
+            return
+        for state in self.states:
+            await state._executor.await_end()
+        self._gather()
+
+    def _concatenated(self, mode: str) -> bool:
+        if mode == "concate_and_append":
+            executors = [state._executor for state in self.states]
+            append_side_by_side(self._parent._executor, executors, caller())
+            return True
+        if mode != "gather_variable":
+            known = "'gather_variable' or 'concate_and_append'"
+            raise ValueError(f"join mode is {mode!r}; use {known}")
+        return False
+
+    def _gather(self) -> None:
+        executors = [state._executor for state in self.states]
+        record_join(self._parent._executor, executors, "gather_variable")
+        errors = [e for state in self.states if (e := state._error()) is not None]
+        if errors:
+            raise errors[0]
+        names = dict.fromkeys(name for e in executors for name in e.stream.made)
+        for name in names:
+            self._parent[name] = [e.stream.variables.get(name) for e in executors]
+
+    def __enter__(self) -> ForkGroup:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.join()
 
 
 def _refuse_offset(position_ids_offset: Sequence[int] | None) -> None:

@@ -241,7 +241,7 @@ def _abort(waiting: Iterable[Started]) -> list[Future[ProgramState]]:
     running = [(state, future) for state, future in waiting if not future.cancel()]
     for state, future in running:
         if not future.done():
-            state._executor.cancel(Cancelled("the batch has ended before this item"))
+            state._executor.run.cancel(Cancelled("the batch has ended before this item"))
     return [future for _, future in running]
 
 

@@ -30,7 +30,7 @@ from sglang.ir.location import Location
 from sglang.ir.nodes import Chain, Fork, Node, SetVariable, node_of
 from sglang.ir.params import DEFAULTS
 from sglang.run.executor import StreamExecutor
-from sglang.run.forks import concatenation
+from sglang.run.forks import concatenation, record_join
 from sglang.run.live_nodes import Later
 
 
@@ -135,8 +135,7 @@ class Replay:
         """What a Join appends once its branches are done. Raises the first one's failure."""
         branches = [self._after(end) for end in node.ends]
         streams = [self._executors[self._plan.homes[end]] for end in node.ends]
-        if into.track is not None:
-            into.track.joined([stream.track for stream in streams], node.mode)
+        record_join(into, streams, node.mode)
         if node.mode != GATHER:
             for stream, branch in zip(streams, branches):
                 branch.origin = stream.origin

@@ -34,9 +34,8 @@ from sglang.ir.location import Location, caller
 from sglang.ir.nodes import Fork, Gen, Image, Node, SeparateReasoning, SetVariable
 from sglang.ir.params import DEFAULTS, GenParams, TypedSchema, given
 from sglang.run.executor import StreamExecutor
-from sglang.run.forks import ForkGroup
 from sglang.run.live_nodes import Later, StartForks
-from sglang.state import ProgramState
+from sglang.state import ForkGroup, ProgramState
 
 if TYPE_CHECKING:
     from sglang.program import SglFunction

@@ -118,7 +118,7 @@ class Script:
         state = ProgramState(executor)
         made = program.func(state, *args, **{**program.bound, **arguments})
         state.ret_value = _awaited(made) if program.is_async else made
-        executor.finish()
+        executor.run.finish()
         return state
 
     def check_used(self) -> None:

@@ -90,10 +90,8 @@ def note_of(executor: StreamExecutor) -> str:
     if (failure := executor.failure) is not None:
         where = f" at {failure.location}" if failure.location else ""
         return f"failed: {described(failure.error)}{where}"
-    with executor._changed:
-        if executor._ended():
-            return ""
-        coming = [name for name, count in executor._pending.items() if count]
+    if (coming := executor.coming()) is None:
+        return ""
     return f"not finished; to come: {', '.join(coming)}" if coming else "not finished"
 
 

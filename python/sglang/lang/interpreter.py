@@ -1,8 +1,7 @@
 """The states of programs under upstream's names."""
 
 from sglang.run.executor import StreamExecutor
-from sglang.run.forks import ForkGroup
-from sglang.state import ProgramState
+from sglang.state import ForkGroup, ProgramState
 
 ProgramStateGroup = ForkGroup
 

@@ -1,44 +1,57 @@
-"""StreamExecutor: one state's queue of nodes, visited in order.
+"""StreamExecutor: one state's queue of nodes, visited in order, and the readers of its results.
 
     submit ->  queue  ->  drain (in a worker, or here if nothing can block)  ->  Interpreter
                                                                                      |
-    reader  <----------------------  condition, listeners  <-------------------------+
+    reader  <----------------------------------  Changes  <--------------------------+
 
-At most one thread or task drains at a time (``_busy``), and only it touches the stream; readers see
+At most one thread or task drains at a time (``_busy``), and only it touches the stream. Readers see
 whole values because a variable is stored before its pending count falls. A forked executor is
-``_held`` until its parent reaches the Fork node; one whose next node is a ``Later`` rests until the
-sources are settled. The first failure ends the executor: what was complete stays readable,
-everything else raises it.
+``_held`` until its parent reaches the fork; one whose next node is a ``Later`` is ``_parked`` until
+the sources are settled. ``_open``: the program itself goes on elsewhere and may append more. The
+first failure ends the executor: complete values stay readable, everything else raises it.
 
-With a ``loop`` in its run, draining is a task of that event loop and no thread is used.
+With a ``loop`` in its run, draining is a task of that event loop and no thread is used. Everything
+that threads share is guarded by one lock, ``_changed``.
 """
 
 from __future__ import annotations
 
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
 from sglang.backend.base import Backend
+from sglang.backend.cancel import Cancellation
 from sglang.backend.workers import WORKERS
+from sglang.errors import SglangError, UnknownVariable
 from sglang.ir.location import Location
 from sglang.ir.nodes import Flush, Node
 from sglang.ir.params import GenParams
+from sglang.run.changes import Changes
 from sglang.run.drive import adrive, drive
 from sglang.run.failure import Failure
-from sglang.run.interpreter import Interpreter
+from sglang.run.interpreter import Interpreter, Steps
 from sglang.run.live_nodes import Branch, Later, StartForks
-from sglang.run.recording import Visit
-from sglang.run.results import Results
-from sglang.run.run_scope import Run
+from sglang.run.recording import Track, Visit
+from sglang.run.run_scope import Run, in_loop
 from sglang.run.stream import Origin, Stream
 
 NOWHERE = Location("", 0)
 
 
-class StreamExecutor(Results):
-    """Executes one state.
+class StreamExecutor:
+    """Visitor of one state's nodes.
 
     Args:
         use_thread: False visits every node where it is appended.
         open: the program is still running in another thread or task and may append more.
         held: wait for ``start`` before visiting anything.
+        inherited: variables that the parent had, or would have, at the fork.
+
+    Attributes:
+        track: record of the state, where the run is recorded.
     """
 
     def __init__(
@@ -53,26 +66,34 @@ class StreamExecutor(Results):
         held: bool = False,
         inherited: frozenset[str] = frozenset(),
     ) -> None:
-        run = run or Run()
-        interpreter = Interpreter(
+        self.run = run or Run()
+        self._changed = Changes()
+        self.interpreter = Interpreter(
             backend,
             Stream(),
             defaults,
-            run.usage,
-            speculation=run.speculation,
-            spec_tokens=run.spec_tokens,
+            self.run.usage,
+            speculation=self.run.speculation,
+            spec_tokens=self.run.spec_tokens,
             streaming=streaming,
-            changed=self._notify,
+            changed=self._changed.tell,
         )
-        super().__init__(run, interpreter, inherited)
-        self.failure = run.enter(self)
+        self.inherited = inherited
         self.use_thread = use_thread
-        self._held, self._open = held, open
-        self._parked = False
-        self._settled_sources = 0
-        self._put_off: list[str] = []
-        self._location = NOWHERE
+        self.track: Track | None = None
         self.origin = Origin()
+        self._queue: deque[tuple[Node, Location]] = deque()
+        self._pending: Counter[str] = Counter()
+        self._busy, self._held, self._open, self._parked = False, held, open, False
+        self._settled_sources = 0
+        self._unsettled: list[str] = []
+        self._readers = 0
+        self._location = NOWHERE
+        self.failure = self.run.enter(self)
+
+    @property
+    def stream(self) -> Stream:
+        return self.interpreter.stream
 
     # Appending
 
@@ -88,7 +109,7 @@ class StreamExecutor(Results):
             self._drain(inline=True)
 
     def _take(self) -> bool:
-        """Become the one who drains, where nobody does and nothing hinders. Under the lock."""
+        """Claim the drain, where no other thread has it and nothing hinders. Called locked."""
         if self._busy or self._held or self._parked:
             return False
         self._busy = True
@@ -99,17 +120,20 @@ class StreamExecutor(Results):
             self._continue()
 
     def _next(self, inline: bool) -> tuple[Node, Location] | None:
-        """The node to visit now, or None where this drain ends: there is none, it is not to be
-        waited for here, or its sources are not settled."""
+        """Return the node to visit now, or None where this drain ends.
+
+        It ends where no node is left, the next one may not wait here, or its sources are not
+        settled.
+        """
         with self._changed:
             if not self._queue and self._readers and self.stream.deferred and not self.failure:
                 self._queue.append((Flush(), self._location))
             if self.failure is not None or not self._queue:
                 self._busy = False
-                self._notify()
+                self._changed.tell()
                 return None
             node, self._location = self._queue[0]
-            if isinstance(node, Later) and self.stream.deferred and self._awaits_itself(node):
+            if self.stream.deferred and isinstance(node, Later) and self._awaits_itself(node):
                 node = Flush()
                 self._queue.appendleft((node, self._location))
         if isinstance(node, Later) and not self._sources_settled(node):
@@ -120,13 +144,16 @@ class StreamExecutor(Results):
         self._continue()
         return None
 
+    def _awaits_itself(self, node: Later) -> bool:
+        return any(source is self for source, _ in node.sources)
+
     def _elsewhere(self, node: Node) -> bool:
-        """Whether visiting may wait, and so must not be done by the thread that appends."""
+        """Return whether the visit may wait, so that the appending thread must not do it."""
         waits = isinstance(node, Later) or self.interpreter.blocks(node)
         return waits and (self.use_thread or self.run.loop is not None)
 
     def _continue(self) -> None:
-        """Go on draining where waiting hinders nobody; this executor is marked busy."""
+        """Go on draining where waiting is allowed; the caller has claimed the drain."""
         if self.run.loop is not None:
             self.run.spawn(self._adrain)
         elif self.use_thread:
@@ -138,11 +165,8 @@ class StreamExecutor(Results):
         while (item := self._next(inline)) is not None:
             node, location = item
             try:
-                self.interpreter.location = location
-                step = node.then() if isinstance(node, Later) else node
-                if (steps := self.interpreter.visit(step)) is not None:
-                    visit = None if self.track is None else self._watched(step)
-                    drive(steps, self.interpreter.backend, self.run.cancellation, visit)
+                if (begun := self._visit(node, location)) is not None:
+                    drive(*begun)
             except Exception as error:
                 self.fail(error, location)
             except BaseException as error:
@@ -157,11 +181,8 @@ class StreamExecutor(Results):
         while (item := self._next(inline=False)) is not None:
             node, location = item
             try:
-                self.interpreter.location = location
-                step = node.then() if isinstance(node, Later) else node
-                if (steps := self.interpreter.visit(step)) is not None:
-                    visit = None if self.track is None else self._watched(step)
-                    await adrive(steps, self.interpreter.backend, self.run.cancellation, visit)
+                if (begun := self._visit(node, location)) is not None:
+                    await adrive(*begun)
             except Exception as error:
                 self.fail(error, location)
             except BaseException as error:
@@ -170,39 +191,46 @@ class StreamExecutor(Results):
             else:
                 self._settle(node)
 
-    def _watched(self, node: Node) -> Visit:
-        """Records the visit of a node."""
-        assert self.track is not None
-        return self.track.visit(node.names(), self._location, self.stream)
+    def _visit(
+        self, node: Node, location: Location
+    ) -> tuple[Steps, Backend, Cancellation, Visit | None] | None:
+        """Return the arguments of ``drive``, or None where the node needs no call and is done."""
+        self.interpreter.location = location
+        step = node.then() if isinstance(node, Later) else node
+        if (steps := self.interpreter.visit(step)) is None:
+            return None
+        names, track = step.names(), self.track
+        visit = None if track is None else track.visit(names, location, self.stream)
+        return steps, self.interpreter.backend, self.run.cancellation, visit
 
     def _stop(self, error: BaseException, location: Location) -> None:
-        """An interrupt or a cancellation: nobody drains any more."""
+        """End after an interrupt or a cancellation, and give up the drain."""
         self.fail(error, location)
         with self._changed:
             self._busy = False
-            self._notify()
+            self._changed.tell()
 
     def _settle(self, node: Node) -> None:
-        """The variables of ``node`` are made, unless its gens have been put off."""
-        names = [*self._put_off, *node.names()]
+        """Mark the variables of ``node`` as made, unless its gens are deferred."""
+        names = [*self._unsettled, *node.names()]
         if self.stream.deferred:
-            self._put_off = names
+            self._unsettled = names
             return
         if names:
-            self._put_off = []
+            self._unsettled = []
             with self._changed:
                 self._pending.subtract(names)
                 for name in names:
                     self.stream.partial.pop(name, None)
-        if names or self._listeners or self.interpreter.streaming:
-            self._notify()
+        if names or self._changed.listeners or self.interpreter.streaming:
+            self._changed.tell()
 
     # Resting until other executors have made something
 
     def _sources_settled(self, node: Later) -> bool:
-        """Whether they are; else this executor is parked until they may be.
+        """Return whether the node's sources are settled; otherwise park until they may be.
 
-        Asked without this executor's lock, as two may wait for variables of one another.
+        Sources are asked without this executor's lock: two executors may wait for one another.
         """
         with self._changed:
             self._busy, self._parked = False, True
@@ -215,11 +243,8 @@ class StreamExecutor(Results):
             self._busy, self._parked, self._settled_sources = True, False, 0
         return True
 
-    def _awaits_itself(self, node: Later) -> bool:
-        return any(source is self for source, _ in node.sources)
-
     def _resume(self) -> None:
-        """Called under a source's lock: what follows is done elsewhere."""
+        """Schedule ``_wake``. Called under a source's lock."""
         if self.run.loop is not None:
             self.run.loop.call_soon_threadsafe(self._wake)
         else:
@@ -235,8 +260,10 @@ class StreamExecutor(Results):
     # Forking
 
     def fork(self, size: int, location: Location, copy: bool = False) -> list[StreamExecutor]:
-        """``size`` executors that begin, when this one gets there, with what it has written.
-        ``copy``: for the language's own use; it shows what this one has written by then."""
+        """Return ``size`` executors that start, when this one gets there, with its stream.
+
+        ``copy``: a snapshot for the language's own use; it shares the record of this executor.
+        """
         with self._changed:
             known = frozenset(self.stream.variables) | frozenset(+self._pending) | self.inherited
         children = [
@@ -261,7 +288,7 @@ class StreamExecutor(Results):
         return children
 
     def start(self, stream: Stream) -> None:
-        """Called by the parent's executor at the Fork node."""
+        """Start with ``stream``. Called by the parent when it visits the fork."""
         with self._changed:
             if self.failure is not None:
                 return
@@ -271,14 +298,14 @@ class StreamExecutor(Results):
             if self.track is not None:
                 self.track.start()
             begin = bool(self._queue) and self._take()
-            self._notify()
+            self._changed.tell()
         if begin:
             self._continue()
 
     # Ending
 
     def fail(self, error: BaseException, location: Location | None) -> None:
-        """End with ``error``, and so do forks that have not started. The first call counts."""
+        """End with ``error``, and the forks that have not started too. The first call counts."""
         failure = Failure(error, location)
         ending: list[Branch] = [self]
         while ending:
@@ -293,39 +320,212 @@ class StreamExecutor(Results):
             self._held = False
             dropped = [node for node, _ in self._queue if isinstance(node, StartForks)]
             self._queue.clear()
-            self._notify()
+            self._changed.tell()
         self.run.failures.append(failure)
         if self.track is not None and busy:
             self.track.fail(failure)
         return [child for node in dropped for child in node.children]
 
     def close(self) -> None:
-        """The program will append no more (where it runs in a thread or task of its own)."""
+        """Note that the program, in a thread or task of its own, will append no more."""
         with self._changed:
             self._open = False
-            self._notify()
+            self._changed.tell()
 
-    def finish(self) -> None:
-        """Wait for this executor and its forks; raise what has failed.
+    # What is there
 
-        A failure that the program has already seen is the program's business.
+    def _idle(self) -> bool:
+        return not (self._queue or self._busy or self._held or self.stream.deferred)
+
+    def others_append(self) -> bool:
+        """Return whether the program goes on elsewhere."""
+        return self._open and not self.run.is_inside()
+
+    def _ended(self) -> bool:
+        """Return whether everything appended is done, or the executor has failed and rests."""
+        if self.failure is not None:
+            return not self._busy
+        return self._idle() and not self.others_append()
+
+    def _settled(self, name: str) -> bool:
+        if self.failure is not None:
+            return True
+        if self._pending[name] > 0 or self._held:
+            return False
+        return name in self.stream.variables or not self.others_append()
+
+    def _look(self, name: str | None) -> tuple[str, bool]:
+        finished = self._idle() and not self.others_append() and self.failure is None
+        if name is None:
+            return self.stream.text, finished
+        if self._pending[name] == 0 and name in self.stream.variables:
+            return self.stream.text_of(name), True
+        return self.stream.partial.get(name, ""), finished and not self._pending[name]
+
+    def declared(self, name: str) -> bool:
+        """Return whether the variable exists or will."""
+        with self._changed:
+            return (
+                name in self.stream.variables
+                or self._pending[name] > 0
+                or (self._held and name in self.inherited)
+            )
+
+    def coming(self) -> list[str] | None:
+        """Return the variables that are still to be made; None where everything has ended."""
+        with self._changed:
+            if self._ended():
+                return None
+            return [name for name, count in self._pending.items() if count]
+
+    def check(self) -> None:
+        """Raise the failure, if there is one."""
+        if self.failure is not None:
+            raise self.failure.exception()
+
+    # Waiting in a thread
+
+    def wait(self) -> None:
+        """Wait until everything appended is done, or the executor has failed and rests."""
+        self._wait_for(self._ended)
+
+    def value(self, name: str) -> Any:
+        """Return a variable, waiting for it. Raise ProgramError, or UnknownVariable."""
+        self._wait_for(lambda: self._settled(name))
+        return self._read(name, self.stream.variables)
+
+    def meta(self, name: str) -> Any:
+        """Return the meta_info of a variable, {} where it has none. Raise as ``value`` does."""
+        self._wait_for(lambda: self._settled(name))
+        return self._read(name, self.stream.meta, {})
+
+    def watch(self, name: str | None) -> Iterator[tuple[str, bool]]:
+        """Yield (text so far, complete) of a variable, or of the state, whenever it has grown.
+
+        Raise as ``value`` does.
         """
-        for member in self.run.members():
-            member.wait()
-        self._raise_unseen()
+        last: str | None = None
+        while True:
+            self._wait_for(partial(self._seen, name, last))
+            text, done = self._grown(name, last)
+            if text != last or done:
+                yield text, done
+            if done:
+                return
+            last = text
 
-    async def afinish(self) -> None:
-        """``finish`` for an event loop."""
-        for member in self.run.members():
-            await member.await_end()
-        self._raise_unseen()
+    def _wait_for(self, ready: Callable[[], bool]) -> None:
+        with self._changed:
+            if ready():
+                return
+            if self.run.loop is not None and in_loop(self.run.loop):
+                raise SglangError(
+                    "reading would block the event loop that has to make the value; "
+                    "use await: s.aget(name), s.atext(), s.ajoin() of forks, ..."
+                )
+            with self._reading():
+                self._changed.wait_for(ready)
 
-    def _raise_unseen(self) -> None:
-        for failure in self.run.failures:
-            if not failure.seen:
-                raise failure.exception()
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Count a reader and record its wait. Gens that speculation deferred are requested now."""
+        with self._changed:
+            self._readers += 1
+            self._ask_deferred()
+        waits = self.track is not None and self.run.is_inside()
+        wait = self.track.wait() if self.track is not None and waits else None
+        try:
+            yield
+        finally:
+            if self.track is not None and wait is not None:
+                self.track.close(wait)
+            with self._changed:
+                self._readers -= 1
 
-    def cancel(self, error: BaseException) -> None:
-        """Drop what has not begun, here and in the forks, and abort what has: the program has
-        raised ``error``."""
-        self.run.cancel(error)
+    def _read(self, name: str, values: dict[str, Any], default: Any = None) -> Any:
+        with self._changed:
+            if name in self.stream.variables and self._pending[name] == 0:
+                return values.get(name, default)
+            known = sorted({*self.stream.variables, *+self._pending})
+        self.check()
+        raise UnknownVariable(f"no variable {name!r} in this state; it has {known}")
+
+    def _seen(self, name: str | None, last: str | None) -> bool:
+        if self.failure is not None:
+            return True
+        text, done = self._look(name)
+        return done or text != (last or "")
+
+    def _grown(self, name: str | None, last: str | None) -> tuple[str, bool]:
+        """Return the text so far and whether it is complete.
+
+        Text that was generated before a failure is returned before the failure is raised.
+        """
+        with self._changed:
+            text, done = self._look(name)
+            failed = self.failure is not None and not done and text == (last or "")
+        if failed:
+            self.check()
+        if done and name is not None and name not in self.stream.variables:
+            raise UnknownVariable(f"the program made no variable {name!r}")
+        return text, done
+
+    # Waiting in an event loop
+
+    async def await_end(self) -> None:
+        """``wait``, holding no thread."""
+        await self._wait_in_loop(self._ended)
+
+    async def avalue(self, name: str) -> Any:
+        """``value``, holding no thread."""
+        await self._wait_in_loop(lambda: self._settled(name))
+        return self._read(name, self.stream.variables)
+
+    async def ameta(self, name: str) -> Any:
+        """``meta``, holding no thread."""
+        await self._wait_in_loop(lambda: self._settled(name))
+        return self._read(name, self.stream.meta, {})
+
+    async def awatch(self, name: str | None) -> AsyncIterator[tuple[str, bool]]:
+        """``watch``, holding no thread."""
+        last: str | None = None
+        while True:
+            await self._wait_in_loop(partial(self._seen, name, last))
+            text, done = self._grown(name, last)
+            if text != last or done:
+                yield text, done
+            if done:
+                return
+            last = text
+
+    async def _wait_in_loop(self, ready: Callable[[], bool]) -> None:
+        with self._changed:
+            if ready():
+                return
+        with self._reading():
+            await self._changed.await_for(ready)
+
+    def call_when_settled(self, name: str | None, call: Callable[[], None]) -> bool:
+        """Return True if ``name`` (None: everything appended) is settled.
+
+        Otherwise call ``call`` once when it is, in any thread and under this executor's lock.
+        """
+        with self._changed:
+            if self._at_rest(name):
+                return True
+
+            def listener() -> None:
+                if self._at_rest(name):
+                    self._changed.listeners.remove(listener)
+                    self._readers -= 1
+                    call()
+
+            self._changed.listeners.append(listener)
+            self._readers += 1
+            self._ask_deferred()
+            return False
+
+    def _at_rest(self, name: str | None) -> bool:
+        if self.failure is not None:
+            return not self._busy
+        return self._idle() if name is None else self._pending[name] == 0 and not self._held

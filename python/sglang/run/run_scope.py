@@ -135,6 +135,26 @@ class Run:
         if self.loop is not None and not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self._cancel_tasks)
 
+    def finish(self) -> None:
+        """Wait for all members. Raise a failure that no reader has seen.
+
+        A failure that the program has already seen is the program's business.
+        """
+        for member in self.members():
+            member.wait()
+        self._raise_unseen()
+
+    async def afinish(self) -> None:
+        """``finish`` for an event loop."""
+        for member in self.members():
+            await member.await_end()
+        self._raise_unseen()
+
+    def _raise_unseen(self) -> None:
+        for failure in self.failures:
+            if not failure.seen:
+                raise failure.exception()
+
     def _cancel_tasks(self) -> None:
         for task in tuple(self.tasks):
             coroutine: Any = task.get_coro()

@@ -100,6 +100,13 @@ class Stream:
         self.variables[name] = value
         self.made[name] = None
 
+    def text_of(self, name: str) -> str:
+        """Return a variable as text; of several texts the first, which the program goes on with."""
+        value = self.variables[name]
+        if isinstance(value, list) and value and isinstance(value[0], str):
+            return value[0]
+        return value if isinstance(value, str) else str(value)
+
     def here(self) -> Origin:
         """Where a fork that is made now begins."""
         return Origin(
