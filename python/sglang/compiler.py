@@ -1,5 +1,5 @@
-"""``sglang.compile.compiler`` under its earlier name."""
+"""Compiled programs under their documented import path."""
 
-from sglang.compile.compiler import CompiledProgram, compile, load
+from sglang.program import CompiledProgram, compile, load
 
 __all__ = ["CompiledProgram", "compile", "load"]

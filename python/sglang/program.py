@@ -11,36 +11,44 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sglang.backend.base import Backend
 from sglang.backend.workers import Workers
-from sglang.compile.tracer import constant_prefix, tracing
-from sglang.forecast.foresight import Foresight
+from sglang.batch.run_batch import Batch, collected, item_of
+from sglang.compile.graph_function import argument_values, graph_function
+from sglang.compile.graph_runner import GraphRun, GraphSchedule
+from sglang.compile.tracer import constant_prefix, trace, tracing
 from sglang.inspect.timeline.tracing import NO_TRACE, Opened, opened, recording_of
+from sglang.ir.graph import Graph
 from sglang.ir.params import ALIASES, DEFAULTS, GenParams, checked, document, split
 from sglang.run.executor import StreamExecutor
 from sglang.run.resolve import resolve_backend
 from sglang.run.run_scope import Run
 from sglang.state import ProgramState
 
+Own = TypeVar("Own", bound="SglFunction")
+
 if TYPE_CHECKING:
-    from sglang.batch.run_batch import Batch
-    from sglang.compile.compiler import CompiledProgram
-    from sglang.ir.graph import Graph
+    from sglang.forecast.batch_plan import Plan
+    from sglang.forecast.explain import Explanation
+    from sglang.forecast.rehearsal import Answers
 
-Program = TypeVar("Program", bound="SglFunction")
+Item = Mapping[str, Any] | Sequence[Any]
 
-# Threads for the bodies of plain programs in event loops. They wait for the loop alone, so that a
-# bounded number of them always comes to an end.
+# Threads for the bodies of plain programs in event loops. They wait for the loop alone, so any
+# number of threads comes to an end.
 BODIES = Workers()
 
 
-class SglFunction(Foresight):
-    """What ``@sglang.function`` makes.
+class SglFunction:
+    """A program: the function under ``@sglang.function``, and the ways to run it.
 
-    ``bound`` holds arguments given by ``bind``; ``num_api_spec_tokens`` is how far one call of an
-    API model may run on to answer the gens that follow (see ``speculation``).
+    Args:
+        num_api_spec_tokens: tokens by which one call of an API model may run on, to answer the gens
+            that follow (see ``run/speculation``).
+        bound: arguments given by ``bind``.
     """
 
     def __init__(
@@ -69,8 +77,8 @@ class SglFunction(Foresight):
         self.arg_names = names[1:]
         self.is_async = inspect.iscoroutinefunction(func)
 
-    def bind(self: Program, **arguments: Any) -> Program:
-        """The same function with some arguments given. Raises TypeError for an unknown name."""
+    def bind(self: Own, **arguments: Any) -> Own:
+        """Return the program with some arguments given. Raise TypeError for an unknown name."""
         unknown = [name for name in arguments if name not in self.arg_names]
         if unknown and not self._takes_any():
             raise TypeError(f"{self.func.__name__} has no argument {unknown[0]!r} to bind")
@@ -91,22 +99,22 @@ class SglFunction(Foresight):
         trace: Any = None,
         **kwargs: Any,
     ) -> ProgramState:
-        """Run to the end and give the state.
+        """Run to the end and return the state.
 
         Keyword arguments named as parameters of the function are its arguments. Others named as
         fields of ``GenParams`` are the defaults of every ``gen``. With ``stream=True`` the program
-        runs in a thread and the state comes at once: read it by ``text_iter``. ``trace`` records
-        it: into a file (.html, .json), a ``Trace``, or with True for ``state.trace()``.
+        runs in a thread and the state is returned at once: read it by ``text_iter``. ``trace``
+        records it: into a file (.html, .json), a ``Trace``, or with True for ``state.trace()``.
 
         Raises:
-            ProgramError: a primitive failed; what the function itself raises comes as it is.
+            ProgramError: a primitive failed. Errors of the function itself are raised as they are.
             TypeError: a keyword names both an argument and an option of ``run``.
         """
         self._verify_options(stream=stream or None, backend=backend, trace=trace)
         params, arguments = self._sorted(kwargs)
         if (record := tracing()) is not None:
             return record.call(self, args, arguments, params, backend=backend, stream=stream)
-        chosen = self._resolved(backend)
+        chosen = self.resolved(backend)
         state = self.new_state(
             chosen, params, stream=stream, use_thread=use_thread, trace=opened(trace)
         )
@@ -125,25 +133,29 @@ class SglFunction(Foresight):
         trace: Any = None,
         **kwargs: Any,
     ) -> ProgramState:
-        """``run`` for an event loop; programs written as ``async def`` can only be run so.
+        """``run`` for an event loop; the only way to run a program written as ``async def``.
 
         Calls of the model are tasks of the loop, however many forks there are. The body of a plain
-        ``def``, which waits where it reads, has a thread of its own. Cancelling aborts the calls in
-        flight. With ``stream=True`` the state comes at once: read it by ``text_async_iter`` or
-        ``value_async_iter``.
+        ``def``, which waits where it reads, has its own thread. Cancelling aborts the calls in
+        flight. With ``stream=True`` the state is returned at once: read it by ``text_async_iter``
+        or ``value_async_iter``.
         """
         self._verify_options(stream=stream or None, backend=backend, trace=trace)
         params, arguments = self._sorted(kwargs)
         if (record := tracing()) is not None:
             return record.call(self, args, arguments, params, backend=backend, stream=stream)
         loop = asyncio.get_running_loop()
-        chosen, to = self._resolved(backend), opened(trace)
+        chosen, to = self.resolved(backend), opened(trace)
         state = self.new_state(chosen, params, stream=stream, loop=loop, trace=to)
-        await self.astart(state, args, arguments, stream=stream)
+        if stream:
+            detached = asyncio.create_task(self._adetached(state, args, arguments))
+            state._executor.run.program = detached
+        else:
+            await self.astart(state, args, arguments)
         return state
 
     def _verify_options(self, **options: Any) -> None:
-        """Raise TypeError where an option that was given may be meant for an argument."""
+        """Raise TypeError for a given option that is also the name of an argument."""
         for name, value in options.items():
             if name in self.arg_names and value is not None:
                 raise TypeError(
@@ -151,13 +163,15 @@ class SglFunction(Foresight):
                     f"the argument by position, by bind({name}=...), or rename it"
                 )
 
-    def _resolved(self, backend: Any) -> Backend:
-        """The backend to run on where ``backend`` was given."""
+    def resolved(self, backend: Any) -> Backend:
+        """Return the backend to run on where ``backend`` was given."""
         return resolve_backend(backend)
 
     def _sorted(self, kwargs: dict[str, Any]) -> tuple[GenParams, dict[str, Any]]:
-        """Generation parameters, complete, and the function's own arguments. A name that is both
-        is the function's."""
+        """Return complete generation parameters, and the function's own arguments.
+
+        A name that is both is the function's.
+        """
         own = {name: value for name, value in kwargs.items() if name in self.arg_names}
         rest = {name: value for name, value in kwargs.items() if name not in own}
         for alias, name in ALIASES.items():
@@ -169,8 +183,10 @@ class SglFunction(Foresight):
         return checked(params).over(DEFAULTS), {**own, **arguments}
 
     def _parameters(self, kwargs: dict[str, Any], what: str) -> GenParams:
-        """Generation parameters of a batch or plan, whose items hold the arguments. Raises
-        TypeError for anything else."""
+        """Return the generation parameters of a batch or plan; its items hold the arguments.
+
+        Raise TypeError for anything else.
+        """
         params, unknown = self._sorted(kwargs)
         for name in unknown:
             if name in self.arg_names:
@@ -191,7 +207,7 @@ class SglFunction(Foresight):
         loop: asyncio.AbstractEventLoop | None = None,
         trace: Opened = NO_TRACE,
     ) -> ProgramState:
-        """A state for ``start``, or with ``loop`` for ``astart``."""
+        """Return a state for ``start``, or with ``loop`` for ``astart``."""
         run = Run(loop, self.num_api_spec_tokens or 0, backend)
         run.recording = recording_of(self.func.__name__, trace, inline=not (use_thread or loop))
         executor = StreamExecutor(
@@ -202,7 +218,7 @@ class SglFunction(Foresight):
         return ProgramState(executor)
 
     def start(self, state: ProgramState, args: Sequence[Any], arguments: Mapping[str, Any]) -> None:
-        """``run`` over a state that is given. What it raises, the state tells as well."""
+        """``run`` over a given state. Readers of the state get the error that this raises too."""
         executor = state._executor
         if self.is_async:
             name = self.func.__name__
@@ -218,7 +234,7 @@ class SglFunction(Foresight):
     def _detached(
         self, state: ProgramState, args: Sequence[Any], arguments: Mapping[str, Any]
     ) -> None:
-        """``start`` in a thread of its own: its failure is kept for who reads the state."""
+        """``start`` in its own thread; readers of the state get its error."""
         try:
             self.start(state, args, arguments)
         except BaseException as error:
@@ -227,24 +243,10 @@ class SglFunction(Foresight):
             state._executor.close()
 
     async def astart(
-        self,
-        state: ProgramState,
-        args: Sequence[Any],
-        arguments: Mapping[str, Any],
-        *,
-        stream: bool = False,
-    ) -> None:
-        """``arun`` over a state that is given. What it raises, the state tells as well."""
-        arguments = {**self.bound, **arguments}
-        if not stream:
-            await self._acall(state, args, arguments)
-            return
-        task = asyncio.create_task(self._adetached(state, args, arguments))
-        state._executor.run.program = task
-
-    async def _acall(
         self, state: ProgramState, args: Sequence[Any], arguments: Mapping[str, Any]
     ) -> None:
+        """``start`` for an event loop."""
+        arguments = {**self.bound, **arguments}
         executor = state._executor
         with executor.run.inside(args, arguments):
             try:
@@ -258,7 +260,7 @@ class SglFunction(Foresight):
     async def _abody(
         self, state: ProgramState, args: Sequence[Any], arguments: Mapping[str, Any]
     ) -> Any:
-        """The function's result. A plain one, which may wait, has a thread of its own."""
+        """Return the function's result. A plain function, which may wait, gets its own thread."""
         if self.is_async:
             return await self.func(state, *args, **arguments)
         body = BODIES.call(partial(self.func, state, *args, **arguments))
@@ -269,7 +271,7 @@ class SglFunction(Foresight):
     ) -> None:
         executor = state._executor
         try:
-            await self._acall(state, args, arguments)
+            await self.astart(state, args, arguments)
         except BaseException as error:
             executor.fail(error, None)
             if not isinstance(error, Exception):
@@ -293,20 +295,18 @@ class SglFunction(Foresight):
         """Run once for each item (a dict of arguments, or a tuple in their order), in parallel.
 
         The common constant prefix is computed first where it is long. With ``generator_style`` the
-        states are given in order, a bounded number ahead of the reader.
+        states are yielded in order, a bounded number ahead of the reader.
 
         Items that end well are kept in ``results_file``, a line each; the next batch with the same
-        file finds them there and does not run them again. They are known by the program's code,
-        the arguments and the parameters: for another model or backend give another file.
-        ``trace`` as of ``run``, one for all.
+        file does not run them again. Its keys are the program's code, the arguments and the
+        parameters: for another model or backend give another file. ``trace`` as in ``run``, one
+        for all items.
 
         Raises:
-            BatchError: items have failed; all have run, and their states are in it. With
-                ``generator_style`` it is the item's own error instead, which ends the batch when
-                its turn comes. With ``return_errors`` neither: the item's ``error()`` tells.
+            BatchError: items have failed; all have run, and the error holds their states. With
+                ``generator_style`` the item's own error is raised instead, when its turn comes,
+                and ends the batch. With ``return_errors`` nothing is raised: see ``error()``.
         """
-        from sglang.batch.run_batch import collected, item_of
-
         self._verify_options(trace=trace)
         if self.is_async:
             raise TypeError(f"{self.func.__name__} is async; use arun_batch(...)")
@@ -352,44 +352,96 @@ class SglFunction(Foresight):
         kwargs: dict[str, Any],
         **options: Any,
     ) -> Batch:
-        from sglang.batch.run_batch import Batch, item_of
-
         params = self._parameters(kwargs, "batch")
         if not isinstance(items, Iterable):
             raise TypeError(f"the items of a batch are {items!r:.60}; give a list of dicts")
         arguments = [item_of(self, item) for item in items]
-        return Batch(self, arguments, self._resolved(backend), params, **options)
+        return Batch(self, arguments, self.resolved(backend), params, **options)
+
+    def explain(
+        self,
+        *args: Any,
+        backend: Any = None,
+        answers: Answers | None = None,
+        **kwargs: Any,
+    ) -> Explanation:
+        """Return exactly what ``run`` would send, call by call; print it. Nothing is sent.
+
+        Generated values are shown as ``⟨name⟩`` and a select takes its first option, unless
+        ``answers`` has a text for the name, or several to be used in turn (the last one repeats).
+        With ``num_api_spec_tokens`` a chat reply is assumed to follow the program, a completion to
+        save no call. Raise SglangError where the program fails on such values, or makes over 1000
+        calls.
+        """
+        from sglang.forecast.explain import explain
+
+        params, arguments = self._sorted(kwargs)
+        answers = {} if answers is None else answers
+        return explain(self, self.resolved(backend), args, arguments, params, answers)
+
+    def plan(
+        self,
+        batch: Item | Sequence[Item],
+        *,
+        backend: Any = None,
+        answers: Answers | Sequence[Answers] | None = None,
+        lengths: Mapping[str, int] | None = None,
+        prices: Mapping[str, float] | None = None,
+        media_tokens: int | None = None,
+        **kwargs: Any,
+    ) -> Plan:
+        """Return the work of ``run_batch``: the prompts as a tree, their cached tokens, the tokens
+        to compute and to generate; print it. No prompt is sent.
+
+        Args:
+            batch: items as ``run_batch`` takes them, or one.
+            answers: texts of generated values, as in ``explain``; or such a dict for each item.
+                A value without one is unknown text of as many tokens as it may have, and a select
+                takes its first option.
+            lengths: tokens of such texts, by name.
+            prices: dollars for a million tokens: "input", "output" and, where the service has a
+                price for tokens in its cache, "cached".
+            media_tokens: tokens of each image or video.
+            kwargs: generation parameters, as in ``run_batch``.
+
+        Raises:
+            SglangError: as ``explain``; the program shows media and ``media_tokens`` is not given.
+            BackendError: the backend cannot be asked how it tokenizes.
+        """
+        from sglang.batch.run_batch import item_of
+        from sglang.forecast.batch_plan import items_of, plan
+
+        params = self._parameters(kwargs, "plan")
+        items = [item_of(self, item) for item in items_of(batch)]
+        return plan(
+            self, self.resolved(backend), items, params, answers=answers, lengths=lengths,
+            prices=prices, media_tokens=media_tokens,
+        )  # fmt: skip
 
     def cache(self, backend: Any = None) -> str:
-        """Have the backend compute and cache the constant text this program begins with, and
-        give that text.
-        """
-        chosen = self._resolved(backend)
+        """Have the backend cache the constant text that this program begins with. Return it."""
+        chosen = self.resolved(backend)
         prefix = constant_prefix(self, chosen, {})
         chosen.cache_prefix(prefix)
         return prefix
 
     def trace(self, *, backend: Any = None, **known: Any) -> Graph:
-        """The program as a graph, the arguments ``known`` being constants and the others open.
+        """Return the program as a graph: arguments ``known`` are constants, the others open.
 
-        Raises TraceError, with the line, where the program's flow needs a value that only a run
-        knows. ``backend`` is not asked for anything.
+        Raise TraceError, with the line, where the program's flow needs a value that only a run
+        knows. ``backend`` is not called.
         """
-        from sglang.compile.tracer import trace
-
         return trace(self, known)
 
     def compile(self, backend: Any = None, **known: Any) -> CompiledProgram:
-        """The program without its Python source, for every way of running; see ``compiler``.
-        Raises as ``trace`` does."""
-        from sglang.compile.compiler import compile
+        """Return the program without its Python source, for every way of running.
 
+        ``backend`` is used where a run names none. Raise as ``trace`` does.
+        """
         return compile(self, backend, **known)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """``run``; or, given a state first, continue that state with this function's body and give
-        the function's own result.
-        """
+        """``run``; given a state first, continue that state and return the function's result."""
         if args and isinstance(args[0], ProgramState):
             return self.func(args[0], *args[1:], **{**self.bound, **kwargs})
         return self.run(*args, **kwargs)
@@ -398,3 +450,49 @@ class SglFunction(Foresight):
 document(SglFunction.run)
 document(SglFunction.run_batch)
 document(SglFunction.arun_batch)
+
+
+class CompiledProgram(SglFunction):
+    """A graph that runs in all the ways of an ``SglFunction``.
+
+    A missing, unknown or fixed argument is a TypeError, as in Python; so is None, because the
+    tracer cannot tell it from other values.
+    """
+
+    def __init__(self, graph: Graph, backend: Any = None) -> None:
+        graph.check()
+        self.graph = graph
+        self.backend = backend
+        self._schedule = GraphSchedule(graph)
+        self._continued = graph_function(graph, GraphSchedule(graph, continued=True))
+        super().__init__(graph_function(graph, self._schedule), graph.num_api_spec_tokens)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """``SglFunction.__call__``."""
+        if args and isinstance(args[0], ProgramState):
+            return self._continued(*args, **{**self.bound, **kwargs})
+        return self.run(*args, **kwargs)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the graph, for ``load``. Raise ValueError for a value that JSON cannot carry."""
+        Path(path).write_text(self.graph.to_json(), encoding="utf-8")
+
+    def resolved(self, backend: Any) -> Backend:
+        return super().resolved(self.backend if backend is None else backend)
+
+    async def _abody(
+        self, state: ProgramState, args: Sequence[Any], arguments: Mapping[str, Any]
+    ) -> Any:
+        values = argument_values(inspect.signature(self.func), state, *args, **arguments)
+        return await GraphRun(self._schedule, state._executor, values).submit().aresult()
+
+
+def compile(program: SglFunction, backend: Any = None, **known: Any) -> CompiledProgram:
+    """Return ``program`` traced; see ``SglFunction.compile``."""
+    return CompiledProgram(trace(program, known), backend)
+
+
+def load(path: str | os.PathLike[str], backend: Any = None) -> CompiledProgram:
+    """Return a program that ``CompiledProgram.save`` wrote. Raise OSError, and ValueError for any
+    other file."""
+    return CompiledProgram(Graph.from_json(Path(path).read_text(encoding="utf-8")), backend)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import operator
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
+from sglang.backend.base import Backend
 from sglang.backend.renamed import renamed
 from sglang.errors import Cancelled, SglangError, Unsupported
 from sglang.inspect.timeline.trace import Trace
+from sglang.inspect.timeline.tracing import NO_TRACE, Opened
 from sglang.ir.location import caller
 from sglang.ir.media import Media
 from sglang.ir.nodes import (
@@ -21,10 +24,50 @@ from sglang.ir.nodes import (
     SetVariable,
     node_of,
 )
+from sglang.ir.params import GenParams
 from sglang.run.executor import StreamExecutor
 from sglang.run.forks import append_side_by_side, record_join
 from sglang.run.speculation import Speculation
 from sglang.run.usage import Usage
+
+
+class Program(Protocol):
+    """A function over a state, as tracing, batches and forecasts know it.
+
+    Attributes:
+        func: the Python function; its first parameter is the state.
+        bound: arguments that are given already.
+        arg_names: the other parameters.
+        is_async: the function is a coroutine function.
+        num_api_spec_tokens: as in ``sglang.function``.
+    """
+
+    func: Callable[..., Any]
+    bound: dict[str, Any]
+    arg_names: list[str]
+    is_async: bool
+    num_api_spec_tokens: int | None
+
+    def resolved(self, backend: Any) -> Backend:
+        """Return the backend to run on where ``backend`` was given."""
+
+    def new_state(
+        self,
+        backend: Backend,
+        defaults: GenParams,
+        *,
+        loop: asyncio.AbstractEventLoop | None = None,
+        trace: Opened = NO_TRACE,
+    ) -> ProgramState:
+        """Return a state for ``start``, or with ``loop`` for ``astart``."""
+
+    def start(self, state: ProgramState, args: Sequence[Any], arguments: Mapping[str, Any]) -> None:
+        """Run to the end over ``state``. Raise what the program raises."""
+
+    async def astart(
+        self, state: ProgramState, args: Sequence[Any], arguments: Mapping[str, Any]
+    ) -> None:
+        """``start`` for an event loop."""
 
 
 class ProgramState:

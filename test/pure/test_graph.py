@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 import sglang as sgl
-from sglang.compile.compiler import compile
 from sglang.ir.graph import Graph
 from sglang.ir.graph_steps import Argument, Call, Edge, GetForkItem, Join, Parameter, Step, Variable
 from sglang.ir.location import Location
 from sglang.ir.media import Media
 from sglang.ir.nodes import ConstantText, Fork, Gen, Image, SeparateReasoning, SetVariable
 from sglang.ir.params import GenParams
+from sglang.program import compile
 
 
 @sgl.function

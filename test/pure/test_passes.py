@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import sglang as sgl
 from sglang.compile.code_movement import constants_first, pieces_of, propose_with, refusal, reorder
-from sglang.compile.compiler import CompiledProgram, compile
 from sglang.compile.tracer import trace
 from sglang.ir import passes
 from sglang.ir.chat_template import TEMPLATES
@@ -13,6 +12,7 @@ from sglang.ir.graph import Graph
 from sglang.ir.graph_steps import MAIN, Argument
 from sglang.ir.nodes import ConstantText, Gen
 from sglang.ir.passes import fold, prune
+from sglang.program import CompiledProgram, compile
 
 
 def traced(function) -> Graph:

@@ -10,7 +10,7 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sglang.backend.constraint import Constraint, Dtype, Grammar, JsonSchema, Regex
 from sglang.errors import SglangError
@@ -19,10 +19,7 @@ from sglang.ir.params import GenParams, given
 from sglang.run.stream import Segment, Stream
 from sglang.run.typed import Typed
 from sglang.run.usage import Usage
-from sglang.state import ProgramState
-
-if TYPE_CHECKING:
-    from sglang.program import SglFunction
+from sglang.state import Program, ProgramState
 
 HEAD = b'{"key": "'
 KEY_BYTES = 16
@@ -47,7 +44,7 @@ class ResultsFile:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        program: SglFunction,
+        program: Program,
         items: Sequence[Mapping[str, Any]],
         defaults: GenParams,
     ) -> None:
@@ -141,7 +138,7 @@ class ResultsFile:
             )
 
 
-def _key(program: SglFunction, item: Mapping[str, Any], defaults: GenParams) -> str:
+def _key(program: Program, item: Mapping[str, Any], defaults: GenParams) -> str:
     arguments = {**program.bound, **item}
     for name, value in arguments.items():
         try:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sglang.backend.base import Backend, Commit, Prompt
 from sglang.backend.settings import global_config
@@ -20,10 +20,7 @@ from sglang.compile.tracer import constant_prefix
 from sglang.errors import BatchError, Cancelled, SglangError
 from sglang.inspect.timeline.tracing import NO_TRACE, Opened, ambient, recorded_alone, write
 from sglang.ir.params import GenParams
-from sglang.state import ProgramState
-
-if TYPE_CHECKING:
-    from sglang.program import SglFunction
+from sglang.state import Program, ProgramState
 
 AUTO = 64
 PREFIX = "common prefix"  # in a trace: what is computed before the items
@@ -48,7 +45,7 @@ class Batch:
 
     def __init__(
         self,
-        program: SglFunction,
+        program: Program,
         items: Sequence[Mapping[str, Any]],
         backend: Backend,
         defaults: GenParams,
@@ -245,7 +242,7 @@ def _abort(waiting: Iterable[Started]) -> list[Future[ProgramState]]:
     return [future for _, future in running]
 
 
-def item_of(program: SglFunction, item: Mapping[str, Any] | Sequence[Any]) -> Mapping[str, Any]:
+def item_of(program: Program, item: Mapping[str, Any] | Sequence[Any]) -> Mapping[str, Any]:
     """Arguments of a batch's item by name. Raises TypeError for what is none."""
     if isinstance(item, Mapping):
         return item

@@ -26,9 +26,11 @@ from typing import Any
 from sglang.ir.graph import Graph
 from sglang.ir.graph_steps import MAIN, Argument, Step
 from sglang.ir.location import Location
-from sglang.ir.nodes import ConstantText, Image, Node, RoleBegin, RoleEnd
+from sglang.ir.nodes import ConstantText, Gen, Image, Node, RoleBegin, RoleEnd
+from sglang.ir.params import DEFAULTS, GenParams
 from sglang.ir.passes import fold
-from sglang.program import SglFunction
+from sglang.run.executor import StreamExecutor
+from sglang.run.resolve import resolve_backend
 from sglang.state import ProgramState
 
 Propose = Callable[[Sequence["Piece"]], Sequence[int]]
@@ -258,16 +260,15 @@ def _may_come(number: int, turn: Sequence[int], pieces: Sequence[Piece]) -> bool
 
 
 def propose_with(backend: Any, max_tokens: int = 64) -> Propose:
-    """Asks the model behind ``backend``. Raises what the backend raises."""
-    from sglang.api import assistant, gen, user
-
-    def ask(s: ProgramState, template: str) -> None:
-        s += user(INSTRUCTION + template + "\nOrder:")
-        s += assistant(gen("order", max_tokens, temperature=0, stop="\n"))
+    """Return a function that asks the model of ``backend``. It raises what the backend raises."""
+    params = GenParams(max_new_tokens=max_tokens, temperature=0, stop="\n").over(DEFAULTS)
 
     def propose(pieces: Sequence[Piece]) -> list[int]:
         lines = [f"{n}: {' '.join(str(piece).split())}" for n, piece in enumerate(pieces, 1)]
-        state = SglFunction(ask).run("\n".join(lines), backend=backend)
+        question = INSTRUCTION + "\n".join(lines) + "\nOrder:"
+        state = ProgramState(StreamExecutor(resolve_backend(backend), DEFAULTS, use_thread=False))
+        state.user(question)
+        state.assistant(Gen("order", params))
         return [int(number) for number in re.findall(r"\d+", state["order"])]
 
     return propose

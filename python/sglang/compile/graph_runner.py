@@ -1,4 +1,4 @@
-"""Replay: hands the steps of a graph to stream executors (SGLang paper, appendix D.1).
+"""GraphRun: hands the steps of a graph to stream executors (SGLang paper, appendix D.1).
 
 All steps are submitted at once, in topological order; none is waited for here. What a step reads
 from elsewhere it waits for as a ``Later`` of its own stream, so all parallelism that the graph
@@ -34,7 +34,7 @@ from sglang.run.forks import concatenation, record_join
 from sglang.run.live_nodes import Later
 
 
-class Plan:
+class GraphSchedule:
     """What is known of a graph before it runs.
 
     Attributes:
@@ -63,34 +63,39 @@ class Plan:
         }
 
 
-class Replay:
+class GraphRun:
     """One run of a graph on the executor of a state."""
 
-    def __init__(self, plan: Plan, main: StreamExecutor, arguments: Mapping[str, Any]) -> None:
-        self._plan = plan
+    def __init__(
+        self, schedule: GraphSchedule, main: StreamExecutor, arguments: Mapping[str, Any]
+    ) -> None:
+        self._schedule = schedule
         self._main = main
         self._arguments = arguments
         self._executors = {MAIN: main}
         self._kept: dict[int, StreamExecutor] = {}
 
-    def submit(self) -> Replay:
+    def submit(self) -> GraphRun:
         """Submit every step. Gives itself."""
-        for stream, step in self._plan.steps:
+        for stream, step in self._schedule.steps:
             self._submit(stream, step)
         return self
 
     def result(self) -> Any:
         """What the program returns. Waits for what it is made of; raises as reading does."""
-        return rebuild(self._plan.graph.result, self._value)
+        return rebuild(self._schedule.graph.result, self._value)
 
     async def aresult(self) -> Any:
         """``result``, holding no thread."""
-        for variable in variables(self._plan.graph.result):
+        for variable in variables(self._schedule.graph.result):
             await self._after(variable.source).avalue(variable.name)
         return self.result()
 
     def _submit(self, stream: int, step: Step) -> None:
-        node, location = step.node, step.location or Location(self._plan.graph.name, step.number)
+        node, location = (
+            step.node,
+            step.location or Location(self._schedule.graph.name, step.number),
+        )
         if isinstance(node, Call):
             self._executors[stream] = self._called(node)
         executor = self._executors[stream]
@@ -103,7 +108,7 @@ class Replay:
             executor.submit(self._join(node, executor), location)
         elif not isinstance(node, (Call, GetForkItem)):
             executor.submit(self._node(node), location)
-        if step.number in self._plan.kept:
+        if step.number in self._schedule.kept:
             (self._kept[step.number],) = executor.fork(1, location, copy=True)
 
     def _called(self, node: Call) -> StreamExecutor:
@@ -134,7 +139,7 @@ class Replay:
     def _joined(self, node: Join, into: StreamExecutor) -> Node:
         """What a Join appends once its branches are done. Raises the first one's failure."""
         branches = [self._after(end) for end in node.ends]
-        streams = [self._executors[self._plan.homes[end]] for end in node.ends]
+        streams = [self._executors[self._schedule.homes[end]] for end in node.ends]
         record_join(into, streams, node.mode)
         if node.mode != GATHER:
             for stream, branch in zip(streams, branches):
@@ -147,7 +152,7 @@ class Replay:
 
     def _after(self, number: int) -> StreamExecutor:
         """An executor that shows what the stream of step ``number`` has made by then."""
-        return self._kept.get(number) or self._executors[self._plan.homes[number]]
+        return self._kept.get(number) or self._executors[self._schedule.homes[number]]
 
     def _value(self, leaf: Any) -> Any:
         if isinstance(leaf, Argument):

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sglang.backend.base import Backend
 from sglang.backend.output_types import json_schema_of
@@ -35,15 +35,12 @@ from sglang.ir.nodes import Fork, Gen, Image, Node, SeparateReasoning, SetVariab
 from sglang.ir.params import DEFAULTS, GenParams, TypedSchema, given
 from sglang.run.executor import StreamExecutor
 from sglang.run.live_nodes import Later, StartForks
-from sglang.state import ForkGroup, ProgramState
-
-if TYPE_CHECKING:
-    from sglang.program import SglFunction
+from sglang.state import ForkGroup, Program, ProgramState
 
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def trace(program: SglFunction, known: Mapping[str, Any]) -> Graph:
+def trace(program: Program, known: Mapping[str, Any]) -> Graph:
     """The graph of ``program``, with the arguments ``known`` as constants and the others open.
 
     An argument whose default is None, which programs test for by ``is``, counts as known.
@@ -76,7 +73,7 @@ def trace(program: SglFunction, known: Mapping[str, Any]) -> Graph:
 
 
 @contextmanager
-def _refusals_located(program: SglFunction) -> Iterator[None]:
+def _refusals_located(program: Program) -> Iterator[None]:
     """What Python itself refuses to do with an Unknown (``"".join``, ``re.match``) is a TraceError
     with the program's line too."""
     try:
@@ -104,10 +101,10 @@ class Record:
         self.streams: list[list[Step]] = []
         self._steps = 0
 
-    def stream(self, values: Mapping[str, Any]) -> Recorder:
+    def stream(self, values: Mapping[str, Any]) -> StepRecorder:
         """A new stream, where the variables ``values`` exist already."""
         self.streams.append([])
-        return Recorder(self, len(self.streams) - 1, values)
+        return StepRecorder(self, len(self.streams) - 1, values)
 
     def step(self, stream: int, node: Node, location: Location) -> Step:
         """A new step at the end of a stream."""
@@ -118,7 +115,7 @@ class Record:
 
     def call(
         self,
-        program: SglFunction,
+        program: Program,
         args: Sequence[Any],
         arguments: Mapping[str, Any],
         params: GenParams,
@@ -145,7 +142,7 @@ class Record:
         return state
 
 
-class Recorder:
+class StepRecorder:
     """Stands in for a StreamExecutor below a ProgramState: keeps its nodes and visits none.
 
     ``values`` has what reading each variable gives: the value where the program itself has set it,
@@ -191,14 +188,14 @@ class Recorder:
     def others_append(self) -> bool:
         return False
 
-    def fork(self, size: int, location: Location) -> list[Recorder]:
+    def fork(self, size: int, location: Location) -> list[StepRecorder]:
         children = [self.record.stream(self.values) for _ in range(size)]
         fork = self.record.step(self.number, Fork(tuple(c.number for c in children)), location)
         for index, child in enumerate(children):
             child.submit(GetForkItem(fork.number, index), location)
         return children
 
-    def join(self, children: Sequence[Recorder], mode: str, location: Location) -> None:
+    def join(self, children: Sequence[StepRecorder], mode: str, location: Location) -> None:
         made: dict[str, None] = {}
         if mode == GATHER:
             made = {name: None for child in children for name in child.made}
@@ -222,9 +219,9 @@ class Recorder:
 
 
 class TracedState(ProgramState):
-    """A ProgramState over a Recorder."""
+    """A ProgramState over a StepRecorder."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: StepRecorder) -> None:
         super().__init__(recorder)  # type: ignore[arg-type]
 
     def fork(
@@ -248,7 +245,7 @@ class TracedForkGroup(ForkGroup):
         parent.join(recorders, mode, caller())
 
 
-def _refuse_async(program: SglFunction) -> None:
+def _refuse_async(program: Program) -> None:
     if program.is_async:
         raise TraceError(
             f"{program.func.__name__} is asynchronous, and such a program is not traced"
@@ -337,7 +334,7 @@ class _PrefixRecord(Record):
         raise PrefixEnd
 
 
-def constant_prefix(program: SglFunction, backend: Backend, arguments: Mapping[str, Any]) -> str:
+def constant_prefix(program: Program, backend: Backend, arguments: Mapping[str, Any]) -> str:
     """Text that every run with these ``arguments`` begins with, the others being unknown.
 
     The function's body runs up to the first use of an unknown argument or of the model; whatever

@@ -8,7 +8,6 @@
 A *unit* is a token: its id, or a number of its own for a token nobody knows yet.
 """
 
-from sglang.forecast.batch_plan import Plan, Planned, plan
-from sglang.forecast.comparison import Comparison
+from sglang.forecast.batch_plan import Comparison, Plan, Planned, plan
 
 __all__ = ["Comparison", "Plan", "Planned", "plan"]

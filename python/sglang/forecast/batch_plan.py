@@ -2,32 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from sglang.backend.base import Backend, Commit
 from sglang.backend.service_backend import ApiBackend
 from sglang.batch.run_batch import Batch
 from sglang.errors import SglangError
-from sglang.forecast.billing import Prices
 from sglang.forecast.cache_model import Cache
-from sglang.forecast.comparison import Comparison
 from sglang.forecast.doubts import doubts
 from sglang.forecast.explain import rehearsed
 from sglang.forecast.needs import Bill, Biller, Native, Service
 from sglang.forecast.prompt_reader import Reader
-from sglang.forecast.prompt_tree import Branch, shown, tree_of
+from sglang.forecast.prompt_tree import Branch, tree_lines, tree_of
 from sglang.forecast.rehearsal import Answers
 from sglang.forecast.script import Asked, PlanScript, ahead
 from sglang.forecast.token_units import tokens_of
 from sglang.forecast.unknowns import Unknowns
+from sglang.inspect.prices import checked_prices
 from sglang.ir.location import Location
 from sglang.ir.params import GenParams
-from sglang.state import ProgramState
+from sglang.run.usage import Usage
+from sglang.state import Program, ProgramState
 
-if TYPE_CHECKING:
-    from sglang.program import SglFunction
+SHORTEST, STEP = 1024, 128  # of a hit in the caches of API services, which round down
+MILLION = 1_000_000
+
+
+@dataclass(frozen=True)
+class Prices:
+    """``cached`` None: the service has no lower price for what is in its cache, or its cache is
+    left out of account."""
+
+    input: float = 0.0
+    output: float = 0.0
+    cached: float | None = None
+    known: bool = False
+
+    @classmethod
+    def of(cls, prices: Mapping[str, float] | None) -> Prices:
+        """Raises ValueError, naming it, for what is no price or is missing."""
+        if prices is None:
+            return cls()
+        found = checked_prices(prices)
+        for name in ("input", "output"):
+            if name not in found:
+                raise ValueError(f"prices has no {name!r}; give dollars for a million tokens")
+        return cls(**found, known=True)
+
+    def hit(self, tokens: int) -> int:
+        """What a service counts of a prefix that it has read before."""
+        if self.cached is None or tokens < SHORTEST:
+            return 0
+        return tokens - tokens % STEP
+
+    def cost(self, computed: int, cached: int, generated: int) -> float | None:
+        """Return dollars for these tokens; None where no prices are known."""
+        if not self.known:
+            return None
+        hit = self.input if self.cached is None else self.cached
+        return (computed * self.input + cached * hit + generated * self.output) / MILLION
 
 
 class Planned(NamedTuple):
@@ -43,6 +78,58 @@ class Planned(NamedTuple):
     computed_tokens: int
     completion_tokens: int
     told_cached: int
+
+
+class Compared(NamedTuple):
+    """A count as it was planned and as it came."""
+
+    name: str
+    planned: int
+    happened: int
+
+    @property
+    def error(self) -> float:
+        """How far the plan was off, as a share of what happened."""
+        return (self.planned - self.happened) / (self.happened or 1)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Counts of the items, as their states tell them: without what is computed ahead of a batch."""
+
+    rows: tuple[Compared, ...]
+
+    @classmethod
+    def of(cls, planned: Sequence[Planned], used: Sequence[Usage]) -> Comparison:
+        calls = [call for call in planned if call.item is not None]
+        prompt = sum(call.prompt_tokens for call in calls)
+        cached = sum(call.told_cached for call in calls)
+        drawn = sum(call.completion_tokens for call in calls)
+        was_prompt = sum(usage.prompt_tokens for usage in used)
+        was_cached = sum(usage.cached_tokens for usage in used)
+        return cls(
+            (
+                Compared("prompt tokens", prompt, was_prompt),
+                Compared("cached", cached, was_cached),
+                Compared("computed", prompt - cached, was_prompt - was_cached),
+                Compared("generated", drawn, sum(usage.completion_tokens for usage in used)),
+            )
+        )
+
+    @property
+    def error(self) -> float:
+        """Of the tokens to compute: how far the plan was off, as a share of what happened."""
+        return next(row.error for row in self.rows if row.name == "computed")
+
+    def __str__(self) -> str:
+        lines = [f"{'':13}  {'planned':>10}  {'happened':>10}"]
+        for row in self.rows:
+            off = "" if row.name == "generated" else f"  {100 * row.error:+.2f} %"
+            most = " (at most)" if row.name == "generated" else ""
+            lines.append(f"{row.name:13}  {row.planned:>10,}  {row.happened:>10,}{off}{most}")
+        return "\n".join(lines)
+
+    __repr__ = __str__
 
 
 @dataclass(frozen=True)
@@ -100,7 +187,7 @@ class Plan:
         several = [states] if isinstance(states, ProgramState) else list(states)
         if len(several) != self.items:
             raise ValueError(f"the plan is for {self.items} items, not {len(several)} states")
-        return Comparison.of(self, [state.usage for state in several])
+        return Comparison.of(self.calls, [state.usage for state in several])
 
     def __str__(self) -> str:
         return shown(self)
@@ -108,8 +195,42 @@ class Plan:
     __repr__ = __str__
 
 
+def shown(plan: Plan) -> str:
+    """The sums, then the tree."""
+    return "\n".join(
+        [*_sums(plan), "", f"{'requests':>8}  {'tokens':>7}", *tree_lines(plan.tree, 0)]
+    )
+
+
+def _sums(plan: Plan) -> Iterator[str]:
+    items = "1 item" if plan.items == 1 else f"{plan.items:,} items"
+    yield f"{items}, {len(plan.calls):,} calls, {plan.prompt_tokens:,} prompt tokens"
+    yield f"  cached     {plan.cached_tokens:>11,}  ({100 * plan.hit_rate:.1f} %)"
+    yield f"  to compute {plan.computed_tokens:>11,}"
+    yield f"  to generate{plan.completion_tokens:>11,}  at most"
+    if plan.kv_capacity is not None:
+        yield f"  memory     {plan.kv_tokens:>11,}  of {plan.kv_capacity:,} tokens"
+    if plan.cost is not None:
+        yield f"  cost       {'$' + format(plan.cost, ',.4f'):>11}  at most"
+    if plan.counted:
+        yield f"  tokens are {plan.counted}"
+    if plan.warning:
+        yield f"  note: {plan.warning}"
+
+
+def items_of(batch: Any) -> Sequence[Any]:
+    """Return the items of a batch, which may be one item."""
+    if isinstance(batch, Mapping):
+        return [batch]
+    if isinstance(batch, str) or not isinstance(batch, Iterable):
+        raise TypeError(f"batch is {batch!r:.60}; give a list of items, each a dict or a tuple")
+    if isinstance(batch, tuple) and not all(isinstance(i, (Mapping, list, tuple)) for i in batch):
+        return [batch]
+    return list(batch)
+
+
 def plan(
-    program: SglFunction,
+    program: Program,
     backend: Backend,
     items: Sequence[Mapping[str, Any]],
     defaults: GenParams,
@@ -144,7 +265,8 @@ def plan(
         len(items), tuple(calls), tree_of(cache, reader, tokens), tokens.said, kv_tokens,
         capacity, None, doubts(asked, bills, given, lengths, unknowns, kv_tokens, facts, serves),
     )  # fmt: skip
-    return replace(made, cost=costs.cost(made))
+    cost = costs.cost(made.computed_tokens, made.cached_tokens, made.completion_tokens)
+    return replace(made, cost=cost)
 
 
 def _checked(lengths: Mapping[str, int], media_tokens: int | None) -> Mapping[str, int]:
@@ -167,7 +289,7 @@ def _for_each(items: int, answers: Any) -> list[Answers]:
 
 
 def _asked(
-    program: SglFunction,
+    program: Program,
     backend: Backend,
     items: Sequence[Mapping[str, Any]],
     defaults: GenParams,

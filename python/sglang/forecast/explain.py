@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sglang.backend.base import Backend
 from sglang.compile.tracer import _tracing
@@ -17,9 +17,7 @@ from sglang.errors import SglangError
 from sglang.forecast.rehearsal import Answers, Endless, Request, Script, Stage
 from sglang.inspect.display import described
 from sglang.ir.params import GenParams
-
-if TYPE_CHECKING:
-    from sglang.program import SglFunction
+from sglang.state import Program
 
 MAX_DATA_CHARS = 100  # of a medium's data URL, where it is printed
 
@@ -42,7 +40,7 @@ class Explanation:
 
 
 def explain(
-    program: SglFunction,
+    program: Program,
     backend: Backend,
     args: Sequence[Any],
     arguments: Mapping[str, Any],
@@ -58,7 +56,7 @@ def explain(
 
 def rehearsed(
     script: Script,
-    program: SglFunction,
+    program: Program,
     backend: Backend,
     args: Sequence[Any],
     arguments: Mapping[str, Any],

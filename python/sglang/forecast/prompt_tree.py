@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from sglang.forecast.cache_model import Cache, Node, Units
 from sglang.forecast.prompt_reader import Reader
 from sglang.forecast.token_units import Tokens
-
-if TYPE_CHECKING:
-    from sglang.forecast.batch_plan import Plan
 
 UNITS = 24  # of an edge, whose text is kept
 CHARACTERS = 48  # of its text, that are printed
@@ -80,29 +77,8 @@ def _cuts(cache: Cache) -> list[_Cut]:
 # Printing
 
 
-def shown(plan: Plan) -> str:
-    """The sums, then the tree."""
-    return "\n".join([*_sums(plan), "", f"{'requests':>8}  {'tokens':>7}", *_lines(plan.tree, 0)])
-
-
-def _sums(plan: Plan) -> Iterator[str]:
-    items = "1 item" if plan.items == 1 else f"{plan.items:,} items"
-    yield f"{items}, {len(plan.calls):,} calls, {plan.prompt_tokens:,} prompt tokens"
-    yield f"  cached     {plan.cached_tokens:>11,}  ({100 * plan.hit_rate:.1f} %)"
-    yield f"  to compute {plan.computed_tokens:>11,}"
-    yield f"  to generate{plan.completion_tokens:>11,}  at most"
-    if plan.kv_capacity is not None:
-        yield f"  memory     {plan.kv_tokens:>11,}  of {plan.kv_capacity:,} tokens"
-    if plan.cost is not None:
-        yield f"  cost       {'$' + format(plan.cost, ',.4f'):>11}  at most"
-    if plan.counted:
-        yield f"  tokens are {plan.counted}"
-    if plan.warning:
-        yield f"  note: {plan.warning}"
-
-
-def _lines(branches: Sequence[Branch], depth: int) -> Iterator[str]:
-    """The branches that most computing depends on, the others as one line."""
+def tree_lines(branches: Sequence[Branch], depth: int) -> Iterator[str]:
+    """Yield the branches with the most tokens to compute, the others as one line."""
     first = sorted(branches, key=lambda one: -one.tokens * one.requests)
     kept = {id(one) for one in first[: WIDE if depth < DEEP else 0]}
     rest = [one for one in branches if id(one) not in kept]
@@ -112,7 +88,7 @@ def _lines(branches: Sequence[Branch], depth: int) -> Iterator[str]:
             continue
         text = json.dumps(_brief(branch.text), ensure_ascii=False)
         yield f"{branch.requests:>8,}  {branch.tokens:>7,}{indent}{text}"
-        yield from _lines(branch.children, depth + 1)
+        yield from tree_lines(branch.children, depth + 1)
     if rest:
         requests = sum(one.requests for one in rest)
         yield f"{requests:>8,}  {_total(rest):>7,}{indent}in {len(rest):,} more"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from sglang.backend.base import Backend, Call, Choose, Commit, Completion, Prompt
 from sglang.backend.constraint import Constraint
@@ -24,10 +24,7 @@ from sglang.run.interpreter import NO_COST, Interpreter, Steps
 from sglang.run.live_nodes import StartForks
 from sglang.run.run_scope import Run
 from sglang.run.speculation import Pending
-from sglang.state import ProgramState
-
-if TYPE_CHECKING:
-    from sglang.program import SglFunction
+from sglang.state import Program, ProgramState
 
 Answers = Mapping[str, str | Sequence[str]]
 
@@ -104,7 +101,7 @@ class Script:
 
     def carry_out(
         self,
-        program: SglFunction,
+        program: Program,
         backend: Backend,
         args: Sequence[Any],
         arguments: Mapping[str, Any],
@@ -162,7 +159,7 @@ class Stage(Record):
 
     def call(
         self,
-        program: SglFunction,
+        program: Program,
         args: Sequence[Any],
         arguments: Mapping[str, Any],
         params: GenParams,
@@ -171,7 +168,7 @@ class Stage(Record):
         stream: bool = False,
     ) -> ProgramState:
         """``program.run(...)``, as part of what is explained."""
-        chosen = program._resolved(backend)
+        chosen = program.resolved(backend)
         return self._script.carry_out(program, chosen, args, arguments, params)
 
 

@@ -1,19 +1,23 @@
-"""Splice: a compiled program inside a program that is being traced."""
+"""Graph functions: a graph as a function of a state, which runs it or splices it into a trace."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from sglang.compile.tracer import Recorder
+from sglang.compile.graph_runner import GraphRun, GraphSchedule
+from sglang.compile.tracer import StepRecorder
 from sglang.compile.unknown_values import Unknown
 from sglang.ir.graph import Graph
 from sglang.ir.graph_steps import (
     MAIN,
+    REQUIRED,
     Argument,
     Call,
     GetForkItem,
     Join,
+    Parameter,
     Step,
     Variable,
     ends_of,
@@ -21,13 +25,52 @@ from sglang.ir.graph_steps import (
 )
 from sglang.ir.location import caller
 from sglang.ir.nodes import Fork, node_of
+from sglang.state import ProgramState
+
+POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+
+def graph_function(graph: Graph, schedule: GraphSchedule) -> Callable[..., Any]:
+    """Return a function of a state and the graph's arguments; it appends the graph."""
+
+    def replay(s: ProgramState, *args: Any, **kwargs: Any) -> Any:
+        values, executor = argument_values(signature, s, *args, **kwargs), s._executor
+        if isinstance(executor, StepRecorder):
+            return Splice(graph, executor, values).submit()
+        return GraphRun(schedule, executor, values).submit().result()
+
+    state = inspect.Parameter("s", POSITIONAL)
+    signature = inspect.Signature([state, *map(_declared, graph.arguments)])
+    replay.__name__ = replay.__qualname__ = graph.name
+    replay.__signature__ = signature  # type: ignore[attr-defined]
+    return replay
+
+
+def argument_values(signature: inspect.Signature, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Return the graph's arguments by name. Raise TypeError where they do not fit."""
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    values = {name: value for name, value in bound.arguments.items() if name != "s"}
+    nothing = [name for name, value in values.items() if value is None]
+    if nothing:
+        raise TypeError(
+            f"argument {nothing[0]!r} is None, which a compiled program does not take: "
+            f"compile({nothing[0]}=None)"
+        )
+    return values
+
+
+def _declared(parameter: Parameter) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY if parameter.keyword else POSITIONAL
+    default = inspect.Parameter.empty if parameter.default is REQUIRED else parameter.default
+    return inspect.Parameter(parameter.name, kind, default=default)
 
 
 class Splice:
     """Appends the steps of a graph to the stream ``main``, and its other streams beside that one.
     All get new numbers."""
 
-    def __init__(self, graph: Graph, main: Recorder, arguments: Mapping[str, Any]) -> None:
+    def __init__(self, graph: Graph, main: StepRecorder, arguments: Mapping[str, Any]) -> None:
         self._graph = graph
         self._arguments = arguments
         self._recorders = {MAIN: main}
