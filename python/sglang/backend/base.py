@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 from sglang.backend.constraint import Constraint
 from sglang.backend.renamed import renamed
+from sglang.backend.settings import global_config
 from sglang.backend.workers import in_worker, pumped
 from sglang.errors import Unsupported
 from sglang.ir.chat_template import TEMPLATES, ChatTemplate, Message
@@ -157,6 +158,27 @@ class Backend:
     def lacks(self, primitive: str, instead: str = "use Engine or RuntimeEndpoint") -> Unsupported:
         """The error to raise for a primitive that this backend cannot honour."""
         return Unsupported(f"the {self.name} backend has no {primitive}; {instead}")
+
+
+def checked_backend(backend: Any) -> Backend:
+    """Return the given backend, for a Runtime its endpoint, for None the default one.
+
+    Raise ValueError where there is none, TypeError for a value that is no backend.
+    """
+    chosen = global_config.default_backend if backend is None else backend
+    if chosen is None:
+        raise ValueError(
+            "no backend: call sglang.set_default_backend(sglang.Engine()) once, "
+            "or give run(..., backend=...)"
+        )
+    chosen = getattr(chosen, "endpoint", chosen)
+    if not isinstance(chosen, Backend):
+        hint = "make one of it: Engine()" if isinstance(chosen, type) else "use sgl.Engine(...)"
+        raise TypeError(
+            f"{chosen!r:.60} is not a backend; {hint}, or Runtime, RuntimeEndpoint, OpenAI, "
+            "Anthropic, LiteLLM, Mock"
+        )
+    return chosen
 
 
 @dataclass(frozen=True)

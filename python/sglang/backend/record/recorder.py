@@ -9,7 +9,16 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sglang.backend.base import Backend, Call, Choose, Commit, Complete, Completion, Prompt
+from sglang.backend.base import (
+    Backend,
+    Call,
+    Choose,
+    Commit,
+    Complete,
+    Completion,
+    Prompt,
+    checked_backend,
+)
 from sglang.backend.record.call_file import (
     Recording,
     asked,
@@ -22,7 +31,6 @@ from sglang.backend.record.call_file import (
 from sglang.errors import BackendError
 from sglang.ir.choices import ChoicesMethod, Decision
 from sglang.ir.params import GenParams
-from sglang.run.resolve import resolve_backend
 
 
 class Recorder(Backend):
@@ -33,7 +41,7 @@ class Recorder(Backend):
     """
 
     def __init__(self, backend: Any, path: str | os.PathLike[str]) -> None:
-        self._backend = inner = resolve_backend(backend)
+        self._backend = inner = checked_backend(backend)
         self.name = inner.name
         self.chat_template = inner.chat_template
         self.constraints = inner.constraints
