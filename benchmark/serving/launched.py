@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from sglang.bench.result import Call, Result
+from sglang.bench.result import BenchCall, Result
 from sglang.bench.server_target import Asking, Endpoint
 from sglang.bench.target import Target
 
@@ -76,7 +76,7 @@ class Launched(Target):
                     cost.peak = max(cost.peak, cost.resident)
             await asyncio.sleep(SAMPLE_SECONDS)
 
-    async def answer(self, call: Call, result: Result) -> None:
+    async def answer(self, call: BenchCall, result: Result) -> None:
         assert self._endpoint is not None
         await self._endpoint.answer(call, result)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
-from sglang.bench.result import Call, Result
+from sglang.bench.result import BenchCall, Result
 from sglang.bench.target import Target
 
 _TORCH_DTYPES = ("float32", "bfloat16", "float16")
@@ -54,13 +54,13 @@ class Static(Target):
         config.temperature = config.top_p = config.top_k = None
         self._tokenizer = AutoTokenizer.from_pretrained(self._path)
 
-    def answer_all(self, calls: Sequence[Call], results: Sequence[Result]) -> None:
+    def answer_all(self, calls: Sequence[BenchCall], results: Sequence[Result]) -> None:
         order = sorted(range(len(calls)), key=lambda i: (len(calls[i].tokens), calls[i].output))
         for at in range(0, len(order), self._batch):
             chosen = order[at : at + self._batch]
             self._answer_batch([calls[i] for i in chosen], [results[i] for i in chosen])
 
-    def _answer_batch(self, calls: list[Call], results: list[Result]) -> None:
+    def _answer_batch(self, calls: list[BenchCall], results: list[Result]) -> None:
         import torch
 
         prompts = [call.tokens for call in calls]

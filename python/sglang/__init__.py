@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from sglang.backend.engine.embedded import Engine
     from sglang.backend.engine.runtime import Runtime
     from sglang.backend.engine.server_args import ServerArgs
+    from sglang.backend.global_settings import global_config
     from sglang.backend.litellm import LiteLLM
     from sglang.backend.mock import Mock
     from sglang.backend.native.endpoint import RuntimeEndpoint
     from sglang.backend.openai.openai_backend import OpenAI
-    from sglang.backend.record.recorder import Recorder, Replay
-    from sglang.backend.settings import global_config
+    from sglang.backend.record.call_recorder import Recorder, Replay
     from sglang.errors import (
         BackendError,
         BatchError,
@@ -90,8 +90,8 @@ _HOMES = {
         "UnknownVariable", "Unsupported",
     ),
     "sglang.program": ("SglFunction",),
-    "sglang.backend.record.recorder": ("Recorder", "Replay"),
-    "sglang.backend.settings": ("global_config",),
+    "sglang.backend.record.call_recorder": ("Recorder", "Replay"),
+    "sglang.backend.global_settings": ("global_config",),
     "sglang.state": ("ForkGroup", "ProgramState"),
     "sglang.inspect.timeline.trace": ("Trace",),
     "sglang.inspect.timeline.tracing": ("tracing",),

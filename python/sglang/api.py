@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO, overload
 
-from sglang.backend.renamed import renamed
-from sglang.backend.settings import global_config
+from sglang.backend.global_settings import global_config
+from sglang.backend.renamed_parameters import renamed
 from sglang.ir.choices import ChoicesMethod, token_length_normalized
 from sglang.ir.media import medium
 from sglang.ir.nodes import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang.ir.location import Location
+from sglang.ir.source_location import Location
 
 
 class SglangError(Exception):

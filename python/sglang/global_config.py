@@ -1,5 +1,5 @@
 """The settings of the frontend under upstream's module name."""
 
-from sglang.backend.settings import global_config
+from sglang.backend.global_settings import global_config
 
 __all__ = ["global_config"]

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sglang.backend.base import Backend
 from sglang.backend.workers import Workers
-from sglang.batch.run_batch import Batch, collected, item_of
+from sglang.batch.run_batch import ProgramBatch, collected, item_of
 from sglang.compile.graph_function import argument_values, graph_function
 from sglang.compile.graph_runner import GraphRun, GraphSchedule
 from sglang.compile.tracer import constant_prefix, trace, tracing
 from sglang.inspect.timeline.tracing import NO_TRACE, Opened, opened, recording_of
 from sglang.ir.graph import Graph
 from sglang.ir.params import ALIASES, DEFAULTS, GenParams, checked, document, split
-from sglang.run.executor import StreamExecutor
 from sglang.run.resolve import resolve_backend
 from sglang.run.run_scope import Run
+from sglang.run.stream_executor import StreamExecutor
 from sglang.state import ProgramState
 
 Own = TypeVar("Own", bound="SglFunction")
@@ -351,12 +351,12 @@ class SglFunction:
         backend: Any,
         kwargs: dict[str, Any],
         **options: Any,
-    ) -> Batch:
+    ) -> ProgramBatch:
         params = self._parameters(kwargs, "batch")
         if not isinstance(items, Iterable):
             raise TypeError(f"the items of a batch are {items!r:.60}; give a list of dicts")
         arguments = [item_of(self, item) for item in items]
-        return Batch(self, arguments, self.resolved(backend), params, **options)
+        return ProgramBatch(self, arguments, self.resolved(backend), params, **options)
 
     def explain(
         self,

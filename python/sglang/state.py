@@ -9,11 +9,10 @@ from contextlib import contextmanager
 from typing import Any, Protocol, TextIO
 
 from sglang.backend.base import Backend
-from sglang.backend.renamed import renamed
+from sglang.backend.renamed_parameters import renamed
 from sglang.errors import Cancelled, SglangError, Unsupported
 from sglang.inspect.timeline.trace import Trace
 from sglang.inspect.timeline.tracing import NO_TRACE, Opened
-from sglang.ir.location import caller
 from sglang.ir.media import Media
 from sglang.ir.nodes import (
     Node,
@@ -25,9 +24,10 @@ from sglang.ir.nodes import (
     node_of,
 )
 from sglang.ir.params import GenParams
-from sglang.run.executor import StreamExecutor
+from sglang.ir.source_location import caller
 from sglang.run.forks import append_side_by_side, record_join
 from sglang.run.speculation import Speculation
+from sglang.run.stream_executor import StreamExecutor
 from sglang.run.usage import Usage
 
 

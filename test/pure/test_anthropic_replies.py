@@ -11,8 +11,8 @@ import pytest
 from helpers.fake_anthropic import Broken, FakeAnthropic, Late, Refuse
 from sglang import errors
 from sglang.backend.anthropic.anthropic_backend import Anthropic
-from sglang.backend.anthropic.anthropic_messages import Asked, Reply
-from sglang.backend.base import Call, Complete, Completion, Prompt, Stream
+from sglang.backend.anthropic.anthropic_messages import MessagesReply, MessagesRequest
+from sglang.backend.base import Call, Complete, Completion, Prompt, StreamCall
 from sglang.ir.params import DEFAULTS, GenParams
 
 Way = Callable[[Anthropic, Call], Any]
@@ -39,7 +39,7 @@ def gen(prompt: Prompt = HI, **params: Any) -> Complete:
 
 def streamed(do: Way, model: Anthropic, call: Complete) -> list[Completion]:
     seen: list[Completion] = []
-    do(model, Stream(call.prompt, call.params, seen.append))
+    do(model, StreamCall(call.prompt, call.params, seen.append))
     return seen
 
 
@@ -93,8 +93,11 @@ def test_where_a_text_ends(do: Way, params: dict[str, Any], text: str, reason: A
 
 
 def test_a_stream_holds_back_what_may_still_be_cut() -> None:
-    asked = Asked({}, cut=" \n", stops=("\n\n",), n=1)
-    shown = [asked.so_far(Reply(text=text)).text for text in (" ", " \na", "a\n", "a\nb", "a\n\nb")]
+    asked = MessagesRequest({}, cut=" \n", stops=("\n\n",), n=1)
+    shown = [
+        asked.so_far(MessagesReply(text=text)).text
+        for text in (" ", " \na", "a\n", "a\nb", "a\n\nb")
+    ]
     assert shown == ["", "a", "a", "a\nb", "a"]
 
 
@@ -209,7 +212,7 @@ def test_a_broken_stream(
 ) -> None:
     seen: list[Completion] = []
     with FakeAnthropic(broken) as service, pytest.raises(kind, match=message) as caught:
-        do(backend(service), Stream(HI, DEFAULTS, seen.append))
+        do(backend(service), StreamCall(HI, DEFAULTS, seen.append))
     assert seen[-1].text == broken.text
     assert caught.value.prompt_tail == "Hi"
 

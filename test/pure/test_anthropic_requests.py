@@ -13,7 +13,7 @@ import pytest
 import sglang as sgl
 from helpers.fake_anthropic import FakeAnthropic
 from sglang.backend.anthropic.anthropic_backend import Anthropic
-from sglang.backend.base import Call, Choose, Commit, Complete, Prompt, Stream
+from sglang.backend.base import Call, Choose, Commit, Complete, Prompt, StreamCall
 from sglang.errors import AuthenticationFailed, BadRequest, Unsupported
 from sglang.ir.choices import token_length_normalized, unconditional_likelihood_normalized
 from sglang.ir.media import Media
@@ -56,7 +56,7 @@ def test_a_call_sends_what_request_shows(do: Way) -> None:
     params = GenParams(max_new_tokens=7, stop=("END",)).over(DEFAULTS)
     calls: list[Call] = [
         Complete(prompt, params),
-        Stream(prompt, params, lambda _: None),
+        StreamCall(prompt, params, lambda _: None),
         Choose(prompt, ("a", "b"), token_length_normalized),
     ]
     with FakeAnthropic("yes", "yes", '{"choice": "b"}') as service:

@@ -10,9 +10,9 @@ import sglang as sgl
 from helpers.counted import Counted, reaches
 from helpers.threads import running_threads
 from sglang.ir.params import DEFAULTS
-from sglang.run.executor import StreamExecutor
 from sglang.run.history import HISTORY
 from sglang.run.run_scope import Run
+from sglang.run.stream_executor import StreamExecutor
 
 
 @sgl.function

@@ -20,7 +20,7 @@ import itertools
 
 from sglang import bench_one_batch
 from sglang.bench.arrivals import offsets
-from sglang.bench.result import Call, Part, Result
+from sglang.bench.result import BenchCall, Part, Result
 from sglang.bench.server_target import read_native, read_openai
 from sglang.bench.sse import ChunkedDecoder, EventParser
 from sglang.bench.stats import Spread, as_json, percentile, summarise
@@ -350,7 +350,7 @@ def test_comparison_is_by_ids_where_both_have_them_else_by_text() -> None:
 
 
 def test_a_prompt_of_text_cannot_be_sent_as_ids() -> None:
-    call = Call(0, 1, [Part("user", (1,), "a"), Part("assistant", (), "b")], 4)
+    call = BenchCall(0, 1, [Part("user", (1,), "a"), Part("assistant", (), "b")], 4)
     assert call.text == "a b"
     with pytest.raises(ValueError, match="text"):
         _ = call.tokens
@@ -370,7 +370,7 @@ class Events(Target):
     def __init__(self, count: int) -> None:
         self._count = count
 
-    async def answer(self, call: Call, result: Result) -> None:
+    async def answer(self, call: BenchCall, result: Result) -> None:
         for _ in range(self._count):
             result.arrived(result.sent)
 

@@ -15,7 +15,7 @@ import sglang as sgl
 from hypothesis import given
 from hypothesis import strategies as st
 from sglang.backend.cancel import Cancellation, aborted_by
-from sglang.backend.native.connections import Connections, Dialogue, Lines, Origin
+from sglang.backend.native.connections import Connections, Dialogue, HttpLines, ServerOrigin
 from sglang.backend.native.connections_async import AsyncConnections
 from sglang.errors import BackendError, ConnectionFailed
 
@@ -29,7 +29,7 @@ CLOSING = b"HTTP/1.1 200 OK\r\nConnection: Close\r\nContent-Length: 5\r\n\r\nhel
 UNTIL_CLOSED = b"HTTP/1.0 500 Oops\r\n\r\nhello"
 TOO_MUCH = SIZED + b"HTTP/1.1 200 OK\r\n"
 REPLIES = {SIZED: True, CHUNKED: True, EMPTY: True, CLOSING: False, UNTIL_CLOSED: False}
-ORIGIN = Origin("http://host", {}, True)
+ORIGIN = ServerOrigin("http://host", {}, True)
 
 
 @given(st.sampled_from(list(REPLIES)), st.lists(st.integers(0, 120), max_size=8))
@@ -75,7 +75,7 @@ def test_what_is_cut_or_no_http_is_told(data: bytes, complaint: str) -> None:
 
 @given(st.text("aé\n\r", max_size=12), st.integers(0, 24))
 def test_lines_in_any_pieces(text: str, cut: int) -> None:
-    lines, data = Lines(), text.encode()
+    lines, data = HttpLines(), text.encode()
     found = [line for piece in (data[:cut], data[cut:]) for line in lines.of(piece)]
     assert found == [line.rstrip("\r") for line in text.split("\n")[:-1]]
 
@@ -114,7 +114,7 @@ class Twins:
     """The plain and the asynchronous connections behind one function."""
 
     def __init__(self, kind: str, url: str) -> None:
-        origin = Origin(url, {"Authorization": "Bearer k"}, True)
+        origin = ServerOrigin(url, {"Authorization": "Bearer k"}, True)
         self._plain = Connections(origin) if kind == "plain" else None
         self._async = AsyncConnections(origin)
         self._loop = asyncio.new_event_loop()
@@ -242,7 +242,7 @@ def test_a_task_that_is_cancelled_sends_no_more() -> None:
                 received.append(len(piece))
 
     async def ask() -> None:
-        exchange = AsyncConnections(Origin(url, {}, True)).exchange("POST", "/", "x" * size)
+        exchange = AsyncConnections(ServerOrigin(url, {}, True)).exchange("POST", "/", "x" * size)
         task = asyncio.ensure_future(exchange.__aenter__())
         assert await asyncio.to_thread(begun.wait, 10)
         task.cancel()

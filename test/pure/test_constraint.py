@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 from sglang.backend.base import Prompt
-from sglang.backend.constraint import Constraint, constraint_of
 from sglang.backend.native.native_backend import NativeBackend
+from sglang.backend.output_constraint import OutputConstraint, constraint_of
 from sglang.errors import InvalidOutput
 from sglang.ir.chat_template import TEMPLATES, ChatTemplate, Message
 from sglang.ir.media import medium
@@ -32,7 +32,7 @@ class Person:
 PERSON = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
 
 
-def made(**params: Any) -> Constraint:
+def made(**params: Any) -> OutputConstraint:
     constraint = constraint_of(GenParams(**params))
     assert constraint is not None
     return constraint

@@ -14,9 +14,9 @@ from threading import Thread
 import pytest
 import sglang as sgl
 from sglang.backend.engine import runtime
-from sglang.backend.native.connections import Connections, Origin
+from sglang.backend.native.connections import Connections, ServerOrigin
 from sglang.errors import located
-from sglang.ir.location import Location
+from sglang.ir.source_location import Location
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork"),
@@ -70,7 +70,7 @@ def url() -> Iterator[str]:
 
 def test_connections_are_not_shared_with_a_fork(url: str) -> None:
     """It would read what the other has asked for."""
-    connections = Connections(Origin(url, {}, True))
+    connections = Connections(ServerOrigin(url, {}, True))
 
     def ask() -> str:
         with connections.exchange("GET", "/") as exchange:

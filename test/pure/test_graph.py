@@ -8,11 +8,20 @@ from dataclasses import replace
 import pytest
 import sglang as sgl
 from sglang.ir.graph import Graph
-from sglang.ir.graph_steps import Argument, Call, Edge, GetForkItem, Join, Parameter, Step, Variable
-from sglang.ir.location import Location
+from sglang.ir.graph_steps import (
+    Argument,
+    Call,
+    Dependency,
+    GetForkItem,
+    Join,
+    OpenArgument,
+    Step,
+    Variable,
+)
 from sglang.ir.media import Media
 from sglang.ir.nodes import ConstantText, Fork, Gen, Image, SeparateReasoning, SetVariable
 from sglang.ir.params import GenParams
+from sglang.ir.source_location import Location
 from sglang.program import compile
 
 
@@ -31,7 +40,7 @@ def graph_of(*nodes, **more) -> Graph:
     here = Location("prog.py", 7)
     main = tuple(Step(i, node, here) for i, node in enumerate(nodes))
     others = {int(name[1:]): tuple(steps) for name, steps in more.items()}
-    return Graph("g", (Parameter("a"),), {0: main, **others})
+    return Graph("g", (OpenArgument("a"),), {0: main, **others})
 
 
 def test_the_listing_and_the_drawing() -> None:
@@ -64,7 +73,8 @@ def test_the_listing_and_the_drawing() -> None:
 def test_dependencies_within_and_between_streams() -> None:
     edges = compile(branches).graph.dependencies()
     assert [e for e in edges if e.inter] == [
-        Edge(6, 9, True), Edge(8, 9, True), Edge(8, 11, True), Edge(2, 3, True), Edge(2, 4, True),
+        Dependency(6, 9, True), Dependency(8, 9, True), Dependency(8, 11, True),
+        Dependency(2, 3, True), Dependency(2, 4, True),
     ]  # fmt: skip
     assert [e.after for e in edges if not e.inter] == [1, 2, 9, 10, 11, 12, 5, 6, 7, 8]
 

@@ -9,7 +9,7 @@ import pytest
 import sglang as sgl
 from helpers.counted import Counted, reaches
 from helpers.threads import running_threads
-from sglang.batch.progress import Progress
+from sglang.batch.batch_progress import BatchProgress
 from sglang.compile.tracer import constant_prefix
 from sglang.run.usage import Usage
 
@@ -179,7 +179,7 @@ def test_progress_tells_items_rate_and_cache(use_tqdm: bool) -> None:
     if use_tqdm:
         pytest.importorskip("tqdm")
     out = io.StringIO()
-    progress = Progress(3, out, use_tqdm)
+    progress = BatchProgress(3, out, use_tqdm)
     for number in range(3):
         usage = Usage()
         usage.add({"prompt_tokens": 8, "cached_tokens": 6, "completion_tokens": 5})
@@ -192,7 +192,7 @@ def test_progress_tells_items_rate_and_cache(use_tqdm: bool) -> None:
 @pytest.mark.parametrize("use_tqdm", [True, False])
 def test_progress_begins_at_what_is_restored(use_tqdm: bool) -> None:
     out = io.StringIO()
-    progress = Progress(10, out, use_tqdm, restored=4)
+    progress = BatchProgress(10, out, use_tqdm, restored=4)
     progress.close()
     assert "4/10" in out.getvalue()
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 import sglang as sgl
 from helpers.counted import reaches
-from sglang.backend.settings import global_config
+from sglang.backend.global_settings import global_config
 from sglang.backend.workers import WORKERS, Workers
 
 

@@ -9,7 +9,7 @@ import inspect
 import pytest
 import sglang as sgl
 from sglang.backend.base import Prompt
-from sglang.backend.constraint import constraint_of
+from sglang.backend.output_constraint import constraint_of
 from sglang.ir.nodes import Chain, ConstantText, Gen, Select
 from sglang.ir.params import DEFAULTS, NAMES, GenParams, to_wire
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import sglang as sgl
 from helpers.fake_openai import FakeOpenAI
-from sglang.backend.base import Choose, Commit, Complete, Prompt, Stream
-from sglang.backend.constraint import JsonSchema, Regex
+from sglang.backend.base import Choose, Commit, Complete, Prompt, StreamCall
 from sglang.backend.openai.openai_backend import OpenAI
 from sglang.backend.openai.strict_schema import response_format
+from sglang.backend.output_constraint import JsonSchema, Regex
 from sglang.errors import AuthenticationFailed, Unsupported
 from sglang.ir.choices import token_length_normalized
 from sglang.ir.media import Media
@@ -233,7 +233,7 @@ def test_what_is_no_object_is_wrapped_in_one() -> None:
 def test_the_request_is_the_body_that_is_sent() -> None:
     calls = [
         Complete(CHAT, DEFAULTS),
-        Stream(CHAT, DEFAULTS, lambda _: None),
+        StreamCall(CHAT, DEFAULTS, lambda _: None),
         Choose(CHAT, ("ok",), token_length_normalized),
         Commit(CHAT),
     ]

@@ -15,10 +15,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from sglang import errors
 from sglang.backend.base import Prompt
-from sglang.backend.constraint import Dtype
-from sglang.backend.openai.exchange import Service
+from sglang.backend.openai.exchange import OpenAIService
 from sglang.backend.openai.selection import by_bias
-from sglang.backend.openai.token_ids import MAX_BIAS, Tokens
+from sglang.backend.openai.token_ids import MAX_BIAS, TokenIds
+from sglang.backend.output_constraint import Dtype
 from sglang.ir.choices import greedy_token_selection, token_length_normalized
 
 
@@ -121,9 +121,9 @@ def test_a_known_tokenizer_makes_a_number_likely() -> None:
 
 
 def test_a_tokenizer_that_is_given_is_the_one_used() -> None:
-    assert Tokens("gpt-3.5-turbo-instruct", None, official=False).get() is None
-    assert Tokens("m", None, official=False).integers() == {}
-    assert Tokens("m", given := WordTokenizer(), official=True).get() is given
+    assert TokenIds("gpt-3.5-turbo-instruct", None, official=False).get() is None
+    assert TokenIds("m", None, official=False).integers() == {}
+    assert TokenIds("m", given := WordTokenizer(), official=True).get() is given
 
 
 # select
@@ -260,7 +260,7 @@ def test_select_by_bias_is_greedy_among_the_options(
 ) -> None:
     tokenizer = WordTokenizer()
     options = ["".join(row) for row in rows]
-    steps = by_bias(Service("OpenAI", "m"), tokenizer, Prompt("It is"), options)
+    steps = by_bias(OpenAIService("OpenAI", "m"), tokenizer, Prompt("It is"), options)
     model, reply, requests = Greedy(tokenizer, order), None, 0
     while True:
         try:

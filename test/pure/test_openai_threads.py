@@ -18,7 +18,7 @@ import sglang as sgl
 from helpers.fake_openai import FakeOpenAI, Late
 from helpers.threads import running_threads
 from sglang import errors
-from sglang.backend.base import Choose, Complete, Prompt, Stream
+from sglang.backend.base import Choose, Complete, Prompt, StreamCall
 from sglang.backend.loop_thread import LoopThread
 from sglang.backend.openai.openai_backend import OpenAI
 from sglang.backend.service_backend import ApiBackend
@@ -28,7 +28,7 @@ from sglang.ir.params import DEFAULTS
 PROMPT = Prompt("Hi", ({"role": "user", "content": "Hi"},))
 CALLS = [
     Complete(PROMPT, DEFAULTS),
-    Stream(PROMPT, DEFAULTS, lambda _: None),
+    StreamCall(PROMPT, DEFAULTS, lambda _: None),
     Choose(PROMPT, ("a", "b"), token_length_normalized),
 ]
 

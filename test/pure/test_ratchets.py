@@ -16,7 +16,7 @@ FUNCTION_LINES = 80
 
 # Path, or path::function, to the length it has now. A shorter one must lower its number here.
 # One class, whole.
-EXCEPTIONS: dict[str, int] = {"python/sglang/run/executor.py": 531}
+EXCEPTIONS: dict[str, int] = {"python/sglang/run/stream_executor.py": 531}
 
 
 def lengths(path: str, source: str) -> Iterator[tuple[str, int, int]]:

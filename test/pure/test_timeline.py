@@ -18,7 +18,7 @@ import sglang as sgl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.inspect.timeline.trace import Trace
-from sglang.inspect.timeline.view import gaps, view_of
+from sglang.inspect.timeline.trace_view import gaps, view_of
 from sglang.run.answer_facts import facts_of
 from sglang.run.recording import Recording
 

@@ -19,9 +19,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from sglang.inspect.timeline.chrome import _times
-from sglang.inspect.timeline.formats import FORMATS, written
 from sglang.inspect.timeline.timeline_page import embedded
 from sglang.inspect.timeline.trace import Trace
+from sglang.inspect.timeline.trace_formats import FORMATS, written
 from sglang.srt.cli import main
 from sglang.srt.http.telemetry.request_tracing import processed
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import sglang as sgl
 from sglang.inspect.timeline import timeline_page
-from sglang.inspect.timeline.formats import FORMATS, written
 from sglang.inspect.timeline.timeline_page import embedded
 from sglang.inspect.timeline.trace import Trace
-from sglang.inspect.timeline.view import cost, view_of
+from sglang.inspect.timeline.trace_formats import FORMATS, written
+from sglang.inspect.timeline.trace_view import cost, view_of
 from sglang.run.answer_facts import facts_of
 
 INFINITE, HUGE = float("inf"), 10**400

@@ -9,7 +9,7 @@ import sglang as sgl
 from sglang.compile.tracer import trace
 from sglang.errors import TraceError, UnknownVariable
 from sglang.ir.graph import Graph
-from sglang.ir.graph_steps import MAIN, REQUIRED, Argument, Call, Parameter, Variable
+from sglang.ir.graph_steps import MAIN, REQUIRED, Argument, Call, OpenArgument, Variable
 from sglang.ir.nodes import ConstantText, Gen, SetVariable
 from sglang.ir.params import GenParams
 from sglang.program import compile
@@ -187,8 +187,8 @@ def test_which_arguments_stay_open() -> None:
 
     program_ = sgl.function(program)
     assert trace(program_, {}).arguments == (
-        Parameter("a"), Parameter("b", "B"),
-        Parameter("d", REQUIRED, True), Parameter("e", 5, True),
+        OpenArgument("a"), OpenArgument("b", "B"),
+        OpenArgument("d", REQUIRED, True), OpenArgument("e", 5, True),
     )  # fmt: skip
     bound = trace(program_.bind(a="A"), {"d": "D", "extra": 1})
     assert [parameter.name for parameter in bound.arguments] == ["b", "e"]

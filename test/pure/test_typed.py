@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import sglang as sgl
-from sglang.backend.constraint import Dtype
-from sglang.ir.location import Location
+from sglang.backend.output_constraint import Dtype
+from sglang.ir.source_location import Location
 from sglang.run.typed import Typed
 
 TEXT = '{"name": "Nora Hill of Lisbon", "age": 34}'

@@ -16,9 +16,9 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from sglang.backend.constraint import Constraint
-from sglang.backend.renamed import renamed
-from sglang.backend.settings import global_config
+from sglang.backend.global_settings import global_config
+from sglang.backend.output_constraint import OutputConstraint
+from sglang.backend.renamed_parameters import renamed
 from sglang.backend.workers import in_worker, pumped
 from sglang.errors import Unsupported
 from sglang.ir.chat_template import TEMPLATES, ChatTemplate, Message
@@ -82,7 +82,7 @@ class Backend:
     continues: bool = False
     native: bool = False
 
-    def enforces(self, constraint: Constraint) -> bool:
+    def enforces(self, constraint: OutputConstraint) -> bool:
         """Whether text that is generated under ``constraint`` needs no check. A backend may take a
         constraint and not enforce it."""
         return constraint.kind in self.constraints
@@ -196,7 +196,7 @@ class Complete:
 
 
 @dataclass(frozen=True)
-class Stream:
+class StreamCall:
     """One completion; ``show`` is given it whenever it has grown."""
 
     prompt: Prompt
@@ -244,4 +244,4 @@ class Commit:
         return await backend.acommit(self.prompt)
 
 
-Call: TypeAlias = Complete | Stream | Choose | Commit
+Call: TypeAlias = Complete | StreamCall | Choose | Commit

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
-from sglang.backend.openai.exchange import Exchange, Service, is_reasoning
+from sglang.backend.openai.exchange import Exchange, OpenAIService, is_reasoning
 from sglang.backend.openai.openai_backend import ExchangeBackend
 from sglang.backend.service_backend import MAX_CONCURRENCY, MAX_RETRIES, TIMEOUT_SECONDS
 from sglang.errors import lacking
@@ -52,7 +52,7 @@ class LiteLLM(ExchangeBackend):
         if isinstance(chat_template, str):
             chat_template = template_named(chat_template)
         self.chat_template = chat_template or self.chat_template
-        self.service = Service(
+        self.service = OpenAIService(
             self.name,
             model_name,
             official=False,

@@ -25,7 +25,7 @@ CHOSEN, REJECTED = -0.1, -5.0
 
 
 @dataclass(frozen=True)
-class Call:
+class MockCall:
     """One call a program made. ``kind`` is "gen", "select" or "commit"."""
 
     kind: str
@@ -73,7 +73,7 @@ class Mock(Backend):
         self.chat_template = template_named(chat_template)
         self.constraints = frozenset(constraints)
         self.speculates = speculates
-        self.calls: list[Call] = []
+        self.calls: list[MockCall] = []
         self.flushes = 0
         self._script = script
         self._delay = delay
@@ -131,7 +131,7 @@ class Mock(Backend):
             time.sleep(self._delay)
 
     def _completed(self, prompt: Prompt, params: GenParams) -> list[Completion]:
-        reply = self._answer(Call("gen", prompt, params))
+        reply = self._answer(MockCall("gen", prompt, params))
         n = params.n or 1
         texts = [reply] * n if isinstance(reply, str) else list(reply)
         if len(texts) != n:
@@ -146,7 +146,7 @@ class Mock(Backend):
         yield whole
 
     def _chosen(self, prompt: Prompt, options: Sequence[str], method: ChoicesMethod) -> Decision:
-        answer = self._answer(Call("select", prompt, options=tuple(options)))
+        answer = self._answer(MockCall("select", prompt, options=tuple(options)))
         if self._script is None:
             answer = options[0]
         if answer not in options:
@@ -156,21 +156,21 @@ class Mock(Backend):
         return decision
 
     def _committed(self, prompt: Prompt) -> dict[str, Any]:
-        self._note(Call("commit", prompt))
+        self._note(MockCall("commit", prompt))
         return self._usage(prompt, 0)
 
-    def _note(self, call: Call) -> None:
+    def _note(self, call: MockCall) -> None:
         with self._lock:
             self.calls.append(call)
 
-    def _answer(self, call: Call) -> str | Sequence[str]:
+    def _answer(self, call: MockCall) -> str | Sequence[str]:
         self._note(call)
         reply = self._reply(call)
         if isinstance(reply, BaseException):
             raise reply
         return reply
 
-    def _reply(self, call: Call) -> Reply:
+    def _reply(self, call: MockCall) -> Reply:
         script, text = self._script, call.prompt.text
         if isinstance(script, str):
             return script

@@ -18,7 +18,7 @@ from contextvars import copy_context
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from sglang.backend.settings import global_config
+from sglang.backend.global_settings import global_config
 
 T = TypeVar("T")
 _END = object()

@@ -12,11 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sglang.backend.constraint import Constraint, Dtype, Grammar, JsonSchema, Regex
+from sglang.backend.output_constraint import (
+    Dtype,
+    GrammarConstraint,
+    JsonSchema,
+    OutputConstraint,
+    Regex,
+)
 from sglang.errors import SglangError
 from sglang.ir.media import Media, medium
 from sglang.ir.params import GenParams, given
-from sglang.run.stream import Segment, Stream
+from sglang.run.stream import Stream, TextSegment
 from sglang.run.typed import Typed
 from sglang.run.usage import Usage
 from sglang.state import Program, ProgramState
@@ -73,7 +79,7 @@ class ResultsFile:
             line = self._file.readline()
         record = json.loads(line, object_hook=_decoded)
         stream = Stream(**{name: record[name] for name in STREAM})
-        stream.segments = [Segment(*segment) for segment in stream.segments]
+        stream.segments = [TextSegment(*segment) for segment in stream.segments]
         stream.typed = {n: Typed(_constraint(d)) for n, d in record["constraints"].items()}
         state._executor.interpreter.stream = stream
         state.ret_value = record["ret_value"]
@@ -176,7 +182,7 @@ def _decoded(value: dict[str, Any]) -> Any:
 
 
 @dataclass(frozen=True)
-class _Unnamed(Constraint):
+class _Unnamed(OutputConstraint):
     """Stands for a type that a file cannot name."""
 
     kind = "json_schema"
@@ -189,12 +195,12 @@ class _Unnamed(Constraint):
         )
 
 
-def _described(constraint: Constraint) -> dict[str, Any]:
+def _described(constraint: OutputConstraint) -> dict[str, Any]:
     if isinstance(constraint, Regex):
         return {"regex": constraint.pattern}
     if isinstance(constraint, Dtype):
         return {"dtype": constraint.name}
-    if isinstance(constraint, Grammar):
+    if isinstance(constraint, GrammarConstraint):
         return {constraint.kind: constraint.source}
     assert isinstance(constraint, JsonSchema)
     source = constraint.source
@@ -204,14 +210,14 @@ def _described(constraint: Constraint) -> dict[str, Any]:
     return {"class": place} if _class_at(*place) is source else {"type": repr(source)}
 
 
-def _constraint(described: dict[str, Any]) -> Constraint:
+def _constraint(described: dict[str, Any]) -> OutputConstraint:
     ((kind, value),) = described.items()
     if kind == "regex":
         return Regex(value)
     if kind == "dtype":
         return Dtype(value)
     if kind in ("ebnf", "structural_tag"):
-        return Grammar(kind, value)
+        return GrammarConstraint(kind, value)
     if kind == "json_schema":
         return JsonSchema(value)
     if kind == "class" and (found := _class_at(*value)) is not None:

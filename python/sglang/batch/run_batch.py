@@ -12,9 +12,9 @@ from contextlib import suppress
 from typing import Any
 
 from sglang.backend.base import Backend, Commit, Prompt
-from sglang.backend.settings import global_config
+from sglang.backend.global_settings import global_config
 from sglang.backend.workers import Workers
-from sglang.batch.progress import Progress
+from sglang.batch.batch_progress import BatchProgress
 from sglang.batch.results_file import ResultsFile
 from sglang.compile.tracer import constant_prefix
 from sglang.errors import BatchError, Cancelled, SglangError
@@ -28,7 +28,7 @@ PLAIN = (str, int, float, bool, type(None))
 Started = tuple[ProgramState, "Future[ProgramState]"]
 
 
-class Batch:
+class ProgramBatch:
     """See ``SglFunction.run_batch`` and ``arun_batch``.
 
     At most twice as many items as may run at once are begun ahead of the one that is yielded, so
@@ -65,9 +65,9 @@ class Batch:
         self._file: ResultsFile | None = None
         if results_file is not None:
             self._file = ResultsFile(results_file, program, items, defaults)
-        self._progress: Progress | None = None
+        self._progress: BatchProgress | None = None
         if progress_bar:
-            self._progress = Progress(len(items), restored=len(self._file or ()))
+            self._progress = BatchProgress(len(items), restored=len(self._file or ()))
 
     def run(self) -> Iterator[ProgramState]:
         """States in the order of the items, by threads."""
@@ -198,7 +198,7 @@ class Batch:
             write(self._trace, self._trace_path)
 
 
-def collected(batch: Batch) -> list[ProgramState]:
+def collected(batch: ProgramBatch) -> list[ProgramState]:
     """All states, once all have run. Raises BatchError if some have failed."""
     kept = list(batch.run())
     if not batch.errors:

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 
-from sglang.bench.result import Call, Part, Result
+from sglang.bench.result import BenchCall, Part, Result
 from sglang.bench.target import Target
 from sglang.bench.workload import Conversation, Turn, words
 
@@ -64,7 +64,7 @@ async def _converse(
     results = []
     for number, turn in enumerate(conversation.turns):
         parts.append(_question(turn))
-        call = Call(conversation.number, number, list(parts), turn.output)
+        call = BenchCall(conversation.number, number, list(parts), turn.output)
         result = Result(call.conversation, call.turn, call.output)
         held = perf_counter()
         async with gate:
@@ -79,7 +79,7 @@ async def _converse(
     return results
 
 
-async def _ask(target: Target, call: Call, result: Result, timeout: float) -> None:
+async def _ask(target: Target, call: BenchCall, result: Result, timeout: float) -> None:
     result.sent = perf_counter()
     try:
         await asyncio.wait_for(target.answer(call, result), timeout)
@@ -93,7 +93,9 @@ async def _ask(target: Target, call: Call, result: Result, timeout: float) -> No
 async def _all_at_once(target: Target, conversations: Sequence[Conversation]) -> list[Result]:
     if any(len(conversation.turns) > 1 for conversation in conversations):
         raise ValueError(f"{target.name} answers batches only; it takes no multi-turn workload")
-    calls = [Call(c.number, 0, [_question(c.turns[0])], c.turns[0].output) for c in conversations]
+    calls = [
+        BenchCall(c.number, 0, [_question(c.turns[0])], c.turns[0].output) for c in conversations
+    ]
     results = [Result(call.conversation, 0, call.output) for call in calls]
     now = perf_counter()
     for result in results:

@@ -7,7 +7,7 @@ import inspect
 from time import perf_counter
 from typing import Any
 
-from sglang.bench.result import Call, Result
+from sglang.bench.result import BenchCall, Result
 from sglang.bench.server_target import read_native
 from sglang.bench.target import Target, numbers
 
@@ -28,7 +28,7 @@ class Offline(Target):
 
         self._engine = await asyncio.to_thread(Engine, **self._settings)
 
-    async def answer(self, call: Call, result: Result) -> None:
+    async def answer(self, call: BenchCall, result: Result) -> None:
         sampling = {
             "max_new_tokens": call.output,
             "temperature": 0,

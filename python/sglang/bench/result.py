@@ -18,7 +18,7 @@ class Part:
 
 
 @dataclass(slots=True)
-class Call:
+class BenchCall:
     """One request: the conversation so far, the last part by the user, and tokens to generate."""
 
     conversation: int

@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Any
 
 from sglang.bench.load_client import Http, HttpError
-from sglang.bench.result import Call, Result
+from sglang.bench.result import BenchCall, Result
 from sglang.bench.sse import EventParser
 from sglang.bench.target import Target, numbers
 
@@ -57,7 +57,7 @@ class Endpoint(Target):
             listed = await self._http.json("GET", "/v1/models")
             self._model = listed["data"][0]["id"]
 
-    async def answer(self, call: Call, result: Result) -> None:
+    async def answer(self, call: BenchCall, result: Result) -> None:
         body = self._body(call, self._asking, self._model)
         body.update(self._asking.extra)
         parser = EventParser()
@@ -89,7 +89,7 @@ class Endpoint(Target):
         await self._http.close()
 
 
-def _native_body(call: Call, asking: Asking, model: str) -> dict[str, Any]:
+def _native_body(call: BenchCall, asking: Asking, model: str) -> dict[str, Any]:
     sampling = {"max_new_tokens": call.output, "temperature": 0, "ignore_eos": asking.ignore_eos}
     prompt = {"text": call.text} if asking.as_text else {"input_ids": call.tokens}
     return {**prompt, "sampling_params": sampling, "stream": True}
@@ -116,7 +116,7 @@ def read_native(event: dict[str, Any], result: Result) -> bool:
     return bool(result.output_tokens > before)
 
 
-def _openai_body(call: Call, asking: Asking, model: str) -> dict[str, Any]:
+def _openai_body(call: BenchCall, asking: Asking, model: str) -> dict[str, Any]:
     body: dict[str, Any] = {
         "model": model,
         "max_tokens": call.output,
@@ -129,12 +129,12 @@ def _openai_body(call: Call, asking: Asking, model: str) -> dict[str, Any]:
     return body
 
 
-def _completions_body(call: Call, asking: Asking, model: str) -> dict[str, Any]:
+def _completions_body(call: BenchCall, asking: Asking, model: str) -> dict[str, Any]:
     prompt = call.text if asking.as_text else call.tokens
     return {"prompt": prompt, **_openai_body(call, asking, model)}
 
 
-def _chat_body(call: Call, asking: Asking, model: str) -> dict[str, Any]:
+def _chat_body(call: BenchCall, asking: Asking, model: str) -> dict[str, Any]:
     messages = [{"role": part.role, "content": part.text} for part in call.parts]
     return {"messages": messages, **_openai_body(call, asking, model)}
 
@@ -163,7 +163,7 @@ def read_openai(event: dict[str, Any], result: Result) -> bool:
     return new
 
 
-Body = Callable[[Call, Asking, str], dict[str, Any]]
+Body = Callable[[BenchCall, Asking, str], dict[str, Any]]
 Read = Callable[[dict[str, Any], Result], bool]
 
 PROTOCOLS: dict[str, tuple[str, Body, Read]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sglang.bench.result import Call, Result
+from sglang.bench.result import BenchCall, Result
 
 
 class Target:
@@ -23,11 +23,11 @@ class Target:
     async def start(self) -> None:
         """Get ready. Raises what keeps it from answering."""
 
-    async def answer(self, call: Call, result: Result) -> None:
+    async def answer(self, call: BenchCall, result: Result) -> None:
         """Fill ``result`` in as the answer comes; trouble goes to ``result.error``."""
         raise NotImplementedError
 
-    def answer_all(self, calls: Sequence[Call], results: Sequence[Result]) -> None:
+    def answer_all(self, calls: Sequence[BenchCall], results: Sequence[Result]) -> None:
         """Fill all ``results`` in."""
         raise NotImplementedError
 

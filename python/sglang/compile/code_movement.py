@@ -24,16 +24,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sglang.ir.graph import Graph
+from sglang.ir.graph_passes import fold
 from sglang.ir.graph_steps import MAIN, Argument, Step
-from sglang.ir.location import Location
 from sglang.ir.nodes import ConstantText, Gen, Image, Node, RoleBegin, RoleEnd
 from sglang.ir.params import DEFAULTS, GenParams
-from sglang.ir.passes import fold
-from sglang.run.executor import StreamExecutor
+from sglang.ir.source_location import Location
 from sglang.run.resolve import resolve_backend
+from sglang.run.stream_executor import StreamExecutor
 from sglang.state import ProgramState
 
-Propose = Callable[[Sequence["Piece"]], Sequence[int]]
+Propose = Callable[[Sequence["PromptPiece"]], Sequence[int]]
 
 BOUNDARY = re.compile(r"\s*\n\s*|(?:(?<=[a-z)\]\"'][.!?])|(?<=\A[.!?]))[ \t]+")
 ENDS = (".", "!", "?")
@@ -66,7 +66,7 @@ Template:
 
 
 @dataclass(frozen=True)
-class Piece:
+class PromptPiece:
     """Part of an opening.
 
     Attributes:
@@ -101,10 +101,10 @@ def _shown(node: Node) -> str:
     return f"{{{node.name}}}" if isinstance(node, Argument) else "{image}"
 
 
-def pieces_of(graph: Graph) -> list[Piece]:
+def pieces_of(graph: Graph) -> list[PromptPiece]:
     """The pieces of the main stream's opening, in order."""
     opening, rest = _opening(graph)
-    pieces: list[Piece] = []
+    pieces: list[PromptPiece] = []
     turn = 0
     for begin, step in enumerate(opening):
         if isinstance(step.node, (RoleBegin, RoleEnd)):
@@ -126,14 +126,14 @@ def _opening(graph: Graph) -> tuple[list[Step], list[Step]]:
     return steps[:end], steps[end:]
 
 
-def _cut(steps: Sequence[Step], turn: int) -> list[Piece]:
+def _cut(steps: Sequence[Step], turn: int) -> list[PromptPiece]:
     """The pieces of the turn that ``steps`` begin with."""
-    pieces: list[Piece] = []
+    pieces: list[PromptPiece] = []
     nodes: list[Node] = []
 
     def close(tail: str, location: Location | None) -> None:
         if nodes:
-            pieces.append(Piece(tuple(nodes), tail, turn, location))
+            pieces.append(PromptPiece(tuple(nodes), tail, turn, location))
             nodes.clear()
         elif tail and pieces:
             pieces[-1] = replace(pieces[-1], tail=pieces[-1].tail + tail)
@@ -158,8 +158,8 @@ def _cut(steps: Sequence[Step], turn: int) -> list[Piece]:
     return _glued(pieces)
 
 
-def _glued(pieces: Sequence[Piece]) -> list[Piece]:
-    out: list[Piece] = []
+def _glued(pieces: Sequence[PromptPiece]) -> list[PromptPiece]:
+    out: list[PromptPiece] = []
     for piece in pieces:
         if out and (out[-1].introduces or ITEM.match(str(piece))):
             last = out.pop()
@@ -169,7 +169,7 @@ def _glued(pieces: Sequence[Piece]) -> list[Piece]:
     return out
 
 
-def refusal(pieces: Sequence[Piece], order: Sequence[int]) -> str:
+def refusal(pieces: Sequence[PromptPiece], order: Sequence[int]) -> str:
     """Why ``order``, numbers from 1, must not be taken; "" where it may."""
     if sorted(order) != list(range(1, len(pieces) + 1)):
         return f"{list(order)} is no permutation of 1 to {len(pieces)}"
@@ -185,7 +185,7 @@ def refusal(pieces: Sequence[Piece], order: Sequence[int]) -> str:
     return ""
 
 
-def _ties(first: Piece, second: Piece) -> str:
+def _ties(first: PromptPiece, second: PromptPiece) -> str:
     """The word that forbids ``second`` to come before ``first``, or ""."""
     if first.turn != second.turn:
         return ""
@@ -193,7 +193,7 @@ def _ties(first: Piece, second: Piece) -> str:
     return found[0] if found else ""
 
 
-def _words(piece: Piece) -> str:
+def _words(piece: PromptPiece) -> str:
     return "".join(node.text for node in piece.nodes if isinstance(node, ConstantText))
 
 
@@ -208,7 +208,7 @@ def reorder(graph: Graph, propose: Propose) -> Graph:
     return graph if len(moved.constant_prefix()) < len(graph.constant_prefix()) else moved
 
 
-def _moved(graph: Graph, pieces: Sequence[Piece], order: Sequence[int]) -> Graph:
+def _moved(graph: Graph, pieces: Sequence[PromptPiece], order: Sequence[int]) -> Graph:
     opening, rest = _opening(graph)
     numbers = itertools.count(max(graph.steps()) + 1)
 
@@ -228,7 +228,7 @@ def _moved(graph: Graph, pieces: Sequence[Piece], order: Sequence[int]) -> Graph
     return fold(replace(graph, streams={**graph.streams, MAIN: (*steps, *rest)}))
 
 
-def _turn(pieces: Sequence[Piece], order: Sequence[int], turn: int) -> list[Piece]:
+def _turn(pieces: Sequence[PromptPiece], order: Sequence[int], turn: int) -> list[PromptPiece]:
     """The pieces of one turn in their new order. The white space at the end of the turn stays at
     its end: the piece that is last now and the one that was change it."""
     old = [piece for piece in pieces if piece.turn == turn]
@@ -239,7 +239,7 @@ def _turn(pieces: Sequence[Piece], order: Sequence[int], turn: int) -> list[Piec
     return [replace(piece, tail=tails.get(id(piece), piece.tail)) for piece in new]
 
 
-def constants_first(pieces: Sequence[Piece]) -> list[int]:
+def constants_first(pieces: Sequence[PromptPiece]) -> list[int]:
     """The order with as many constants in front as the rules allow: an upper bound."""
     order: list[int] = []
     left = list(range(1, len(pieces) + 1))
@@ -252,7 +252,7 @@ def constants_first(pieces: Sequence[Piece]) -> list[int]:
     return order
 
 
-def _may_come(number: int, turn: Sequence[int], pieces: Sequence[Piece]) -> bool:
+def _may_come(number: int, turn: Sequence[int], pieces: Sequence[PromptPiece]) -> bool:
     """Whether a piece may come before all others that are left of its turn."""
     piece = pieces[number - 1]
     before = (pieces[n - 1] for n in turn if n < number)
@@ -263,7 +263,7 @@ def propose_with(backend: Any, max_tokens: int = 64) -> Propose:
     """Return a function that asks the model of ``backend``. It raises what the backend raises."""
     params = GenParams(max_new_tokens=max_tokens, temperature=0, stop="\n").over(DEFAULTS)
 
-    def propose(pieces: Sequence[Piece]) -> list[int]:
+    def propose(pieces: Sequence[PromptPiece]) -> list[int]:
         lines = [f"{n}: {' '.join(str(piece).split())}" for n, piece in enumerate(pieces, 1)]
         question = INSTRUCTION + "\n".join(lines) + "\nOrder:"
         state = ProgramState(StreamExecutor(resolve_backend(backend), DEFAULTS, use_thread=False))

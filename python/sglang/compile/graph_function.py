@@ -17,14 +17,14 @@ from sglang.ir.graph_steps import (
     Call,
     GetForkItem,
     Join,
-    Parameter,
+    OpenArgument,
     Step,
     Variable,
     ends_of,
     rebuild,
 )
-from sglang.ir.location import caller
 from sglang.ir.nodes import Fork, node_of
+from sglang.ir.source_location import caller
 from sglang.state import ProgramState
 
 POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -60,7 +60,7 @@ def argument_values(signature: inspect.Signature, *args: Any, **kwargs: Any) -> 
     return values
 
 
-def _declared(parameter: Parameter) -> inspect.Parameter:
+def _declared(parameter: OpenArgument) -> inspect.Parameter:
     kind = inspect.Parameter.KEYWORD_ONLY if parameter.keyword else POSITIONAL
     default = inspect.Parameter.empty if parameter.default is REQUIRED else parameter.default
     return inspect.Parameter(parameter.name, kind, default=default)

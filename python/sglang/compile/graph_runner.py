@@ -26,12 +26,12 @@ from sglang.ir.graph_steps import (
     rebuild,
     variables,
 )
-from sglang.ir.location import Location
 from sglang.ir.nodes import Chain, Fork, Node, SetVariable, node_of
 from sglang.ir.params import DEFAULTS
-from sglang.run.executor import StreamExecutor
+from sglang.ir.source_location import Location
 from sglang.run.forks import concatenation, record_join
 from sglang.run.live_nodes import Later
+from sglang.run.stream_executor import StreamExecutor
 
 
 class GraphSchedule:

@@ -25,16 +25,16 @@ from sglang.ir.graph_steps import (
     Call,
     GetForkItem,
     Join,
-    Parameter,
+    OpenArgument,
     Step,
     Variable,
     rebuild,
 )
-from sglang.ir.location import Location, caller
 from sglang.ir.nodes import Fork, Gen, Image, Node, SeparateReasoning, SetVariable
 from sglang.ir.params import DEFAULTS, GenParams, TypedSchema, given
-from sglang.run.executor import StreamExecutor
+from sglang.ir.source_location import Location, caller
 from sglang.run.live_nodes import Later, StartForks
+from sglang.run.stream_executor import StreamExecutor
 from sglang.state import ForkGroup, Program, ProgramState
 
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -54,12 +54,14 @@ def trace(program: Program, known: Mapping[str, Any]) -> Graph:
     signature = inspect.signature(program.func)
     signature.bind_partial(None, **known)
     open_ = [
-        Parameter(p.name, REQUIRED if p.default is p.empty else p.default, p.kind is p.KEYWORD_ONLY)
+        OpenArgument(
+            p.name, REQUIRED if p.default is p.empty else p.default, p.kind is p.KEYWORD_ONLY
+        )
         for p in list(signature.parameters.values())[1:]
         if p.kind not in VARIADIC and p.name not in known and p.default is not None
     ]
     unknown = {parameter.name: Unknown(Argument(parameter.name)) for parameter in open_}
-    record = Record()
+    record = TracedStreams()
     main = record.stream({})
     with _tracing(record), _refusals_located(program):
         returned = program.func(TracedState(main), **known, **unknown)
@@ -89,12 +91,12 @@ def _refusals_located(program: Program) -> Iterator[None]:
         ) from error
 
 
-def tracing() -> Record | None:
+def tracing() -> TracedStreams | None:
     """What the calling program is traced into; its ``call`` stands for running another one."""
     return _TRACING.get()
 
 
-class Record:
+class TracedStreams:
     """The streams of a program that is being traced."""
 
     def __init__(self) -> None:
@@ -149,7 +151,7 @@ class StepRecorder:
     else an Unknown.
     """
 
-    def __init__(self, record: Record, number: int, values: Mapping[str, Any]) -> None:
+    def __init__(self, record: TracedStreams, number: int, values: Mapping[str, Any]) -> None:
         self.number = number
         self.values = dict(values)
         self.made: dict[str, None] = {}
@@ -327,7 +329,7 @@ class _PrefixExecutor(StreamExecutor):
                 raise PrefixEnd
 
 
-class _PrefixRecord(Record):
+class _PrefixRecord(TracedStreams):
     """Running another program ends the prefix."""
 
     def call(self, *_: object, **__: object) -> ProgramState:
@@ -352,11 +354,11 @@ def constant_prefix(program: Program, backend: Backend, arguments: Mapping[str, 
     return executor.stream.text
 
 
-_TRACING: ContextVar[Record | None] = ContextVar("tracing", default=None)
+_TRACING: ContextVar[TracedStreams | None] = ContextVar("tracing", default=None)
 
 
 @contextmanager
-def _tracing(record: Record) -> Iterator[None]:
+def _tracing(record: TracedStreams) -> Iterator[None]:
     token = _TRACING.set(record)
     try:
         yield

@@ -7,8 +7,8 @@ from typing import Any
 
 from sglang.errors import TraceError
 from sglang.ir.graph_steps import Argument, Variable
-from sglang.ir.location import caller
 from sglang.ir.nodes import Node
+from sglang.ir.source_location import caller
 
 
 class Unknown(Node):

@@ -8,21 +8,21 @@ from typing import Any, NamedTuple
 
 from sglang.backend.base import Backend, Commit
 from sglang.backend.service_backend import ApiBackend
-from sglang.batch.run_batch import Batch
+from sglang.batch.run_batch import ProgramBatch
 from sglang.errors import SglangError
 from sglang.forecast.cache_model import Cache
 from sglang.forecast.doubts import doubts
 from sglang.forecast.explain import rehearsed
-from sglang.forecast.needs import Bill, Biller, Native, Service
-from sglang.forecast.prompt_reader import Reader
+from sglang.forecast.needs import Bill, Biller, NativeBiller, ServiceBiller
+from sglang.forecast.prompt_reader import PromptReader
 from sglang.forecast.prompt_tree import Branch, tree_lines, tree_of
 from sglang.forecast.rehearsal import Answers
-from sglang.forecast.script import Asked, PlanScript, ahead
+from sglang.forecast.script import PlanScript, RehearsedCall, ahead
 from sglang.forecast.token_units import tokens_of
 from sglang.forecast.unknowns import Unknowns
 from sglang.inspect.prices import checked_prices
-from sglang.ir.location import Location
 from sglang.ir.params import GenParams
+from sglang.ir.source_location import Location
 from sglang.run.usage import Usage
 from sglang.state import Program, ProgramState
 
@@ -247,8 +247,8 @@ def plan(
     unknowns = Unknowns()
     asked = _asked(program, backend, items, defaults, given, lengths, unknowns)
     tokens = tokens_of(backend)
-    reader = Reader(tokens, unknowns, backend.chat_template, media_tokens)
-    biller: Biller = Native(backend, reader) if backend.native else Service(reader)
+    reader = PromptReader(tokens, unknowns, backend.chat_template, media_tokens)
+    biller: Biller = NativeBiller(backend, reader) if backend.native else ServiceBiller(reader)
     reader.prepare(prompt for one in asked for prompt in biller.texts(one))
     bills = [biller.bill(one) for one in asked]
     serves = not isinstance(backend, ApiBackend)
@@ -296,10 +296,10 @@ def _asked(
     given: Sequence[Answers],
     lengths: Mapping[str, int],
     unknowns: Unknowns,
-) -> list[Asked]:
+) -> list[RehearsedCall]:
     """The calls of all items, one item after the other."""
-    found: list[Asked] = []
-    batch = Batch(program, items, backend, defaults, limit="auto")
+    found: list[RehearsedCall] = []
+    batch = ProgramBatch(program, items, backend, defaults, limit="auto")
     if text := batch._prefix():
         prefix = batch._ahead(text)
         body = backend.request(Commit(prefix))
@@ -320,7 +320,7 @@ def _asked(
     return found
 
 
-def _planned(asked: Asked, bill: Bill, found: list[int]) -> Planned:
+def _planned(asked: RehearsedCall, bill: Bill, found: list[int]) -> Planned:
     needs = bill.needs
     computed = sum(len(need.prompt) - hit for need, hit in zip(needs, found))
     if bill.several:

@@ -41,14 +41,14 @@ class Need:
     space: str = ""
 
 
-class Node:
+class CacheNode:
     """An edge of the tree, and what hangs below; ``requests`` is how many prompts it is part of."""
 
     __slots__ = ("children", "edge", "requests")
 
     def __init__(self, edge: Units, requests: int) -> None:
         self.edge, self.requests = edge, requests
-        self.children: dict[int, Node] = {}
+        self.children: dict[int, CacheNode] = {}
 
 
 class Cache:
@@ -61,7 +61,7 @@ class Cache:
 
     def __init__(self, page_size: int = 1, share: bool = True) -> None:
         self._page_size, self._share = page_size, share
-        self.roots: dict[str, Node] = {}
+        self.roots: dict[str, CacheNode] = {}
 
     def read(self, need: Need) -> int:
         """How many units of the prompt are found; afterwards all of ``need`` is there."""
@@ -71,7 +71,7 @@ class Cache:
         found = min(found, need.limit) if self._share else 0
         return found - found % self._page_size
 
-    def nodes(self) -> Iterator[Node]:
+    def nodes(self) -> Iterator[CacheNode]:
         """Every node with an edge."""
         stack = [child for root in self.roots.values() for child in root.children.values()]
         while stack:
@@ -85,15 +85,15 @@ class Cache:
 
     def _add(self, space: str, key: Units, requests: int) -> int:
         """How much of ``key`` was there. An edge ends where a prompt does."""
-        node, at = self.roots.setdefault(space, Node(units(), 0)), 0
+        node, at = self.roots.setdefault(space, CacheNode(units(), 0)), 0
         while at < len(key):
             child = node.children.get(key[at])
             if child is None:
-                node.children[key[at]] = Node(key[at:], requests)
+                node.children[key[at]] = CacheNode(key[at:], requests)
                 return at
             length = common(child.edge, key, at)
             if length < len(child.edge):
-                upper = Node(child.edge[:length], child.requests)
+                upper = CacheNode(child.edge[:length], child.requests)
                 child.edge = child.edge[length:]
                 upper.children[child.edge[0]] = child
                 node.children[key[at]] = child = upper

@@ -9,7 +9,7 @@ from typing import Any
 from sglang.backend.base import Choose
 from sglang.forecast.needs import Bill
 from sglang.forecast.rehearsal import Answers
-from sglang.forecast.script import Asked
+from sglang.forecast.script import RehearsedCall
 from sglang.forecast.unknowns import STANDS, Unknowns
 
 NAMED = 4  # of the values that nobody knows
@@ -17,7 +17,7 @@ SERVICE = "an API service keeps its cache as it likes: cached tokens are a hope"
 
 
 def doubts(
-    asked: Sequence[Asked],
+    asked: Sequence[RehearsedCall],
     bills: Sequence[Bill],
     given: Sequence[Answers],
     lengths: Mapping[str, int],
@@ -36,7 +36,7 @@ def doubts(
 
 
 def _of_values(
-    asked: Sequence[Asked],
+    asked: Sequence[RehearsedCall],
     given: Sequence[Answers],
     lengths: Mapping[str, int],
     unknowns: Unknowns,
@@ -53,7 +53,7 @@ def _of_values(
         yield f"a select takes its first option ({_some(chosen)}) and the program goes on from it"
 
 
-def _chosen(asked: Sequence[Asked], given: Sequence[Answers]) -> Iterator[str]:
+def _chosen(asked: Sequence[RehearsedCall], given: Sequence[Answers]) -> Iterator[str]:
     """Selects without an answer after which their item makes calls."""
     last = {one.item: one for one in asked}
     for one in asked:

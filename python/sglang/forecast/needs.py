@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from sglang.backend.base import Backend, Choose, Commit, Prompt
 from sglang.backend.native.native_backend import HEALING_TOKENS
 from sglang.forecast.cache_model import Need, Units, common
-from sglang.forecast.prompt_reader import Reader
-from sglang.forecast.script import Asked
+from sglang.forecast.prompt_reader import PromptReader
+from sglang.forecast.script import RehearsedCall
 from sglang.ir.params import GenParams, strings
 
 CONSTRAINTS = ("regex", "json_schema", "ebnf", "structural_tag")
@@ -32,27 +32,27 @@ class Bill:
 
 
 class Biller(Protocol):
-    def texts(self, asked: Asked) -> Iterator[Prompt]:
+    def texts(self, asked: RehearsedCall) -> Iterator[Prompt]:
         """All prompts that ``bill`` will read."""
 
-    def bill(self, asked: Asked) -> Bill:
+    def bill(self, asked: RehearsedCall) -> Bill:
         """What the call needs."""
 
 
-class Native:
+class NativeBiller:
     """Calls of a runtime of ours, by what its ``/generate`` computes."""
 
-    def __init__(self, backend: Backend, reader: Reader) -> None:
+    def __init__(self, backend: Backend, reader: PromptReader) -> None:
         self._reader = reader
         self._stops = frozenset(backend.chat_template.stop)
 
-    def texts(self, asked: Asked) -> Iterator[Prompt]:
+    def texts(self, asked: RehearsedCall) -> Iterator[Prompt]:
         prompt = asked.call.prompt
         yield prompt
         for text in asked.call.options if isinstance(asked.call, Choose) else asked.texts:
             yield replace(prompt, text=prompt.text + text)
 
-    def bill(self, asked: Asked) -> Bill:
+    def bill(self, asked: RehearsedCall) -> Bill:
         call, space = asked.call, asked.call.prompt.lora_path
         prompt = self._reader.units(call.prompt)
         if isinstance(call, Commit):
@@ -79,7 +79,7 @@ class Native:
             return whole[len(read) :]
         return self._reader.behind(text)  # the tokenizer joins the two, which a model cannot
 
-    def _kept(self, asked: Asked, length: int, text: str) -> int:
+    def _kept(self, asked: RehearsedCall, length: int, text: str) -> int:
         """How many drawn tokens were computed: what ends a text is drawn last and is not. A text
         that nobody knows is taken to be as long as it may, and where stops or end tokens are to end
         it, to end by one right there; where end tokens are ignored, by its length."""
@@ -119,16 +119,16 @@ class Native:
                 yield Need(alone, _limit(alone, 0, len(alone)), space=space)
 
 
-class Service:
+class ServiceBiller:
     """Calls of any other backend, by the texts of the bodies that it sends."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: PromptReader) -> None:
         self._reader = reader
 
-    def texts(self, asked: Asked) -> Iterator[Prompt]:
+    def texts(self, asked: RehearsedCall) -> Iterator[Prompt]:
         return iter(())
 
-    def bill(self, asked: Asked) -> Bill:
+    def bill(self, asked: RehearsedCall) -> Bill:
         call, body = asked.call, asked.request.body
         params = call.params if not isinstance(call, (Choose, Commit)) else GenParams()
         rows = self._rows(call.prompt, body)

@@ -14,7 +14,7 @@ from sglang.backend.base import Prompt
 from sglang.backend.native.native_backend import parts_of
 from sglang.errors import SglangError
 from sglang.forecast.cache_model import Units, units
-from sglang.forecast.token_units import Tokens
+from sglang.forecast.token_units import UnitTokens
 from sglang.forecast.unknowns import STANDS, Unknowns, run
 from sglang.ir.chat_template import ChatTemplate
 
@@ -34,12 +34,12 @@ class Line:
     special: bool
 
 
-class Reader:
+class PromptReader:
     """``media_tokens``: how many tokens an image or video counts for; None: they are refused."""
 
     def __init__(
         self,
-        tokens: Tokens,
+        tokens: UnitTokens,
         unknowns: Unknowns,
         template: ChatTemplate,
         media_tokens: int | None,

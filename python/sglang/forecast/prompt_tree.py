@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from sglang.forecast.cache_model import Cache, Node, Units
-from sglang.forecast.prompt_reader import Reader
-from sglang.forecast.token_units import Tokens
+from sglang.forecast.cache_model import Cache, CacheNode, Units
+from sglang.forecast.prompt_reader import PromptReader
+from sglang.forecast.token_units import UnitTokens
 
 UNITS = 24  # of an edge, whose text is kept
 CHARACTERS = 48  # of its text, that are printed
@@ -25,7 +25,7 @@ class Branch(NamedTuple):
     children: tuple[Branch, ...]
 
 
-def tree_of(cache: Cache, reader: Reader, tokens: Tokens) -> tuple[Branch, ...]:
+def tree_of(cache: Cache, reader: PromptReader, tokens: UnitTokens) -> tuple[Branch, ...]:
     """The edges that are part of prompts, those of one path and the same prompts as one."""
     cuts = _cuts(cache)
     stretches = [reader.text(cut.edge) for cut in cuts]
@@ -50,7 +50,7 @@ class _Cut(NamedTuple):
     requests: int
 
 
-def _read(node: Node) -> list[Node]:
+def _read(node: CacheNode) -> list[CacheNode]:
     return [child for child in node.children.values() if child.requests]
 
 

@@ -12,18 +12,18 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from sglang.backend.base import Backend, Call, Choose, Commit, Completion, Prompt
-from sglang.backend.constraint import Constraint
 from sglang.backend.mock import decided
-from sglang.compile.tracer import Record
+from sglang.backend.output_constraint import OutputConstraint
+from sglang.compile.tracer import TracedStreams
 from sglang.errors import SglangError, Unsupported
-from sglang.ir.location import Location, caller
 from sglang.ir.nodes import REASONING, Gen, Node, Select
 from sglang.ir.params import GenParams, strings
-from sglang.run.executor import StreamExecutor
+from sglang.ir.source_location import Location, caller
 from sglang.run.interpreter import NO_COST, Interpreter, Steps
 from sglang.run.live_nodes import StartForks
 from sglang.run.run_scope import Run
 from sglang.run.speculation import Pending
+from sglang.run.stream_executor import StreamExecutor
 from sglang.state import Program, ProgramState
 
 Answers = Mapping[str, str | Sequence[str]]
@@ -150,7 +150,7 @@ class Absent(Backend):
         )
 
 
-class Stage(Record):
+class Stage(TracedStreams):
     """Where programs run that an explained one runs."""
 
     def __init__(self, script: Script) -> None:
@@ -172,7 +172,7 @@ class Stage(Record):
         return self._script.carry_out(program, chosen, args, arguments, params)
 
 
-class Reply(NamedTuple):
+class ScriptedReply(NamedTuple):
     """How the next call is answered: by ``text(number)`` for each of its n texts."""
 
     name: str | None
@@ -194,7 +194,7 @@ class Rehearsal(Interpreter):
         )
         self._script = script
         self._node: Node | None = None
-        self._reply = Reply(None, partial(script.text, None), {})
+        self._reply = ScriptedReply(None, partial(script.text, None), {})
 
     def visit(self, node: Node) -> None:
         """Do all that the node does; no call is left over."""
@@ -208,12 +208,16 @@ class Rehearsal(Interpreter):
                     answer = self._answer(steps.send(answer))
 
     def _asked(
-        self, node: Gen, params: GenParams, constraint: Constraint | None, model_type: str = ""
+        self,
+        node: Gen,
+        params: GenParams,
+        constraint: OutputConstraint | None,
+        model_type: str = "",
     ) -> Steps:
         """A placeholder satisfies every constraint."""
         held = constraint if node.name in self._script.answers else None
         thought = self._thought(node.name) if model_type else {}
-        self._reply = Reply(node.name, partial(self._script.text, node.name), thought)
+        self._reply = ScriptedReply(node.name, partial(self._script.text, node.name), thought)
         yield from super()._asked(node, params, held, model_type)
 
     def _thought(self, name: str | None) -> dict[str, Any]:
@@ -223,7 +227,7 @@ class Rehearsal(Interpreter):
         """What the model would write beyond the stop is not known: nothing is saved."""
         stop = strings(params.stop)[0]
         meta = {"finish_reason": {"type": "length", "length": 1}}
-        self._reply = Reply(name, lambda _: self._script.text(name) + stop, meta)
+        self._reply = ScriptedReply(name, lambda _: self._script.text(name) + stop, meta)
         yield from super()._speculated(name, params)
 
     def _one_reply(
@@ -232,7 +236,7 @@ class Rehearsal(Interpreter):
         """The reply follows the pattern."""
         names = [item.name for item in pattern if isinstance(item, Pending)]
         shown = ", ".join(filter(None, names))
-        self._reply = Reply(shown, lambda _: self._following(pattern), {})
+        self._reply = ScriptedReply(shown, lambda _: self._following(pattern), {})
         found = yield from super()._one_reply(params, pattern)
         self._script.untake(names[len(found) :])
         return found

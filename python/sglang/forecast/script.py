@@ -9,9 +9,9 @@ from typing import Any
 from sglang.backend.base import Call, Choose, Commit, Prompt
 from sglang.forecast.rehearsal import Answers, Request, Script
 from sglang.forecast.unknowns import Unknowns
-from sglang.ir.location import Location
 from sglang.ir.nodes import REASONING
 from sglang.ir.params import GenParams, given
+from sglang.ir.source_location import Location
 
 # Of these the first tokens of a text do not depend.
 LENGTHS = ("max_new_tokens", "n", "stop", "stop_token_ids", "stop_regex", "ignore_eos")
@@ -19,7 +19,7 @@ SAMPLING = ("top_p", "top_k", "min_p", "seed", "temperature")
 
 
 @dataclass(frozen=True)
-class Asked:
+class RehearsedCall:
     """A call, the request that it makes, and the texts that answered it.
 
     ``item`` is the item's number, None for what is computed ahead of all.
@@ -45,7 +45,7 @@ class PlanScript(Script):
         answers: Answers,
         lengths: Mapping[str, int],
         unknowns: Unknowns,
-        asked: list[Asked],
+        asked: list[RehearsedCall],
     ) -> None:
         super().__init__(answers)
         self._item, self._lengths = item, lengths
@@ -59,7 +59,7 @@ class PlanScript(Script):
     def note(self, title: str, body: dict[str, Any], call: Call) -> None:
         super().note(title, body, call)
         if body and not (isinstance(call, Commit) and not call.prompt.text):
-            self._asked.append(Asked(self._item, self.requests[-1], call))
+            self._asked.append(RehearsedCall(self._item, self.requests[-1], call))
 
     def replied(self, texts: list[str]) -> None:
         self._asked[-1] = replace(self._asked[-1], texts=tuple(texts))
@@ -90,6 +90,6 @@ def _key(prompt: Prompt, params: GenParams, number: int, place: int) -> Hashable
     return prompt.text, media, prompt.parallel, prompt.lora_path, repr(values), number
 
 
-def ahead(prompt: Prompt, body: dict[str, Any]) -> Asked:
+def ahead(prompt: Prompt, body: dict[str, Any]) -> RehearsedCall:
     """What a batch has computed before its items."""
-    return Asked(None, Request("ahead of the batch", Location("", 0), body), Commit(prompt))
+    return RehearsedCall(None, Request("ahead of the batch", Location("", 0), body), Commit(prompt))

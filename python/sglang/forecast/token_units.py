@@ -12,7 +12,7 @@ from sglang.forecast.cache_model import Units, units
 BYTES = 4  # of English text a token, in the vocabularies of large models
 
 
-class Tokens(Protocol):
+class UnitTokens(Protocol):
     """``said`` tells in words how tokens were counted; "" where exactly."""
 
     said: str
@@ -24,7 +24,7 @@ class Tokens(Protocol):
         """Their texts."""
 
 
-def tokens_of(backend: Backend) -> Tokens:
+def tokens_of(backend: Backend) -> UnitTokens:
     """The backend's own tokenizer; else tiktoken's for its model; else an estimate."""
     try:
         backend.tokenize([])
@@ -90,7 +90,7 @@ def _served(backend: Backend) -> str:
     return str(getattr(getattr(backend, "service", None), "model", ""))
 
 
-def _published(model: str) -> Tokens:
+def _published(model: str) -> UnitTokens:
     """Of a model that is served elsewhere."""
     try:
         import tiktoken

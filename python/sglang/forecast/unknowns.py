@@ -16,7 +16,7 @@ BASE = 1 << 40  # above every token id
 ROOM = 1 << 21  # units of one unknown text
 
 
-class Unknown(NamedTuple):
+class UnknownText(NamedTuple):
     """A text that is not known: what to call it, its number, its length in tokens."""
 
     label: str
@@ -30,8 +30,8 @@ class Unknowns:
     def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {}
         self._labels: list[str] = []
-        self._pairs: dict[Unknown, str] = {}
-        self._texts: dict[str, Unknown] = {}
+        self._pairs: dict[UnknownText, str] = {}
+        self._texts: dict[str, UnknownText] = {}
 
     def number(self, key: Hashable, label: str) -> int:
         """The number that goes with ``key``."""
@@ -42,7 +42,7 @@ class Unknowns:
 
     def pair(self, key: Hashable, label: str, length: int) -> str:
         """A text of two characters that stands for ``length`` tokens."""
-        unknown = Unknown(label, self.number(key, label), length)
+        unknown = UnknownText(label, self.number(key, label), length)
         if unknown not in self._pairs:
             place = FIRST + len(self._pairs)
             place += len(_SKIPPED) if place >= _SKIPPED.start else 0
@@ -55,7 +55,7 @@ class Unknowns:
             self._texts[MARK + chr(place)] = unknown
         return self._pairs[unknown]
 
-    def of(self, text: str) -> Unknown | None:
+    def of(self, text: str) -> UnknownText | None:
         """What a text stands for."""
         return self._texts.get(text)
 

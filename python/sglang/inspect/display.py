@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from sglang.backend.base import Choose, Commit
-from sglang.inspect.pieces import Piece, pieces_of
+from sglang.inspect.text_pieces import TextPiece, pieces_of
 from sglang.ir.params import chosen
-from sglang.run.history import Entry
-from sglang.run.stream import Segment, Stream
+from sglang.run.history import HistoryEntry
+from sglang.run.stream import Stream, TextSegment
 
 if TYPE_CHECKING:
-    from sglang.run.executor import StreamExecutor
+    from sglang.run.stream_executor import StreamExecutor
 
 COLOURS = {"gen": 32, "select": 36, "media": 35, "template": 2, "title": 1, "error": 31}
 HEADINGS = ("", "prompt", "cached", "new", "finish", "seconds")
@@ -44,7 +44,7 @@ class Paint:
         text = printable(text)
         return f"\x1b[{COLOURS[kind]}m{text}\x1b[0m" if self._colours and text else text
 
-    def piece(self, piece: Piece) -> str:
+    def piece(self, piece: TextPiece) -> str:
         """A piece of a state's text."""
         if piece.segment is None:
             return printable(piece.text) if piece.kind == "text" else self("template", piece.text)
@@ -67,7 +67,7 @@ def show(executor: StreamExecutor, file: TextIO | None = None) -> None:
     print("\n".join(lines), file=file)
 
 
-def print_history(entries: Sequence[Entry], file: TextIO | None = None) -> None:
+def print_history(entries: Sequence[HistoryEntry], file: TextIO | None = None) -> None:
     """Print calls: what was asked, with the parameters that were set, and what came back."""
     paint = Paint(file)
     for number, entry in enumerate(entries, 1):
@@ -105,7 +105,7 @@ def printable(text: str) -> str:
     return UNPRINTABLE.sub(lambda c: chr(0x2400 + ord(c[0])) if c[0] < " " else "\ufffd", text)
 
 
-def title(segment: Segment) -> str:
+def title(segment: TextSegment) -> str:
     """``gen joke``"""
     return f"{segment.kind} {segment.name}" if segment.name else segment.kind
 
@@ -118,7 +118,7 @@ def costs_of(stream: Stream) -> list[Cost]:
     return [_cost(s, stream.meta.get(s.name or "")) for s in stream.segments if s.kind != "media"]
 
 
-def _cost(segment: Segment, latest: Any) -> Cost:
+def _cost(segment: TextSegment, latest: Any) -> Cost:
     """``latest``: meta_info of the variable, a list of them where n > 1."""
     meta = segment.meta or {}
     usage = meta.get("usage", meta)
@@ -167,7 +167,7 @@ def _kind(call: Any) -> str:
     return "select" if isinstance(call, Choose) else "commit" if isinstance(call, Commit) else "gen"
 
 
-def _call(entry: Entry, paint: Paint) -> Iterator[str]:
+def _call(entry: HistoryEntry, paint: Paint) -> Iterator[str]:
     prompt = entry.call.prompt
     yield printable(prompt.text)
     if not prompt.text:
@@ -189,7 +189,7 @@ def _call(entry: Entry, paint: Paint) -> Iterator[str]:
         yield "not answered yet"
 
 
-def _options(entry: Entry, paint: Paint) -> Iterator[str]:
+def _options(entry: HistoryEntry, paint: Paint) -> Iterator[str]:
     decision = entry.answer
     scores = decision.meta.get("normalized_prompt_logprobs", ()) if decision else ()
     for number, option in enumerate(entry.call.options):

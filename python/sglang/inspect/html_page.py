@@ -10,10 +10,10 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from sglang.inspect.display import HEADINGS, Cost, costs_of, note_of, printable, snapshot, title
-from sglang.inspect.pieces import Piece, pieces_of
+from sglang.inspect.text_pieces import TextPiece, pieces_of
 
 if TYPE_CHECKING:
-    from sglang.run.executor import StreamExecutor
+    from sglang.run.stream_executor import StreamExecutor
 
 MAX_IMAGE_BYTES = 1 << 20
 MAX_HOVER_CHARS = 1000
@@ -58,7 +58,7 @@ def _turn(role: str, inside: Iterator[str]) -> str:
     return f'<div style="{border};{TEXT}">{label}{"".join(inside)}</div>'
 
 
-def _piece(piece: Piece) -> str:
+def _piece(piece: TextPiece) -> str:
     segment = piece.segment
     if segment is None:
         return _safe(piece.text) if piece.kind == "text" else _span(piece.text, PIECES["template"])

@@ -24,10 +24,10 @@ from sglang.ir.graph_steps import (
     REQUIRED,
     Argument,
     Call,
-    Edge,
+    Dependency,
     GetForkItem,
     Join,
-    Parameter,
+    OpenArgument,
     Step,
     Variable,
     awaited,
@@ -69,7 +69,7 @@ class Graph:
     """
 
     name: str
-    arguments: tuple[Parameter, ...]
+    arguments: tuple[OpenArgument, ...]
     streams: Mapping[int, tuple[Step, ...]]
     result: Any = None
     num_api_spec_tokens: int | None = None
@@ -82,7 +82,7 @@ class Graph:
         """The stream of each step."""
         return {step.number: s for s, steps in self.streams.items() for step in steps}
 
-    def dependencies(self) -> list[Edge]:
+    def dependencies(self) -> list[Dependency]:
         """What waits for what: the order inside each stream, and between streams the values read,
         forks and joins. Raises ValueError for a step that is waited for and does not exist."""
         homes, edges = self.homes(), []
@@ -93,7 +93,7 @@ class Graph:
                 for number in dict.fromkeys([*before, *awaited(step.node)]):
                     if number not in homes:
                         raise ValueError(f"{step} waits for step {number}, which does not exist")
-                    edges.append(Edge(number, step.number, homes[number] != stream))
+                    edges.append(Dependency(number, step.number, homes[number] != stream))
                 previous = step.number
         return edges
 
@@ -217,7 +217,7 @@ class Graph:
         return "\n".join(lines)
 
 
-def _cycle(left: Mapping[int, Step], edges: list[Edge]) -> str:
+def _cycle(left: Mapping[int, Step], edges: list[Dependency]) -> str:
     """A message that names one cycle among the steps that are ``left``."""
     before = {edge.after: edge.before for edge in edges if edge.before in left}
     path = [next(iter(left))]
@@ -302,7 +302,7 @@ def described(node: object) -> str:
     return " ".join(words)
 
 
-def _shown_parameter(parameter: Parameter) -> str:
+def _shown_parameter(parameter: OpenArgument) -> str:
     if parameter.default is REQUIRED:
         return parameter.name
     return f"{parameter.name}={_shown_value(parameter.default)}"

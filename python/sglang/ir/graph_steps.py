@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from sglang.ir.location import Location
 from sglang.ir.nodes import Image, Node, SeparateReasoning, SetVariable, node_of
 from sglang.ir.params import GenParams
+from sglang.ir.source_location import Location
 
 MAIN = 0
 GATHER = "gather_variable"
@@ -89,7 +89,7 @@ REQUIRED: Any = _Required()
 
 
 @dataclass(frozen=True)
-class Parameter:
+class OpenArgument:
     """An argument that is given when the graph runs; ``keyword``: by name only."""
 
     name: str
@@ -97,7 +97,7 @@ class Parameter:
     keyword: bool = False
 
 
-class Edge(NamedTuple):
+class Dependency(NamedTuple):
     """Step ``after`` waits for step ``before``; ``inter``: they are of two streams."""
 
     before: int

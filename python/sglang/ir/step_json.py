@@ -20,14 +20,14 @@ from sglang.ir.graph_steps import (
     Call,
     GetForkItem,
     Join,
-    Parameter,
+    OpenArgument,
     Step,
     Variable,
 )
-from sglang.ir.location import Location
 from sglang.ir.media import Media
 from sglang.ir.nodes import Node
 from sglang.ir.params import NAMES, GenParams, TypedSchema, given
+from sglang.ir.source_location import Location
 
 OPS: dict[str, type[Node]] = {
     op.__name__: op
@@ -39,7 +39,7 @@ OPS: dict[str, type[Node]] = {
 }  # fmt: skip
 
 
-def encode_parameter(parameter: Parameter) -> dict[str, Any]:
+def encode_parameter(parameter: OpenArgument) -> dict[str, Any]:
     """Return an argument of the graph as JSON data."""
     body: dict[str, Any] = {"name": parameter.name}
     if parameter.keyword:
@@ -50,11 +50,11 @@ def encode_parameter(parameter: Parameter) -> dict[str, Any]:
     return body
 
 
-def decode_parameter(body: Any) -> Parameter:
+def decode_parameter(body: Any) -> OpenArgument:
     """Return the argument that ``encode_parameter`` made. Raise ValueError for other data."""
     fields = fields_of(body, "an argument", ("name", "default", "keyword"), ("name",))
     default = decode_value(fields["default"]) if "default" in fields else REQUIRED
-    return Parameter(fields["name"], default, fields.get("keyword", False))
+    return OpenArgument(fields["name"], default, fields.get("keyword", False))
 
 
 def encode_step(step: Step) -> dict[str, Any]:

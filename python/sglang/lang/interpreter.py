@@ -1,6 +1,6 @@
 """The states of programs under upstream's names."""
 
-from sglang.run.executor import StreamExecutor
+from sglang.run.stream_executor import StreamExecutor
 from sglang.state import ForkGroup, ProgramState
 
 ProgramStateGroup = ForkGroup

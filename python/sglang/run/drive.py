@@ -6,7 +6,7 @@ from collections.abc import Generator
 from contextlib import nullcontext
 from typing import Any
 
-from sglang.backend.base import Backend, Call, Complete, Stream
+from sglang.backend.base import Backend, Call, Complete, StreamCall
 from sglang.backend.cancel import Cancellation
 from sglang.run.history import HISTORY
 from sglang.run.recording import Visit
@@ -61,4 +61,4 @@ async def adrive(
 
 def _kept(call: Call) -> Call:
     """The call without its reader, as the history outlives the run."""
-    return Complete(call.prompt, call.params) if isinstance(call, Stream) else call
+    return Complete(call.prompt, call.params) if isinstance(call, StreamCall) else call

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any
 
 from sglang.errors import ProgramError, SglangError, located
-from sglang.ir.location import Location
+from sglang.ir.source_location import Location
 
 
 class Failure:

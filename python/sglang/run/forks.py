@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 
 from sglang.errors import SglangError
-from sglang.ir.location import Location
 from sglang.ir.nodes import Node, Parallel
-from sglang.run.executor import StreamExecutor
+from sglang.ir.source_location import Location
 from sglang.run.live_nodes import Later
+from sglang.run.stream_executor import StreamExecutor
 
 
 def record_join(parent: StreamExecutor, forks: Sequence[StreamExecutor], mode: str) -> None:

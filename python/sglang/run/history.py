@@ -14,7 +14,7 @@ KEPT = 100
 
 
 @dataclass
-class Entry:
+class HistoryEntry:
     """One call.
 
     Attributes:
@@ -37,13 +37,13 @@ class History:
     """The last ``kept`` calls, oldest first. Thread-safe."""
 
     def __init__(self, kept: int = KEPT) -> None:
-        self._entries: deque[Entry] = deque(maxlen=kept)
+        self._entries: deque[HistoryEntry] = deque(maxlen=kept)
         self._lock = threading.Lock()
 
     @contextmanager
-    def call(self, backend: str, call: Any) -> Iterator[Entry]:
+    def call(self, backend: str, call: Any) -> Iterator[HistoryEntry]:
         """An entry for a call that is made inside; its maker sets ``answer``."""
-        entry = Entry(backend, call, began=time.time())
+        entry = HistoryEntry(backend, call, began=time.time())
         with self._lock:
             self._entries.append(entry)
         try:
@@ -54,7 +54,7 @@ class History:
         finally:
             entry.ended = time.time()
 
-    def last(self, count: int) -> list[Entry]:
+    def last(self, count: int) -> list[HistoryEntry]:
         """The last ``count`` entries, oldest first."""
         with self._lock:
             return list(self._entries)[-count:] if count > 0 else []

@@ -13,10 +13,9 @@ from typing import Any, ClassVar, TypeAlias
 
 from sglang.backend import base
 from sglang.backend.base import Backend, Call, Choose, Complete, Completion, Prompt
-from sglang.backend.constraint import Constraint, constraint_of
+from sglang.backend.output_constraint import OutputConstraint, constraint_of
 from sglang.errors import SglangError, Unsupported
 from sglang.ir.choices import METHODS, ChoicesMethod
-from sglang.ir.location import Location
 from sglang.ir.media import medium
 from sglang.ir.nodes import (
     REASONING,
@@ -36,11 +35,12 @@ from sglang.ir.nodes import (
     SetVariable,
 )
 from sglang.ir.params import GenParams, strings
+from sglang.ir.source_location import Location
 from sglang.run import reasoning, speculation
 from sglang.run.live_nodes import StartForks
 from sglang.run.retry import answer_of, valid_completions
 from sglang.run.speculation import Pending, Speculation
-from sglang.run.stream import Segment, Stream
+from sglang.run.stream import Stream, TextSegment
 from sglang.run.typed import Typed
 from sglang.run.usage import Usage
 
@@ -125,7 +125,9 @@ class Interpreter:
         start = len(stream.text)
         stream.text += self.backend.chat_template.marker(found.kind)
         stream.media.append((start, len(stream.text), found))
-        stream.segments.append(Segment("media", start, len(stream.text), None, {"media": found}))
+        stream.segments.append(
+            TextSegment("media", start, len(stream.text), None, {"media": found})
+        )
 
     def _parallel(self, node: Parallel) -> None:
         stream, ranges = self.stream, []
@@ -171,7 +173,7 @@ class Interpreter:
         self,
         node: Gen,
         params: GenParams,
-        constraint: Constraint | None,
+        constraint: OutputConstraint | None,
         model_type: str = "",
     ) -> Steps:
         """The gen by calls of its own."""
@@ -186,7 +188,7 @@ class Interpreter:
             )
         elif self.streaming and (params.n or 1) == 1:
             show = partial(self._show, node.name, stream.text, model_type)
-            completions = yield base.Stream(self._prompt(params), params, show)
+            completions = yield base.StreamCall(self._prompt(params), params, show)
         else:
             completions = yield Complete(self._prompt(params), params)
         self._account(completions)
@@ -230,7 +232,7 @@ class Interpreter:
         stream = self.stream
         texts, metas = [c.text for c in completions], [c.meta for c in completions]
         stream.text = stream.text[:start] + texts[0]
-        stream.segments.append(Segment("gen", start, len(stream.text), name, metas[0]))
+        stream.segments.append(TextSegment("gen", start, len(stream.text), name, metas[0]))
         if name is not None:
             thoughts = [meta.get("reasoning_content") for meta in metas]
             if thoughts[0] is not None:
@@ -313,7 +315,9 @@ class Interpreter:
         method = node.method if isinstance(node.method, ChoicesMethod) else METHODS[node.method]
         decision = yield Choose(self._prompt(self.defaults), node.choices, method)
         stream.text += decision.text
-        stream.segments.append(Segment("select", start, len(stream.text), node.name, decision.meta))
+        stream.segments.append(
+            TextSegment("select", start, len(stream.text), node.name, decision.meta)
+        )
         self.usage.add(decision.meta.get("usage", {}))
         if node.name is not None:
             stream.define(node.name, decision.text, decision.meta)

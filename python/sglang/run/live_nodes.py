@@ -15,7 +15,7 @@ from sglang.run.failure import Failure
 from sglang.run.stream import Stream
 
 
-class Source(Protocol):
+class Awaited(Protocol):
     """An executor whose values another executor waits for."""
 
     def call_when_settled(self, name: str | None, call: Callable[[], None]) -> bool:
@@ -25,7 +25,7 @@ class Source(Protocol):
         """
 
 
-class Branch(Protocol):
+class Startable(Protocol):
     """An executor that starts when its parent reaches the fork."""
 
     interpreter: Any
@@ -33,7 +33,7 @@ class Branch(Protocol):
     def start(self, stream: Stream) -> None:
         """Start with a copy of what the parent has made so far."""
 
-    def end(self, failure: Failure) -> list[Branch]:
+    def end(self, failure: Failure) -> list[Startable]:
         """End with ``failure``. Return the branches that will never start."""
 
 
@@ -46,7 +46,7 @@ class Later(Node):
     variables that the node will make.
     """
 
-    sources: tuple[tuple[Source, str | None], ...]
+    sources: tuple[tuple[Awaited, str | None], ...]
     then: Callable[[], Node]
     defines: tuple[str, ...] = ()
 
@@ -58,4 +58,4 @@ class Later(Node):
 class StartForks(Node):
     """Start the executors ``children`` with copies of the text so far."""
 
-    children: tuple[Branch, ...]
+    children: tuple[Startable, ...]

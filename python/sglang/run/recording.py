@@ -16,16 +16,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sglang.backend.base import Backend, Call, Choose, Commit, Completion
-from sglang.backend.base import Stream as StreamCall
+from sglang.backend.base import Backend, Call, Choose, Commit, Completion, StreamCall
 from sglang.backend.call_observer import OBSERVER
 from sglang.errors import Cancelled
-from sglang.ir.location import Location
 from sglang.ir.params import chosen
+from sglang.ir.source_location import Location
 from sglang.run.answer_facts import facts_of
 from sglang.run.failure import Failure
 from sglang.run.stream import Stream
-from sglang.run.trace_record import Group, Lane, LaneJoin, Span, TraceRecord
+from sglang.run.trace_record import LaneJoin, TraceGroup, TraceLane, TraceRecord, TraceSpan
 
 PROMPT_CHARS, TEXT_CHARS, ERROR_CHARS = 600, 4000, 500
 CANCELS = (KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, Cancelled)
@@ -50,8 +49,8 @@ class Recording:
     ) -> None:
         self.trace, self._on_end, self.cancelled = trace, on_end, False
         inside = outer.group.number if outer is not None and outer.trace is trace else None
-        self.group: Group = Group(next(trace.numbers), name, parent=inside, inline=inline)
-        self.track = Track(self, Lane(next(trace.numbers), self.group.number))
+        self.group: TraceGroup = TraceGroup(next(trace.numbers), name, parent=inside, inline=inline)
+        self.track = Track(self, TraceLane(next(trace.numbers), self.group.number))
 
     @contextmanager
     def of(self, args: Sequence[Any], arguments: Mapping[str, Any] | None) -> Iterator[None]:
@@ -86,7 +85,7 @@ class Recording:
 class Track:
     """Records one lane."""
 
-    def __init__(self, recording: Recording, lane: Lane) -> None:
+    def __init__(self, recording: Recording, lane: TraceLane) -> None:
         self.recording, self.lane = recording, lane
 
     def _number(self) -> int:
@@ -104,7 +103,7 @@ class Track:
     def _below(self, **about: Any) -> Track:
         """A lane that belongs to this one."""
         now = self.recording.now()
-        lane = Lane(self._number(), self.lane.group, self.lane.number, asked=now, **about)
+        lane = TraceLane(self._number(), self.lane.group, self.lane.number, asked=now, **about)
         self.recording.trace.lanes.append(lane)
         return Track(self.recording, lane)
 
@@ -131,21 +130,21 @@ class Track:
         """A node that may need the model."""
         return Visit(self, names, location, stream)
 
-    def add(self, kind: str, name: str, parent: Span | None = None) -> Span:
+    def add(self, kind: str, name: str, parent: TraceSpan | None = None) -> TraceSpan:
         """A span that begins now."""
-        span = Span(self._number(), self.lane.number, kind, name, self.recording.now())
+        span = TraceSpan(self._number(), self.lane.number, kind, name, self.recording.now())
         span.parent = None if parent is None else parent.number
         self.recording.trace.spans.append(span)
         return span
 
-    def close(self, span: Span, error: BaseException | None = None) -> None:
+    def close(self, span: TraceSpan, error: BaseException | None = None) -> None:
         """The span ends now."""
         gone = error is not None and self.recording.cancelled
         span.error = told(error)
         span.end = max(span.begin, self.recording.now())
         span.status = "cancelled" if gone else status_of(error)
 
-    def wait(self) -> Span:
+    def wait(self) -> TraceSpan:
         """The program begins to wait for this lane; to be closed."""
         return self.add("wait", "wait")
 
@@ -159,7 +158,7 @@ class Visit:
     ) -> None:
         self.track, self._names, self._location, self._stream = track, names, location, stream
         self._before = len(stream.segments)
-        self.span: Span | None = None
+        self.span: TraceSpan | None = None
 
     def __enter__(self) -> Visit:
         return self
@@ -184,7 +183,7 @@ class Visit:
         span.name = ", ".join(segment.name for segment in written if segment.name) or span.name
         self.track.close(span, error)
 
-    def _begin(self, kind: str) -> Span:
+    def _begin(self, kind: str) -> TraceSpan:
         span = self.span = self.track.add(kind, ", ".join(self._names))
         span.source, span.code = place(self._location)
         return span
@@ -217,7 +216,7 @@ class RecordedCall:
     itself is the one request.
     """
 
-    def __init__(self, track: Track, node: Span, backend: str, call: Call) -> None:
+    def __init__(self, track: Track, node: TraceSpan, backend: str, call: Call) -> None:
         self._track, self._node, self._backend = track, node, backend
         self._begin = track.recording.now()
         self._first: float | None = None
@@ -235,7 +234,7 @@ class RecordedCall:
             self._first = self._track.recording.now()
         self._show(so_far)
 
-    def _sent(self) -> Span:
+    def _sent(self) -> TraceSpan:
         return self._track.add("request", self._backend, self._node)
 
     @property
@@ -270,7 +269,7 @@ class RecordedCall:
         span.begin = self._begin
         self._close(span, error)
 
-    def _close(self, span: Span, error: BaseException | None) -> None:
+    def _close(self, span: TraceSpan, error: BaseException | None) -> None:
         self._track.close(span, error)
         several = isinstance(self.call, Choose)
         assert span.end is not None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from sglang.backend.base import Call, Complete, Completion, Prompt
-from sglang.backend.constraint import Constraint
+from sglang.backend.output_constraint import OutputConstraint
 from sglang.errors import InvalidOutput
 from sglang.ir.chat_template import ChatTemplate
 from sglang.ir.params import GenParams
@@ -18,7 +18,7 @@ from sglang.run.typed import cut_at
 def valid_completions(
     prompt: Prompt,
     params: GenParams,
-    constraint: Constraint,
+    constraint: OutputConstraint,
     model_type: str,
     template: ChatTemplate,
     tell: Callable[[dict[str, Any]], None],
@@ -27,7 +27,7 @@ def valid_completions(
 
     One that does not is asked for again, with what was wrong, up to ``max_retries`` times; ``tell``
     is given the meta_info of each that was dropped. ``params.dtype`` is kept where the replies
-    continue the prompt (``Constraint.free``). Raises InvalidOutput.
+    continue the prompt (``OutputConstraint.free``). Raises InvalidOutput.
     """
     valid = []
     for completion in (yield Complete(prompt, params)):
@@ -59,7 +59,11 @@ def answer_of(completion: Completion, model_type: str) -> Completion:
 
 
 def feedback(
-    prompt: Prompt, template: ChatTemplate, text: str, error: InvalidOutput, constraint: Constraint
+    prompt: Prompt,
+    template: ChatTemplate,
+    text: str,
+    error: InvalidOutput,
+    constraint: OutputConstraint,
 ) -> Prompt:
     """Return the prompt that asks again, after ``text`` replied to ``prompt`` and was refused.
 

@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 from sglang.backend.base import Backend
 from sglang.backend.cancel import Cancellation
-from sglang.ir.location import Location
+from sglang.ir.source_location import Location
 from sglang.run.failure import Failure
 from sglang.run.recording import Recording
 from sglang.run.speculation import Speculation

@@ -14,7 +14,7 @@ from sglang.run.typed import Typed
 Content = str | list[Any]
 
 
-class Segment(NamedTuple):
+class TextSegment(NamedTuple):
     """A stretch of the text that is not the program's own words.
 
     ``kind`` is "gen", "select" or "media"; ``meta`` the meta_info of what wrote it.
@@ -27,7 +27,7 @@ class Segment(NamedTuple):
     meta: Any
 
 
-class Origin(NamedTuple):
+class ForkPoint(NamedTuple):
     """Where a fork begins: how much it was given of each."""
 
     text: int = 0
@@ -65,7 +65,7 @@ class Stream:
     meta: dict[str, Any] = field(default_factory=dict)
     made: dict[str, None] = field(default_factory=dict)
     typed: dict[str, Typed] = field(default_factory=dict)
-    segments: list[Segment] = field(default_factory=list)
+    segments: list[TextSegment] = field(default_factory=list)
     media: list[tuple[int, int, Media]] = field(default_factory=list)
     parallel: list[Ranges] = field(default_factory=list)
     scopes: dict[str, int] = field(default_factory=dict)
@@ -107,9 +107,9 @@ class Stream:
             return value[0]
         return value if isinstance(value, str) else str(value)
 
-    def here(self) -> Origin:
+    def here(self) -> ForkPoint:
         """Where a fork that is made now begins."""
-        return Origin(
+        return ForkPoint(
             len(self.text), len(self.messages), len(self.media), len(self.parallel), self.role
         )
 

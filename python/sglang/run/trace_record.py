@@ -20,7 +20,7 @@ FORMAT, VERSION = "sglang-trace", 1
 
 
 @dataclass
-class Span:
+class TraceSpan:
     """Something that took time.
 
     Attributes:
@@ -50,7 +50,7 @@ class Span:
 
 
 @dataclass
-class Lane:
+class TraceLane:
     """One stream. ``parent`` is the lane that it was forked from, as its ``index``-th fork;
     ``asked`` when the program said so, ``begin`` when the parent had got there, None until then."""
 
@@ -77,7 +77,7 @@ class LaneJoin:
 
 
 @dataclass
-class Group:
+class TraceGroup:
     """One run. ``parent``: the run that it was inside of. ``inline``: nodes were visited by the
     program's own thread."""
 
@@ -106,10 +106,10 @@ class TraceRecord:
     def __init__(self, prices: dict[str, float]) -> None:
         self.prices = prices
         self.otel: Any = None
-        self.groups: list[Group] = []
-        self.lanes: list[Lane] = []
+        self.groups: list[TraceGroup] = []
+        self.lanes: list[TraceLane] = []
         self.joins: list[LaneJoin] = []
-        self.spans: list[Span] = []
+        self.spans: list[TraceSpan] = []
         self.started = time.time()
         self.trace_id = secrets.token_hex(16)
         self.numbers = itertools.count(1)
@@ -141,10 +141,10 @@ class TraceRecord:
         }
 
 
-def _closed(part: Span | Group, end: float | None, now: float) -> dict[str, Any]:
+def _closed(part: TraceSpan | TraceGroup, end: float | None, now: float) -> dict[str, Any]:
     """As a dict, what goes on being ended by the end of its run."""
     found = dict(vars(part))  # asdict would take ten times as long
-    if isinstance(part, Span):
+    if isinstance(part, TraceSpan):
         found["data"] = dict(part.data)
     if found["end"] is None:
         found["end"] = max(part.begin, now if end is None else end)

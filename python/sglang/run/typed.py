@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from sglang.backend.constraint import Constraint
+from sglang.backend.output_constraint import OutputConstraint
 from sglang.errors import InvalidOutput, InvalidVariable
-from sglang.ir.location import Location
+from sglang.ir.source_location import Location
 
 
 class Typed(NamedTuple):
@@ -18,7 +18,7 @@ class Typed(NamedTuple):
         location: the line that appended the gen, where known.
     """
 
-    constraint: Constraint
+    constraint: OutputConstraint
     max_tokens: int | None = None
     location: Location | None = None
 

@@ -18,8 +18,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from sglang.backend.anthropic import anthropic_messages as wire
-from sglang.backend.anthropic.anthropic_messages import Asked, Reply
-from sglang.backend.base import Call, Choose, Commit, Completion, Prompt, Stream
+from sglang.backend.anthropic.anthropic_messages import MessagesReply, MessagesRequest
+from sglang.backend.base import Call, Choose, Commit, Completion, Prompt, StreamCall
 from sglang.backend.service_backend import (
     CONNECT_SECONDS,
     MAX_CONCURRENCY,
@@ -124,7 +124,7 @@ class Anthropic(ApiBackend):
                 call.cancel()
 
     async def astream(self, prompt: Prompt, params: GenParams) -> AsyncGenerator[Completion, None]:
-        asked, reply = self._asked(prompt, params, stream=True), Reply()
+        asked, reply = self._asked(prompt, params, stream=True), MessagesReply()
         async with self.calling(prompt) as client:
             async with await self._create(client, asked) as events:
                 reply.request_id = events.response.headers.get("request-id")
@@ -146,22 +146,22 @@ class Anthropic(ApiBackend):
             return {}
         if isinstance(call, Choose):
             return self._asked_to_choose(call.prompt, call.options, call.method).body
-        return self._asked(call.prompt, call.params, stream=isinstance(call, Stream)).body
+        return self._asked(call.prompt, call.params, stream=isinstance(call, StreamCall)).body
 
-    async def _complete(self, prompt: Prompt, asked: Asked) -> Completion:
+    async def _complete(self, prompt: Prompt, asked: MessagesRequest) -> Completion:
         async with self.calling(prompt) as client:
             return self._read(asked, await self._create(client, asked))
 
-    async def _create(self, client: Any, asked: Asked) -> Any:
+    async def _create(self, client: Any, asked: MessagesRequest) -> Any:
         """With a timeout of its own: a call without one is refused where it may take long."""
         return await client.messages.create(**asked.arguments, timeout=self.call_timeout)
 
-    def _read(self, asked: Asked, message: Any) -> Completion:
-        reply = Reply(getattr(message, "_request_id", None))
+    def _read(self, asked: MessagesRequest, message: Any) -> Completion:
+        reply = MessagesReply(getattr(message, "_request_id", None))
         reply.add_message(message)
         return self._finished(asked, reply)
 
-    def _finished(self, asked: Asked, reply: Reply) -> Completion:
+    def _finished(self, asked: MessagesRequest, reply: MessagesReply) -> Completion:
         self.token_usage.add(reply.meta())
         return asked.completion(reply)
 
@@ -169,7 +169,7 @@ class Anthropic(ApiBackend):
 
     def _asked(
         self, prompt: Prompt, params: GenParams, question: str = "", stream: bool = False
-    ) -> Asked:
+    ) -> MessagesRequest:
         """Raises Unsupported for what the API cannot do."""
         wire.check(params)
         system, messages = wire.conversation(prompt, self.chat_template.image_token, question)
@@ -195,11 +195,11 @@ class Anthropic(ApiBackend):
         if params.json_schema is not None:
             config = body.get("output_config", {})
             body["output_config"] = {**config, "format": wire.output_format(params.json_schema)}
-        return Asked(body, cut, blank, params.n or 1)
+        return MessagesRequest(body, cut, blank, params.n or 1)
 
     def _asked_to_choose(
         self, prompt: Prompt, options: Sequence[str], method: ChoicesMethod
-    ) -> Asked:
+    ) -> MessagesRequest:
         """A structured output whose one field is the choice, asked for by a user turn at the end.
 
         Not a forced tool call, nor a begun assistant turn: newer models refuse both.

@@ -28,7 +28,7 @@ LACKING: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Asked:
+class MessagesRequest:
     """A request, and what is left to be done with its reply.
 
     Attributes:
@@ -51,14 +51,14 @@ class Asked:
         headers = SAMPLING_VERSION if any(name in rest for name in SAMPLING) else {}
         return {**named, "extra_body": rest, "extra_headers": headers}
 
-    def so_far(self, reply: Reply) -> Completion:
+    def so_far(self, reply: MessagesReply) -> Completion:
         """What a stream may show: nothing that may still be cut."""
         text, stop = self._text(reply)
         if stop is None:
             text = text[: len(text) - held(text, self.stops)]
         return Completion(text, {**reply.meta(), "finish_reason": None})
 
-    def completion(self, reply: Reply) -> Completion:
+    def completion(self, reply: MessagesReply) -> Completion:
         """Raises BadReply for a cut stream, NoAnswer."""
         reason = reply.finish_reason()
         text, stop = self._text(reply)
@@ -66,7 +66,7 @@ class Asked:
             reason = {"type": "stop", "matched": stop}
         return Completion(text, {**reply.meta(), "finish_reason": reason})
 
-    def _text(self, reply: Reply) -> tuple[str, str | None]:
+    def _text(self, reply: MessagesReply) -> tuple[str, str | None]:
         """The text up to the stop of ``stops`` that ends it, and that stop."""
         text = "" if self.cut.startswith(reply.text) else reply.text.removeprefix(self.cut)
         at, stop = cut(text, self.stops) or (len(text), None)
@@ -74,7 +74,7 @@ class Asked:
 
 
 @dataclass
-class Reply:
+class MessagesReply:
     """A message, whole or as its events arrive. ``thought``: it has blocks of thinking."""
 
     request_id: str | None = None

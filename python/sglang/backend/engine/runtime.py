@@ -16,7 +16,7 @@ from typing import Any
 from sglang.backend.engine.server_args import ServerArgs, settings_of
 from sglang.backend.native.endpoint import RuntimeEndpoint
 from sglang.backend.native.native_backend import STREAMED
-from sglang.backend.renamed import renamed
+from sglang.backend.renamed_parameters import renamed
 from sglang.errors import BackendError, lacking
 from sglang.utils import free_port, own_environment, terminate_process
 

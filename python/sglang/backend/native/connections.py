@@ -31,7 +31,7 @@ READ = 1 << 16
 _encode = json.JSONEncoder(allow_nan=False).encode
 
 
-class Origin:
+class ServerOrigin:
     """Where requests go; a path in ``base_url`` is put before each one's.
 
     ``verify`` is False, or the path of a CA file, for https. Raises ValueError where ``base_url``
@@ -86,7 +86,7 @@ class Dialogue:
         complete: the whole reply has come.
     """
 
-    def __init__(self, origin: Origin, method: str, path: str, body: Any = None) -> None:
+    def __init__(self, origin: ServerOrigin, method: str, path: str, body: Any = None) -> None:
         import h11
 
         content = b"" if body is None else _encode(body).encode()
@@ -131,7 +131,7 @@ class Dialogue:
         return b"".join(body)
 
 
-class Lines:
+class HttpLines:
     """Splits pieces of a UTF-8 text into its lines, without their ends."""
 
     def __init__(self) -> None:
@@ -144,7 +144,7 @@ class Lines:
             yield line.rstrip(b"\r").decode("utf-8", "replace")
 
 
-class Exchange:
+class HttpExchange:
     """A request that has been answered: the reply's status, and its body as it comes."""
 
     def __init__(self, connection: socket.socket, dialogue: Dialogue, first: bytes) -> None:
@@ -160,7 +160,7 @@ class Exchange:
         return b"".join(self.pieces())
 
     def lines(self) -> Iterator[str]:
-        lines = Lines()
+        lines = HttpLines()
         for piece in self.pieces():
             yield from lines.of(piece)
         yield from lines.of(b"\n")
@@ -169,14 +169,14 @@ class Exchange:
 class Connections:
     """For threads. Any number may be in use; of those that are not, 256 are kept, for 2 seconds."""
 
-    def __init__(self, origin: Origin) -> None:
+    def __init__(self, origin: ServerOrigin) -> None:
         self._origin = origin
         self._idle: deque[tuple[socket.socket, float]] = deque()  # and since when
         self._process = os.getpid()
         self._closed = False
 
     @contextmanager
-    def exchange(self, method: str, path: str, body: Any = None) -> Iterator[Exchange]:
+    def exchange(self, method: str, path: str, body: Any = None) -> Iterator[HttpExchange]:
         """Raises ConnectionFailed, also while the body is read, and where the run is cancelled:
         the connection is cut then, which ends the request in the server too."""
         dialogue, first = Dialogue(self._origin, method, path, body), b""
@@ -186,7 +186,7 @@ class Connections:
                 connection.sendall(dialogue.request)
                 while not dialogue.status:
                     first = dialogue.feed(connection.recv(READ))
-                yield Exchange(connection, dialogue, first)
+                yield HttpExchange(connection, dialogue, first)
         except OSError as error:
             raise self._origin.lost(error) from error
         finally:

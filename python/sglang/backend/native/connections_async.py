@@ -15,8 +15,8 @@ from sglang.backend.native.connections import (
     KEPT_SECONDS,
     READ,
     Dialogue,
-    Lines,
-    Origin,
+    HttpLines,
+    ServerOrigin,
     readable,
 )
 
@@ -39,7 +39,7 @@ class AsyncExchange:
         return b"".join([piece async for piece in self.pieces()])
 
     async def lines(self) -> AsyncIterator[str]:
-        lines = Lines()
+        lines = HttpLines()
         async for piece in self.pieces():
             for line in lines.of(piece):
                 yield line
@@ -50,7 +50,7 @@ class AsyncExchange:
 class AsyncConnections:
     """``Connections`` for one event loop."""
 
-    def __init__(self, origin: Origin) -> None:
+    def __init__(self, origin: ServerOrigin) -> None:
         self._origin = origin
         self._idle: deque[tuple[Ends, float]] = deque()  # and since when
         self._closed = False

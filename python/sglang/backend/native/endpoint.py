@@ -8,10 +8,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, S
 from http.client import responses
 from typing import Any, TypeAlias
 
-from sglang.backend.native.connections import Connections, Origin
+from sglang.backend.native.connections import Connections, ServerOrigin
 from sglang.backend.native.connections_async import AsyncConnections
 from sglang.backend.native.native_backend import NativeBackend
-from sglang.backend.renamed import renamed
+from sglang.backend.renamed_parameters import renamed
 from sglang.errors import BackendError, ConnectionFailed, refusal
 from sglang.ir.chat_template import ChatTemplate, template_for, template_named
 
@@ -74,7 +74,7 @@ class RuntimeEndpoint(NativeBackend):
         self.base_url = base_url.rstrip("/")
         self._closed = False
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._origin = Origin(self.base_url, headers, True if verify is None else verify)
+        self._origin = ServerOrigin(self.base_url, headers, True if verify is None else verify)
         self._http = Connections(self._origin)
         self._loops: dict[asyncio.AbstractEventLoop, Held] = {}
         self.model_info: dict[str, Any] = self._get("/get_model_info")

@@ -7,7 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from sglang.backend.base import Completion, Prompt
-from sglang.backend.openai.exchange import Exchange, Service, brief, mapping, messages_of, usage_of
+from sglang.backend.openai.exchange import (
+    Exchange,
+    OpenAIService,
+    brief,
+    mapping,
+    messages_of,
+    usage_of,
+)
 from sglang.backend.openai.strict_schema import response_format
 from sglang.backend.service_backend import BadReply, NoAnswer
 from sglang.errors import Unsupported
@@ -149,7 +156,7 @@ class TextExchange(Choices):
     path = "/completions"
 
     def __init__(
-        self, service: Service, prompt: Prompt, params: GenParams, *, stream: bool = False
+        self, service: OpenAIService, prompt: Prompt, params: GenParams, *, stream: bool = False
     ) -> None:
         self._quoted = params.dtype == "str"
         if self._quoted:

@@ -34,7 +34,7 @@ REASONING_MODELS = re.compile(r"(.*/)?(ft:)?(o\d|gpt-[5-9])")
 
 
 @dataclass(frozen=True)
-class Service:
+class OpenAIService:
     """Whom one talks to.
 
     Attributes:
@@ -71,7 +71,7 @@ class Exchange:
     request_id: str | None = None
 
     def __init__(
-        self, service: Service, prompt: Prompt, params: GenParams, *, stream: bool = False
+        self, service: OpenAIService, prompt: Prompt, params: GenParams, *, stream: bool = False
     ) -> None:
         self.service, self.prompt, self.params = service, prompt, params
         self.stops = tuple(filter(None, strings(params.stop)))
@@ -274,7 +274,7 @@ def _chosen(params: GenParams, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def messages_of(
-    prompt: Prompt, service: Service, part: Callable[[str, str | Media], Any]
+    prompt: Prompt, service: OpenAIService, part: Callable[[str, str | Media], Any]
 ) -> list[dict[str, Any]]:
     """The turns; a program without roles is one user's turn.
 
@@ -299,7 +299,7 @@ def messages_of(
     ]
 
 
-def _content(prompt: Prompt, service: Service) -> str | list[Any]:
+def _content(prompt: Prompt, service: OpenAIService) -> str | list[Any]:
     """The text with each marker replaced by its image."""
     if not prompt.media:
         return prompt.text

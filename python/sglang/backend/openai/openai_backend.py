@@ -11,13 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 from sglang.backend.base import Call, Choose, Commit, Completion, Prompt
-from sglang.backend.base import Stream as StreamCall
-from sglang.backend.constraint import Constraint, JsonSchema
+from sglang.backend.base import StreamCall as StreamCall
 from sglang.backend.openai.apis import ChatExchange, ResponsesExchange, TextExchange
-from sglang.backend.openai.exchange import Exchange, Service, brief, is_reasoning
+from sglang.backend.openai.exchange import Exchange, OpenAIService, brief, is_reasoning
 from sglang.backend.openai.selection import NoEcho, Steps, by_bias, by_echo, by_schema, no_echo
 from sglang.backend.openai.strict_schema import is_strict
-from sglang.backend.openai.token_ids import Tokenizer, Tokens
+from sglang.backend.openai.token_ids import ServiceTokenizer, TokenIds
+from sglang.backend.output_constraint import JsonSchema, OutputConstraint
 from sglang.backend.service_backend import (
     CONNECT_SECONDS,
     MAX_CONCURRENCY,
@@ -55,8 +55,8 @@ class ExchangeBackend(ApiBackend):
     """
 
     api: type[Exchange] = ChatExchange
-    service: Service
-    tokens: Tokens | None = None
+    service: OpenAIService
+    tokens: TokenIds | None = None
     echoes: bool = True
 
     async def send(
@@ -119,7 +119,7 @@ class ExchangeBackend(ApiBackend):
                     return decision
                 reply, _ = await self.send(client, path, body)
 
-    def enforces(self, constraint: Constraint) -> bool:
+    def enforces(self, constraint: OutputConstraint) -> bool:
         """A JSON schema that is not strict is sent too, but is only a hint to the service."""
         if not super().enforces(constraint):
             return False
@@ -212,7 +212,7 @@ class OpenAI(ExchangeBackend):
         timeout: float = TIMEOUT_SECONDS,
         max_concurrency: int = MAX_CONCURRENCY,
         continue_final_message: bool = False,
-        tokenizer: Tokenizer | None = None,
+        tokenizer: ServiceTokenizer | None = None,
         **client_args: Any,
     ) -> None:
         super().__init__(max_retries=max_retries, timeout=timeout, max_concurrency=max_concurrency)
@@ -245,8 +245,8 @@ class OpenAI(ExchangeBackend):
             chat_template = template_named(chat_template)
         self.chat_template = chat_template or self.chat_template
         self._speak(_api(model_name, api, is_chat_model, official))
-        self.tokens = Tokens(model_name, tokenizer, official)
-        self.service = Service(
+        self.tokens = TokenIds(model_name, tokenizer, official)
+        self.service = OpenAIService(
             self.name,
             model_name,
             official,

@@ -11,8 +11,8 @@ from collections.abc import Generator, Mapping, Sequence, Set
 from typing import Any, TypeAlias
 
 from sglang.backend.base import Prompt
-from sglang.backend.openai.exchange import Exchange, Service, brief, mapping, usage_of
-from sglang.backend.openai.token_ids import BIAS, MAX_BIAS, Tokenizer, end_of
+from sglang.backend.openai.exchange import Exchange, OpenAIService, brief, mapping, usage_of
+from sglang.backend.openai.token_ids import BIAS, MAX_BIAS, ServiceTokenizer, end_of
 from sglang.backend.service_backend import BadReply
 from sglang.errors import Unsupported
 from sglang.ir.choices import ChoicesMethod, Decision, Scores, token_length_normalized
@@ -25,7 +25,7 @@ COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 
 
 def by_schema(
-    api: type[Exchange], service: Service, prompt: Prompt, options: Sequence[str],
+    api: type[Exchange], service: OpenAIService, prompt: Prompt, options: Sequence[str],
     method: ChoicesMethod,
 ) -> Steps:  # fmt: skip
     """The reply may be nothing but one of the options. There are no log-probabilities of them.
@@ -52,7 +52,7 @@ def by_schema(
 
 
 def by_echo(
-    service: Service, prompt: Prompt, options: Sequence[str], method: ChoicesMethod
+    service: OpenAIService, prompt: Prompt, options: Sequence[str], method: ChoicesMethod
 ) -> Steps:
     """Every option is scored as the end of the prompt, which the server echoes with its tokens.
 
@@ -80,7 +80,7 @@ def by_echo(
 
 
 def by_bias(
-    service: Service, tokenizer: Tokenizer, prompt: Prompt, options: Sequence[str]
+    service: OpenAIService, tokenizer: ServiceTokenizer, prompt: Prompt, options: Sequence[str]
 ) -> Steps:
     """Token by token: at each one a request whose ``logit_bias`` leaves the next tokens of the
     options that still agree with what was taken. The first token is the last one that all have in
@@ -116,7 +116,7 @@ class NoEcho(Unsupported):
     """The server gives no log-probabilities of a prompt."""
 
 
-def no_echo(service: Service) -> NoEcho:
+def no_echo(service: OpenAIService) -> NoEcho:
     """What to raise where the server gives no log-probabilities of a prompt."""
     return NoEcho(
         f"{service.name}'s {service.model} has no echo with logprobs, by which select scores the "
@@ -125,7 +125,9 @@ def no_echo(service: Service) -> NoEcho:
     )
 
 
-def _biased(service: Service, prompt: list[int], allowed: Set[int]) -> tuple[str, dict[str, Any]]:
+def _biased(
+    service: OpenAIService, prompt: list[int], allowed: Set[int]
+) -> tuple[str, dict[str, Any]]:
     """A request for one of the tokens ``allowed``."""
     if len(allowed) > MAX_BIAS:
         raise Unsupported(
@@ -143,7 +145,11 @@ def _biased(service: Service, prompt: list[int], allowed: Set[int]) -> tuple[str
 
 
 def _taken(
-    service: Service, tokenizer: Tokenizer, reply: Any, allowed: Set[int], end: int | None
+    service: OpenAIService,
+    tokenizer: ServiceTokenizer,
+    reply: Any,
+    allowed: Set[int],
+    end: int | None,
 ) -> int:
     """The token that a reply is. Raises BadReply where it is none of those allowed."""
     choices = mapping(reply, "reply").get("choices")
@@ -166,7 +172,7 @@ def _common(own: Sequence[int], row: Sequence[int]) -> int:
     return next(parts, min(len(own), len(row)))
 
 
-def _echo(service: Service, texts: Sequence[str]) -> tuple[str, dict[str, Any]]:
+def _echo(service: OpenAIService, texts: Sequence[str]) -> tuple[str, dict[str, Any]]:
     body = {
         "model": service.model,
         "prompt": list(texts),
@@ -178,7 +184,7 @@ def _echo(service: Service, texts: Sequence[str]) -> tuple[str, dict[str, Any]]:
     return "/completions", body
 
 
-def _rows(service: Service, reply: Any, texts: Sequence[str]) -> list[Row]:
+def _rows(service: OpenAIService, reply: Any, texts: Sequence[str]) -> list[Row]:
     """Entries of each text's tokens. Raises Unsupported where a text is not echoed with them."""
     choices = mapping(reply, "reply").get("choices")
     if not isinstance(choices, Sequence) or len(choices) != len(texts):

@@ -12,7 +12,7 @@ BIAS = 100.0  # the API's greatest: the tokens that have it are the only ones ta
 NUMBER_ENDS = (" ", "\n", "-", " -")
 
 
-class Tokenizer(Protocol):
+class ServiceTokenizer(Protocol):
     """What ``tiktoken`` and other tokenizers have; ``encode`` adds no special tokens. The id that
     ends a text is ``eot_token``, where there is such an attribute."""
 
@@ -21,19 +21,19 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int], /) -> str: ...
 
 
-class Tokens:
+class TokenIds:
     """The tokenizer of ``model``: the one given, else for OpenAI's own service ``tiktoken``'s.
 
     It is made when it is first needed, which may read a file or fetch one. Thread-safe.
     """
 
-    def __init__(self, model: str, tokenizer: Tokenizer | None, official: bool) -> None:
+    def __init__(self, model: str, tokenizer: ServiceTokenizer | None, official: bool) -> None:
         self._model, self._tokenizer = model, tokenizer
         self._search = tokenizer is None and official
         self._integers: dict[int, float] | None = None
         self._lock = threading.Lock()
 
-    def get(self) -> Tokenizer | None:
+    def get(self) -> ServiceTokenizer | None:
         """The tokenizer, or None where nothing is known of it. May block."""
         with self._lock:
             if self._search:
@@ -49,13 +49,13 @@ class Tokens:
         return dict(self._integers)
 
 
-def end_of(tokenizer: Tokenizer) -> int | None:
+def end_of(tokenizer: ServiceTokenizer) -> int | None:
     """The id that ends a text, where it is known."""
     end = getattr(tokenizer, "eot_token", None)
     return end if isinstance(end, int) else None
 
 
-def _integers(tokenizer: Tokenizer) -> dict[int, float]:
+def _integers(tokenizer: ServiceTokenizer) -> dict[int, float]:
     found: dict[int, float] = {}
     end = end_of(tokenizer)
     room = MAX_BIAS - (end is not None)

@@ -103,7 +103,7 @@ def error_of(data: dict[str, Any]) -> SglangError:
     return error
 
 
-class Recording:
+class CallFile:
     """A recording that has been read. Thread-safe.
 
     Raises:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from sglang.inspect.timeline.view import view_of
+from sglang.inspect.timeline.trace_view import view_of
 from sglang.run.answer_facts import COUNTS
 from sglang.run.trace_record import TraceRecord
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from sglang.errors import SglangError
 from sglang.inspect.prices import checked_prices
-from sglang.inspect.timeline.formats import FORMATS
 from sglang.inspect.timeline.trace import Trace
+from sglang.inspect.timeline.trace_formats import FORMATS
 from sglang.inspect.timeline.tracing import tracing, writable
 
 ENDINGS = {"html": ".html", "json": ".json", "chrome": ".chrome.json", "otlp-json": ".otlp.json"}

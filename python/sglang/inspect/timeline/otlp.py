@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from sglang.inspect.timeline.trace_view import view_of
 from sglang.inspect.timeline.verify import NODES
-from sglang.inspect.timeline.view import view_of
 from sglang.run.trace_record import TraceRecord
 from sglang.version import __version__
 

@@ -12,7 +12,7 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from sglang.inspect.timeline.view import view_of
+from sglang.inspect.timeline.trace_view import view_of
 from sglang.run.trace_record import TraceRecord
 
 SCRIPTS = ("rows.js", "chart.js", "panel.js", "page.js")

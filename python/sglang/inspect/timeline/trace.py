@@ -11,7 +11,15 @@ from typing import Any
 
 from sglang.inspect.prices import checked_prices
 from sglang.inspect.timeline.verify import part, verify
-from sglang.run.trace_record import FORMAT, VERSION, Group, Lane, LaneJoin, Span, TraceRecord
+from sglang.run.trace_record import (
+    FORMAT,
+    VERSION,
+    LaneJoin,
+    TraceGroup,
+    TraceLane,
+    TraceRecord,
+    TraceSpan,
+)
 
 
 class Trace(TraceRecord):
@@ -27,7 +35,7 @@ class Trace(TraceRecord):
     def save(self, path: str | os.PathLike[str], format: str | None = None) -> None:
         """Write it. ``format`` is "html", "json" (to be read by ``Trace.load``), "chrome" or
         "otlp-json"; by default the path's ending tells. Raise ValueError and OSError."""
-        from sglang.inspect.timeline.formats import save
+        from sglang.inspect.timeline.trace_formats import save
 
         save(self, path, format)
 
@@ -49,14 +57,18 @@ class Trace(TraceRecord):
         try:
             trace = cls(data["prices"])
             trace.started, trace.trace_id = float(data["started"]), str(data["trace_id"])
-            trace.groups = [part(Group, item) for item in data["groups"]]
-            trace.lanes = [part(Lane, item) for item in data["lanes"]]
+            trace.groups = [part(TraceGroup, item) for item in data["groups"]]
+            trace.lanes = [part(TraceLane, item) for item in data["lanes"]]
             trace.joins = [part(LaneJoin, item) for item in data["joins"]]
-            trace.spans = [part(Span, item) for item in data["spans"]]
+            trace.spans = [part(TraceSpan, item) for item in data["spans"]]
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"the trace is damaged: {error!r}") from error
         verify(trace)
-        parts: tuple[Group | Lane | Span, ...] = (*trace.groups, *trace.lanes, *trace.spans)
+        parts: tuple[TraceGroup | TraceLane | TraceSpan, ...] = (
+            *trace.groups,
+            *trace.lanes,
+            *trace.spans,
+        )
         trace.numbers = itertools.count(1 + max((one.number for one in parts), default=0))
         return trace
 
@@ -79,7 +91,7 @@ class Trace(TraceRecord):
 
     def totals(self) -> dict[str, Any]:
         """Sums over all runs; see ``view``."""
-        from sglang.inspect.timeline.view import view_of
+        from sglang.inspect.timeline.trace_view import view_of
 
         found: dict[str, Any] = view_of(self)["totals"]
         return found

@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 
 from sglang.backend.base import Backend, Call
 from sglang.inspect.prices import checked_prices
-from sglang.inspect.timeline.formats import format_of, save
 from sglang.inspect.timeline.trace import Trace
-from sglang.ir.location import Location
+from sglang.inspect.timeline.trace_formats import format_of, save
+from sglang.ir.source_location import Location
 from sglang.run.recording import RecordedCall, Recording, told
 from sglang.run.run_scope import current_run
 from sglang.run.stream import Stream

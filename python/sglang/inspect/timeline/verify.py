@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from sglang.run.answer_facts import COUNTS
-from sglang.run.trace_record import Group, Lane, Span, TraceRecord
+from sglang.run.trace_record import TraceGroup, TraceLane, TraceRecord, TraceSpan
 
 Part = TypeVar("Part")
 LARGEST = 2**64  # of numbers: seeds have 64 bits
@@ -68,7 +68,7 @@ def verify(trace: TraceRecord) -> None:
         _data(span.data)
 
 
-def _numbers(parts: Iterable[Group | Lane | Span]) -> set[int]:
+def _numbers(parts: Iterable[TraceGroup | TraceLane | TraceSpan]) -> set[int]:
     """Those of all. A parent comes before its children, so that none is its own."""
     found: set[int] = set()
     for one in parts:

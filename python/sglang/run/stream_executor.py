@@ -26,17 +26,17 @@ from sglang.backend.base import Backend
 from sglang.backend.cancel import Cancellation
 from sglang.backend.workers import WORKERS
 from sglang.errors import SglangError, UnknownVariable
-from sglang.ir.location import Location
 from sglang.ir.nodes import Flush, Node
 from sglang.ir.params import GenParams
+from sglang.ir.source_location import Location
 from sglang.run.changes import Changes
 from sglang.run.drive import adrive, drive
 from sglang.run.failure import Failure
 from sglang.run.interpreter import Interpreter, Steps
-from sglang.run.live_nodes import Branch, Later, StartForks
+from sglang.run.live_nodes import Later, Startable, StartForks
 from sglang.run.recording import Track, Visit
 from sglang.run.run_scope import Run, in_loop
-from sglang.run.stream import Origin, Stream
+from sglang.run.stream import ForkPoint, Stream
 
 NOWHERE = Location("", 0)
 
@@ -81,7 +81,7 @@ class StreamExecutor:
         self.inherited = inherited
         self.use_thread = use_thread
         self.track: Track | None = None
-        self.origin = Origin()
+        self.origin = ForkPoint()
         self._queue: deque[tuple[Node, Location]] = deque()
         self._pending: Counter[str] = Counter()
         self._busy, self._held, self._open, self._parked = False, held, open, False
@@ -307,11 +307,11 @@ class StreamExecutor:
     def fail(self, error: BaseException, location: Location | None) -> None:
         """End with ``error``, and the forks that have not started too. The first call counts."""
         failure = Failure(error, location)
-        ending: list[Branch] = [self]
+        ending: list[Startable] = [self]
         while ending:
             ending += ending.pop().end(failure)
 
-    def end(self, failure: Failure) -> list[Branch]:
+    def end(self, failure: Failure) -> list[Startable]:
         """End with ``failure``. Return the forks that will never start."""
         with self._changed:
             if self.failure is not None:

@@ -20,7 +20,7 @@ from sglang.backend.base import (
     checked_backend,
 )
 from sglang.backend.record.call_file import (
-    Recording,
+    CallFile,
     asked,
     error_data,
     error_of,
@@ -164,7 +164,7 @@ class Replay(Backend):
     name = "replay"
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._recording = Recording(path)
+        self._recording = CallFile(path)
         traits = self._recording.traits
         self.chat_template = template_of(traits)
         self.constraints = frozenset(traits["constraints"])

@@ -37,7 +37,7 @@ PLAIN_WORDS = {
 }
 
 
-class Constraint:
+class OutputConstraint:
     """``kind`` is one of those in ``Backend.constraints``."""
 
     kind: ClassVar[str]
@@ -106,7 +106,7 @@ class Constraint:
 
 
 @dataclass(frozen=True)
-class Regex(Constraint):
+class Regex(OutputConstraint):
     """Text that matches ``pattern`` as a whole."""
 
     kind = "regex"
@@ -140,7 +140,7 @@ class Regex(Constraint):
 
 
 @dataclass(frozen=True)
-class Dtype(Constraint):
+class Dtype(OutputConstraint):
     """An int, float, str or bool in plain text; whitespace around it does not matter."""
 
     kind = "regex"
@@ -195,7 +195,7 @@ class Dtype(Constraint):
 
 
 @dataclass(frozen=True)
-class JsonSchema(Constraint):
+class JsonSchema(OutputConstraint):
     """JSON text of ``source``, a type or a JSON schema (see ``types``).
 
     Raises TypeError or ValueError, as ``types.json_schema_of`` does, when it is made.
@@ -238,7 +238,7 @@ class JsonSchema(Constraint):
 
 
 @dataclass(frozen=True)
-class Grammar(Constraint):
+class GrammarConstraint(OutputConstraint):
     """Text of a grammar, or with a structural tag's parts: nobody can check it afterwards."""
 
     kind: str  # type: ignore[misc]
@@ -286,7 +286,7 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def constraint_of(params: GenParams) -> Constraint | None:
+def constraint_of(params: GenParams) -> OutputConstraint | None:
     """The constraint of a generation, if it has one.
 
     Raises:
@@ -312,11 +312,11 @@ def constraint_of(params: GenParams) -> Constraint | None:
     return _json_schema(value)
 
 
-def _grammar(name: str, value: Any) -> Grammar:
+def _grammar(name: str, value: Any) -> GrammarConstraint:
     kinds, words = ((str,), "a str") if name == "ebnf" else ((str, dict), "a dict, or its JSON")
     if not isinstance(value, kinds):
         raise TypeError(f"{name} is {value!r:.60}; give {words}")
-    return Grammar(name, value)
+    return GrammarConstraint(name, value)
 
 
 def _json_schema(source: Any) -> JsonSchema:

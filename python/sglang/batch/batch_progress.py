@@ -12,7 +12,7 @@ from sglang.run.usage import Usage
 INTERVAL_SECONDS = 0.2
 
 
-class Progress:
+class BatchProgress:
     """A tqdm bar where tqdm is installed, else a plain line. Thread-safe.
 
     ``restored`` items are done before it begins; rates and the time left are of the others.

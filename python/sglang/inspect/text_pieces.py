@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from sglang.ir.chat_template import ChatTemplate
 from sglang.ir.media import Media
-from sglang.run.stream import Segment, Stream
+from sglang.run.stream import Stream, TextSegment
 
 
-class Turn(NamedTuple):
+class TextTurn(NamedTuple):
     """A turn in the text: the template's words begin and end it, ``body`` to ``close`` is said."""
 
     role: str
@@ -20,7 +20,7 @@ class Turn(NamedTuple):
     end: int
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     """A stretch of the text.
 
     Attributes:
@@ -31,8 +31,8 @@ class Piece(NamedTuple):
 
     kind: str
     text: str
-    turn: Turn | None = None
-    segment: Segment | None = None
+    turn: TextTurn | None = None
+    segment: TextSegment | None = None
 
 
 class Mark(NamedTuple):
@@ -42,29 +42,29 @@ class Mark(NamedTuple):
     end: int
     rank: int
     kind: str
-    item: Turn | Segment
+    item: TextTurn | TextSegment
 
 
 OPEN, INSIDE, CLOSE = range(3)
 
 
-def pieces_of(stream: Stream, template: ChatTemplate) -> Iterator[Piece]:
+def pieces_of(stream: Stream, template: ChatTemplate) -> Iterator[TextPiece]:
     """The text from its beginning to its end; joined, the pieces are the text."""
     at, turn = 0, None
     for mark in sorted(_marks(stream, template), key=lambda mark: mark[:3]):
         if at < mark.start:
-            yield Piece("text", stream.text[at : mark.start], turn)
+            yield TextPiece("text", stream.text[at : mark.start], turn)
         at, start = max(at, mark.end), max(at, mark.start)
-        if isinstance(mark.item, Segment):
-            yield Piece(mark.kind, stream.text[start : mark.end], turn, mark.item)
+        if isinstance(mark.item, TextSegment):
+            yield TextPiece(mark.kind, stream.text[start : mark.end], turn, mark.item)
             continue
-        yield Piece("template", stream.text[start : mark.end], mark.item)
+        yield TextPiece("template", stream.text[start : mark.end], mark.item)
         if mark.rank == OPEN:
             turn = mark.item
         elif turn is mark.item:
             turn = None
     if at < len(stream.text):
-        yield Piece("text", stream.text[at:], turn)
+        yield TextPiece("text", stream.text[at:], turn)
 
 
 def _marks(stream: Stream, template: ChatTemplate) -> Iterator[Mark]:
@@ -75,15 +75,15 @@ def _marks(stream: Stream, template: ChatTemplate) -> Iterator[Mark]:
         yield Mark(segment.start, segment.end, INSIDE, segment.kind, segment)
 
 
-def _growing(stream: Stream) -> Iterator[Segment]:
+def _growing(stream: Stream) -> Iterator[TextSegment]:
     """What is being streamed at this moment."""
     for name, text in stream.partial.items():
         if stream.text.endswith(text):
             end = len(stream.text)
-            yield Segment("gen", end - len(text), end, name, stream.meta.get(name, {}))
+            yield TextSegment("gen", end - len(text), end, name, stream.meta.get(name, {}))
 
 
-def turns_of(stream: Stream, template: ChatTemplate) -> list[Turn]:
+def turns_of(stream: Stream, template: ChatTemplate) -> list[TextTurn]:
     """Where the turns of ``stream.messages`` stand in its text, and the one that is open."""
     found, at = [], 0
     for number, message in enumerate(stream.messages):
@@ -93,11 +93,11 @@ def turns_of(stream: Stream, template: ChatTemplate) -> list[Turn]:
         if start >= 0:
             body = start + len(prefix)
             at = body + len(said) + len(suffix)
-            found.append(Turn(role, start, body, body + len(said), at))
+            found.append(TextTurn(role, start, body, body + len(said), at))
     if stream.role is not None:
         prefix, _ = template.around(stream.role, stream.messages)
         body, end = stream.role_start, len(stream.text)
-        found.append(Turn(stream.role, body - len(prefix), body, end, end))
+        found.append(TextTurn(stream.role, body - len(prefix), body, end, end))
     return found
 
 
