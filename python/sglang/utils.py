@@ -1,4 +1,4 @@
-"""Helpers that programs and launchers written for upstream import; ``Runtime`` uses some."""
+"""Helpers that programs and launchers written for upstream import."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import json
 import os
 import re
 import shlex
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +17,8 @@ from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener, urlopen
+
+from sglang.backend.engine.server_process import free_port, own_environment, terminate_process
 
 __all__ = [
     "async_stream_and_merge",
@@ -42,49 +42,7 @@ POLL_SECONDS = 0.05
 _CUMULATIVE = {"stream": True, "incremental_streaming_output": False}
 
 
-def terminate_process(process: subprocess.Popen[Any], timeout: float = 10.0) -> None:
-    """Ask a process to end; after ``timeout`` seconds kill it.
-
-    Where it leads a process group of its own (``start_new_session=True``), what it started and
-    left behind is killed as well.
-    """
-    leads = _leads_group(process.pid)
-    if process.poll() is None:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout)
-    if leads:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-    if process.poll() is None:
-        process.kill()
-        process.wait()
-
-
-def _leads_group(pid: int) -> bool:
-    try:
-        return os.getpgid(pid) == pid
-    except ProcessLookupError:
-        return False
-
-
 # -- servers --------------------------------------------------------------------------------------
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port of ``host`` that nothing listens on."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def own_environment() -> dict[str, str]:
-    """This process's environment with this package first on the path: it may not be installed."""
-    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
 
 
 def execute_shell_command(command: str) -> subprocess.Popen[str]:

@@ -1,4 +1,4 @@
-"""Who may import whom, read from the source with ``ast``: lazy and relative imports count too."""
+"""Permitted imports, read from the source with ``ast``: lazy and relative imports count too."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ STANDARD = frozenset(sys.stdlib_module_names)
 # besides itself and the standard library. Tensor code: each layer uses those before it.
 TENSORS = "srt.core srt.config torch numpy"
 UPSTREAM = "sglang srt psutil outlines_core"  # aliases under upstream's names
+RUNNING = "sglang.ir sglang.errors sglang.backend"  # below the rooms that run programs
 RULES = {
     "srt.core": "msgspec sglang.ir",
     "srt.config": "srt.core",
@@ -65,14 +66,24 @@ RULES = {
     " huggingface_hub",
     "srt.cli": "srt.commands srt.http.launch",
     "srt.server": UPSTREAM,
-    "sglang": "h11 openai anthropic litellm tqdm pydantic pydantic_core typing_extensions"
-    " jsonschema referencing tiktoken",
-    "sglang.integrations.dspy": "sglang dspy",
-    "sglang.inspect.timeline.otel": "sglang opentelemetry",
-    "sglang.backend.engine.embedded": "sglang srt",
-    "sglang.backend.engine.engine_control": "sglang srt",
-    "sglang.backend.engine.runtime": "sglang srt",
-    "sglang.backend.engine.server_args": "sglang srt",
+    "sglang": "sglang",
+    "sglang.ir": "msgspec",
+    "sglang.errors": "sglang.ir",
+    "sglang.backend": "sglang.ir sglang.errors h11 openai anthropic litellm pydantic pydantic_core"
+    " typing_extensions jsonschema referencing tiktoken",
+    "sglang.backend.engine": "sglang.backend sglang.ir sglang.errors srt",
+    "sglang.run": RUNNING,
+    "sglang.inspect": f"{RUNNING} sglang.run sglang.version",
+    "sglang.inspect.timeline.otel": "sglang.inspect sglang.errors sglang.run opentelemetry",
+    "sglang.state": f"{RUNNING} sglang.run sglang.inspect",
+    "sglang.compile": f"{RUNNING} sglang.run sglang.inspect sglang.state",
+    "sglang.batch": f"{RUNNING} sglang.run sglang.inspect sglang.state sglang.compile tqdm",
+    "sglang.forecast": f"{RUNNING} sglang.run sglang.inspect sglang.state sglang.compile"
+    " sglang.batch tiktoken",
+    "sglang.program": f"{RUNNING} sglang.run sglang.inspect sglang.state sglang.compile"
+    " sglang.batch sglang.forecast",
+    "sglang.api": f"{RUNNING} sglang.run sglang.inspect sglang.program",
+    "sglang.integrations.dspy": f"{RUNNING} sglang.run dspy",
     "sglang.launch_server": "sglang srt",
     "sglang.check_env": "sglang srt",
     "srt.server_args": UPSTREAM,

@@ -14,11 +14,15 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from sglang.backend.engine.server_args import ServerArgs, settings_of
+from sglang.backend.engine.server_process import (
+    free_port,
+    own_environment,
+    terminate_process,
+)
 from sglang.backend.native.endpoint import RuntimeEndpoint
 from sglang.backend.native.native_backend import STREAMED
 from sglang.backend.renamed_parameters import renamed
 from sglang.errors import BackendError, lacking
-from sglang.utils import free_port, own_environment, terminate_process
 
 LOG_TAIL_LINES = 20
 
