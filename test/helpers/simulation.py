@@ -252,7 +252,7 @@ class History:
     def _step(self) -> None:
         self.clock.advance(1.0)
         engine = self.engine
-        oldest = min(engine.running.values(), key=lambda q: q.arrival, default=None)
+        oldest = min(engine.running.values(), key=lambda q: q.scheduling.arrival, default=None)
         waiting = list(engine.waiting.values())
         busy, before, failed = engine.busy, self._progress(), engine.stats.failed_passes
         events = engine.step()
@@ -271,7 +271,7 @@ class History:
 
     def _progress(self) -> tuple[int, int]:
         """State that a step changes: passes planned, passes in flight."""
-        return self.engine.planner.step_number, len(self.engine._under_way)
+        return self.engine.planner.step_number, len(self.engine._in_flight)
 
     # -- the client ------------------------------------------------------------------------------
 
@@ -634,14 +634,22 @@ class History:
             return
         if policy in ("fcfs", "priority"):
             by_priority = policy == "priority"
-            ranks = sorted(before, key=lambda q: (-q.priority * by_priority, q.arrival))
+            ranks = sorted(
+                before, key=lambda q: (-q.spec.priority * by_priority, q.scheduling.arrival)
+            )
             first = {request.id for request in ranks[: len(admitted)]}
             assert first == {request.id for request in admitted}, f"admitted against {policy}"
-        last = max(request.arrival for request in admitted)
+        last = max(request.scheduling.arrival for request in admitted)
         for request in before:
-            if request.id in self.asked and request.id in waiting and request.arrival < last:
+            if (
+                request.id in self.asked
+                and request.id in waiting
+                and request.scheduling.arrival < last
+            ):
                 asked = self.asked[request.id]
-                asked.overtaken += sum(q.arrival > request.arrival for q in admitted)
+                asked.overtaken += sum(
+                    q.scheduling.arrival > request.scheduling.arrival for q in admitted
+                )
                 self.most_overtaken = max(self.most_overtaken, asked.overtaken)
         bound = self.schedule.max_overtakes + self.schedule.max_running_requests
         assert policy == "priority" or self.most_overtaken <= bound, "starvation"

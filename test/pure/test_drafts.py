@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from sglang.srt.core.context import Context
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Close, Done, Fork
-from sglang.srt.core.request import Request
+from sglang.srt.core.request import Generation, Request, RequestSpec
 from sglang.srt.engine import lookup
 from sglang.srt.engine.draft_model import ModelDrafter
-from sglang.srt.engine.drafts import Drafts, Pace, Stride
+from sglang.srt.engine.drafts import AdaptivePace, Drafts, Pace
 from sglang.srt.engine.grammar_budget import GrammarBudget
 from sglang.srt.engine.lookup import LEAST, LONGEST, WINDOW, Lookup, LookupDrafter
 
@@ -118,7 +118,7 @@ def test_the_pace_rests_longer_and_longer() -> None:
 
 
 def test_a_stride_follows_what_is_drawn() -> None:
-    stride = Stride()
+    stride = AdaptivePace()
     sizes = []
     for kept in (2, 4, 8, 3, 0, 1, 2):
         sizes.append(stride.size(1000))
@@ -196,14 +196,19 @@ def test_a_request_without_a_grammar_pays_for_none(monkeypatch: pytest.MonkeyPat
     """The grammar of another request has taken all that the pass may spend on grammars."""
     monkeypatch.setattr(lookup, "GrammarBudget", lambda: GrammarBudget(0.0))
     plain, constrained = (
-        Request(number, Context(number, ints([5, 6, 7, 8] * 10)), generate(), 0)
+        Request(
+            number,
+            Context(number, ints([5, 6, 7, 8] * 10)),
+            RequestSpec(generate(), 40),
+            Generation(0),
+        )
         for number in (1, 2)
     )
-    constrained.matcher = ToyGrammar(0).matcher()
-    before = plain.cost
+    constrained.generation.matcher = ToyGrammar(0).matcher()
+    before = plain.scheduling.cost
     drafts = LookupDrafter().propose([(constrained, 3), (plain, 3)])
     assert drafts == [[], [5, 6, 7]]
-    assert plain.cost == before
+    assert plain.scheduling.cost == before
 
 
 def test_drafts_behind_the_end_of_a_text_are_not_accepted() -> None:
@@ -253,7 +258,7 @@ def test_who_asks_for_what_is_not_there_is_told() -> None:
     (failed,) = one.events[one.ask(PLAIN, generate(4, speculation="draft"))]
     assert "no draft model; start it with --speculative-draft-model-path" in str(failed)
     (failed,) = one.events[one.ask(PLAIN, generate(4, speculation="eagle"))]
-    assert "speculation is 'eagle'; use one of auto, off, ngram, draft" in str(failed)
+    assert "speculation is 'eagle'; it must be one of auto, off, ngram, draft" in str(failed)
 
 
 def test_the_drafts_of_a_pass_are_bounded() -> None:
@@ -353,7 +358,7 @@ def test_its_prompt_is_read_in_parts() -> None:
     assert max(count for rows in model.batches for _, count in rows) == 10
 
 
-def test_an_abort_leaves_no_shadow() -> None:
+def test_an_abort_leaves_no_copy() -> None:
     one = desk("draft", Guesser())
     context = one.open(PLAIN)
     one.advance(context, generate(100))

@@ -69,7 +69,7 @@ def test_a_retracted_mean_goes_on_where_it_was(kept: bool) -> None:
     desk.step()
     engine = desk.engine
     (running,) = engine.running.values()
-    assert running.summed == 6
+    assert running.outputs.summed == 6
     engine.planner.retract([running])
     if not kept:
         engine.store.flush()

@@ -183,7 +183,7 @@ def test_a_busy_context_takes_no_other_verb() -> None:
     request = desk.advance(context)
     desk.step()
     second = desk.advance(context, close=True)
-    assert "has a request under way" in desk.failed(second).message
+    assert "has an unfinished request" in desk.failed(second).message
     desk.send(Append(context, ints([1]).tobytes()), Truncate(context, 1))
     assert desk.engine.stats.bad_verbs == 2
     desk.run()

@@ -132,6 +132,6 @@ def test_a_request_without_a_prefix_is_not_starved(policy: str, limit: int) -> N
         if odd in desk.engine.running:
             break
     assert odd in desk.engine.running, "starved"
-    assert passed <= desk.engine.running[odd].overtaken <= limit + running
+    assert passed <= desk.engine.running[odd].scheduling.overtaken <= limit + running
     desk.run()
     desk.finish()

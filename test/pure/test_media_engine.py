@@ -19,7 +19,7 @@ from sglang.srt.core import messages
 from sglang.srt.core.ints import Ints, ints
 from sglang.srt.core.media import Media, Numbers, cut, marked, verify, within
 from sglang.srt.core.messages import Append, Close, Embed, Fork, Goal, Open, Score, Truncate
-from sglang.srt.core.request import Request
+from sglang.srt.core.request import Generation, Request, RequestSpec
 from sglang.srt.core.segments import Segment, key, unmarked
 from sglang.srt.engine.admission import verify as admit
 from sglang.srt.engine.engine import Engine
@@ -149,7 +149,7 @@ def test_rows_of_texts_side_by_side() -> None:
     tokens, media, _ = prompt([1], 4, [10], 9, 14, [11], [12])
     segments = (Segment(7, 7), Segment(12, 7), Segment(18, 18))
     context = Store(64).open(1, ints(tokens), segments=segments, media=media)
-    request = Request(1, context, generate(1), 0)
+    request = Request(1, context, RequestSpec(generate(1), len(tokens)), Generation(0))
     context.saved = 3
     context.pages = ints(range(len(tokens)))
     rows = make_rows(request, len(tokens) - 3, (EOS,))

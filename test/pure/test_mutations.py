@@ -9,7 +9,7 @@ from helpers.simulation import simulate
 from sglang.srt.core import context
 from sglang.srt.core.media import Numbers
 from sglang.srt.core.request import Request
-from sglang.srt.engine import admission, rows
+from sglang.srt.engine import admission, collect, rows
 from sglang.srt.engine.adapters import Adapters
 from sglang.srt.engine.collect import Collector
 from sglang.srt.engine.draft_model import ModelDrafter
@@ -69,20 +69,24 @@ MUTATIONS = {
         Edit(Request, "match_limit", "return length - 1", "return length"),
     ],
     "scored positions come from the cache": [
-        Edit(Request, "match_limit", "return min(length, self.unscored) - 1", "return length - 1"),
+        Edit(Request, "match_limit", "return min(length, outputs.unscored) - 1",
+             "return length - 1"),
     ],
     "averaged positions come from the cache": [
-        Edit(Request, "match_limit", "return min(length - 1, self.unsummed)", "return length - 1"),
+        Edit(Request, "match_limit", "return min(length - 1, outputs.unsummed)",
+             "return length - 1"),
     ],
     "the random number is of the wrong position": [
-        Edit(rows, "_samples", "request.drawn + pending)", "request.drawn + pending + 1)"),
+        Edit(rows, "_samples", "uniform(generation.seed, index)",
+             "uniform(generation.seed, index + 1)"),
     ],
     "penalties forget what was drawn before a retraction": [
-        Edit(rows, "_samples", "tokens[request.prompt : len", "tokens[request.context.saved : len"),
+        Edit(rows, "_samples", "tokens[request.spec.prompt : len",
+             "tokens[request.context.saved : len"),
     ],
     "an end token comes one token early": [
-        Edit(rows, "forbidden", "request.drawn + ahead >= params.min_new_tokens",
-             "request.drawn + ahead + 1 >= params.min_new_tokens"),
+        Edit(rows, "forbidden", "+ ahead >= params.min_new_tokens",
+             "+ ahead + 1 >= params.min_new_tokens"),
     ],
     "a draft's penalties know what comes behind it": [
         Edit(rows, "_samples", "len(tokens) - count - pending + i]", "len(tokens) - pending]"),
@@ -103,13 +107,13 @@ MUTATIONS = {
         Edit(Collector, "_force", "if end is not None:", "if False:"),
     ],
     "an abort forgets what was not told of": [
-        Edit(Collector, "ended", "*_untold(request), ", ""),
+        Edit(Collector, "ended", "*emit(request), ", ""),
     ],
     "a failure forgets what was not told of": [
-        Edit(Collector, "failed", "*_untold(request), ", ""),
+        Edit(Collector, "failed", "*emit(request), ", ""),
     ],
     "what was told of is told of again": [
-        Edit(Collector, "_drawn", "request.untold = None", "pass"),
+        Edit(collect, "emit", "generation.emitted = end", "pass"),
     ],
     "a forced end is written too early": [
         Edit(Collector, "_force", "if token in forbidden(request, goal, self._ends):", "if False:"),
@@ -118,10 +122,10 @@ MUTATIONS = {
         Edit(Planner, "_room_for", "self.store.available < owed + len(drafts)", "False"),
     ],
     "a draft model's memory is taken from its own pass": [
-        Edit(ModelDrafter, "_grow", " and s.id not in present", ""),
+        Edit(ModelDrafter, "_grow", " and c.id not in present", ""),
     ],
-    "shadows stay": [
-        Edit(ModelDrafter, "forget", "if shadow is not None:", "if False:"),
+    "copies of a draft model stay": [
+        Edit(ModelDrafter, "forget", "if copy is not None:", "if False:"),
     ],
     "an older request gives way": [
         Edit(scheduler, "victims", "item.arrival > asker.arrival and item.id not in taken",
@@ -144,10 +148,10 @@ MUTATIONS = {
         Edit(Engine, "_fail", 'self.store.flush("failed")', "pass"),
     ],
     "what comes after a failed pass is believed": [
-        Edit(Engine, "_fail", "while self._under_way:", "while False:"),
+        Edit(Engine, "_fail", "while self._in_flight:", "while False:"),
     ],
     "a pass under way is asked for a score once more": [
-        Edit(Request, "asked", "self.unscored = max(", "_ = max("),
+        Edit(Request, "plan_outputs", "outputs.unscored = max(", "_ = max("),
     ],
     "the draw of a pass under way is not counted": [
         Edit(Planner, "_add", "request.pending += 1", "pass"),
@@ -157,10 +161,10 @@ MUTATIONS = {
         Edit(Planner, "_foresee", "self._follows[number] = last", "self._follows[number] = 0"),
     ],
     "a fork knows what is being drawn": [
-        Edit(Engine, "_obey", "if busy is None else busy.known", ""),
+        Edit(Engine, "_apply", "if busy is None else busy.known", ""),
     ],
     "a mask is made before it is known what it follows": [
-        Edit(Planner, "_waits", "if request.matcher is not None:", "if False:"),
+        Edit(Planner, "_waits", "if request.generation.matcher is not None:", "if False:"),
         Edit(Planner, "_waits", "return self.drafts.wanted", "return False and self.drafts.wanted"),
     ],
     "an aborted request stays in the queue": [
@@ -183,29 +187,29 @@ MUTATIONS = {
     "the first row's bias is everybody's": [
         Edit(Planner, "_add", "if rows[-1].sample is not None:",
              """if rows[-1].sample and rows[0].sample:
-        import msgspec
+        import dataclasses, msgspec
         bias = rows[0].sample.params.logit_bias
-        params = msgspec.structs.replace(rows[-1].sample.params, logit_bias=bias)
+        params = dataclasses.replace(rows[-1].sample.params, logit_bias=bias)
         rows[-1].sample = msgspec.structs.replace(rows[-1].sample, params=params)
     if rows[-1].sample is not None:"""),
     ],
     "top-k and the like are forgotten after a retraction": [
-        Edit(rows, "_samples", "pending, mask = request.pending, -1",
-             """pending, mask = request.pending, -1
+        Edit(rows, "_samples", "count, pending, mask = len(drafts), request.pending, -1",
+             """count, pending, mask = len(drafts), request.pending, -1
     if request.stats.retractions:
-        import msgspec
-        params = msgspec.structs.replace(params, top_k=-1, top_p=1.0, min_p=0.0)"""),
+        import dataclasses
+        params = dataclasses.replace(params, top_k=-1, top_p=1.0, min_p=0.0)"""),
     ],
     "a greedy row keeps the parameters of the one before": [
         Edit(rows, "_samples", "request.plain or Sample(params, top=goal.top)",
              "request.plain or Sample(type(params)(temperature=0.0), top=goal.top)"),
     ],
     "a stop is found one token late": [
-        Edit(Collector, "_take", "request.watch.feed(data)",
-             "request.watch.feed(self._bytes[tokens[request.known - 2]])"),
+        Edit(Collector, "_take", "watch.feed(data)",
+             "watch.feed(self._bytes[tokens[known - 1]])"),
     ],
     "nothing is held back for a stop": [
-        Edit(Collector, "_take", "news.held = held", "news.held = 0"),
+        Edit(collect, "emit", "else generation.watch.held", "else 0"),
     ],
     "the adapter is no part of the namespace": [
         *(Edit(Store, name, "context.namespace)", "context.namespace._replace(adapter=0))")
@@ -271,25 +275,23 @@ MUTATIONS = {
         Edit(admission, "verify", "min(info.context_length, ", "max(0, "),
     ],
     "the priority is not looked at": [
-        Edit(Planner, "_view", "r.priority, r.overtaken)", "0, r.overtaken)"),
+        Edit(Planner, "_view", "r.growth, 0, r.spec.priority,", "r.growth, 0, 0,"),
     ],
     "one cached token too few is told of": [
-        Edit(Planner, "_admit", "min(request.context.saved, request.prompt)",
-             "max(min(request.context.saved, request.prompt) - 1, 0)"),
+        Edit(Planner, "_admit", "min(request.context.saved, request.spec.prompt)",
+             "max(min(request.context.saved, request.spec.prompt) - 1, 0)"),
     ],
     "a wait is measured from the start of the engine": [
-        Edit(Planner, "_admit", " - request.received", ""),
+        Edit(Planner, "_admit", " - request.spec.received", ""),
     ],
     "all drafts have the log-probability of the first": [
-        Edit(Collector, "_news", "news.logprobs.append(draw.logprob)",
-             "news.logprobs.append(draws[0].logprob)"),
+        Edit(collect, "emit", "sample.logprob for", "samples[0].logprob for"),
     ],
     "all drafts have the top tokens of the first": [
-        Edit(Collector, "_news", "news.tops.append(draw.top)", "news.tops.append(draws[0].top)"),
+        Edit(collect, "emit", "sample.top for", "samples[0].top for"),
     ],
     "all drafts have the probes of the first": [
-        Edit(Collector, "_news", "news.probes.append(draw.probe)",
-             "news.probes.append(draws[0].probe)"),
+        Edit(collect, "emit", "sample.probe for", "samples[0].probe for"),
     ],
 }  # fmt: skip
 

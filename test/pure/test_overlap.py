@@ -160,7 +160,7 @@ def test_a_context_goes_on_while_a_row_of_its_last_request_is_under_way() -> Non
     first = desk.advance(context, generate(40, ignore_eos=False))
     while first not in desk.events or len(desk.tokens(first)) < len(text):
         desk.step()
-    assert desk.engine._under_way, "the row in vain"
+    assert desk.engine._in_flight, "the row in vain"
     second = desk.advance(context, generate(6))
     desk.run()
     assert desk.tokens(second) == text_of([*prompt, *text], generate(6))
@@ -323,10 +323,10 @@ MUTATIONS = {
         test_a_context_goes_on_while_a_row_of_its_last_request_is_under_way,
     ),
     "scores of a failed pass are not asked for again": (
-        Edit(Request, "rewind", "if self.score_from >= 0:", "if False:"), all_failures,
+        Edit(Request, "rewind", "if self.spec.score_from >= 0:", "if False:"), all_failures,
     ),
     "sums of a failed pass are not asked for again": (
-        Edit(Request, "rewind", "self.unsummed = self.summed", "pass"), all_failures,
+        Edit(Request, "rewind", "outputs.unsummed = outputs.summed", "pass"), all_failures,
     ),
 }  # fmt: skip
 

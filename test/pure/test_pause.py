@@ -106,7 +106,7 @@ def test_any_history_with_pauses_writes_the_same(
             request = desk.advance(context, generate(9), close=True)
             open_[request], contexts[request] = prompt, context
         elif step == "step":
-            under_way = len(desk.engine._under_way)
+            under_way = len(desk.engine._in_flight)
             desk.step()
             if desk.engine.paused:
                 assert desk.engine.stats.passes - passes <= under_way

@@ -61,7 +61,7 @@ def part_of_hits(engine: Engine, rate: float) -> Iterator[None]:
 
     def planned(under_way: Pass | None = None) -> Pass:
         for request in planner.running.values():
-            store._publish(request.context, min(request.context.saved, request.prompt))
+            store._publish(request.context, min(request.context.saved, request.spec.prompt))
         return plan(under_way)
 
     with _reaching(store, reach), patched(planner, plan=planned):

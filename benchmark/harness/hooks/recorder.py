@@ -83,15 +83,15 @@ class _Watch:
         request = self._engine.requests[context.id]
         new = request.id not in self._seen
         if new:
-            goal = request.goal
+            spec = request.spec
             self._seen[request.id] = Seen(
-                context.namespace, isinstance(goal, Fill), request.prompt,
-                min(limit, request.prompt), request.most, request.received,
+                context.namespace, isinstance(spec.goal, Fill), spec.prompt,
+                min(limit, spec.prompt), spec.limit, spec.received,
             )  # fmt: skip
             self.recorder.requests.append(self._seen[request.id])
         gained = self._acquire(context, limit)
         if new:
-            self._seen[request.id].cached = min(context.saved, request.prompt)
+            self._seen[request.id].cached = min(context.saved, request.spec.prompt)
         return gained
 
     def advance(self, context: Context, count: int, publish: bool) -> None:
@@ -99,7 +99,7 @@ class _Watch:
         start = context.saved
         self._advance(context, count, publish)
         seen = self._seen[request.id]
-        seen.computed += max(min(start + count, request.prompt) - start, 0)
+        seen.computed += max(min(start + count, request.spec.prompt) - start, 0)
 
     def plan(self, under_way: Pass | None = None) -> Pass:
         planned = self._plan(under_way)
@@ -110,7 +110,7 @@ class _Watch:
     def collect(self, request: Request, *rest: Any) -> Sequence[Event]:
         events = self._collect(request, *rest)
         seen = self._seen.get(request.id)
-        if seen is not None and not seen.first and request.drawn:
+        if seen is not None and not seen.first and request.generation.tokens:
             seen.first = time.monotonic()
         return events
 

@@ -1,4 +1,4 @@
-"""What a request must satisfy before the engine takes it."""
+"""Admission: limits that a request must meet before the engine takes it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sglang.srt.core.context import Context
 from sglang.srt.core.matcher import CompilerBusy
 from sglang.srt.core.messages import EVERY, POOLINGS, Advance, Embed, Failed, Fill, Generate, Goal
 from sglang.srt.core.progress import Progress
-from sglang.srt.core.request import Request, score_from
+from sglang.srt.core.request import Generation, Request, RequestSpec, score_from
 from sglang.srt.core.segments import verify_score
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.grammar.watch import Watch
@@ -30,7 +30,7 @@ def verify(goal: Goal, context: Context, info: EngineInfo) -> None:
         info.verify_speculation(goal.sampling.speculation)
         growth = goal.sampling.max_new_tokens
         if growth < 1:
-            raise ValueError("max_new_tokens is 0; use Fill or Score to draw nothing")
+            raise ValueError("max_new_tokens is 0; use Fill or Score to generate nothing")
     info.verify_media(context.media, context.segments)
     limit = min(info.context_length, info.capacity - info.capacity % info.page_size)
     if len(tokens) + growth > limit:
@@ -62,8 +62,8 @@ def verify_tokens(context: Context, info: EngineInfo) -> None:
 
 
 def inherit(context: Context, info: EngineInfo) -> None:
-    """Check a context's tokens before it is forked, once for all its children. Wrong ones are the
-    matter of the request that has them."""
+    """Check a context's tokens before it is forked, once for all its children. Wrong tokens fail a
+    request on them, not the fork."""
     with suppress(ValueError):
         verify_tokens(context, info)
 
@@ -78,7 +78,7 @@ def _verify_pooling(goal: Embed, context: Context) -> None:
         raise ValueError(f"pooling is {goal.pooling!r}; use one of {', '.join(POOLINGS)}")
     if goal.pooling != "last" and context.segments:
         raise ValueError(
-            f"pooling is {goal.pooling!r}, which texts side by side have not; use 'last'"
+            f"pooling is {goal.pooling!r}, which texts side by side do not have; use 'last'"
         )
 
 
@@ -86,19 +86,15 @@ def new_request(
     verb: Advance, context: Context, seed: int, received: float, progress: Progress
 ) -> Request:
     """Make a request. Raises ValueError where its stop patterns are invalid or too large."""
-    request = Request(
-        verb.request, context, verb.goal, seed, priority=verb.priority, close=verb.close,
-        received=received, progress=progress,
-    )  # fmt: skip
-    if isinstance(verb.goal, Generate):
-        sampling = verb.goal.sampling
-        if sampling.stop or sampling.stop_regex:
-            request.watch = Watch(sampling.stop, sampling.stop_regex)
-    return request
+    goal, generation = verb.goal, Generation(seed)
+    if isinstance(goal, Generate) and (goal.sampling.stop or goal.sampling.stop_regex):
+        generation.watch = Watch(goal.sampling.stop, goal.sampling.stop_regex)
+    spec = RequestSpec(goal, len(context.tokens), verb.priority, verb.close, received)
+    return Request(verb.request, context, spec, generation, progress=progress)
 
 
 def refusal(request: int, error: Exception) -> Failed:
-    """What a request that cannot be taken ends with."""
+    """Return the terminal event of a request that cannot be taken."""
     if isinstance(error, CompilerBusy):
         return Failed(request, "overloaded", str(error))
     if isinstance(error, (ValueError, OverflowError)):
@@ -109,12 +105,12 @@ def refusal(request: int, error: Exception) -> Failed:
 
 
 def seed_of(goal: Goal, seed: int, arrival: int) -> int:
-    """The request's own seed, or one made of the engine's and the order of arrival."""
+    """Return the request's own seed, or one made of the engine's and the order of arrival."""
     if isinstance(goal, Generate) and goal.sampling.seed is not None:
         return goal.sampling.seed
     return hash((seed, arrival)) & (2**63 - 1)
 
 
 def constraint_of(goal: Goal) -> Constraint | None:
-    """What the drawn text must be."""
+    """Return the constraint on the generated text, if there is one."""
     return goal.sampling.constraint if isinstance(goal, Generate) else None

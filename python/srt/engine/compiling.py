@@ -65,7 +65,7 @@ class Compiling:
         for number in done:
             request, future = self._pending.pop(number)
             try:
-                request.matcher = future.result().matcher()
+                request.generation.matcher = future.result().matcher()
                 found.append((request, None))
             except Exception as error:  # a GrammarError, or a bug of the grammar
                 found.append((request, error))

@@ -28,7 +28,7 @@ def _answer(engine: Engine, verb: Control) -> Reply:
     if verb.op == "stats":
         return Reply(verb.id, data=stats_of(engine))
     if verb.op == "flush":
-        held = len(engine.running) + len(engine.planner.leaving)
+        held = len(engine.running) + len(engine.planner.draining)
         busy = held if engine.paused else len(engine.requests)  # what waits holds no memory
         if busy:
             return Reply(verb.id, False, f"{busy} requests are under way; flush when idle")
@@ -54,7 +54,7 @@ def stats_of(engine: Engine) -> dict[str, float]:
     store, size = engine.store, engine.info.page_size
     return {
         **engine.stats.as_dict(),
-        "running": len(engine.running) + len(engine.planner.leaving),
+        "running": len(engine.running) + len(engine.planner.draining),
         "waiting": len(engine.waiting),
         "paused": int(engine.paused),
         **engine.compile_counts,

@@ -1,13 +1,13 @@
-"""Draft model: a smaller model on an executor of its own, whose draws are the guess.
+"""Draft model: a smaller model on an executor of its own, whose samples are the drafts.
 
-It draws as the request does, with the same parameters, grammar and random numbers: where the two
-distributions are alike so are the draws, sampled ones too.
+It samples as the request does, with the same parameters, grammar and random numbers: where the two
+distributions are alike so are the samples, at any temperature.
 
-What it has computed lies in a store like the engine's: each request has a context there, which is
-cut to what the request has really drawn and goes on from there; its prompt is met in the radix tree
-where another had it. Where memory is short, contexts that have waited longest are released, and
-computed again when their turn comes. Nothing of it is ever waited for: who has no room gets no
-drafts.
+Its KV lies in a store of its own. Each request has a copy there: the same request on a context of
+the draft model's, which is cut to the tokens that were really sampled and goes on from there. A
+copy's prompt may be in the radix tree already. Where memory is short, the contexts that have waited
+longest are released, and computed again when their turn comes. The engine never waits for memory
+here: a request without room gets no drafts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sglang.srt.core.batch import Batch, Row, RowOutput
 from sglang.srt.core.ints import common_prefix
 from sglang.srt.core.messages import Generate
 from sglang.srt.core.namespace import Namespace
-from sglang.srt.core.request import Request
+from sglang.srt.core.request import Generation, Request, RequestSpec
 from sglang.srt.core.workers import Worker
 from sglang.srt.engine.grammar_budget import GrammarBudget
 from sglang.srt.engine.info import EngineInfo
@@ -49,21 +49,21 @@ class ModelDrafter:
         self.store = Store(info.capacity // info.page_size, info.page_size, share)
         self.passes = 0
         self._steps = count(1)
-        self._shadows: dict[int, Request] = {}  # by request; used longest ago first
+        self._copies: dict[int, Request] = {}  # by request id; the one used longest ago first
         self._failed = False
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
         found: dict[int, list[int]] = {}
-        asked: dict[int, int] = {}
+        limits: dict[int, int] = {}  # drafts by request id
         if not self._failed:
             for request, limit in wanted:
                 length = len(request.context.tokens)
                 limit = min(limit, self._info.context_length - length)
                 if limit > 0 and length + limit <= self.store.pool.size * self.store.page_size:
-                    self._follow(request)
-                    asked[request.id] = limit
+                    self._update(request)
+                    limits[request.id] = limit
         try:
-            self._draw(asked, found, GrammarBudget())
+            self._sample(limits, found, GrammarBudget())
         except Exception:
             log.exception("the draft model failed; requests go on without it")
             self._failed = True
@@ -71,121 +71,119 @@ class ModelDrafter:
         return [found.get(request.id, []) for request, _ in wanted]
 
     def forget(self, request: Request) -> None:
-        shadow = self._shadows.pop(request.id, None)
-        if shadow is not None:
-            self.store.close(shadow.context)
+        copy = self._copies.pop(request.id, None)
+        if copy is not None:
+            self.store.close(copy.context)
 
-    # -- shadows ---------------------------------------------------------------------------------
+    # -- copies ----------------------------------------------------------------------------------
 
-    def _follow(self, request: Request) -> None:
-        """Give the request a shadow: the same request on a context of the draft model's, as far as
-        it has come."""
+    def _update(self, request: Request) -> None:
+        """Make the request's copy, or bring it up to date."""
         tokens = request.context.tokens
-        shadow = self._shadows.pop(request.id, None)
-        if shadow is None:
-            shadow = self._shadow(request)
+        copy = self._copies.pop(request.id, None)
+        if copy is None:
+            copy = self._copy(request)
         else:
-            kept = shadow.prompt  # what follows was drawn or guessed, and a guess may be wrong
-            kept += common_prefix(shadow.context.tokens, tokens, kept, kept)
-            self.store.truncate(shadow.context, kept)
-            self.store.append(shadow.context, tokens[kept:])
-        self._shadows[request.id] = shadow
-        shadow.drawn = request.drawn
+            kept = copy.spec.prompt  # later tokens may be drafts that were rejected
+            kept += common_prefix(copy.context.tokens, tokens, kept, kept)
+            self.store.truncate(copy.context, kept)
+            self.store.append(copy.context, tokens[kept:])
+        self._copies[request.id] = copy
+        matcher, generation = request.generation.matcher, copy.generation
+        generation.tokens = request.generation.tokens[:]
         try:
-            shadow.matcher = request.matcher.fork() if request.matcher is not None else None
+            generation.matcher = matcher.fork() if matcher is not None else None
         except Exception:
-            shadow.matcher = None  # the mask that is asked for next says why
+            generation.matcher = None  # the next mask raises the error again
 
-    def _shadow(self, request: Request) -> Request:
-        assert isinstance(request.goal, Generate)
-        context = request.context
-        space = Namespace(context.namespace.salt)  # it has no adapters
+    def _copy(self, request: Request) -> Request:
+        goal, context = request.spec.goal, request.context
+        assert isinstance(goal, Generate)
+        space = Namespace(context.namespace.salt)  # the draft model has no adapters
         own = self.store.open(request.id, context.tokens[:], space, context.segments)
-        goal = Generate(replace(request.goal.sampling, constraint=None))
-        shadow = Request(request.id, own, goal, request.seed)
-        shadow.prompt = request.prompt
-        return shadow
+        goal = Generate(replace(goal.sampling, constraint=None))
+        spec = RequestSpec(goal, request.spec.prompt)
+        return Request(request.id, own, spec, Generation(request.generation.seed))
 
     # -- passes ----------------------------------------------------------------------------------
 
-    def _draw(
-        self, asked: dict[int, int], found: dict[int, list[int]], grammars: GrammarBudget
+    def _sample(
+        self, limits: dict[int, int], found: dict[int, list[int]], grammars: GrammarBudget
     ) -> None:
-        """Draft token after draft token, for all requests that still want one, into ``found``. A
-        request whose mask ``grammars`` does not allow gets no further draft."""
-        while asked:
+        """Sample draft after draft into ``found``, for all requests that still want one. A request
+        whose mask ``grammars`` does not allow gets no further draft."""
+        while limits:
             rows: list[Row] = []
-            drawing: list[tuple[Request, int]] = []
-            budget, present = self._budget, list(asked)
+            sampling: list[tuple[Request, int]] = []  # copies, and the row that samples for each
+            budget, present = self._budget, list(limits)
             masks = PassMasks(grammars)
             for number in present:
-                shadow = self._shadows[number]
-                new = self._rows(shadow, budget, present, masks)
+                copy = self._copies[number]
+                new = self._rows(copy, budget, present, masks)
                 if not new:
-                    del asked[number]
+                    del limits[number]
                     continue
                 rows += new
                 budget -= sum(len(row.tokens) for row in new) - 1
                 if new[-1].sample is None:  # more of its prompt is to be computed first
-                    del asked[number]
+                    del limits[number]
                 else:
-                    drawing.append((shadow, len(rows) - 1))
+                    sampling.append((copy, len(rows) - 1))
             if not rows:
                 return
             self.passes += 1
             result = self._worker.launch(Batch(next(self._steps), rows), masks)()
-            for shadow, at in drawing:
-                drafts = found.setdefault(shadow.id, [])
-                if not self._take(shadow, result.rows[at], drafts, asked[shadow.id]):
-                    del asked[shadow.id]
+            for copy, row in sampling:
+                drafts = found.setdefault(copy.id, [])
+                if not self._take(copy, result.rows[row], drafts, limits[copy.id]):
+                    del limits[copy.id]
 
-    def _rows(
-        self, shadow: Request, budget: int, present: list[int], masks: PassMasks
-    ) -> list[Row]:
-        """Rows of the shadow's work, as far as the budget goes; none where memory does not."""
-        context = shadow.context
+    def _rows(self, copy: Request, budget: int, present: list[int], masks: PassMasks) -> list[Row]:
+        """Rows of the copy's work, as far as the budget goes; none where memory does not."""
+        context = copy.context
         if not context.active or context.work > 1:
-            self.store.acquire(context, shadow.match_limit)
+            self.store.acquire(context, copy.match_limit)
         size = min(context.work, max(budget, 0))
-        if size == 0 or not self._grow(shadow, size, present):
+        if size == 0 or not self._grow(copy, size, present):
             return []
-        rows = make_rows(shadow, size, self._info.eos, masks=masks)
-        self.store.advance(context, size, publish=context.saved < shadow.prompt)
+        rows = make_rows(copy, size, self._info.eos, masks=masks)
+        self.store.advance(context, size, publish=context.saved < copy.spec.prompt)
         return rows
 
-    def _grow(self, shadow: Request, size: int, present: list[int]) -> bool:
-        """Pages for ``size`` tokens, where need be of those who have no part in the pass."""
-        while not self.store.grow(shadow.context, size):
-            idle = (s for s in self._shadows.values() if s.context.active and s.id not in present)
+    def _grow(self, copy: Request, size: int, present: list[int]) -> bool:
+        """Get pages for ``size`` tokens, if need be of copies that have no part in the pass."""
+        while not self.store.grow(copy.context, size):
+            idle = (c for c in self._copies.values() if c.context.active and c.id not in present)
             victim = next(idle, None)
             if victim is None:
                 return False
             self.store.release(victim.context)
         return True
 
-    def _take(self, shadow: Request, out: RowOutput, drafts: list[int], limit: int) -> bool:
-        """Add the draw to the drafts. Whether another one is wanted."""
-        assert isinstance(shadow.goal, Generate)
+    def _take(self, copy: Request, out: RowOutput, drafts: list[int], limit: int) -> bool:
+        """Add the sample to the drafts. Return whether another one is wanted."""
+        goal, matcher = copy.spec.goal, copy.generation.matcher
+        assert isinstance(goal, Generate)
         token = out.token
-        if out.error or token in shadow.goal.sampling.stop_token_ids:
+        if out.error or token in goal.sampling.stop_token_ids:
             return False
-        if token in self._info.eos and not shadow.goal.sampling.ignore_eos:
+        if token in self._info.eos and not goal.sampling.ignore_eos:
             return False
         try:
-            if shadow.matcher is not None and not shadow.matcher.advance(token):
+            if matcher is not None and not matcher.advance(token):
                 return False
         except Exception:
             return False
         drafts.append(token)
-        shadow.context.tokens.append(token)
-        shadow.drawn += 1
+        copy.context.tokens.append(token)
+        copy.generation.tokens.append(token)
         return len(drafts) < limit
 
     def _drop(self) -> None:
-        """The pass raised: what it should have written is not there."""
-        for shadow in self._shadows.values():
-            if shadow.context.active:
-                self.store.release(shadow.context, keep=False)
-            self.store.close(shadow.context)
-        self._shadows.clear()
+        """Forget all copies: the pass raised, and its KV was not written."""
+        for copy in self._copies.values():
+            if copy.context.active:
+                self.store.release(copy.context, keep=False)
+            self.store.close(copy.context)
+        self._copies.clear()
         self.store.flush("failed")

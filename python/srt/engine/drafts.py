@@ -1,16 +1,16 @@
-"""Drafts: tokens guessed ahead of the draw, and their verification.
+"""Drafts: tokens proposed ahead of sampling, and their verification.
 
-A drafter proposes; the pass that computes the drafts' KV also draws at each of their positions; the
-draws count up to the first that differs from its draft. A draw is a function of the distribution
-and of ``uniform(seed, index)``, so the text is the one that would be drawn token by token, greedy
-or sampled. (Leviathan et al. 2023 accept a draft with probability p / q; a draft that is certain of
-itself, q = 1, is here accepted with probability p too, with the very same random number.)
+A drafter proposes tokens. The pass that computes their KV also samples at each of their positions.
+The samples count up to the first that differs from its draft. A sample is a function of the
+distribution and of ``uniform(seed, index)``, so the text is the one sampled token by token, greedy
+or not. (Leviathan et al. 2023 accept a draft with probability p / q. A drafter that proposes one
+token has q = 1: its draft is accepted with probability p, with the very same random number.)
 
     grammar   forced text whose tokens are not certain, of every constrained request
     ngram     what followed the last tokens before (``lookup``)
-    draft     what a smaller model draws (``draft_model``)
+    draft     what a smaller model samples (``draft_model``)
 
-The last two are speculation, which a request asks for or the server's default does.
+The last two are speculation, which the request chooses or leaves to the server's default.
 """
 
 from __future__ import annotations
@@ -29,102 +29,105 @@ from sglang.srt.memory.store import Store
 
 COSTLY = 2e-3  # processor seconds of a grammar's step: a request with a longer one has no drafts
 GRAMMAR_DRAFTS = 16  # a pass and request
-LONGEST_REST = 64  # tokens without a draft, after drafts that were all in vain
+LONGEST_PAUSE = 64  # tokens without a draft, after drafts that were all rejected
 
 
 class Drafter(Protocol):
-    """Guesses what follows. The guess decides how fast a text is written, never which."""
+    """Proposes the next tokens of requests. Drafts change the speed of a text, never the text."""
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
-        """For each request, whose work is its last token, at most so many tokens."""
+        """Return the drafts of each request, at most the number beside it. The requests' only work
+        is their last token."""
         ...
 
     def forget(self, request: Request) -> None:
-        """The request has ended."""
+        """Forget a request that has ended."""
         ...
 
 
 class GrammarDrafter:
-    """Forced text whose tokens are not certain, because the text behind it may merge with it."""
+    """Proposes forced text whose tokens are not certain, because later text may merge with it."""
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
         budget = GrammarBudget()
-        return [self._guess(request, limit, budget) for request, limit in wanted]
+        return [self._draft(request, limit, budget) for request, limit in wanted]
 
-    def _guess(self, request: Request, limit: int, budget: GrammarBudget) -> list[int]:
-        if request.matcher is None or not budget.open:
+    def _draft(self, request: Request, limit: int, budget: GrammarBudget) -> list[int]:
+        matcher = request.generation.matcher
+        if matcher is None or not budget.open:
             return []
         try:
             with budget.charge(request):
-                return request.matcher.draft(limit)
+                return matcher.draft(limit)
         except Exception:
-            return []  # the mask that is asked for next says why
+            return []  # the next mask raises the error again, and ends the request
 
     def forget(self, request: Request) -> None:
         pass
 
 
 class Pace:
-    """Whether a request gets drafts of one source: none for longer and longer while none of them is
-    drawn."""
+    """Draft length of one request and source: all or none. The pause without drafts doubles each
+    time that every draft was rejected."""
 
     def __init__(self) -> None:
         self._misses = self._resume = 0
 
-    def size(self, drawn: int) -> int:
-        """How many, for a request that has drawn so many tokens."""
-        return MAX_DRAFTS if drawn >= self._resume else 0
+    def size(self, generated: int) -> int:
+        """Return the draft length for a request with ``generated`` tokens."""
+        return MAX_DRAFTS if generated >= self._resume else 0
 
-    def note(self, count: int, kept: int, drawn: int) -> None:
-        """``kept`` of ``count`` drafts were drawn, and the request now has ``drawn`` tokens."""
-        self._misses = 0 if kept else self._misses + 1
-        if not kept:
-            self._resume = drawn + min(1 << self._misses, LONGEST_REST)
+    def note(self, count: int, accepted: int, generated: int) -> None:
+        """Note that ``accepted`` of ``count`` drafts were sampled, and the request now has
+        ``generated`` tokens."""
+        self._misses = 0 if accepted else self._misses + 1
+        if not accepted:
+            self._resume = generated + min(1 << self._misses, LONGEST_PAUSE)
 
 
-class Stride(Pace):
-    """And how many, where each costs something: twice as many after all were drawn, else one more
-    than were."""
+class AdaptivePace(Pace):
+    """Adaptive draft length, for drafts that cost something: doubles when every draft was accepted,
+    otherwise accepted + 1."""
 
     def __init__(self) -> None:
         super().__init__()
         self._size = 2
 
-    def size(self, drawn: int) -> int:
-        return min(super().size(drawn), self._size)
+    def size(self, generated: int) -> int:
+        return min(super().size(generated), self._size)
 
-    def note(self, count: int, kept: int, drawn: int) -> None:
-        super().note(count, kept, drawn)
-        if kept < count:
-            self._size = kept + 1
+    def note(self, count: int, accepted: int, generated: int) -> None:
+        super().note(count, accepted, generated)
+        if accepted < count:
+            self._size = accepted + 1
         elif count == self._size:  # no other limit has made them fewer
             self._size = min(2 * count, MAX_DRAFTS)
 
 
 @dataclass(slots=True)
-class _Progress:
-    """Of one request: whose drafts its row has now, and the pace of each source."""
+class _Drafting:
+    """Drafting of one request: the source of the drafts in its row, and the pace of each source."""
 
     source: str = ""
     paces: dict[str, Pace] = field(default_factory=dict)
 
     def pace(self, source: str) -> Pace:
         if source not in self.paces:
-            self.paces[source] = Stride() if source == "draft" else Pace()
+            self.paces[source] = AdaptivePace() if source == "draft" else Pace()
         return self.paces[source]
 
 
 class Drafts:
-    """Who guesses for whom, how much, and what became of it.
+    """All drafters, the choice between them and the draft lengths.
 
     Args:
-        jumps: how forced text is written (``GrammarConfig.jumps``): drafts of grammars are a part
-            of "exact", and a text that "string" may rewrite has none at all.
-        default: the speculation of requests that leave it to the server: "none", "ngram", "draft".
+        jumps: how forced text is generated (``GrammarConfig.jumps``). Drafts of grammars are a part
+            of "exact"; a text that "string" may rewrite has no drafts at all.
+        default: speculation of requests that leave it to the server: "none", "ngram" or "draft".
         most: drafts a pass and request.
-        room: tokens that a pass computes for little more than one. Those that are drawn go first,
-            speculation has the rest: beyond, a draft that fails costs what a token costs.
-        model: the drafter "draft"; without it nobody may ask for it.
+        room: tokens that a pass computes for little more than one. Tokens to be sampled take it
+            first, speculation has the rest: beyond it, a rejected draft costs what a token costs.
+        model: the drafter "draft"; without it no request may choose it.
     """
 
     def __init__(
@@ -139,42 +142,47 @@ class Drafts:
         self._drafters: dict[str, Drafter] = {"grammar": GrammarDrafter(), "ngram": LookupDrafter()}
         if model is not None:
             self._drafters["draft"] = model
-        self._progress: dict[int, _Progress] = {}
+        self._drafting: dict[int, _Drafting] = {}  # by request id
 
     def sources(self, request: Request) -> list[str]:
-        """Who may guess for a request, the first one first."""
-        if not isinstance(request.goal, Generate):
+        """Return the sources that may propose tokens for a request, the first choice first."""
+        goal = request.spec.goal
+        if not isinstance(goal, Generate):
             return []
         found = []
-        if request.matcher is not None:
+        if request.generation.matcher is not None:
             if self._jumps == "string":
                 return []
             if self._jumps == "exact":
                 found.append("grammar")
-        asked = request.goal.sampling.speculation
-        asked = self._default if asked == "auto" else asked
-        if asked in self._drafters:
-            found.append(asked)
+        requested = goal.sampling.speculation
+        source = self._default if requested == "auto" else requested
+        if source in self._drafters:
+            found.append(source)
         return found
 
     def wanted(self, request: Request, running: int) -> bool:
-        """Whether the next pass, of so many requests, may have drafts of this one, for which its
-        last token must be known."""
-        progress = self._progress.get(request.id)
-        drawn = request.drawn + request.pending
+        """Whether the next pass, of ``running`` requests, may have drafts for this one. Then its
+        last token must be known before."""
+        drafting = self._drafting.get(request.id)
+        generated = len(request.generation.tokens) + request.pending
         return request.growth > 1 and any(
-            progress is None or progress.pace(source).size(drawn) > 0
+            drafting is None or drafting.pace(source).size(generated) > 0
             for source in self.sources(request)
             if source == "grammar" or running < self._room
         )
 
     def propose(self, requests: Sequence[Request], running: int) -> Mapping[int, list[int]]:
-        """Drafts by request, for requests that will have no work left but their last token. A draw
-        always follows the last draft. ``running``: requests of the pass."""
+        """Return drafts by request id. A sample follows the last draft of each.
+
+        Args:
+            requests: requests whose only work is their last token.
+            running: number of requests in the pass.
+        """
         found: dict[int, list[int]] = {}
         left = max(self._room - running, 0)
         for source, drafter in self._drafters.items():
-            free = source == "grammar"  # its drafts are few, and most of them are drawn
+            free = source == "grammar"  # its drafts are few, and most of them are accepted
             wanted = self._wanted(source, [r for r in requests if r.id not in found])
             if not wanted or not (free or left):
                 continue
@@ -190,25 +198,27 @@ class Drafts:
             for request, drafts in made:
                 if share:
                     found[request.id] = drafts[:share]
-                    self._progress[request.id].source = source
+                    self._drafting[request.id].source = source
                     left -= 0 if free else len(found[request.id])
         return found
 
     def _wanted(self, source: str, requests: Sequence[Request]) -> list[tuple[Request, int]]:
-        """Who is to have how many of a source."""
+        """Requests that may have drafts of a source, each with the draft length."""
         most = GRAMMAR_DRAFTS if source == "grammar" else self._most
         out = []
         for request in requests:
-            costly = request.matcher is not None and request.cost > COSTLY
+            generation = request.generation
+            costly = generation.matcher is not None and request.scheduling.cost > COSTLY
             if source in self.sources(request) and not costly:
-                progress = self._progress.setdefault(request.id, _Progress())
-                size = progress.pace(source).size(request.drawn)
+                drafting = self._drafting.setdefault(request.id, _Drafting())
+                size = drafting.pace(source).size(len(generation.tokens))
                 out.append((request, min(size, most, request.growth - 1)))
         return [(request, size) for request, size in out if size > 0]
 
     def verify(self, store: Store, request: Request, row: Row, out: RowOutput) -> list[Drawn]:
-        """The draws that count, all but the last equal to their drafts. The context keeps those.
-        They are accepted when they are collected: the text may end before the last of them."""
+        """Return the samples that count: all but the last equal their drafts, which stay in the
+        context. Accepted drafts are counted when they are collected, since the text may end before
+        the last of them."""
         if not out.checks:  # there were no drafts, or the row failed as a whole
             return [out]
         count = len(row.checks)
@@ -218,12 +228,13 @@ class Drafts:
             kept += 1
         store.truncate(request.context, len(request.context.tokens) - count + kept)
         request.stats.drafted_tokens += count
-        progress = self._progress[request.id]
-        progress.pace(progress.source).note(count, kept, request.drawn + kept + 1)
+        drafting = self._drafting[request.id]
+        generated = len(request.generation.tokens) + kept + 1
+        drafting.pace(drafting.source).note(count, kept, generated)
         return [*out.checks, out][: kept + 1]
 
     def forget(self, request: Request) -> None:
-        """The request has ended."""
-        if self._progress.pop(request.id, None) is not None:
+        """Forget a request that has ended."""
+        if self._drafting.pop(request.id, None) is not None:
             for drafter in self._drafters.values():
                 drafter.forget(request)

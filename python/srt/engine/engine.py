@@ -4,7 +4,7 @@ next one is planned, where the executor takes more than one at a time.
     idle       an open context without a request
     waiting    its request is queued, no memory held
     running    its request was admitted: pages held, rows planned
-    leaving    its last pass is under way, no memory held
+    draining   its last pass is in flight, no memory held
     (done)     one terminal event, Done or Failed; the context is idle again or closed
 
 The engine owns the requests; the store owns the contexts and the memory; the scheduler decides from
@@ -45,12 +45,12 @@ from sglang.srt.engine.collect import Collector
 from sglang.srt.engine.compiling import Compiling, Grammars
 from sglang.srt.engine.control import control, stats_of
 from sglang.srt.engine.drafts import Drafts
+from sglang.srt.engine.engine_stats import EngineStats
 from sglang.srt.engine.executor import MOST_DEPTH, Executor
 from sglang.srt.engine.grammar_budget import GrammarBudget
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.engine.passes import Pass
 from sglang.srt.engine.planner import Planner
-from sglang.srt.engine.stats import Stats
 from sglang.srt.memory.store import Store
 
 log = logging.getLogger("sglang.srt.engine")
@@ -60,13 +60,13 @@ class Engine:
     """One scheduler, one store, one executor.
 
     Args:
-        token_bytes: the bytes of every token id; what stop strings are matched on.
-        seed: of requests that bring none.
+        token_bytes: the bytes of every token id; stop strings are matched on them.
+        seed: of requests that give none.
         grammars: compiles constraints; without it they are refused.
-        jumps: how forced text is written (``GrammarConfig.jumps``).
-        drafts: who guesses tokens ahead; by default grammars alone, and n-grams where asked for.
-        progress: where the loop tells its stage.
-        clock: what every moment of the engine is measured with.
+        jumps: how forced text is generated (``GrammarConfig.jumps``).
+        drafts: the drafters; by default grammars, and n-grams for requests that choose them.
+        progress: shared memory for the loop's stage.
+        clock: the source of all moments in statistics and in the cache.
 
     Raises ValueError for an executor that is too deep.
     """
@@ -86,24 +86,24 @@ class Engine:
         progress: Progress | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self.clock = clock
         if not 1 <= executor.depth <= MOST_DEPTH:
             raise ValueError(
                 f"the executor's depth is {executor.depth}; it must be between 1 and {MOST_DEPTH}, "
                 "because a row may name a token of the pass before and of no older one "
                 f"(Row.follows). Use an executor of depth {MOST_DEPTH}."
             )
+        self.clock = clock
         self.executor = executor
         self.info = info
         self.schedule = schedule
         self.store = Store(info.capacity // info.page_size, info.page_size, share, clock)
-        self.stats = Stats()
+        self.stats = EngineStats()
         self.progress = progress or NOWHERE
         self._drafts = drafts or Drafts(jumps)
         self.planner = Planner(info, schedule, self.store, self.stats, self._drafts, clock)
         self.paused = False  # no pass is planned; set by a Control
         self._requests: dict[int, Request] = {}  # by context id
-        self._under_way: deque[Pass] = deque()
+        self._in_flight: deque[Pass] = deque()
         self._accepted = 0
         self._seed = seed
         self._compiling = Compiling(grammars)
@@ -121,13 +121,13 @@ class Engine:
     # -- verbs -----------------------------------------------------------------------------------
 
     def handle(self, verbs: Sequence[Verb]) -> list[Event]:
-        """Obey in order. A verb that cannot be obeyed fails its request, or is counted. Then see to
-        the requests whose grammar has been made."""
+        """Apply verbs in order. A verb that cannot be applied fails its request, or is counted.
+        Then queue the requests whose grammar is ready."""
         events: list[Event] = []
         for verb in verbs:
             self.progress.at(MESSAGES, verb.request if isinstance(verb, Advance) else 0)
             try:
-                self._obey(verb, events)
+                self._apply(verb, events)
             except Exception as error:
                 if isinstance(verb, Advance):
                     self.stats.rejected += 1
@@ -137,13 +137,13 @@ class Engine:
                 else:
                     raise
         self.progress.at(MESSAGES)
-        if not any(planned.waits for planned in self._under_way):
+        if not any(planned.waits for planned in self._in_flight):
             self._compiled(events)
         if self.adapters.pending:
             events += self.adapters.settle()
         return events
 
-    def _obey(self, verb: Verb, events: list[Event]) -> None:
+    def _apply(self, verb: Verb, events: list[Event]) -> None:
         if isinstance(verb, Open):
             tokens = from_bytes(verb.tokens)
             space = Namespace(verb.namespace, self.adapters.number(verb.adapter))
@@ -153,7 +153,7 @@ class Engine:
         elif isinstance(verb, Close):
             context = self.store.contexts.get(verb.context)
             if context is None:
-                return  # its request has closed it; the event that says so was still on its way
+                return  # its request has closed it, and the client had not read that yet
             request = self._requests.get(verb.context)
             if request is not None:
                 events += self._end(request, "abort")
@@ -179,12 +179,12 @@ class Engine:
     def _idle(self, number: int) -> Context:
         context = self.store.contexts[number]
         if number in self._requests:
-            raise ValueError(f"context {number} has a request under way; close it or wait")
+            raise ValueError(f"context {number} has an unfinished request; close it or wait")
         return context
 
     def _accept(self, verb: Advance, events: list[Event]) -> None:
         context = self.store.contexts[verb.context]
-        held = (self.waiting, self.running, self.planner.leaving, self._compiling)
+        held = (self.waiting, self.running, self.planner.draining, self._compiling)
         if any(verb.request in requests for requests in held):
             self.stats.bad_verbs += 1  # an event would end the request that has this number
             return
@@ -213,9 +213,9 @@ class Engine:
             self.planner.put(request)
 
     def _compiled(self, events: list[Event]) -> None:
-        """Requests whose grammar is ready enter the queue, if anything is left to draw; those whose
-        grammar cannot be made fail. Not while masks may be made in another thread: matchers of one
-        grammar share what they have found out."""
+        """Queue the requests whose grammar is ready, unless they end at once; fail those whose
+        grammar cannot be made. Not to be called while another thread may make masks: matchers of
+        one grammar share what they have found."""
         budget = self.planner.new_budget()
         for request, error in self._compiling.ready():
             if error is not None:
@@ -224,7 +224,7 @@ class Engine:
                 self._forget(request)
                 continue
             with budget.charge(request):
-                news = self._written(request, partial(self._collector.begin, request, budget))
+                news = self._guarded(request, partial(self._collector.begin, request, budget))
             self.progress.at(MESSAGES)
             events += news
             if news and isinstance(news[-1], Done | Failed):
@@ -245,20 +245,20 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        return bool(self._under_way or (not self.paused and (self.waiting or self.running)))
+        return bool(self._in_flight or (not self.paused and (self.waiting or self.running)))
 
     @property
     def compiling(self) -> int:
-        """Requests that wait for their grammar, and adapters that come or go; ``handle`` asks
-        whether they are there."""
+        """Number of requests that wait for their grammar, and of adapters that are being loaded or
+        unloaded; ``handle`` looks whether they are ready."""
         return len(self._compiling) + self.adapters.pending
 
     def step(self) -> list[Event]:
-        """Plan and start a pass, then collect the oldest one where no further may be under way, or
-        none could be planned. Returns the events of all this."""
+        """Plan and start a pass, then collect the oldest one if no more may be in flight, or none
+        could be planned. Return the events of both."""
         events: list[Event] = []
         self._collector.searched = 0
-        passes = self._under_way
+        passes = self._in_flight
         if passes and passes[-1].waits:
             events += self._finish()
             self._compiled(events)
@@ -277,13 +277,13 @@ class Engine:
         return events
 
     def close(self) -> None:
-        """Compute nothing more."""
+        """Stop the executor and the adapters' thread."""
         self.executor.close()
         self.adapters.close()
 
     def _finish(self) -> list[Event]:
-        """Wait for the oldest pass under way."""
-        oldest = self._under_way.popleft()
+        """Wait for the oldest pass in flight and collect it."""
+        oldest = self._in_flight.popleft()
         self.progress.at(PASS)
         try:
             result = self.executor.result()
@@ -296,34 +296,37 @@ class Engine:
     def _collect(self, computed: Pass, outputs: Sequence[RowOutput]) -> list[Event]:
         events: list[Event] = []
         rows, budget = computed.batch.rows, self.planner.new_budget()
-        # Before all else, since other rows of the pass may have read that KV; and also of requests
-        # that have ended, since the tree may show it.
+        # First, since other rows of the pass may have read that KV. Requests that have ended count
+        # too, since the tree may still hold it.
         for key, error in {key: out.error for out in outputs for key in out.unseen}.items():
             events += self._unseen(key, error)
-        for request, first, last, tip in computed.parts.values():
+        for request, first, last, complete in computed.parts.values():
             if self._requests.get(request.context.id) is not request:
                 continue  # it has ended meanwhile
-            at = next((i for i in range(first, last) if outputs[i].error), last)
-            row, out = rows[at], outputs[at]
+            index = last  # of the row that counts: the first that failed, or else the last
+            if first != last:
+                index = next((i for i in range(first, last) if outputs[i].error), last)
+            row, out = rows[index], outputs[index]
             request.stats.forward_passes += 1
             if row.sample is not None:
                 request.pending -= 1
-            collect = partial(self._row, request, row, out, tip, budget)
-            if request.matcher is None:
-                news = collect()
+            generation = request.generation
+            if generation.matcher is None:
+                news = self._row(request, row, out, complete, budget)
             else:
+                collect = partial(self._row, request, row, out, complete, budget)
                 with budget.charge(request):
-                    news = self._written(request, collect)
-            if request.matcher is not None or request.watch is not None:
-                self.progress.at(RESULTS)  # the stage of its own is over
+                    news = self._guarded(request, collect)
+            if generation.matcher is not None or generation.watch is not None:
+                self.progress.at(RESULTS)  # after a stage of the request's own
             events += news
             if news and isinstance(news[-1], Done | Failed):
                 self._forget(request)
         return events
 
     def _unseen(self, key: bytes, error: str) -> list[Event]:
-        """An image or video could not be encoded, so its KV, which the tree may show, is wrong. All
-        requests with that medium fail, and the cache forgets its KV."""
+        """Fail all requests with a medium that could not be encoded, and drop its KV from the
+        cache: it is wrong."""
         events: list[Event] = []
         for request in list(self._requests.values()):
             if any(medium.key == key for medium in request.context.media):
@@ -333,28 +336,26 @@ class Engine:
         return events
 
     def _row(
-        self, request: Request, row: Row, out: RowOutput, tip: bool, budget: GrammarBudget
+        self, request: Request, row: Row, out: RowOutput, complete: bool, budget: GrammarBudget
     ) -> list[Event]:
-        draws = self._drafts.verify(self.store, request, row, out) if row.checks else (out,)
-        return self._collector.collect(request, row, out, draws, tip, budget)
+        samples = self._drafts.verify(self.store, request, row, out) if row.checks else (out,)
+        return self._collector.collect(request, row, out, samples, complete, budget)
 
-    def _written(self, request: Request, write: Callable[[], list[Event]]) -> list[Event]:
-        """Return what ``write`` returns. A grammar that breaks fails its own request only."""
-        if request.matcher is None:
-            return write()
+    def _guarded(self, request: Request, collect: Callable[[], list[Event]]) -> list[Event]:
+        """Return what ``collect`` returns; a grammar that raises fails its own request only."""
         try:
-            return write()
+            return collect()
         except Exception as error:
             log.exception("a grammar failed")
             text = f"the grammar failed: {type(error).__name__}: {error}"
             return self._collector.failed(request, text)
 
     def _fail(self, failed: Pass, error: Exception) -> list[Event]:
-        """The pass raised: its rows' KV was never written, though the tree may show it. Its
-        requests fail, all others start over, and the cache is emptied. What came after it may have
-        read what was never written, so it counts for nothing."""
-        while self._under_way:
-            self._under_way.popleft()
+        """Fail the requests of a pass that raised, restart all others, and empty the cache: the KV
+        of the pass was never written, though the tree may hold it. Later passes may have read that
+        KV, so their results are dropped."""
+        while self._in_flight:
+            self._in_flight.popleft()
             with suppress(Exception):
                 self.executor.result()
         self.stats.failed_passes += 1
@@ -378,20 +379,20 @@ class Engine:
         return events
 
     def _end(self, request: Request, reason: str) -> list[Event]:
-        """End a request from outside its rows."""
+        """End a request from outside its rows and return its last events."""
         self._forget(request)
         return self._collector.ended(request, reason)
 
     def _forget(self, request: Request) -> None:
-        """The request has its terminal event: memory back, context idle or closed."""
+        """Free what a request holds after its terminal event."""
         context = request.context
         self.planner.drop(request)
         self._compiling.drop(request.id)
         del self._requests[context.id]
-        self.store.truncate(context, request.known)  # drafts that nobody drew, or a placeholder
+        self.store.truncate(context, request.known)  # without drafts and placeholders
         if context.active:
             self.store.release(context)
-        if request.close:
+        if request.spec.close:
             self.store.close(context)
 
     @property

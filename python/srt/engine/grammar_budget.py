@@ -51,7 +51,7 @@ class GrammarBudget:
             cost = self._clock() - self._since
             self._since = -1.0
             self._spent += cost
-            request.cost += cost
+            request.scheduling.cost += cost
 
 
 UNLIMITED = GrammarBudget(float("inf"))
@@ -66,6 +66,6 @@ def by_cost(rows: list[tuple[int, int]], running: dict[int, Request]) -> list[tu
 def _rank(request: Request | None) -> float:
     if request is None:  # those to be admitted come last, as planned
         return float("inf")
-    if request.matcher is None:
+    if request.generation.matcher is None:
         return 0.0
-    return request.cost / (1 + request.postponed)
+    return request.scheduling.cost / (1 + request.scheduling.postponed)

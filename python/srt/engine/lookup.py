@@ -1,12 +1,12 @@
-"""Lookup: drafts out of the context itself. Where its last tokens stood before, what followed them
-then is the guess (prompt lookup: Saxena 2023). It costs no model, and it pays where a text repeats
-its prompt or itself: editing, quoting, code, JSON.
+"""Lookup: drafts from the context itself. The tokens that followed an earlier occurrence of the
+last tokens are the draft (prompt lookup: Saxena 2023). It needs no model, and it pays where a text
+repeats its prompt or itself: editing, quoting, code, JSON.
 
-The last tokens are found as LZ77 finds them: ``heads`` has, by the hash of two neighbouring tokens,
-where such a pair ended last, and ``chain``, by position, where it ended before that. Of the latest
-``TRIED`` places the one with the longest common past is taken, and as many tokens are guessed as
-are common: a long one is a copy under way, a short one chance. Eight bytes a token, no more than
-``WINDOW`` tokens back; a token costs the same whatever stands before it.
+Earlier occurrences are found as in LZ77. ``heads`` has, by the hash of two neighbouring tokens, the
+position where such a pair ended last; ``chain`` has, by position, where it ended before that. Of
+the latest ``TRIED`` positions the one with the longest common suffix is taken, and the draft is at
+most as long as that suffix: a long one is a copy that goes on, a short one is chance. The index
+takes eight bytes a token, for at most ``WINDOW`` tokens; each token costs the same.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from sglang.srt.core.request import Request
 from sglang.srt.engine.grammar_budget import GrammarBudget
 
 WINDOW = 1 << 15  # tokens, at most
-TRIED = 24  # earlier places that are compared
-LEAST, LONGEST = 3, 16  # tokens of a past that counts, and of one that is as good as any
+TRIED = 24  # earlier positions that are compared
+LEAST, LONGEST = 3, 16  # tokens of a common suffix: shorter ones do not count, nor does more
 ADDED = 4096  # tokens a pass that enter the indices: a long prompt does so in parts
 
 
 class Lookup:
-    """Index over the tokens of one context, which grows; cut and rewritten ends do no harm.
+    """Index over the tokens of one context. A context that was cut or rewritten does no harm.
 
     Args:
-        length: tokens that the context may come to have.
+        length: number of tokens that the context may grow to.
     """
 
     def __init__(self, length: int) -> None:
@@ -39,7 +39,7 @@ class Lookup:
         self._next = 1  # the first pair that is not in the index ends here
 
     def add(self, tokens: Ints, limit: int) -> int:
-        """Index what is new but the last token, at most ``limit`` tokens; returns how many."""
+        """Index the new tokens except the last, at most ``limit`` of them; return how many."""
         start, end = max(self._next, len(tokens) - 1 - self._mask), len(tokens) - 1
         end = min(end, start + limit)
         if start >= end:
@@ -55,8 +55,9 @@ class Lookup:
         return end - start
 
     def find(self, tokens: Ints, limit: int) -> list[int]:
-        """What followed the last tokens before, at most ``limit`` of it; a run that reaches the end
-        goes on with itself. [] where they are new, or not all is indexed yet."""
+        """Return the tokens that followed the last ones before, at most ``limit``. A run that
+        reaches the end goes on with itself. [] where the last tokens are new, or the index does not
+        have them all yet."""
         last = len(tokens) - 1
         if last < LEAST or self._next < last:
             return []
@@ -72,7 +73,7 @@ class Lookup:
         return found
 
     def _longest(self, tokens: Ints, last: int) -> tuple[int, int]:
-        """Where the past is the longest that is also that of ``last``, and how long it is."""
+        """The earlier position with the longest suffix in common with ``last``, and its length."""
         mask, chain = self._mask, self._chain
         best, length = -1, 1
         at = self._heads[(tokens[last - 1] * 40503 ^ tokens[last]) & mask]
@@ -89,14 +90,14 @@ class Lookup:
                 if same == LONGEST:
                     break
             before = chain[at & mask]
-            if before >= at:  # its place in the ring has been taken
+            if before >= at:  # a later token has its slot in the ring
                 break
             at = before
         return best, length
 
 
 class LookupDrafter:
-    """A ``Drafter`` that has an index for each request under way."""
+    """A ``Drafter`` with an index for each request."""
 
     def __init__(self) -> None:
         self._lookups: dict[int, Lookup] = {}
@@ -110,7 +111,7 @@ class LookupDrafter:
                 lookup = self._lookups[request.id] = Lookup(len(tokens) + request.growth)
             left -= lookup.add(tokens, left)
             drafts = lookup.find(tokens, limit)
-            if drafts and request.matcher is not None:
+            if drafts and request.generation.matcher is not None:
                 drafts = _affordable(request, drafts, budget)
             found.append(drafts)
         return found
@@ -130,12 +131,12 @@ def _affordable(request: Request, drafts: list[int], budget: GrammarBudget) -> l
 def allowed(request: Request, drafts: list[int]) -> list[int]:
     """The drafts up to the first that the request's grammar does not allow. The others would do no
     harm: they are never sampled."""
-    assert request.matcher is not None
+    assert request.generation.matcher is not None
     try:
-        matcher = request.matcher.fork()
-        for place, token in enumerate(drafts):
+        matcher = request.generation.matcher.fork()
+        for index, token in enumerate(drafts):
             if not matcher.advance(token):
-                return drafts[:place]
+                return drafts[:index]
     except Exception:
-        return []  # the mask that is asked for next says why
+        return []  # the next mask raises the error again, and ends the request
     return drafts

@@ -52,8 +52,8 @@ class DraftMasks:
         without: tuple[int, ...],
         budget: GrammarBudget,
     ) -> None:
-        assert request.matcher is not None
-        self._matcher, self._drafts, self._without = request.matcher, drafts, without
+        assert request.generation.matcher is not None
+        self._matcher, self._drafts, self._without = request.generation.matcher, drafts, without
         self._request, self._budget = request, budget
         self._made: list[bytes] = []
         self._error = ""  # why there is no further one
@@ -63,7 +63,7 @@ class DraftMasks:
         words."""
         if self._budget.open:
             self._request.progress.worker_at(GRAMMAR, self._request.id)
-            self._request.cost = 0.0
+            self._request.scheduling.cost = 0.0
             with self._budget.charge(self._request):
                 self._make()
             self._request.progress.worker_at(WAITING)

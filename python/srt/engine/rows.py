@@ -56,19 +56,20 @@ def make_rows(
         rows[0].adapter = context.namespace.adapter
         if sections:
             rows[0].places = places(context.media, start, end)
-        if start < request.prompt:
+        if start < request.spec.prompt:
             rows[0].pieces = _pieces(context, start, end)
             _ask(rows[0], request, start, end)
     if end == len(context.tokens):
         tip = rows[-1]
         tip.follows = follows
-        if isinstance(request.goal, Generate):
-            *tip.checks, tip.sample = _samples(request, request.goal, eos, drafts, masks)
-            tip.probe = request.goal.probe
-        elif isinstance(request.goal, Distribution):
-            tip.tip_top = max(request.goal.top, 1)
-            tip.probe = request.goal.probe
-        elif isinstance(request.goal, Embed) and not request.reads_all:
+        goal = request.spec.goal
+        if isinstance(goal, Generate):
+            *tip.checks, tip.sample = _samples(request, goal, eos, drafts, masks)
+            tip.probe = goal.probe
+        elif isinstance(goal, Distribution):
+            tip.tip_top = max(goal.top, 1)
+            tip.probe = goal.probe
+        elif isinstance(goal, Embed) and not request.spec.reads_all:
             tip.pool = len(tip.tokens) - 1
     return rows
 
@@ -107,19 +108,19 @@ def _pieces(context: Context, start: int, end: int) -> list[Piece]:
 def _ask(row: Row, request: Request, start: int, end: int) -> None:
     """For what is wanted of the prompt's tokens ``[start, end)``."""
     row.score = _score(request, start, end)
-    if request.reads_all and end > request.unsummed:
-        row.pool = request.unsummed - start
-        row.every = isinstance(request.goal, Embed) and request.goal.pooling == EVERY
+    if request.spec.reads_all and end > request.outputs.unsummed:
+        row.pool = request.outputs.unsummed - start
+        row.every = isinstance(request.spec.goal, Embed) and request.spec.goal.pooling == EVERY
 
 
 def _score(request: Request, start: int, end: int) -> Score | None:
     """Token ``i`` of the prompt is scored at position ``i - 1``."""
-    low, high = request.unscored, min(end, request.prompt - 1)
+    low, high = request.outputs.unscored, min(end, request.spec.prompt - 1)
     if low > high:
         return None
     assert low > start, "the cache has swallowed a position whose log-probability is wanted"
     targets = request.context.tokens[low : high + 1]
-    return Score(low - 1 - start, targets, request.top, request.probe)
+    return Score(low - 1 - start, targets, request.spec.top, request.spec.probe)
 
 
 def _samples(
@@ -130,26 +131,27 @@ def _samples(
     masks: PassMasks | None,
 ) -> list[Sample]:
     """How to sample before each of the drafts, and after the last."""
-    count, params, tokens = len(drafts), goal.sampling, request.context.tokens
-    pending, mask = request.pending, -1
-    plain = not count and request.matcher is None and not params.penalised
-    if plain and request.drawn + pending >= params.min_new_tokens:  # the most of all rows by far
+    generation, params, tokens = request.generation, goal.sampling, request.context.tokens
+    count, pending, mask = len(drafts), request.pending, -1
+    index = len(generation.tokens) + pending  # of the next token
+    plain = not count and generation.matcher is None and not params.penalised
+    if plain and index >= params.min_new_tokens:  # nearly all rows
         if params.greedy:
             request.plain = request.plain or Sample(params, top=goal.top)
             return [request.plain]
-        return [Sample(params, uniform(request.seed, request.drawn + pending), top=goal.top)]
-    if request.matcher is not None:
+        return [Sample(params, uniform(generation.seed, index), top=goal.top)]
+    if generation.matcher is not None:
         assert masks is not None
         mask = masks.add(request, drafts, eos if params.ignore_eos else ())
     samples = []
     for i in range(count + 1):
         out = Sample(params, top=goal.top)
         if not params.greedy:
-            out.uniform = uniform(request.seed, request.drawn + pending + i)
+            out.uniform = uniform(generation.seed, index + i)
         if params.penalised:
-            out.history = tokens[request.prompt : len(tokens) - count - pending + i]
+            out.history = tokens[request.spec.prompt : len(tokens) - count - pending + i]
             if params.repetition_penalty != 1.0:
-                out.prompt = tokens[: request.prompt]
+                out.prompt = tokens[: request.spec.prompt]
         out.forbidden = forbidden(request, goal, eos, pending + i)
         if mask >= 0:
             out.mask, out.masked = mask + i, goal.masked
@@ -162,6 +164,6 @@ def forbidden(
 ) -> tuple[int, ...]:
     """Ids that the next token but ``ahead`` may not be, since they would end too short a text."""
     params = goal.sampling
-    if request.drawn + ahead >= params.min_new_tokens:
+    if len(request.generation.tokens) + ahead >= params.min_new_tokens:
         return ()
     return tuple(sorted({*(() if params.ignore_eos else eos), *params.stop_token_ids}))

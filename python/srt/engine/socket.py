@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import zmq
 from sglang.srt.core.messages import Event, Verb, decode_verbs, encode
-from sglang.srt.engine.stats import Stats
+from sglang.srt.engine.engine_stats import EngineStats
 
 log = logging.getLogger("sglang.srt.engine")
 EXIT = b""  # an empty frame asks the engine to exit
@@ -34,7 +34,7 @@ class SocketChannel:
         self._socket = configure(zmq.Context.instance().socket(zmq.PAIR))
         self._socket.bind(address)
         self._frames: deque[zmq.Frame] = deque()  # not decoded yet
-        self.stats = Stats()  # replaced by the engine's once there is one
+        self.stats = EngineStats()  # replaced by the engine's once there is one
 
     def connected(self) -> None:
         """Wait until the parent has connected."""

@@ -7,7 +7,6 @@ import heapq
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from sglang.srt.core.messages import Generate
 from sglang.srt.core.request import Request
 from sglang.srt.core.segments import unmarked
 from sglang.srt.engine.planner import Planner
@@ -28,8 +27,8 @@ def view(
     """At most ``limit`` nodes and requests of each kind; those nodes' ancestors come with them.
     ``adapter``: the name of a number. ``now``: of the clock that the tree has."""
     limit = max(0, min(limit, MAX_ENTRIES))
-    running = [*planner.running.values(), *planner.leaving.values()]
-    queued = [r for r in requests if r.id not in planner.running and r.id not in planner.leaving]
+    running = [*planner.running.values(), *planner.draining.values()]
+    queued = [r for r in requests if r.id not in planner.running and r.id not in planner.draining]
     return {
         "tree": _tree(planner.store.tree, limit, now, adapter),
         "running": [_request(r, now) for r in running[:limit]],
@@ -78,16 +77,14 @@ def _node(tree: RadixTree, node: Node, now: float, adapter: Callable[[int], str]
 
 
 def _request(request: Request, now: float) -> dict[str, Any]:
-    goal = request.goal
-    limit = goal.sampling.max_new_tokens if isinstance(goal, Generate) else 0
     return {
         "context": request.context.id,
         "request": request.id,
-        "prompt": request.prompt,
+        "prompt": request.spec.prompt,
         "cached": request.stats.cached_tokens,
-        "drawn": request.drawn,
-        "max_new_tokens": limit,
+        "drawn": len(request.generation.tokens),
+        "max_new_tokens": request.spec.limit,
         "work": request.context.work,
-        "seconds": now - request.received,
-        "goal": type(goal).__name__.lower(),
+        "seconds": now - request.spec.received,
+        "goal": type(request.spec.goal).__name__.lower(),
     }

@@ -247,12 +247,16 @@ class Watch:
         self._strings = stop_strings(tuple(stops)) if stops else None
         self._patterns = Patterns(tuple(patterns)) if patterns else None
         self._state = 0
+        self._hit: Hit | None = None
         self.length = 0
         self.cost = self._patterns.cost if self._patterns else 0
 
     @property
     def held(self) -> int:
-        """Trailing bytes that may belong to a stop."""
+        """Number of trailing bytes that may belong to a stop; once it is found, all bytes from its
+        first one on."""
+        if self._hit is not None:
+            return self.length - self._hit.cut
         strings = self._strings.depth[self._state] if self._strings else 0
         return max(strings, min(self.length, PATTERN_HOLD) if self._patterns else 0)
 
@@ -271,6 +275,7 @@ class Watch:
             if found is not None and (hit is None or found.end < hit.end):
                 hit = found
         self.length += len(data)
+        self._hit = hit
         return hit
 
     def _feed_strings(self, data: bytes) -> Hit | None:

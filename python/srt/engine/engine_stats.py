@@ -1,4 +1,4 @@
-"""Stats: what the engine has done since it started, in counts."""
+"""EngineStats: counts of all that the engine has done since it started."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ from sglang.srt.core.batch import Batch, StepResult
 
 
 @dataclass(slots=True)
-class Stats:
-    """Counters. ``computed_tokens`` went through a forward pass; ``cached_tokens`` of
-    ``prompt_tokens`` did not have to. The vision tower has read ``encoded_media`` images and
-    videos; the hidden states of ``reread_media`` were there when a pass wanted them. ``started =
-    finished + aborted + rejected + failed`` at idle holds for ``received`` plus ``rejected``
-    requests. ``postponed_rows``: rows whose token a later pass sampled, since the grammars of the
-    pass had spent its budget."""
+class EngineStats:
+    """Counters. At idle, ``received`` = ``finished`` + ``aborted`` + ``failed``; rejected requests
+    were never received.
+
+    Attributes:
+        computed_tokens: tokens that went through a forward pass.
+        cached_tokens: of ``prompt_tokens``, those that did not have to.
+        encoded_media: images and videos that the vision tower has read.
+        reread_media: those whose hidden states were kept when a pass wanted them.
+        postponed_rows: rows whose token a later pass sampled, because the grammars of the pass had
+            spent its budget.
+        plan_misses: planned rows that found no memory.
+    """
 
     received: int = 0
     finished: int = 0
@@ -40,7 +46,7 @@ class Stats:
     failed_audits: int = 0
 
     def computed(self, batch: Batch, result: StepResult) -> None:
-        """A pass is done."""
+        """Count a computed pass."""
         self.passes += 1
         self.computed_tokens += batch.num_tokens
         self.encoded_media += result.encoded
