@@ -87,6 +87,17 @@ def test_an_unknown_control_is_refused() -> None:
     )
 
 
+def test_retract_in_flight_samples_no_token_twice() -> None:
+    desk = Desk(depth=2)
+    request = desk.ask([3, 1, 4, 1], generate(9))
+    desk.step()
+    desk.send(Control(0, "retract"))
+    desk.send(Control(0, "continue"))
+    desk.run()
+    assert desk.tokens(request) == whole([3, 1, 4, 1], 9)
+    desk.finish()
+
+
 OPS = ["ask", "step", "step", "step", "pause", "retract", "flush", "continue", "end"]
 STEPS = st.lists(st.sampled_from(OPS), max_size=60)
 

@@ -192,6 +192,7 @@ class Planner:
             Item(r.id, r.scheduling.arrival, len(r.context.tokens), r.growth, 0, r.spec.priority,
                  r.scheduling.overtaken)
             for r in (self._window() if slots > 0 and budget > 0 else ())
+            if not r.pending  # else its sample in flight must be collected first
         ]  # fmt: skip
         return View(
             planned.batch.id, running, waiting, self.store.available, size, budget, slots,
