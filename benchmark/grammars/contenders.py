@@ -59,22 +59,21 @@ def unanchored(pattern: str) -> str:
 
 class Ours:
     def __init__(self, tokens: Tokens) -> None:
-        from sglang.srt.grammar.build import warm
-        from sglang.srt.grammar.planning import warm as warm_planning
+        from sglang.srt.grammar.compile_plan import warm as warm_planning
+        from sglang.srt.grammar.compile_plan import warm_vocabulary
 
         from benchmark.grammars.vocabulary import vocabulary
 
         self._vocabulary = vocabulary(tokens.name)
-        warm(self._vocabulary)
+        warm_vocabulary(self._vocabulary)
         warm_planning()
 
     def compile(self, kind: str, text: str) -> Callable[[], Walker]:
         from sglang.ir.constraint import Constraint
-        from sglang.srt.grammar.build import build
-        from sglang.srt.grammar.planning import make_plan
+        from sglang.srt.grammar.compile_plan import build_grammar, make_plan
 
         plan = make_plan(Constraint(kind, text), "auto", "")
-        grammar = build(plan, self._vocabulary)
+        grammar = build_grammar(plan, self._vocabulary)
         return lambda: _Ours(grammar.matcher())
 
 

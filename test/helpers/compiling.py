@@ -12,10 +12,10 @@ from typing import Any
 from sglang.ir.constraint import Constraint
 from sglang.srt.config import GrammarConfig
 from sglang.srt.core.vocabulary import Vocabulary
-from sglang.srt.grammar import compiler as module
-from sglang.srt.grammar.base import CompilerBusy
-from sglang.srt.grammar.compiler import Compiler
-from sglang.srt.grammar.plan import Plan
+from sglang.srt.grammar import grammar_compiler as module
+from sglang.srt.grammar.compile_plan import CompilePlan
+from sglang.srt.grammar.grammar_compiler import GrammarCompiler
+from sglang.srt.grammar.protocol import CompilerBusy
 
 ODD = "helpers.odd_planner:make_plan"
 BYTES = Vocabulary(
@@ -30,7 +30,7 @@ BYTES = Vocabulary(
 class PlanGrammar:
     """Stands for a grammar; nobody asks it for a matcher."""
 
-    def __init__(self, plan: Plan, canonical: bool) -> None:
+    def __init__(self, plan: CompilePlan, canonical: bool) -> None:
         self.plan = plan
         self.canonical = canonical
         self.nbytes = 0
@@ -47,29 +47,29 @@ class PlanGrammar:
         raise NotImplementedError
 
 
-def build_nothing(plan: Plan, vocabulary: Vocabulary, canonical: bool = True) -> PlanGrammar:
+def build_nothing(plan: CompilePlan, vocabulary: Vocabulary, canonical: bool = True) -> PlanGrammar:
     return PlanGrammar(plan, canonical)
 
 
 @contextmanager
 def odd_compiler(
     monkeypatch: Any, vocabulary: Callable[[], Vocabulary] = lambda: BYTES, **options: Any
-) -> Iterator[Compiler]:
+) -> Iterator[GrammarCompiler]:
     """A compiler whose children run ``odd_planner``. A plan may take 60 s of processor time and
     90 s of waiting, unless ``seconds`` and ``patience`` say otherwise."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[1]))
-    monkeypatch.setattr(module, "build", build_nothing)
-    monkeypatch.setattr(module, "warm", lambda vocabulary: None)
+    monkeypatch.setattr(module, "build_grammar", build_nothing)
+    monkeypatch.setattr(module, "warm_vocabulary", lambda vocabulary: None)
     options = {"planner": ODD, "seconds": 60.0, "patience": 90.0, "workers": 1, **options}
     config = options.pop("config", GrammarConfig())
-    compiler = Compiler(vocabulary, config, **options)
+    compiler = GrammarCompiler(vocabulary, config, **options)
     try:
         yield compiler
     finally:
         compiler.close()
 
 
-def answer(compiler: Compiler, text: str, kind: str = "regex") -> str:
+def answer(compiler: GrammarCompiler, text: str, kind: str = "regex") -> str:
     """What the odd planner answers, or the error's text."""
     try:
         grammar = compiler.submit(Constraint(kind, text)).result(90)

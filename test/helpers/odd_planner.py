@@ -13,7 +13,7 @@ large BYTES     answers with that much
 pid             answers with its process id
 tell PATH REST  appends a line to the file, then does REST
 gate PATH       waits for the file, then answers
-where           answers with the file its Plan comes from
+where           answers with the file its CompilePlan comes from
 arguments       answers with the backend and the whitespace
 error TEXT      answers with that error
 anything else   is the one choice
@@ -26,8 +26,8 @@ import sys
 import time
 
 from sglang.ir.constraint import Constraint
-from sglang.srt.grammar import plan
-from sglang.srt.grammar.plan import Plan
+from sglang.srt.grammar import compile_plan
+from sglang.srt.grammar.compile_plan import CompilePlan
 
 kept: list[bytearray] = []
 
@@ -36,7 +36,7 @@ def deep(depth: int) -> int:
     return deep(depth + 1) + 1
 
 
-def make_plan(constraint: Constraint, backend: str, whitespace: str) -> Plan:
+def make_plan(constraint: Constraint, backend: str, whitespace: str) -> CompilePlan:
     text = constraint.text
     if text.startswith("tell "):
         _, path, text = text.split(" ", 2)
@@ -67,16 +67,16 @@ def make_plan(constraint: Constraint, backend: str, whitespace: str) -> Plan:
         os.write(2, b"noise" * 100)
         answer = sys.stdin.read() or "nothing"
     elif word == "large":
-        return Plan(path="fsm", data=bytes(int(rest)))
+        return CompilePlan(path="fsm", data=bytes(int(rest)))
     elif word == "pid":
         answer = str(os.getpid())
     elif word == "gate":
         while not os.path.exists(rest.rstrip()):
             time.sleep(0.005)
     elif word == "where":
-        answer = plan.__file__
+        answer = compile_plan.__file__
     elif word == "arguments":
         answer = f"{backend} {whitespace}"
     elif word == "error":
-        return Plan(error=rest)
-    return Plan(path="trie", strings=(answer,))
+        return CompilePlan(error=rest)
+    return CompilePlan(path="trie", strings=(answer,))

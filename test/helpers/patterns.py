@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 from hypothesis import strategies as st
-from sglang.srt.grammar.automaton import DEAD, Automaton
+from sglang.srt.grammar.character_dfa import DEAD, CharacterDfa
 
 LIMIT = 0x110000
 PIECES = (
@@ -81,7 +81,7 @@ def all_texts(alphabet: str, length: int) -> list[str]:
     return ["".join(text) for n in counts for text in itertools.product(alphabet, repeat=n)]
 
 
-def spans(automaton: Automaton) -> list[list[tuple[int, int]]]:
+def spans(automaton: CharacterDfa) -> list[list[tuple[int, int]]]:
     """Ranges [from, to) of each class."""
     found: list[list[tuple[int, int]]] = [[] for _ in range(automaton.classes)]
     ends = [*automaton.edges[1:].tolist(), LIMIT]
@@ -91,7 +91,7 @@ def spans(automaton: Automaton) -> list[list[tuple[int, int]]]:
     return found
 
 
-def members(automaton: Automaton, rng: random.Random, count: int, most: int) -> Iterator[str]:
+def members(automaton: CharacterDfa, rng: random.Random, count: int, most: int) -> Iterator[str]:
     """Texts of the language of at most ``most`` characters, by random walks; ``count`` tries."""
     ranges = spans(automaton)
     for _ in range(count):

@@ -10,10 +10,11 @@ import pytest
 from helpers.compiling import BYTES, PlanGrammar, answer, odd_compiler, until
 from sglang.ir.constraint import Constraint
 from sglang.srt.config import GrammarConfig
-from sglang.srt.grammar import shelf as shelves
-from sglang.srt.grammar.base import GrammarError
-from sglang.srt.grammar.plan import Plan
-from sglang.srt.grammar.shelf import Failures, Shelf
+from sglang.srt.grammar import grammar_cache as caches
+from sglang.srt.grammar import grammar_compiler as module
+from sglang.srt.grammar.compile_plan import CompilePlan
+from sglang.srt.grammar.grammar_cache import FailureCache, GrammarCache
+from sglang.srt.grammar.protocol import GrammarError
 
 
 def lines(path: Path) -> int:
@@ -34,7 +35,7 @@ def test_equal_constraints_are_compiled_once(monkeypatch: Any, tmp_path: Path) -
         for thread in threads:
             thread.join()
         assert compiler.pending == 1
-        assert compiler._shelf.get(constraint) is None
+        assert compiler._cache.get(constraint) is None
         cancelled = found[::3]
         assert all(waiter.cancel() for waiter in cancelled)
         gate.touch()
@@ -57,7 +58,7 @@ def test_a_failure_reaches_everyone_and_is_remembered(monkeypatch: Any, tmp_path
         assert len({id(error) for error in errors}) == 8
         assert lines(told) == 1
         assert (compiler.compiled, compiler.failures) == (0, 8)
-        assert compiler._shelf.get(constraint) is None
+        assert compiler._cache.get(constraint) is None
         compiler._failed.seconds = -1.0  # as if time had passed
         assert answer(compiler, constraint.text) == "[7]: no"
         assert lines(told) == 2
@@ -150,7 +151,7 @@ def test_what_cannot_be_sent_is_refused_at_once(
     with odd_compiler(monkeypatch) as compiler:
         with pytest.raises(GrammarError, match=error):
             compiler.submit(constraint).result(0)
-        assert compiler._shelf.get(constraint) is None
+        assert compiler._cache.get(constraint) is None
         assert compiler.pids == []
         assert compiler.failures == 1
 
@@ -187,7 +188,9 @@ def test_a_vocabulary_that_cannot_be_made_is_an_error(monkeypatch: Any) -> None:
 
 def test_a_grammar_that_cannot_be_built_is_an_error(monkeypatch: Any) -> None:
     with odd_compiler(monkeypatch) as compiler:
-        monkeypatch.setattr("sglang.srt.grammar.compiler.build", lambda *_, **__: 1 // 0)
+        monkeypatch.setattr(
+            "sglang.srt.grammar.grammar_compiler.build_grammar", lambda *_, **__: 1 // 0
+        )
         assert "regex cannot be compiled: ZeroDivisionError" in answer(compiler, "a")
         monkeypatch.undo()
 
@@ -196,13 +199,13 @@ def test_a_library_that_panics_takes_no_worker_along(monkeypatch: Any) -> None:
     class Panic(BaseException):
         """What a library in Rust raises."""
 
-    def build(plan: Plan, *_: Any, **__: Any) -> PlanGrammar:
+    def build(plan: CompilePlan, *_: Any, **__: Any) -> PlanGrammar:
         if plan.strings[0] == "a":
             raise Panic("index out of range")
         return PlanGrammar(plan, True)
 
     with odd_compiler(monkeypatch) as compiler:
-        monkeypatch.setattr("sglang.srt.grammar.compiler.build", build)
+        monkeypatch.setattr(module, "build_grammar", build)
         waiter = compiler.submit(Constraint("regex", "a"))
         assert "Panic: index out of range" in str(waiter.exception(20))
         assert answer(compiler, "b") == "b"
@@ -210,46 +213,46 @@ def test_a_library_that_panics_takes_no_worker_along(monkeypatch: Any) -> None:
 
 def test_grammars_are_kept_least_recently_used_first_to_go(monkeypatch: Any) -> None:
     with odd_compiler(monkeypatch) as compiler:
-        compiler._shelf = Shelf(count=3)
+        compiler._cache = GrammarCache(count=3)
         for text in "abc":
             answer(compiler, text)
         answer(compiler, "a")
         answer(compiler, "d")
-        kept = [text for text in "abcd" if compiler._shelf.get(Constraint("regex", text))]
+        kept = [text for text in "abcd" if compiler._cache.get(Constraint("regex", text))]
         assert kept == ["a", "c", "d"]
         assert answer(compiler, "b") == "b"
         assert compiler.compiled == 5
 
 
 def grammar(size: int) -> PlanGrammar:
-    made = PlanGrammar(Plan(), True)
+    made = PlanGrammar(CompilePlan(), True)
     made.nbytes = size
     return made
 
 
-def test_a_shelf_is_bounded_by_bytes() -> None:
-    shelf = Shelf(count=100, size=1000)
+def test_a_grammar_cache_is_bounded_by_bytes() -> None:
+    cache = GrammarCache(count=100, size=1000)
     keys = [Constraint("regex", f"{number:010}") for number in range(6)]
     grown = grammar(190)
-    shelf.put(keys[0], grown)
+    cache.put(keys[0], grown)
     for key in keys[1:5]:
-        shelf.put(key, grammar(190))
-    assert (len(shelf), shelf.nbytes, shelf.evicted) == (5, 1000, 0)
-    shelf.get(keys[0])
-    shelf.put(keys[5], grammar(0))
-    assert [shelf.get(key) is not None for key in keys] == [True, False, True, True, True, True]
+        cache.put(key, grammar(190))
+    assert (len(cache), cache.nbytes, cache.evicted) == (5, 1000, 0)
+    cache.get(keys[0])
+    cache.put(keys[5], grammar(0))
+    assert [cache.get(key) is not None for key in keys] == [True, False, True, True, True, True]
     grown.nbytes = 5000  # masks are cached as they are used
-    shelf.put(keys[1], grammar(1))
-    assert shelf.get(keys[0]) is None
-    shelf.put(keys[1], grammar(2000))
-    assert len(shelf) == 1
-    assert shelf.get(keys[1]) is not None
+    cache.put(keys[1], grammar(1))
+    assert cache.get(keys[0]) is None
+    cache.put(keys[1], grammar(2000))
+    assert len(cache) == 1
+    assert cache.get(keys[1]) is not None
 
 
 def test_failures_are_bounded_by_count_and_time(monkeypatch: Any) -> None:
     now = [100.0]
-    monkeypatch.setattr(shelves.time, "monotonic", lambda: now[0])
-    failures = Failures(count=2, seconds=10.0)
+    monkeypatch.setattr(caches.time, "monotonic", lambda: now[0])
+    failures = FailureCache(count=2, seconds=10.0)
     keys = [Constraint("regex", text) for text in "abc"]
     for key in keys:
         failures.put(key, f"no {key.text}")

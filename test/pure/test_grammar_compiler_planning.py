@@ -12,11 +12,9 @@ import pytest
 from helpers.compiling import BYTES
 from sglang.ir.constraint import MAX_CHOICE, MAX_CHOICES, Constraint
 from sglang.srt.config.sections import GRAMMAR_BACKENDS
-from sglang.srt.grammar.automaton import Automaton
-from sglang.srt.grammar.base import GrammarError
-from sglang.srt.grammar.build import build
-from sglang.srt.grammar.plan import Plan
-from sglang.srt.grammar.planning import make_plan
+from sglang.srt.grammar.character_dfa import CharacterDfa
+from sglang.srt.grammar.compile_plan import CompilePlan, build_grammar, make_plan
+from sglang.srt.grammar.protocol import GrammarError
 
 
 @pytest.mark.parametrize("backend", GRAMMAR_BACKENDS)
@@ -107,7 +105,7 @@ def test_patterns_that_are_refused(pattern: str, backend: str, error: str) -> No
 def test_a_plan_carries_the_language() -> None:
     plan = regex("(yes|no)!?")
     assert sorted(plan.strings) == ["no", "no!", "yes", "yes!"]
-    automaton = Automaton.unpack(regex(r"\d+(é|🙂)*").data)
+    automaton = CharacterDfa.unpack(regex(r"\d+(é|🙂)*").data)
     for text in ["1", "12é", "٣🙂é", "", "é1"]:
         assert automaton.accepts(text) == bool(re.fullmatch(r"\d+(é|🙂)*", text))
 
@@ -167,7 +165,7 @@ PATTERNS = {
 def test_every_path_reads_a_pattern_as_re_does(pattern: str, backend: str) -> None:
     plan = regex(pattern, backend)
     assert plan.error == ""
-    grammar = build(plan, BYTES)
+    grammar = build_grammar(plan, BYTES)
     assert accepts(grammar, PATTERNS[pattern])
     draw, expected = random.Random(0), re.compile(pattern)
     characters = 'abcKkſK\n ٣1_é/"\\-]ßsS🙂\0\u3000\x1c\u200d'
@@ -181,8 +179,8 @@ def test_a_grammar_that_nothing_can_begin_is_refused() -> None:
     few = replace(BYTES, tokens=[b"a", b"b", b"", b""], size=4, eos=(3,), special=frozenset([3]),
                   encode=lambda texts: [[] for _ in texts])  # fmt: skip
     with pytest.raises(GrammarError, match="no token may begin it"):
-        build(regex("[cd]+x"), few)
-    assert build(regex("[ac]+"), few).path == "fsm"
+        build_grammar(regex("[cd]+x"), few)
+    assert build_grammar(regex("[ac]+"), few).path == "fsm"
     circle = make_plan(Constraint("ebnf", "start: other\nother: start"), "auto", "")
     assert "no text satisfies it" in circle.error
 
@@ -198,7 +196,9 @@ def regex_of(pattern: str) -> Constraint:
     return Constraint("regex", pattern)
 
 
-@pytest.mark.parametrize("plan", [Plan(error="no"), Plan(path="gibberish"), Plan()])
-def test_a_plan_that_is_none_builds_nothing(plan: Plan) -> None:
+@pytest.mark.parametrize(
+    "plan", [CompilePlan(error="no"), CompilePlan(path="gibberish"), CompilePlan()]
+)
+def test_a_plan_that_is_none_builds_nothing(plan: CompilePlan) -> None:
     with pytest.raises(GrammarError):
-        build(plan, BYTES)
+        build_grammar(plan, BYTES)

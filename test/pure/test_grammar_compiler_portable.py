@@ -9,8 +9,8 @@ import warnings
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sglang.srt.grammar.base import GrammarError
-from sglang.srt.grammar.portable import portable
+from sglang.srt.grammar.protocol import GrammarError
+from sglang.srt.grammar.regex.unparse import portable
 
 
 def as_python(text: str) -> str:

@@ -17,11 +17,11 @@ import pytest
 from helpers.compiling import ODD, alive, answer, descriptors, odd_compiler, until
 from helpers.threads import running_threads
 from sglang.ir.constraint import Constraint
-from sglang.srt.grammar import child, plan
-from sglang.srt.grammar import process as process_module
-from sglang.srt.grammar.base import CompilerBusy
-from sglang.srt.grammar.child import MAX_FRAME, Request
-from sglang.srt.grammar.plan import Plan
+from sglang.srt.grammar import compile_plan, compile_worker
+from sglang.srt.grammar import compile_process as process_module
+from sglang.srt.grammar.compile_plan import CompilePlan
+from sglang.srt.grammar.compile_worker import MAX_FRAME, PlanRequest
+from sglang.srt.grammar.protocol import CompilerBusy
 
 TEST = Path(__file__).resolve().parents[1]
 PYTHON = TEST.parent / "python"
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.skipif(
         ("deep", "nested too deeply"),
         ("raise x", "cannot be compiled: ValueError: x"),
         ("print", "nothing"),
-        (f"large {child.MAX_PLAN + 1}", f"at most {child.MAX_PLAN}"),
+        (f"large {compile_worker.MAX_PLAN + 1}", f"at most {compile_worker.MAX_PLAN}"),
     ],
 )  # fmt: skip
 def test_the_next_one_is_served_after(monkeypatch: Any, text: str, error: str) -> None:
@@ -54,7 +54,7 @@ def test_the_next_one_is_served_after(monkeypatch: Any, text: str, error: str) -
 
 def test_a_child_runs_the_parents_package(monkeypatch: Any) -> None:
     with odd_compiler(monkeypatch) as compiler:
-        assert answer(compiler, "where") == plan.__file__
+        assert answer(compiler, "where") == compile_plan.__file__
 
 
 def test_too_much_processor_time_is_the_constraints_fault(monkeypatch: Any) -> None:
@@ -124,7 +124,7 @@ def test_two_children_compile_at_once(monkeypatch: Any, tmp_path: Path) -> None:
 def test_what_is_left_behind_is_bounded(monkeypatch: Any) -> None:
     with odd_compiler(monkeypatch) as compiler:
         before = answer(compiler, "pid")
-        assert answer(compiler, f"keep {child.KEPT}").startswith("keep")
+        assert answer(compiler, f"keep {compile_worker.KEPT}").startswith("keep")
         until(lambda: not alive(int(before)))
         assert answer(compiler, "good") == "good"
         assert compiler.killed == 0
@@ -235,13 +235,13 @@ import sys, time
 from helpers.compiling import BYTES, ODD, answer
 from sglang.srt.config import GrammarConfig
 from sglang.ir.constraint import Constraint
-from sglang.srt.grammar import compiler as module
-from sglang.srt.grammar.compiler import Compiler
+from sglang.srt.grammar import grammar_compiler as module
+from sglang.srt.grammar.grammar_compiler import GrammarCompiler
 from helpers.compiling import build_nothing
-module.build = build_nothing
-module.warm = lambda vocabulary: None
-compiler = Compiler(lambda: BYTES, GrammarConfig(), workers=1, seconds=1000,
-                    patience={seconds}, planner=ODD)
+module.build_grammar = build_nothing
+module.warm_vocabulary = lambda vocabulary: None
+compiler = GrammarCompiler(lambda: BYTES, GrammarConfig(), workers=1, seconds=1000,
+                           patience={seconds}, planner=ODD)
 answer(compiler, "a")
 waiter = compiler.submit(Constraint("regex", "tell {told} {text}"))
 while True:
@@ -304,7 +304,7 @@ def frame(data: bytes) -> bytes:
 def talk(data: bytes) -> tuple[list[bytes], int]:
     """Frames that a child writes for this input, and its exit status."""
     done = subprocess.run(
-        [sys.executable, "-m", "sglang.srt.grammar.child", "--planner", ODD],
+        [sys.executable, "-m", "sglang.srt.grammar.compile_worker", "--planner", ODD],
         input=data, capture_output=True, timeout=120,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(PYTHON), str(TEST)])},
     )  # fmt: skip
@@ -317,12 +317,12 @@ def talk(data: bytes) -> tuple[list[bytes], int]:
 
 
 def test_the_childs_frames() -> None:
-    good = frame(msgspec.msgpack.encode(Request(Constraint("regex", "a"), "auto", "")))
+    good = frame(msgspec.msgpack.encode(PlanRequest(Constraint("regex", "a"), "auto", "")))
     frames, status = talk(good + frame(b"\xc1garbage") + frame(b"") + good)
     assert status == 0
     assert frames[0::2][0] == b""
     assert [bool(one) for one in frames] == [False, *[False, True] * 4]
-    plans = [msgspec.msgpack.decode(one, type=Plan) for one in frames[2::2]]
+    plans = [msgspec.msgpack.decode(one, type=CompilePlan) for one in frames[2::2]]
     assert [made.strings for made in plans] == [("a",), (), (), ("a",)]
     assert all("cannot be compiled" in made.error for made in plans[1:3])
 
@@ -338,7 +338,7 @@ def test_the_child_ends_where_no_frame_follows(data: bytes) -> None:
 
 def test_the_child_imports_no_tensors() -> None:
     code = (
-        "import json, sys; import sglang.srt.grammar.child as c; c.load(c.PLANNER);"
+        "import json, sys; import sglang.srt.grammar.compile_worker as c; c.load(c.PLANNER);"
         "names = ('torch', 'transformers', 'tokenizers');"
         "print(json.dumps([name for name in names if name in sys.modules]))"
     )

@@ -10,21 +10,21 @@ import pytest
 from helpers.vocabularies import embedded
 from sglang.ir.constraint import Constraint
 from sglang.srt.config import GrammarConfig
-from sglang.srt.grammar.base import Grammar, GrammarError
-from sglang.srt.grammar.compiler import Compiler
+from sglang.srt.grammar.grammar_compiler import GrammarCompiler
+from sglang.srt.grammar.protocol import Grammar, GrammarError
 
 SECONDS = 20.0  # a busy machine must not turn a good constraint into a late one
 MESSAGE = 600  # characters: an error does not repeat a constraint of 256 KB
 
 
 @pytest.fixture(scope="module")
-def compiler() -> Iterator[Compiler]:
-    made = Compiler(embedded, GrammarConfig(), seconds=SECONDS)
+def compiler() -> Iterator[GrammarCompiler]:
+    made = GrammarCompiler(embedded, GrammarConfig(), seconds=SECONDS)
     yield made
     made.close()
 
 
-def end(compiler: Compiler, constraint: Constraint) -> Grammar | None:
+def end(compiler: GrammarCompiler, constraint: Constraint) -> Grammar | None:
     """The grammar, with its first mask made, or None after a GrammarError that says something."""
     message = ""
     try:
@@ -37,9 +37,9 @@ def end(compiler: Compiler, constraint: Constraint) -> Grammar | None:
     return None
 
 
-def serves(compiler: Compiler) -> None:
+def serves(compiler: GrammarCompiler) -> None:
     """A constraint of every path still becomes a grammar."""
-    compiler._shelf._grammars.clear()
+    compiler._cache._grammars.clear()
     for kind, text in GOOD:
         grammar = end(compiler, Constraint(kind, text))
         assert grammar is not None, kind
@@ -83,7 +83,7 @@ REGEXES = {
 
 
 @pytest.mark.parametrize("name", REGEXES)
-def test_regexes(compiler: Compiler, name: str) -> None:
+def test_regexes(compiler: GrammarCompiler, name: str) -> None:
     end(compiler, Constraint("regex", REGEXES[name]))
     serves(compiler)
 
@@ -152,7 +152,7 @@ SCHEMAS = {
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_schemas(compiler: Compiler, name: str) -> None:
+def test_schemas(compiler: GrammarCompiler, name: str) -> None:
     end(compiler, Constraint("json_schema", SCHEMAS[name]))
     serves(compiler)
 
@@ -175,7 +175,7 @@ def recursive(count: int) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", recursive(1))
-def test_recursive_alternatives_name_their_limit(compiler: Compiler, name: str) -> None:
+def test_recursive_alternatives_name_their_limit(compiler: GrammarCompiler, name: str) -> None:
     """More symbols than llguidance can number make it panic. The request with them is refused and
     told why; a grammar in use goes on, and the compile process lives."""
     neighbour = compiler.submit(Constraint(*GOOD[2])).result(120).matcher()
@@ -216,7 +216,7 @@ GRAMMARS = {
 
 
 @pytest.mark.parametrize("name", GRAMMARS)
-def test_grammars(compiler: Compiler, name: str) -> None:
+def test_grammars(compiler: GrammarCompiler, name: str) -> None:
     end(compiler, Constraint("ebnf", GRAMMARS[name]))
     serves(compiler)
 
@@ -240,7 +240,7 @@ TAGS = {
 
 
 @pytest.mark.parametrize("name", TAGS)
-def test_structural_tags(compiler: Compiler, name: str) -> None:
+def test_structural_tags(compiler: GrammarCompiler, name: str) -> None:
     end(compiler, Constraint("structural_tag", TAGS[name]))
     serves(compiler)
 
@@ -255,12 +255,12 @@ CHOICES = {
 
 
 @pytest.mark.parametrize("name", CHOICES)
-def test_choices(compiler: Compiler, name: str) -> None:
+def test_choices(compiler: GrammarCompiler, name: str) -> None:
     end(compiler, Constraint("choices", CHOICES[name]))
     serves(compiler)
 
 
-def test_none_of_these_was_late(compiler: Compiler) -> None:
+def test_none_of_these_was_late(compiler: GrammarCompiler) -> None:
     """Runs last in this file: limits that count have stopped them, not the clock. Chains of
     thousands of rules are more than llguidance's stack: two children may have ended so."""
     assert compiler.killed == 0

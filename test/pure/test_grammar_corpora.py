@@ -20,9 +20,8 @@ from jsonschema import Draft202012Validator
 from jsonschema.validators import validator_for
 from sglang.ir.constraint import Constraint
 from sglang.srt.core.vocabulary import Vocabulary
-from sglang.srt.grammar.base import Grammar, GrammarError
-from sglang.srt.grammar.build import build
-from sglang.srt.grammar.planning import make_plan
+from sglang.srt.grammar.compile_plan import build_grammar, make_plan
+from sglang.srt.grammar.protocol import Grammar, GrammarError
 
 CASES = os.environ.get("GRAMMAR_CASES", "")
 EOS = 256
@@ -82,7 +81,7 @@ class Verdicts:
         masks: bool,
     ) -> None:
         try:
-            grammar = build(make_plan(constraint, "auto", ""), BYTES)
+            grammar = build_grammar(make_plan(constraint, "auto", ""), BYTES)
             wide = [text for text in no if accepts(grammar, text, masks)]
             narrow = [text for text in yes if not accepts(grammar, text, masks)]
         except GrammarError as error:

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from helpers.vocabularies import TOY, embedded, tekken, toy
 from sglang.srt.core.vocabulary import Vocabulary
-from sglang.srt.grammar.automaton import Automaton
+from sglang.srt.grammar.character_dfa import CharacterDfa
 from sglang.srt.grammar.fsm import TokenTable
+from sglang.srt.grammar.fsm.mask_cache import MaskCache, MaskRow
 from sglang.srt.grammar.fsm.masks import Masks, State
-from sglang.srt.grammar.fsm.rows import Row, RowCache
 from sglang.srt.grammar.fsm.utf8 import missing, opened, span, split
 from sglang.srt.grammar.regex import compile_regex
 
@@ -46,7 +46,7 @@ def ids_of(mask: bytes, vocabulary: Vocabulary) -> list[int]:
 class Bytes:
     """The automaton byte by byte, by trying every character that a few first bytes may become."""
 
-    def __init__(self, automaton: Automaton) -> None:
+    def __init__(self, automaton: CharacterDfa) -> None:
         self.automaton = automaton
         self.ranges = [
             (int(low), int(high) - 1, int(label))
@@ -198,16 +198,16 @@ def test_masks_of_real_vocabularies(make, pattern: str) -> None:
 
 
 def test_the_rows_used_last_are_kept() -> None:
-    cache = RowCache(3 * 1400)
-    rows = [Row(None, bytes(1000), False) for _ in range(4)]
+    cache = MaskCache(3 * 1400)
+    rows = [MaskRow(None, bytes(1000), False) for _ in range(4)]
     for key in range(3):
         cache.put(key, rows[key])
     assert cache.get(0) is rows[0]
     cache.put(3, rows[3])
     assert [cache.get(key) for key in range(4)] == [rows[0], None, rows[2], rows[3]]
     assert cache.nbytes == sum(row.nbytes for row in (rows[0], *rows[2:])) <= cache.limit
-    cache.put(3, Row((), b"", True))
-    assert cache.nbytes == rows[0].nbytes + rows[2].nbytes + Row((), b"", True).nbytes
+    cache.put(3, MaskRow((), b"", True))
+    assert cache.nbytes == rows[0].nbytes + rows[2].nbytes + MaskRow((), b"", True).nbytes
 
 
 def test_a_table_is_made_once_and_let_go_with_its_vocabulary() -> None:

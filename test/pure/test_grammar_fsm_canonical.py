@@ -13,7 +13,7 @@ from helpers.vocabularies import embedded, tekken, toy
 from sglang.srt.core.vocabulary import Vocabulary
 from sglang.srt.grammar.fsm import FsmGrammar, TokenTable
 from sglang.srt.grammar.fsm.canonical import WINDOW, Canonical
-from sglang.srt.grammar.fsm.rows import NARROW
+from sglang.srt.grammar.fsm.mask_cache import NARROW
 from sglang.srt.grammar.regex import compile_regex
 
 CASES = int(os.environ.get("GRAMMAR_CASES", "100"))

@@ -11,9 +11,9 @@ import pytest
 from helpers.members import WORDS
 from helpers.vocabularies import TOY, embedded, tekken, toy
 from sglang.srt.core.vocabulary import Vocabulary
-from sglang.srt.grammar.base import GrammarError
 from sglang.srt.grammar.fsm import ChoicesGrammar
 from sglang.srt.grammar.fsm.choices import ChoicesMatcher
+from sglang.srt.grammar.protocol import GrammarError
 
 CASES = int(os.environ.get("GRAMMAR_CASES", "40"))
 

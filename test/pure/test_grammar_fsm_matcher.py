@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from sglang.srt.core.vocabulary import Vocabulary
 from sglang.srt.grammar.fsm import FsmGrammar, TokenTable
-from sglang.srt.grammar.fsm.matcher import RETOKENIZED, REWRITTEN, FsmMatcher
+from sglang.srt.grammar.fsm.fsm_grammar import RETOKENIZED, REWRITTEN, FsmMatcher
 from sglang.srt.grammar.regex import compile_regex
 
 CASES = int(os.environ.get("GRAMMAR_CASES", "60"))

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from sglang.ir.constraint import KINDS, Constraint
 from sglang.srt.config import GrammarConfig
-from sglang.srt.grammar.base import Grammar, GrammarError
-from sglang.srt.grammar.child import KEPT
-from sglang.srt.grammar.compiler import Compiler
+from sglang.srt.grammar.compile_worker import KEPT
+from sglang.srt.grammar.grammar_compiler import GrammarCompiler
+from sglang.srt.grammar.protocol import Grammar, GrammarError
 
 CASES = int(os.environ.get("GRAMMAR_CASES", "40"))
 MESSAGE = 600  # characters of an error
@@ -32,8 +32,8 @@ many = settings(
 
 
 @pytest.fixture(scope="module")
-def compiler() -> Iterator[Compiler]:
-    made = Compiler(embedded, GrammarConfig(), seconds=SECONDS)
+def compiler() -> Iterator[GrammarCompiler]:
+    made = GrammarCompiler(embedded, GrammarConfig(), seconds=SECONDS)
     yield made
     assert made.killed == 0
     assert made.submit(Constraint("regex", "[a-z]{3}[0-9]")).result(120).path == "fsm"
@@ -67,7 +67,7 @@ def walk(grammar: Grammar, seed: int) -> None:
     assert matcher.mask() == first
 
 
-def ends(compiler: Compiler, kind: str, text: str, whitespace: str | None = None) -> bool:
+def ends(compiler: GrammarCompiler, kind: str, text: str, whitespace: str | None = None) -> bool:
     """Whether it became a grammar."""
     message = ""
     try:
@@ -200,41 +200,41 @@ characters = st.characters()  # surrogates, too
 
 @many
 @given(st.one_of(patterns, sound))
-def test_patterns(compiler: Compiler, text: str) -> None:
+def test_patterns(compiler: GrammarCompiler, text: str) -> None:
     ends(compiler, "regex", text)
 
 
 @many
 @given(schemas, st.sampled_from([None, "", r"\s?", r"[ \n]{0,4}", "(", "a", " *"]))
-def test_schemas(compiler: Compiler, schema: Any, whitespace: str | None) -> None:
+def test_schemas(compiler: GrammarCompiler, schema: Any, whitespace: str | None) -> None:
     ends(compiler, "json_schema", json.dumps(schema), whitespace)
 
 
 @many
 @given(st.one_of(loose, tidy, gbnf))
-def test_grammars(compiler: Compiler, text: str) -> None:
+def test_grammars(compiler: GrammarCompiler, text: str) -> None:
     ends(compiler, "ebnf", text)
 
 
 @many
 @given(tags)
-def test_structural_tags(compiler: Compiler, tag: Any) -> None:
+def test_structural_tags(compiler: GrammarCompiler, tag: Any) -> None:
     ends(compiler, "structural_tag", json.dumps(tag))
 
 
 @many
 @given(st.lists(st.one_of(st.text(max_size=6), scalars), max_size=12))
-def test_choices(compiler: Compiler, choices: Any) -> None:
+def test_choices(compiler: GrammarCompiler, choices: Any) -> None:
     ends(compiler, "choices", json.dumps(choices))
 
 
 @many
 @given(st.sampled_from(KINDS), st.one_of(st.binary(max_size=60), st.text(characters, max_size=30)))
-def test_noise(compiler: Compiler, kind: str, noise: str | bytes) -> None:
+def test_noise(compiler: GrammarCompiler, kind: str, noise: str | bytes) -> None:
     ends(compiler, kind, noise if isinstance(noise, str) else noise.decode("latin-1"))
 
 
-def test_the_fuzz_finds_what_is_sound(compiler: Compiler) -> None:
+def test_the_fuzz_finds_what_is_sound(compiler: GrammarCompiler) -> None:
     """A generator that only makes rubbish would test nothing."""
     draw = random.Random(0)
     found = 0

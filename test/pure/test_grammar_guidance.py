@@ -14,11 +14,11 @@ from helpers.json_acceptor import BYTES, END, accepts_text
 from helpers.vocabularies import embedded, toy
 from sglang.ir.constraint import Constraint
 from sglang.srt.core.vocabulary import Vocabulary
-from sglang.srt.grammar.base import GrammarError
 from sglang.srt.grammar.guidance import GuidanceGrammar, check, grammar_of
 from sglang.srt.grammar.guidance import matcher as matcher_module
 from sglang.srt.grammar.guidance.matcher import GuidanceMatcher
 from sglang.srt.grammar.guidance.tokens import TOKENIZERS, TokenSource
+from sglang.srt.grammar.protocol import GrammarError
 
 WALKS = int(os.environ.get("GRAMMAR_CASES", "150"))
 PERSON = {

@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 from helpers.vocabularies import embedded, tekken
 from sglang.ir.constraint import Constraint
-from sglang.srt.grammar.base import GrammarError
-from sglang.srt.grammar.build import build
+from sglang.srt.grammar.compile_plan import build_grammar, make_plan
 from sglang.srt.grammar.fsm import FsmGrammar
 from sglang.srt.grammar.fsm import canonical as canonical_module
 from sglang.srt.grammar.fsm.canonical import MOST_BYTES, MOST_PLACES, Canonical
 from sglang.srt.grammar.guidance import GuidanceGrammar
 from sglang.srt.grammar.guidance.checking import RULES, limits
 from sglang.srt.grammar.guidance.tokens import TOKENIZERS
-from sglang.srt.grammar.planning import make_plan
+from sglang.srt.grammar.protocol import GrammarError
 from sglang.srt.grammar.regex import compile_regex
 
 # Attributes keep Lark from being rewritten. A trial text does not get past the x's.
@@ -121,7 +120,7 @@ def test_what_grows_with_the_text_is_refused(text: str) -> None:
 def test_what_does_not_grow_is_accepted(text: str) -> None:
     plan = make_plan(Constraint("ebnf", text), "auto", "")
     assert plan.error == ""
-    assert any(build(plan, embedded()).matcher().mask())
+    assert any(build_grammar(plan, embedded()).matcher().mask())
 
 
 def test_rules_that_are_too_wide_are_refused() -> None:

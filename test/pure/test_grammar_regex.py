@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.patterns import all_texts
-from sglang.srt.grammar.automaton import DEAD, Automaton
-from sglang.srt.grammar.base import GrammarError
+from sglang.srt.grammar.character_dfa import DEAD, CharacterDfa
+from sglang.srt.grammar.protocol import GrammarError
 from sglang.srt.grammar.regex import BeyondBudget, Budget, InvalidPattern, compile_regex
 from sglang.srt.grammar.regex import minimal as minimal_module
 from sglang.srt.grammar.regex.charset import LIMIT, CharSet, cases, category, shorthand
@@ -362,7 +362,7 @@ def test_classes_that_no_state_tells_apart_are_merged() -> None:
 
 def test_the_minimum_survives_packing_and_has_no_surrogates() -> None:
     automaton = compile_regex(r"[^a]\W|x{")
-    other = Automaton.unpack(automaton.pack())
+    other = CharacterDfa.unpack(automaton.pack())
     assert (other.next == automaton.next).all()
     labels = automaton.labels[np.searchsorted(automaton.edges, [0xD7FF, 0xD800, 0xDFFF, 0xE000],
                                               side="right") - 1]  # fmt: skip

@@ -14,8 +14,8 @@ import pytest
 from helpers.patterns import SYNTAX, all_texts, members, mutated, patterns, small_pattern
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sglang.srt.grammar.automaton import DEAD, Automaton
-from sglang.srt.grammar.base import GrammarError
+from sglang.srt.grammar.character_dfa import DEAD, CharacterDfa
+from sglang.srt.grammar.protocol import GrammarError
 from sglang.srt.grammar.regex import BeyondBudget, InvalidPattern, compile_regex
 
 CASES = int(os.environ.get("GRAMMAR_CASES", "150"))
@@ -33,7 +33,7 @@ def read_by_re(pattern: str) -> re.Pattern[str] | None:
             return None
 
 
-def compiled(pattern: str) -> Automaton | None:
+def compiled(pattern: str) -> CharacterDfa | None:
     """None where the language is empty."""
     try:
         return compile_regex(pattern)
@@ -43,7 +43,7 @@ def compiled(pattern: str) -> Automaton | None:
         return None
 
 
-def both(pattern: str) -> tuple[Automaton | None, re.Pattern[str]] | None:
+def both(pattern: str) -> tuple[CharacterDfa | None, re.Pattern[str]] | None:
     """The pattern as we read it and as ``re`` does; None where both say that it is none, or where
     it is beyond our budget."""
     expected = read_by_re(pattern)
@@ -58,8 +58,8 @@ def both(pattern: str) -> tuple[Automaton | None, re.Pattern[str]] | None:
     return automaton, expected
 
 
-def check_form(automaton: Automaton) -> None:
-    """What the Automaton promises, and that it is minimal."""
+def check_form(automaton: CharacterDfa) -> None:
+    """What the CharacterDfa promises, and that it is minimal."""
     assert automaton.edges[0] == 0
     assert (automaton.edges[1:] > automaton.edges[:-1]).all()
     assert (automaton.labels[1:] != automaton.labels[:-1]).all()
@@ -167,11 +167,11 @@ def ascii_pattern(rng: random.Random, depth: int) -> str:
     )
 
 
-def same_language(one: Automaton, other: Automaton) -> bool:
+def same_language(one: CharacterDfa, other: CharacterDfa) -> bool:
     """Both being minimal: whether they are equal but for the numbers of states and classes."""
     points = sorted({*one.edges.tolist(), *other.edges.tolist()})
 
-    def columns(automaton: Automaton) -> list[int]:
+    def columns(automaton: CharacterDfa) -> list[int]:
         at = automaton.edges.searchsorted(points, side="right") - 1
         return automaton.labels[at].tolist()
 

@@ -13,10 +13,10 @@ import pytest
 from helpers.json_acceptor import BYTES, accepts, accepts_text
 from helpers.vocabularies import embedded
 from sglang.ir.constraint import Constraint
-from sglang.srt.grammar.base import GrammarError
+from sglang.srt.grammar.compile_plan import make_plan
 from sglang.srt.grammar.guidance import GuidanceGrammar, check, grammar_of
 from sglang.srt.grammar.guidance.checking import SCHEMA
-from sglang.srt.grammar.planning import make_plan
+from sglang.srt.grammar.protocol import GrammarError
 from sglang.srt.grammar.schema import normal
 from sglang.srt.grammar.schema.patterns import pattern_of
 

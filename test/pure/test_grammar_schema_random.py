@@ -17,8 +17,8 @@ from helpers.vocabularies import embedded
 from jsonschema import Draft202012Validator
 from jsonschema.validators import validator_for
 from sglang.ir.constraint import Constraint
-from sglang.srt.grammar.base import GrammarError
 from sglang.srt.grammar.guidance import GuidanceGrammar, grammar_of
+from sglang.srt.grammar.protocol import GrammarError
 from sglang.srt.grammar.schema import Refusal
 from sglang.srt.grammar.schema.formats import _PATTERNS
 from sglang.srt.grammar.schema.patterns import pattern_of

@@ -8,7 +8,7 @@ from itertools import count
 
 import sglang
 from sglang.ir.constraint import Constraint
-from sglang.srt.grammar.compiler import Compiler
+from sglang.srt.grammar.grammar_compiler import GrammarCompiler
 
 from benchmark.harness.hooks.patch import patched
 
@@ -31,11 +31,11 @@ def forget_grammars(engine: sglang.Engine) -> None:
     """Whatever was compiled is compiled again when it is asked for next."""
     made = compiler(engine)
     with made._lock:
-        made._shelf._grammars.clear()
+        made._cache._grammars.clear()
         made._failed._errors.clear()
 
 
-def compiler(engine: sglang.Engine) -> Compiler:
+def compiler(engine: sglang.Engine) -> GrammarCompiler:
     """What makes the grammars of an engine of this process."""
     found = engine._engine._grammars
     assert found is not None, "an engine with a tokenizer compiles"
@@ -43,7 +43,7 @@ def compiler(engine: sglang.Engine) -> Compiler:
 
 
 @contextmanager
-def _keyed(made: Compiler, numbers: Iterator[int]) -> Iterator[None]:
+def _keyed(made: GrammarCompiler, numbers: Iterator[int]) -> Iterator[None]:
     key = made._key
 
     def numbered(constraint: Constraint) -> Constraint:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang.ir.constraint import Constraint
-from sglang.srt.grammar.base import Grammar, GrammarError
+from sglang.srt.grammar.protocol import Grammar, GrammarError
 from sglang.srt.grammar.schema.doctor import Finding, examine
 from sglang.srt.grammar.schema.document import Refusal
 from sglang.srt.grammar.schema.sample import BYTES, sample
@@ -72,8 +72,7 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 def examine_constraint(kind: str, text: str, whitespace: str = "", seed: int = 0) -> Report:
     """All that the command prints."""
-    from sglang.srt.grammar.build import build
-    from sglang.srt.grammar.planning import make_plan
+    from sglang.srt.grammar.compile_plan import build_grammar, make_plan
 
     report = Report(kind)
     schema: Any = None
@@ -88,7 +87,7 @@ def examine_constraint(kind: str, text: str, whitespace: str = "", seed: int = 0
         report.error = plan.error
         return report
     try:
-        grammar = build(plan, BYTES, canonical=False)
+        grammar = build_grammar(plan, BYTES, canonical=False)
         report.path = plan.path
         report.sample = sample(grammar, seed)
         report.allowed = sample(grammar, seed + 1)

@@ -1,4 +1,4 @@
-"""Matcher: where one generation stands in its grammar (``grammar/base``)."""
+"""Matcher: where one generation stands in its grammar (``grammar/protocol``)."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ from sglang.srt.config import Config
 from sglang.srt.core.request import Request
 from sglang.srt.core.vocabulary import Vocabulary
 from sglang.srt.engine.info import EngineInfo
-from sglang.srt.grammar.base import Grammar, GrammarError
-from sglang.srt.grammar.compiler import Compiler
+from sglang.srt.grammar.grammar_compiler import GrammarCompiler
+from sglang.srt.grammar.protocol import Grammar, GrammarError
 from sglang.srt.grammar.schema.whitespace import whitespace_pattern
 
 # From the number of logits and the end tokens.
@@ -21,7 +21,7 @@ MakeVocabulary: TypeAlias = Callable[[int, Sequence[int]], Vocabulary]
 
 
 class Grammars(Protocol):
-    """Where grammars come from (``grammar.compiler.Compiler``)."""
+    """Where grammars come from (``grammar.compiler.GrammarCompiler``)."""
 
     def submit(self, constraint: Constraint) -> Future[Grammar]: ...
     @property
@@ -74,7 +74,7 @@ class Compiling:
 
 def make_compiler(
     config: Config, info: EngineInfo, vocabulary: MakeVocabulary | None
-) -> Compiler | None:
+) -> GrammarCompiler | None:
     """The compiler that a configuration asks for; None where there is no vocabulary. Raises
     ValueError for a white space pattern that no JSON may have."""
     pattern = info.json_whitespace_pattern
@@ -87,4 +87,4 @@ def make_compiler(
     if vocabulary is None:
         return None
     settings = replace(config.grammar, constrained_json_whitespace_pattern=pattern)
-    return Compiler(lambda: vocabulary(info.vocab_size, info.eos), settings)
+    return GrammarCompiler(lambda: vocabulary(info.vocab_size, info.eos), settings)

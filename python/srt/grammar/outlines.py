@@ -14,10 +14,10 @@ from typing import Any
 
 from sglang.ir.constraint import Constraint
 from sglang.srt.core.vocabulary import Vocabulary
-from sglang.srt.grammar.automaton import DEAD, Automaton
-from sglang.srt.grammar.base import GrammarError
-from sglang.srt.grammar.portable import portable
+from sglang.srt.grammar.character_dfa import DEAD, CharacterDfa
+from sglang.srt.grammar.protocol import GrammarError
 from sglang.srt.grammar.regex import BeyondBudget, Budget, compile_regex
+from sglang.srt.grammar.regex.unparse import portable
 from sglang.srt.grammar.schema import Refusal, compile_schema, whitespace_pattern
 from sglang.srt.grammar.schema.plain import plain
 
@@ -64,7 +64,7 @@ def _schema_pattern(text: str, space: str) -> str:
         raise Refusal("", f"outlines-core refuses it: {error}") from None
 
 
-def _automaton(pattern: str, kind: str) -> Automaton:
+def _automaton(pattern: str, kind: str) -> CharacterDfa:
     """The pattern's automaton, whose states tell of those of the index. Raises GrammarError where
     they are many."""
     ours = re.sub(r"\\u\{([0-9a-f]+)\}", lambda found: f"\\U{int(found[1], 16):08x}", pattern)

@@ -1,7 +1,7 @@
 """The compressed FSM: an automaton over characters as token masks of one vocabulary."""
 
 from sglang.srt.grammar.fsm.choices import ChoicesGrammar
-from sglang.srt.grammar.fsm.grammar import FsmGrammar
-from sglang.srt.grammar.fsm.tokens import TokenTable
+from sglang.srt.grammar.fsm.fsm_grammar import FsmGrammar
+from sglang.srt.grammar.fsm.token_table import TokenTable
 
 __all__ = ["ChoicesGrammar", "FsmGrammar", "TokenTable"]

@@ -22,8 +22,8 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from unicodedata import category
 
+from sglang.srt.grammar.fsm.mask_cache import MaskRow
 from sglang.srt.grammar.fsm.masks import Masks, State
-from sglang.srt.grammar.fsm.rows import Row
 from sglang.srt.grammar.fsm.utf8 import opened, span
 
 WINDOW = 32  # tokens of head; where it is longer the plain mask stays
@@ -46,7 +46,7 @@ class Canonical:
         masks.table.prepare()
         self.filtered = 0  # rows worked out, not found
 
-    def row(self, state: State, head: tuple[int, ...]) -> Row:
+    def row(self, state: State, head: tuple[int, ...]) -> MaskRow:
         """The tokens allowed in ``state`` behind the tokens ``head``."""
         plain, rows = self.masks.row(state), self.masks.table.rows
         if plain.ids is None or len(plain.ids) < 2 or len(head) > WINDOW:
@@ -57,7 +57,7 @@ class Canonical:
         row = rows.get(key)
         if row is None:
             kept = self._filter(state, head, plain.ids)
-            row = Row(kept, b"", plain.ending) if kept and len(kept) < len(plain.ids) else plain
+            row = MaskRow(kept, b"", plain.ending) if kept and len(kept) < len(plain.ids) else plain
             rows.put(key, row)
             self.filtered += 1
         return row

@@ -13,15 +13,15 @@ from typing import NamedTuple
 
 import numpy as np
 from sglang.srt.core.vocabulary import Vocabulary
-from sglang.srt.grammar.base import GrammarError
-from sglang.srt.grammar.fsm.rows import Row
-from sglang.srt.grammar.fsm.tokens import TokenTable, difference
+from sglang.srt.grammar.fsm.mask_cache import MaskRow
+from sglang.srt.grammar.fsm.token_table import TokenTable, difference
+from sglang.srt.grammar.protocol import GrammarError
 
 OFF = -1  # in place of a node: the tokens are not a path of the trie
 _AFTER = b"\xff"  # sorts behind every byte of UTF-8
 
 
-class Place(NamedTuple):
+class ChoicePosition(NamedTuple):
     """Where a text stands: the strings ``texts[low:high]`` begin with it."""
 
     low: int
@@ -52,7 +52,7 @@ class ChoicesGrammar:
         ways = self._tokenise([text for _, text in texts])
         if canonical:
             self._plant(ways)
-        self.start = Place(0, len(self.texts), 0, 0 if canonical else OFF)
+        self.start = ChoicePosition(0, len(self.texts), 0, 0 if canonical else OFF)
 
     @property
     def nbytes(self) -> int:
@@ -62,7 +62,7 @@ class ChoicesGrammar:
     def matcher(self) -> ChoicesMatcher:
         return ChoicesMatcher(self)
 
-    def walk(self, place: Place, token: int) -> Place | None:
+    def walk(self, place: ChoicePosition, token: int) -> ChoicePosition | None:
         """The place behind a token, or None where no string goes on with it."""
         tokens = self.table.tokens
         data = tokens[token] if 0 <= token < len(tokens) else b""
@@ -74,12 +74,12 @@ class ChoicesGrammar:
         if low == high:
             return None
         node = OFF if place.node == OFF else self.children[place.node].get(token, OFF)
-        return Place(low, high, len(text), node)
+        return ChoicePosition(low, high, len(text), node)
 
-    def accepting(self, place: Place) -> bool:
+    def accepting(self, place: ChoicePosition) -> bool:
         return len(self.texts[place.low]) == place.size
 
-    def row(self, place: Place) -> Row:
+    def row(self, place: ChoicePosition) -> MaskRow:
         """The tokens allowed in ``place``."""
         on = place.node != OFF
         key = (self.owner, place.node) if on else (self.owner, *place[:3])
@@ -91,7 +91,7 @@ class ChoicesGrammar:
             self.table.rows.put(key, row)
         return row
 
-    def common(self, place: Place) -> bytes:
+    def common(self, place: ChoicePosition) -> bytes:
         """What all strings of ``place`` begin with; beyond ``place``, whole characters."""
         first, last = self.texts[place.low], self.texts[place.high - 1]
         size = place.size
@@ -141,7 +141,7 @@ class ChoicesGrammar:
                     self.ending.append(data[:size] in texts)
                 node = child
 
-    def _plain(self, place: Place) -> list[int]:
+    def _plain(self, place: ChoicePosition) -> list[int]:
         """All tokens that continue some string of ``place``: both sorted lists are descended
         together, byte by byte."""
         ordered, texts, numbers = self.table.ordered, self.texts, self.table.numbers

@@ -11,11 +11,10 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from sglang.srt.grammar.automaton import DEAD, Automaton
-from sglang.srt.grammar.fsm.fold import Fold, reachable, spread
-from sglang.srt.grammar.fsm.rows import NARROW, Row
-from sglang.srt.grammar.fsm.stay import Stay
-from sglang.srt.grammar.fsm.tokens import TokenTable
+from sglang.srt.grammar.character_dfa import DEAD, CharacterDfa
+from sglang.srt.grammar.fsm.class_trie import ClassTrie, Subtrie, reachable, spread
+from sglang.srt.grammar.fsm.mask_cache import NARROW, MaskRow
+from sglang.srt.grammar.fsm.token_table import TokenTable
 from sglang.srt.grammar.fsm.utf8 import missing, opened, split
 
 State = tuple[int, int]  # (q, u)
@@ -23,23 +22,23 @@ Nodes = NDArray[np.int64]
 Numbers = NDArray[np.integer]
 START: State = (0, 0)
 SCATTER = 1 << 14  # tokens up to which bits are set one by one rather than gathered for all
-STAYS = 16  # sets W kept for one automaton; the states of further ones are walked in full
+SUBTRIES = 16  # sets W kept for one automaton; the states of further ones are walked in full
 RUN = 256  # characters up to which a forced run is followed for drafts
 
 
 class Masks:
     """The rows of one automaton over one vocabulary."""
 
-    def __init__(self, automaton: Automaton, table: TokenTable) -> None:
+    def __init__(self, automaton: CharacterDfa, table: TokenTable) -> None:
         self.automaton, self.table = automaton, table
-        self.fold = Fold(automaton, table)
+        self.trie = ClassTrie(automaton, table)
         self.owner = table.rows.owner()
         self._edges: list[int] = automaton.edges.tolist()
         self._labels: list[int] = automaton.labels.tolist()
         self._next = automaton.next
         self._live = automaton.next != DEAD
-        self._stays: dict[int, tuple[Stay | None, int]] = {}
-        self._sets: dict[bytes, Stay] = {}
+        self._subtries: dict[int, tuple[Subtrie | None, int]] = {}
+        self._sets: dict[bytes, Subtrie] = {}
         self._reachable: dict[int, NDArray[np.int32]] = {}
         self._enders: dict[int, tuple[Nodes, Numbers, list[int]]] = {}
         self._only = self._singles()
@@ -48,8 +47,8 @@ class Masks:
     def nbytes(self) -> int:
         """Of what only this grammar holds, its rows not counted."""
         parts = (self.automaton.next, self._live, self.automaton.edges, self.automaton.labels)
-        sets = sum(stay.nbytes for stay in list(self._sets.values()))
-        return sum(part.nbytes for part in parts) + sets + self.fold.nbytes
+        sets = sum(subtrie.nbytes for subtrie in list(self._sets.values()))
+        return sum(part.nbytes for part in parts) + sets + self.trie.nbytes
 
     # -- states ----------------------------------------------------------------------------------
 
@@ -128,7 +127,7 @@ class Masks:
 
     # -- rows ------------------------------------------------------------------------------------
 
-    def row(self, state: State) -> Row:
+    def row(self, state: State) -> MaskRow:
         """The tokens allowed in ``state``."""
         key = (self.owner, *state)
         row = self.table.rows.get(key)
@@ -137,35 +136,35 @@ class Masks:
             self.table.rows.put(key, row)
         return row
 
-    def _between(self, q: int) -> Row:
+    def _between(self, q: int) -> MaskRow:
         """Walk the folded trie from its root or, in a wide state, from where tokens leave W."""
-        stay, alive = self._stay(q)[0], list[Nodes]()
-        if stay is None:
-            nodes = self.fold.children(np.zeros(1, dtype=np.int64))[0]
+        subtrie, alive = self._subtrie(q)[0], list[Nodes]()
+        if subtrie is None:
+            nodes = self.trie.children(np.zeros(1, dtype=np.int64))[0]
             length, states = 0, np.full(len(nodes), q)
         else:
-            length, chain = self._chain(q, stay)
-            nodes = stay.border[: stay.border_cut[length + 1]]
-            states = chain[stay.border_at[: len(nodes)]]
-            if length < stay.deepest and self._enters(int(chain[length]), stay):
-                more = stay.inner[stay.inner_cut[length + 1] : stay.inner_cut[length + 2]]
+            length, chain = self._chain(q, subtrie)
+            nodes = subtrie.border[: subtrie.border_cut[length + 1]]
+            states = chain[subtrie.border_at[: len(nodes)]]
+            if length < subtrie.deepest and self._enters(int(chain[length]), subtrie):
+                more = subtrie.inner[subtrie.inner_cut[length + 1] : subtrie.inner_cut[length + 2]]
                 nodes = np.concatenate((nodes, more))
                 states = np.concatenate((states, np.full(len(more), chain[length])))
         while len(nodes):
             nodes, states = self._step(nodes, states, alive)
-            nodes, source = self.fold.children(nodes)
+            nodes, source = self.trie.children(nodes)
             states = states[source]
-        on = np.zeros(0, np.bool_) if stay is None else stay.depth <= length
+        on = np.zeros(0, np.bool_) if subtrie is None else subtrie.depth <= length
         return self._pack(np.concatenate(alive or [nodes]), on, self.automaton.final.item(q))
 
     def _step(self, nodes: Nodes, states: Numbers, alive: list[Nodes]) -> tuple[Nodes, Numbers]:
         """Take the symbol of each node in the state above it. Appends the nodes that are allowed to
         ``alive``; returns those that go on, and their states."""
-        fold, symbols = self.fold, self.fold.symbols[nodes]
-        whole = symbols < fold.classes
+        trie, symbols = self.trie, self.trie.symbols[nodes]
+        whole = symbols < trie.classes
         if not whole.all():
             half = np.flatnonzero(~whole)
-            may = self._live[states[half]] & fold.sets[symbols[half] - fold.classes]
+            may = self._live[states[half]] & trie.sets[symbols[half] - trie.classes]
             alive.append(nodes[half[may.any(axis=1)]])
             nodes, symbols, states = nodes[whole], symbols[whole], states[whole]
         after = self._next[states, symbols]
@@ -173,21 +172,21 @@ class Masks:
         alive.append(nodes[kept])
         return nodes[kept], after[kept]
 
-    def _pack(self, nodes: Nodes, on: NDArray[np.bool_], ending: bool) -> Row:
+    def _pack(self, nodes: Nodes, on: NDArray[np.bool_], ending: bool) -> MaskRow:
         """The row of the tokens on ``nodes`` and, where it is not empty, on the nodes of ``on``."""
-        fold = self.fold
+        trie = self.trie
         if not len(on):
-            count = int((fold.begins[nodes + 1] - fold.begins[nodes]).sum())
+            count = int((trie.begins[nodes + 1] - trie.begins[nodes]).sum())
             if count <= SCATTER:
-                return self.table.row(fold.ids[spread(fold.begins, nodes)[0]], ending)
-            on = np.zeros(len(fold.symbols) + 1, dtype=np.bool_)
+                return self.table.row(trie.ids[spread(trie.begins, nodes)[0]], ending)
+            on = np.zeros(len(trie.symbols) + 1, dtype=np.bool_)
         on[nodes] = True
-        flags = on[fold.node]
+        flags = on[trie.node]
         if np.count_nonzero(flags) <= NARROW:
             return self.table.row(np.flatnonzero(flags), ending)
         return self.table.row(flags, ending)
 
-    def _inside(self, state: State) -> Row:
+    def _inside(self, state: State) -> MaskRow:
         """Tokens that end with the open character are looked up by its class; the few others that
         begin inside a character are tried one by one."""
         q, partial = state
@@ -219,43 +218,43 @@ class Masks:
 
     # -- wide states -----------------------------------------------------------------------------
 
-    def _stay(self, q: int) -> tuple[Stay | None, int]:
+    def _subtrie(self, q: int) -> tuple[Subtrie | None, int]:
         """W, the classes by which most characters move on from ``q``, and to where; None where W is
         but one character."""
-        if q not in self._stays:
-            found: tuple[Stay | None, int] = None, DEAD
+        if q not in self._subtries:
+            found: tuple[Subtrie | None, int] = None, DEAD
             live = np.flatnonzero(self._live[q])
             targets, places = np.unique(self._next[q, live], return_inverse=True)
             points = np.bincount(places, weights=self._sizes[live], minlength=1)
             if points.max() > 1:
                 target = int(targets[points.argmax()])
-                found = self._stay_of(self._next[q] == target), target
-            self._stays[q] = found
-        return self._stays[q]
+                found = self._subtrie_of(self._next[q] == target), target
+            self._subtries[q] = found
+        return self._subtries[q]
 
-    def _stay_of(self, classes: NDArray[np.bool_]) -> Stay | None:
+    def _subtrie_of(self, classes: NDArray[np.bool_]) -> Subtrie | None:
         key = classes.tobytes()
         if key not in self._sets:
-            if len(self._sets) >= STAYS:
+            if len(self._sets) >= SUBTRIES:
                 return None
-            self._sets[key] = Stay(self.fold, classes)
+            self._sets[key] = Subtrie(self.trie, classes)
         return self._sets[key]
 
-    def _chain(self, q: int, stay: Stay) -> tuple[int, Numbers]:
-        """How many moves by W follow one another from ``q``, at most ``stay.deepest``, and the
+    def _chain(self, q: int, subtrie: Subtrie) -> tuple[int, Numbers]:
+        """How many moves by W follow one another from ``q``, at most ``subtrie.deepest``, and the
         states passed, one more than that."""
         states = [q]
-        while len(states) <= stay.deepest:
-            found, target = self._stay(states[-1])
-            if found is not stay:
+        while len(states) <= subtrie.deepest:
+            found, target = self._subtrie(states[-1])
+            if found is not subtrie:
                 break
             states.append(target)
         return len(states) - 1, np.array(states)
 
-    def _enters(self, q: int, stay: Stay) -> bool:
-        """Whether some symbol within ``stay`` is allowed in ``q``."""
-        within, classes = stay.within, self.fold.classes
-        halves = (self.fold.sets & self._live[q]).any(axis=1)
+    def _enters(self, q: int, subtrie: Subtrie) -> bool:
+        """Whether some symbol within ``subtrie`` is allowed in ``q``."""
+        within, classes = subtrie.within, self.trie.classes
+        halves = (self.trie.sets & self._live[q]).any(axis=1)
         return bool((self._live[q] & within[:classes]).any() or (halves & within[classes:]).any())
 
     # -- classes ---------------------------------------------------------------------------------

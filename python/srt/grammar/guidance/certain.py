@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sglang.srt.grammar.fsm.tokens import TokenTable
+from sglang.srt.grammar.fsm.token_table import TokenTable
 from sglang.srt.grammar.fsm.utf8 import split
 
 WINDOW = 32  # tokens looked back for the beginning of a word

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from sglang.srt.grammar.base import GrammarError
+from sglang.srt.grammar.protocol import GrammarError
 
 # Units of llguidance, by its own figures: fuel 50 k/ms while compiling and 14 k/ms in a step, lexer
 # states 1 to 2 kB each. An item costs as many comparisons as its row has items, and in an ambiguous

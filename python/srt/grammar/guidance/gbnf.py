@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
-from sglang.srt.grammar.base import GrammarError
+from sglang.srt.grammar.protocol import GrammarError
 from sglang.srt.grammar.regex.charset import EVERYTHING, CharSet, single
 
 DEEPEST = 64

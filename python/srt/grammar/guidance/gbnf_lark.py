@@ -7,7 +7,6 @@ one character, and of several only where the longest match is the only one.
 
 from __future__ import annotations
 
-from sglang.srt.grammar.base import GrammarError
 from sglang.srt.grammar.guidance.checking import check
 from sglang.srt.grammar.guidance.gbnf import (
     SURROGATES,
@@ -31,6 +30,7 @@ from sglang.srt.grammar.guidance.gbnf import (
 from sglang.srt.grammar.guidance.gbnf_lexemes import wholes
 from sglang.srt.grammar.guidance.probe import probe
 from sglang.srt.grammar.guidance.tail_recursion import without_tail_recursion
+from sglang.srt.grammar.protocol import GrammarError
 from sglang.srt.grammar.regex.charset import EVERYTHING, CharSet
 
 LEVELS = 16  # of parts within each other, in a rule

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang.srt.core.vocabulary import Vocabulary
-from sglang.srt.grammar.base import GrammarError
-from sglang.srt.grammar.fsm.tokens import TokenTable
+from sglang.srt.grammar.fsm.token_table import TokenTable
 from sglang.srt.grammar.guidance.checking import RULES, StepLimits, limits, short
 from sglang.srt.grammar.guidance.matcher import GuidanceMatcher
 from sglang.srt.grammar.guidance.tag_rules import for_vocabulary
 from sglang.srt.grammar.guidance.tokens import TOKENIZERS
+from sglang.srt.grammar.protocol import GrammarError
 
 NOT_CANONICAL = '%llguidance {"no_forcing": true}\n'
 

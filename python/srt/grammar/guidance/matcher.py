@@ -7,9 +7,9 @@ from operator import methodcaller
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from sglang.srt.grammar.base import GrammarError
 from sglang.srt.grammar.guidance.certain import FOLLOWING, LONG, certain, ends_inside, far_from_end
 from sglang.srt.grammar.guidance.checking import DEAD_END, POISONED, is_final, is_panic, short
+from sglang.srt.grammar.protocol import GrammarError
 
 if TYPE_CHECKING:
     from sglang.srt.grammar.guidance.grammar import GuidanceGrammar, Root

@@ -6,9 +6,9 @@ from functools import lru_cache
 
 import numpy as np
 from sglang.srt.core.vocabulary import Vocabulary
-from sglang.srt.grammar.base import GrammarError
 from sglang.srt.grammar.guidance.grammar import GuidanceGrammar
 from sglang.srt.grammar.guidance.matcher import GuidanceMatcher
+from sglang.srt.grammar.protocol import GrammarError
 
 # Bytes. Repeats that multiply show themselves within a dozen; ambiguity and recursion, whose cost
 # grows with the text, within a hundred or two.

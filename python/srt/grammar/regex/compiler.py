@@ -1,4 +1,4 @@
-"""A pattern as an Automaton.
+"""A pattern as an CharacterDfa.
 
     text -> tree (parser) -> tree (simplify) -> Nfa -> Dfa over classes of characters -> minimal
 
@@ -8,8 +8,8 @@ what is not carried exactly raises BeyondBudget.
 
 from __future__ import annotations
 
-from sglang.srt.grammar.automaton import Automaton
-from sglang.srt.grammar.base import GrammarError
+from sglang.srt.grammar.character_dfa import CharacterDfa
+from sglang.srt.grammar.protocol import GrammarError
 from sglang.srt.grammar.regex import alternating
 from sglang.srt.grammar.regex.budget import Budget, Meter
 from sglang.srt.grammar.regex.context import Context, asked
@@ -25,7 +25,7 @@ DEFAULT = Budget()
 FRONTS = ("own", "interegular")
 
 
-def compile_regex(pattern: str, budget: Budget = DEFAULT, front: str = "own") -> Automaton:
+def compile_regex(pattern: str, budget: Budget = DEFAULT, front: str = "own") -> CharacterDfa:
     """``front``: "own", or "interegular" for that library's parser, which differs (see there).
 
     Raises InvalidPattern for what is not a pattern, BeyondBudget for what is too large or not
@@ -43,7 +43,7 @@ def compile_regex(pattern: str, budget: Budget = DEFAULT, front: str = "own") ->
     return _automaton(tree, budget)
 
 
-def _automaton(tree: Node, budget: Budget) -> Automaton:
+def _automaton(tree: Node, budget: Budget) -> CharacterDfa:
     meter = Meter(budget)
     nfa = Nfa(meter)
     start = nfa.add(tree, nfa.accept)

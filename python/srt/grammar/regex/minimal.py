@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from sglang.srt.grammar.automaton import DEAD, Automaton, Int32Array
-from sglang.srt.grammar.base import GrammarError
+from sglang.srt.grammar.character_dfa import DEAD, CharacterDfa, Int32Array
+from sglang.srt.grammar.protocol import GrammarError
 from sglang.srt.grammar.regex.budget import BeyondBudget, Budget, Meter
 from sglang.srt.grammar.regex.dfa import Dfa
 from sglang.srt.grammar.regex.partition import Partition
@@ -156,7 +156,7 @@ def refine(
     return moved
 
 
-def minimise(dfa: Dfa, parts: Partition, budget: Budget, meter: Meter) -> Automaton:
+def minimise(dfa: Dfa, parts: Partition, budget: Budget, meter: Meter) -> CharacterDfa:
     """Raises GrammarError where the language is empty, and BeyondBudget."""
     cells = len(dfa.rows) * max(parts.count, 1)
     if cells > budget.cells:
@@ -184,7 +184,7 @@ def minimise(dfa: Dfa, parts: Partition, budget: Budget, meter: Meter) -> Automa
     renamed = np.where(renamed == DEAD, DEAD, np.append(again, DEAD)[renamed]).astype(np.int32)
     labels = np.where(parts.labels == DEAD, DEAD, np.append(renamed, DEAD)[parts.labels])
     starts = np.flatnonzero(np.append(True, labels[1:] != labels[:-1]))
-    automaton = Automaton(
+    automaton = CharacterDfa(
         parts.edges[starts].astype(np.int32),
         labels[starts].astype(np.int32),
         merged,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from sglang.srt.grammar.automaton import DEAD, Int32Array
+from sglang.srt.grammar.character_dfa import DEAD, Int32Array
 from sglang.srt.grammar.regex.charset import LIMIT, CharSet
 
 SURROGATES = (0xD800, 0xE000)  # no valid text holds one

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from sglang.srt.grammar.automaton import DEAD, Automaton
+from sglang.srt.grammar.character_dfa import DEAD, CharacterDfa
 from sglang.srt.grammar.regex.budget import Budget
 from sglang.srt.grammar.regex.charset import LIMIT
 
@@ -25,7 +25,7 @@ def _order(arcs: Arcs) -> list[int] | None:
     return order if len(order) == len(arcs) else None
 
 
-def strings(automaton: Automaton, budget: Budget) -> tuple[str, ...] | None:
+def strings(automaton: CharacterDfa, budget: Budget) -> tuple[str, ...] | None:
     """Sorted; None where they are infinitely many, or more than the budget lists."""
     states = automaton.states
     if not bool((automaton.next == DEAD).all(axis=1).any()):

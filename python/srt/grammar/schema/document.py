@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
-from sglang.srt.grammar.base import GrammarError
+from sglang.srt.grammar.protocol import GrammarError
 
 DEPTH = 64
 OLD = re.compile(r"https?://json-schema\.org/draft-0[3467]/schema#?")

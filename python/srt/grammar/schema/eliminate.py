@@ -3,8 +3,8 @@ assertions in the middle, which only an automaton carries."""
 
 from __future__ import annotations
 
-from sglang.srt.grammar.automaton import DEAD, Automaton
-from sglang.srt.grammar.base import GrammarError
+from sglang.srt.grammar.character_dfa import DEAD, CharacterDfa
+from sglang.srt.grammar.protocol import GrammarError
 from sglang.srt.grammar.regex import compile_regex
 from sglang.srt.grammar.regex.budget import Budget
 from sglang.srt.grammar.regex.charset import LIMIT, CharSet
@@ -29,7 +29,7 @@ def from_automaton(source: str) -> str:
     return f'/"{_pattern(_edges(automaton), automaton.states)}"/'
 
 
-def _edges(automaton: Automaton) -> dict[tuple[int, int], str]:
+def _edges(automaton: CharacterDfa) -> dict[tuple[int, int], str]:
     """Pattern by (from, to). Start and end are two states more: states, states + 1."""
     bounds = [*automaton.edges.tolist(), LIMIT]
     labels = automaton.labels.tolist()

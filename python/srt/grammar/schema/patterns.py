@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from sglang.srt.grammar.automaton import Automaton
-from sglang.srt.grammar.base import GrammarError
+from sglang.srt.grammar.character_dfa import CharacterDfa
+from sglang.srt.grammar.protocol import GrammarError
 from sglang.srt.grammar.regex import BeyondBudget, Budget, compile_regex
 from sglang.srt.grammar.regex.parser import parse
 from sglang.srt.grammar.regex.tree import Assert, Chars, Concat, Either, Look, Node, Repeat
@@ -51,7 +51,7 @@ class Pattern:
 
 
 @lru_cache(maxsize=256)
-def _automaton(source: str) -> Automaton:
+def _automaton(source: str) -> CharacterDfa:
     """Of the texts in which ``re`` finds the pattern. ``re`` itself may take for ever."""
     try:
         return compile_regex(wrapped(source, BEFORE[0], rf"){ANYTHING}"), BUDGET)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from sglang.srt.grammar.base import GrammarError
+from sglang.srt.grammar.protocol import GrammarError
 from sglang.srt.grammar.regex import BeyondBudget
 from sglang.srt.grammar.schema.document import Node, Refusal
 from sglang.srt.grammar.schema.formats import HINTS, LENGTHS, REFUSED, format_pattern, meant

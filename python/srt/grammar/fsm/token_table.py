@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 from sglang.srt.core.vocabulary import Vocabulary
-from sglang.srt.grammar.fsm.rows import NARROW, Row, RowCache
+from sglang.srt.grammar.fsm.mask_cache import NARROW, MaskCache, MaskRow
 from sglang.srt.grammar.fsm.utf8 import span, split
 
 Int32Array = NDArray[np.int32]
@@ -57,7 +57,7 @@ class TokenTable:
         self.longest = max(map(len, self.tokens), default=0)
         self.inside: list[int] = []
         self.opens: list[int] = []
-        self.rows = RowCache(CACHE_BYTES)
+        self.rows = MaskCache(CACHE_BYTES)
         self._plant(*self._spell())
         self.spans = np.array([span(partial) for partial in self.opens], np.int32).reshape(-1, 2)
 
@@ -147,17 +147,17 @@ class TokenTable:
         found = self.encode([parts[0]])[0]
         return found if self.text(found) == data else []
 
-    def row(self, tokens: NDArray[Any], ending: bool) -> Row:
+    def row(self, tokens: NDArray[Any], ending: bool) -> MaskRow:
         """The row of some ids, or of one flag for each of ``32 * words`` ids (they are changed)."""
         if tokens.dtype != np.bool_:
             if len(tokens) <= NARROW:
-                return Row(tuple(sorted(tokens.tolist())), b"", ending)
+                return MaskRow(tuple(sorted(tokens.tolist())), b"", ending)
             flags = np.zeros(32 * self.words, dtype=np.bool_)
             flags[tokens] = True
             tokens = flags
         if ending:
             tokens[list(self.eos)] = True
-        return Row(None, np.packbits(tokens, bitorder="little").tobytes(), ending)
+        return MaskRow(None, np.packbits(tokens, bitorder="little").tobytes(), ending)
 
     # -- making ----------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""PlanProcess: the parent's handle on one ``child``, with a limit on every wait."""
+"""PlanProcess: the parent's handle on one ``compile_worker``, with a limit on every wait."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pathlib import Path
 
 import msgspec
 from sglang.srt.core.import_root import IMPORT_ROOT
-from sglang.srt.grammar.child import MAX_FRAME, MAX_PLAN, Request
-from sglang.srt.grammar.plan import Plan
+from sglang.srt.grammar.compile_plan import CompilePlan
+from sglang.srt.grammar.compile_worker import MAX_FRAME, MAX_PLAN, PlanRequest
 
 STARTING = 3  # times its patience before a child that does not start is replaced
 LOOK = 0.5  # seconds between two looks at a child that does not answer
-# As ``-m sglang.srt.grammar.child``, but with our own package, and with nothing in the working
-# directory that could take a module's place.
+# As ``-m sglang.srt.grammar.compile_worker``, but with our own package: no file in the working
+# directory can take a module's place.
 SCRIPT = (
     f"import sys; sys.path = [*filter(None, sys.path)]; root = {IMPORT_ROOT!r};"
     "root in sys.path or sys.path.insert(0, root);"
-    "from sglang.srt.grammar.child import main; main(sys.argv[1:])"
+    "from sglang.srt.grammar.compile_worker import main; main(sys.argv[1:])"
 )
 # A child computes in one thread, and every thread and arena would take address space.
 ONE_THREAD = {
@@ -35,7 +35,7 @@ ONE_THREAD = {
 
 
 class ProcessDied(Exception):
-    """The child has ended. ``code``: as ``Popen.returncode``; ``begun``: it had the request."""
+    """The child has ended. ``code`` is ``Popen.returncode``; ``begun``: it had the request."""
 
     def __init__(self, code: int, begun: bool) -> None:
         super().__init__(f"the compile process has ended with status {code}")
@@ -66,12 +66,12 @@ class PlanProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the child that runs, if one does."""
+        """The running child's process id, None where no child runs."""
         process = self._process
         return process.pid if process is not None and process.poll() is None else None
 
     def start(self) -> None:
-        """A child, if there is none that runs. Does not wait for it.
+        """Start a child where none runs. Does not wait for it.
 
         Raises OSError where none can be started, ProcessDied after ``close``.
         """
@@ -96,7 +96,7 @@ class PlanProcess:
         self._since = time.monotonic()
         self.started += 1
 
-    def plan(self, request: Request) -> Plan:
+    def plan(self, request: PlanRequest) -> CompilePlan:
         """The child's plan; starts a child where there is none.
 
         Raises ValueError for a request too long or not encodable, ProcessDied (with SIGPROF where
@@ -116,10 +116,10 @@ class PlanProcess:
         self._send(len(frame).to_bytes(4, "little") + frame, deadline)
         self._receive(deadline, begun=False)
         self.begun = True
-        return msgspec.msgpack.decode(self._receive(deadline, begun=True), type=Plan)
+        return msgspec.msgpack.decode(self._receive(deadline, begun=True), type=CompilePlan)
 
     def kill(self) -> None:
-        """End the child, whatever it does, and give back its pipes."""
+        """Kill the child and close its pipes."""
         with self._lock:
             process, self._process = self._process, None
         if process is not None:
@@ -130,13 +130,13 @@ class PlanProcess:
                     pipe.close()
 
     def give_up(self) -> None:
-        """End a child that is late, but for one that has not had the time to start yet: the next
-        request finds it ready."""
+        """Kill a child that is late. One that had no time to start lives on: the next request finds
+        it ready."""
         if self.begun or self._ready or time.monotonic() - self._since > STARTING * self.patience:
             self.kill()
 
     def close(self) -> None:
-        """End the child and start no other. The thread in ``plan`` gets a ProcessDied."""
+        """Kill the child and start no other. The thread in ``plan`` gets a ProcessDied."""
         with self._lock:
             self._closed = True
             if self._process is not None:
@@ -206,7 +206,7 @@ def _stopped(pid: int) -> bool:
 
 
 def _status(process: subprocess.Popen[bytes]) -> int:
-    """Of a child that has closed its pipes."""
+    """Exit status of a child that has closed its pipes."""
     try:
         return process.wait(1)
     except subprocess.TimeoutExpired:

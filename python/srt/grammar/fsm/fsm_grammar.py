@@ -1,18 +1,41 @@
-"""FsmMatcher: where one generation stands in an automaton."""
+"""FsmGrammar and FsmMatcher: an automaton as token masks, and the state of one generation in it."""
 
 from __future__ import annotations
 
+from sglang.srt.core.vocabulary import Vocabulary
+from sglang.srt.grammar.character_dfa import CharacterDfa
 from sglang.srt.grammar.fsm.canonical import Canonical
+from sglang.srt.grammar.fsm.mask_cache import MaskRow
 from sglang.srt.grammar.fsm.masks import START, Masks, State
-from sglang.srt.grammar.fsm.rows import Row
-from sglang.srt.grammar.fsm.tokens import difference
+from sglang.srt.grammar.fsm.token_table import TokenTable, difference
 
 REWRITTEN = 1024  # characters of forced text that one step appends as text
 RETOKENIZED = 4096  # bytes of text before them; no more is tokenized anew
 
 
+class FsmGrammar:
+    """Implements ``Grammar``. With ``canonical``, narrow masks keep only tokens of the canonical
+    tokenisation of some text of the language."""
+
+    path = "fsm"
+
+    def __init__(
+        self, automaton: CharacterDfa, vocabulary: Vocabulary, canonical: bool = True
+    ) -> None:
+        self.masks = Masks(automaton, TokenTable.of(vocabulary))
+        self.canonical = Canonical(self.masks) if canonical else None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays that only this grammar holds; its table keeps the masks."""
+        return self.masks.nbytes
+
+    def matcher(self) -> FsmMatcher:
+        return FsmMatcher(self.masks, self.canonical)
+
+
 class FsmMatcher:
-    """Satisfies ``Matcher``. All states since the start are kept, for ``rollback``.
+    """Implements ``Matcher``. All states since the start are kept, for ``rollback``.
 
     A position is a state and where ``head`` begins, in tokens (see ``canonical``). The prompt's end
     counts as a boundary.
@@ -102,7 +125,7 @@ class FsmMatcher:
     def _head(self) -> list[int]:
         return self._tokens[self._heads[-1] :]
 
-    def _row(self) -> Row:
+    def _row(self) -> MaskRow:
         row = self._masks.row(self._states[-1])
         if row.ids is None or self._canonical is None:  # wide rows are as they are
             return row

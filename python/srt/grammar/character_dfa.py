@@ -1,8 +1,8 @@
-"""Automaton: a deterministic automaton over characters, as arrays.
+"""CharacterDfa: a deterministic automaton over characters, as arrays.
 
 The alphabet is *character classes*: sets of code points that no state tells apart. So ``\\w`` costs
-one column, however many ranges Unicode gives it. Bytes are the business of those who walk tokens
-(``fsm``).
+one column, however many ranges Unicode gives it. The package ``fsm`` maps tokens' bytes to
+characters.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ DEAD = -1
 
 
 @dataclass(frozen=True, eq=False)
-class Automaton:
-    """State 0 is the start. From every state a final one can be reached.
+class CharacterDfa:
+    """Arrays of an automaton. State 0 is the start; a final state is reachable from every state.
 
     Attributes:
         edges: first code point of each interval, ascending, ``edges[0] == 0`` [intervals].
@@ -56,17 +56,17 @@ class Automaton:
         return bool(self.final[state])
 
     def pack(self) -> bytes:
-        """For ``unpack``, between processes."""
+        """Bytes for ``unpack`` in another process."""
         return msgspec.msgpack.encode(
             [self.edges.tobytes(), self.labels.tobytes(), self.next.tobytes(),
              self.final.tobytes(), self.classes, self.strings]
         )  # fmt: skip
 
     @staticmethod
-    def unpack(data: bytes) -> Automaton:
+    def unpack(data: bytes) -> CharacterDfa:
         """The automaton that ``pack`` wrote."""
         edges, labels, table, final, classes, strings = msgspec.msgpack.decode(data)
-        return Automaton(
+        return CharacterDfa(
             np.frombuffer(edges, dtype=np.int32),
             np.frombuffer(labels, dtype=np.int32),
             np.frombuffer(table, dtype=np.int32).reshape(-1, classes),

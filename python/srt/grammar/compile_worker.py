@@ -1,14 +1,15 @@
-"""child: plans constraints, one after the other, in a process that may be killed at any time.
+"""Program of a compile process: plans constraints one after another; may be killed at any time.
 
-    python -m sglang.srt.grammar.child [--planner MODULE:FUNCTION] [--seconds S] [--patience S]
+    python -m sglang.srt.grammar.compile_worker [--planner MODULE:FUNCTION]
+        [--seconds S] [--patience S]
 
-A frame is its length (4 bytes, little-endian) and that many bytes. The child first writes an empty
-frame: it is ready. To each frame it reads, a MessagePack list (constraint, backend, whitespace), it
-writes an empty one as soon as it begins, and then the Plan.
+A frame is a length (4 bytes, little-endian) and that many bytes. The worker first writes an empty
+frame, which says that it is ready. Each frame it reads is a MessagePack list (constraint, backend,
+whitespace). The worker answers with an empty frame as soon as it begins, then with the CompilePlan.
 
-It ends when its input does and when its parent is gone. While it plans, two timers of the kernel
-end it: SIGPROF where a plan takes more processor time than it may, which is the constraint's fault,
-and SIGALRM long after the parent should have lost patience, for a parent that is gone.
+The worker ends with its input and with its parent. Two timers of the kernel end it while it plans:
+SIGPROF where a plan exceeds its processor time, which is the constraint's fault, and SIGALRM long
+after the parent's patience, for a parent that is gone.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 from sglang.ir.constraint import Constraint
-from sglang.srt.grammar.plan import Plan
+from sglang.srt.grammar.compile_plan import CompilePlan
 
-Planner = Callable[[Constraint, str, str], Plan]
+Planner = Callable[[Constraint, str, str], CompilePlan]
 
-PLANNER = "sglang.srt.grammar.planning:make_plan"
+PLANNER = "sglang.srt.grammar.compile_plan:make_plan"
 MAX_FRAME = 4 << 20  # bytes of a constraint
 MAX_PLAN = 128 << 20  # bytes of a plan
 MEMORY = 1 << 30  # bytes of address space a constraint may take
-KEPT = 256 << 20  # bytes of memory it may leave behind; with more the child gives way to another
-STACK = 4 << 20  # bytes: what is too deep ends the child, and not the engine, where it is built
-ALARM = 2  # times its patience before the child ends itself
+KEPT = 256 << 20  # bytes of memory it may leave behind; with more the worker ends, for another
+STACK = 4 << 20  # bytes; deep recursion ends the worker here, and not the engine later
+ALARM = 2  # times the parent's patience before the worker ends itself
 PARENT_SECONDS = 5.0  # between two looks at the parent
 
 
-class Request(msgspec.Struct, frozen=True, array_like=True):
-    """What the parent sends."""
+class PlanRequest(msgspec.Struct, frozen=True, array_like=True):
+    """A constraint to plan, as the parent sends it."""
 
     constraint: Constraint
     backend: str
@@ -47,7 +48,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Frames:
-    """The child's end of the two pipes."""
+    """The worker's end of the two pipes."""
 
     def __init__(self, source: int, sink: int) -> None:
         self._source = source
@@ -61,7 +62,7 @@ class Frames:
         return self._take(size) if head is not None and size <= MAX_FRAME else None
 
     def write(self, frame: bytes) -> None:
-        """Raises OSError where nobody reads."""
+        """Write a frame. Raises OSError where the reading end is closed."""
         left = memoryview(len(frame).to_bytes(4, "little") + frame)
         while left:
             left = left[os.write(self._sink, left) :]
@@ -80,11 +81,11 @@ class Frames:
 
 
 def serve(frames: Frames, planner: Planner, seconds: float, patience: float) -> None:
-    """Answer until the end of the input, or until a constraint has left too much behind.
+    """Answer until the input ends, or until the worker holds more than KEPT bytes.
 
     Args:
         seconds: of processor time that a plan may take.
-        patience: seconds that the parent waits for one, whatever else the machine does.
+        patience: seconds that the parent waits for one.
     """
     base = memory()[1]
     frames.write(b"")
@@ -96,27 +97,31 @@ def serve(frames: Frames, planner: Planner, seconds: float, patience: float) -> 
         signal.setitimer(signal.ITIMER_PROF, 0)
         if len(answer) > MAX_PLAN:
             answer = msgspec.msgpack.encode(
-                Plan(error=f"compiled, the constraint has {len(answer)} bytes; at most {MAX_PLAN}.")
+                CompilePlan(
+                    error=f"compiled, the constraint has {len(answer)} bytes; at most {MAX_PLAN}."
+                )
             )
         frames.write(answer)
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def plan(planner: Planner, frame: bytes) -> Plan:
-    """The planner's answer; what escapes from it becomes an error."""
+def plan(planner: Planner, frame: bytes) -> CompilePlan:
+    """The planner's answer. Exceptions become plans with an error."""
     try:
-        request = msgspec.msgpack.decode(frame, type=Request)
+        request = msgspec.msgpack.decode(frame, type=PlanRequest)
         return planner(request.constraint, request.backend, request.whitespace)
     except MemoryError:
-        return Plan(error="the constraint takes too much memory to compile; simplify it.")
+        return CompilePlan(error="the constraint takes too much memory to compile; simplify it.")
     except RecursionError:
-        return Plan(error="the constraint is nested too deeply; flatten it.")
+        return CompilePlan(error="the constraint is nested too deeply; flatten it.")
     except Exception as error:
-        return Plan(error=f"the constraint cannot be compiled: {type(error).__name__}: {error}")
+        return CompilePlan(
+            error=f"the constraint cannot be compiled: {type(error).__name__}: {error}"
+        )
 
 
 def memory() -> tuple[int, int]:
-    """(address space, resident) bytes of this process; zeros where the platform does not tell."""
+    """Bytes of address space and of resident memory; zeros where the platform has no /proc."""
     try:
         with open("/proc/self/statm") as file:
             pages = file.read().split()
@@ -128,7 +133,7 @@ def memory() -> tuple[int, int]:
 
 
 def limit(size: int) -> None:
-    """No more address space than now and ``size`` bytes; a small stack, no core files."""
+    """Limit the address space to ``size`` bytes more than now; a small stack, no core files."""
     try:
         import resource
     except ImportError:
@@ -145,7 +150,7 @@ def limit(size: int) -> None:
 
 
 def pipes() -> tuple[int, int]:
-    """Standard input and output for ourselves; whatever a library reads or prints goes nowhere."""
+    """Take standard input and output for frames; libraries read from and print to nothing."""
     source, sink = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
@@ -155,7 +160,7 @@ def pipes() -> tuple[int, int]:
 
 
 def load(name: str) -> Planner:
-    """The function ``module:function``, after its module's ``warm()`` where it has one."""
+    """Load the function ``module:function`` and call its module's ``warm()`` where it has one."""
     module, _, function = name.partition(":")
     loaded = importlib.import_module(module)
     getattr(loaded, "warm", lambda: None)()
@@ -164,13 +169,13 @@ def load(name: str) -> Planner:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog="sglang.srt.grammar.child", description=__doc__)
+    parser = argparse.ArgumentParser(prog="sglang.srt.grammar.compile_worker", description=__doc__)
     parser.add_argument("--planner", default=PLANNER)
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--patience", type=float, default=20.0)
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business,
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # and so is a terminal that closes
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # and a terminal that closes
     frames = Frames(*pipes())
     planner = load(options.planner)
     limit(MEMORY)

@@ -1,4 +1,4 @@
-"""Row: the tokens one state allows. RowCache: the rows that were made, the oldest dropped first."""
+"""MaskRow: the tokens that one state allows. MaskCache: rows by key, the oldest dropped first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NARROW = 64  # tokens up to which a row is a list of ids rather than bits
 _OVERHEAD = 200  # bytes of a row and its place in the cache, about
 
 
-class Row:
+class MaskRow:
     """Allowed tokens, end tokens aside.
 
     Attributes:
@@ -54,13 +54,13 @@ class Row:
         return _OVERHEAD + len(self.bits) + 8 * len(self.ids or ())
 
 
-class RowCache:
+class MaskCache:
     """Rows by key, at most ``limit`` bytes. Any thread may call."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.nbytes = 0
-        self._rows: OrderedDict[Hashable, Row] = OrderedDict()
+        self._rows: OrderedDict[Hashable, MaskRow] = OrderedDict()
         self._lock = threading.Lock()
         self._owners = itertools.count()
 
@@ -68,14 +68,14 @@ class RowCache:
         """A new number, for the keys of one grammar."""
         return next(self._owners)
 
-    def get(self, key: Hashable) -> Row | None:
+    def get(self, key: Hashable) -> MaskRow | None:
         with self._lock:
             row = self._rows.get(key)
             if row is not None:
                 self._rows.move_to_end(key)
             return row
 
-    def put(self, key: Hashable, row: Row) -> Row:
+    def put(self, key: Hashable, row: MaskRow) -> MaskRow:
         with self._lock:
             old = self._rows.pop(key, None)
             self._rows[key] = row

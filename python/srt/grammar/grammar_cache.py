@@ -1,4 +1,4 @@
-"""Shelf: finished grammars, and for a while the failed ones, both bounded."""
+"""Bounded caches: compiled grammars and, for a while, failures to compile one."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import time
 from collections import OrderedDict
 
 from sglang.ir.constraint import Constraint
-from sglang.srt.grammar.base import Grammar
+from sglang.srt.grammar.protocol import Grammar
 
 KEPT = 256  # grammars
-KEPT_BYTES = 64 << 20  # their size, where they tell it (``nbytes``), and their texts'
+KEPT_BYTES = 64 << 20  # of the grammars (``nbytes``, where they have one) and of their texts
 FAILED = 64  # failures remembered
-FAILED_SECONDS = 60.0  # how long: a busy machine may be late once
+FAILED_SECONDS = 60.0  # then a failure is tried again: a busy machine may be late once
 
 
-class Shelf:
+class GrammarCache:
     """Grammar by constraint, the least recently used first to go. Not locked."""
 
     def __init__(self, count: int = KEPT, size: int = KEPT_BYTES) -> None:
@@ -33,7 +33,7 @@ class Shelf:
         return grammar
 
     def put(self, key: Constraint, grammar: Grammar) -> None:
-        """The newest stays, however large."""
+        """Add a grammar. The newest is kept, however large."""
         self._grammars[key] = grammar
         self._grammars.move_to_end(key)
         while len(self._grammars) > 1 and (
@@ -44,15 +44,15 @@ class Shelf:
 
     @property
     def nbytes(self) -> int:
-        """Estimate: of a grammar that grows as it is used, what it has now."""
+        """Estimated bytes of all entries, now: some grammars grow as they are used."""
         return sum(
             len(key.text) + int(getattr(grammar, "nbytes", 0))
             for key, grammar in self._grammars.items()
         )
 
 
-class Failures:
-    """What was wrong, by constraint, oldest first to go: asking again costs nothing. Not locked."""
+class FailureCache:
+    """Error by constraint, the oldest first to go. Not locked."""
 
     def __init__(self, count: int = FAILED, seconds: float = FAILED_SECONDS) -> None:
         self.count = count

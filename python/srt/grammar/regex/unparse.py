@@ -1,8 +1,8 @@
-"""portable: a pattern of Python's ``re`` in a form that means the same to other regex engines.
+"""Unparse a pattern of Python's ``re`` into a form that means the same to other regex engines.
 
-Printed from our own syntax tree: sets are written as ranges of code points, so neither flags nor
-Unicode's tables nor the escapes of another engine have a say. Assertions are refused, but for
-those at the ends, which say nothing where the whole text must match.
+The text is printed from our own syntax tree. Sets are ranges of code points, so that neither flags
+nor Unicode tables nor escapes of another engine matter. Assertions are refused, except those at the
+ends, which have no effect where the whole text must match.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from sglang.srt.grammar.regex.charset import CharSet
 from sglang.srt.grammar.regex.parser import parse
 from sglang.srt.grammar.regex.tree import Assert, Chars, Concat, Either, Look, Node, Repeat
 
-LONGEST = 256 << 10  # bytes of the result: a set such as \w has 13 kB
+LONGEST = 256 << 10  # bytes of the result; a set such as \w has 13 kB
 SURROGATES = (0xD800, 0xE000)
 
 
 def portable(pattern: str) -> str:
-    """The same language under whole-text matching, of ASCII letters and digits, ``\\u{X}`` and
-    ``[ ] ( ) ? : | { } , -``.
+    """A pattern with the same whole-text matches, written with ASCII letters and digits,
+    ``\\u{X}`` and ``[ ] ( ) ? : | { } , -`` alone.
 
-    Raises GrammarError where ``re`` would not compile the pattern, or it cannot be said so simply.
+    Raises GrammarError where ``re`` would not compile the pattern, and for conditions that the form
+    lacks.
     """
     return _Printer().text(parse(pattern, Budget()), True, True) or "(?:)"
 
@@ -32,7 +33,8 @@ class _Printer:
         self.size = 0
 
     def text(self, node: Node, first: bool, last: bool) -> str:
-        """``first``: the whole text begins where the node does; ``last``: it ends with it."""
+        """The node's pattern. ``first``: the whole text begins at the node; ``last``: it ends
+        there."""
         if isinstance(node, Chars):
             return self._set(node.members)
         if isinstance(node, Concat):

@@ -1,8 +1,8 @@
-"""Grammar and Matcher: the one interface of every kind of constraint.
+"""Grammar and Matcher: the interface of every kind of constraint.
 
-A Grammar is compiled once for a constraint and shared; a Matcher is where one generation stands in
-it. A matcher's mask is a function of the grammar and of the tokens it has advanced over, and of
-nothing else: not of drafts, of forced runs taken at once, or of what was masked before.
+A Grammar is compiled once for a constraint and shared. A Matcher is the state of one generation in
+it. A matcher's mask depends on the grammar and on the tokens it has advanced over alone: not on
+drafts, on forced runs taken at once, or on earlier masks.
 """
 
 from __future__ import annotations
@@ -22,5 +22,5 @@ class Grammar(Protocol):
 
     @property
     def path(self) -> str:
-        """What carries it: "fsm", "trie", "llguidance" or "outlines"."""
+        """Implementation: "fsm", "trie", "llguidance" or "outlines"."""
         ...

@@ -1,4 +1,4 @@
-"""Fold: the trie of a vocabulary over the character classes of one automaton.
+"""The tries of a vocabulary over the character classes of one automaton.
 
 Tokens whose characters are of the same classes stand on the same node, so that a walk sees the few
 differences that the grammar sees. A token with a character of no class is dropped: nothing allows
@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from sglang.srt.grammar.automaton import DEAD, Automaton
-from sglang.srt.grammar.fsm.tokens import OPEN, TokenTable
+from sglang.srt.grammar.character_dfa import DEAD, CharacterDfa
+from sglang.srt.grammar.fsm.token_table import OPEN, TokenTable
 from sglang.srt.grammar.fsm.utf8 import span
 
 Int32Array = NDArray[np.int32]
 BoolArray = NDArray[np.bool_]
+OUTSIDE = np.iinfo(np.int16).max
 DENSE = 1 << 22  # cells up to which distinct keys are found in a table instead of by sorting
 
 
-class Fold:
+class ClassTrie:
     """Nodes in level order, the children of a node in one run; 0 is the root.
 
     Attributes:
@@ -31,7 +32,7 @@ class Fold:
         begins: first token of each node in ``ids``, and their number [nodes + 1].
     """
 
-    def __init__(self, automaton: Automaton, table: TokenTable) -> None:
+    def __init__(self, automaton: CharacterDfa, table: TokenTable) -> None:
         self.classes = automaton.classes
         symbols, self.sets = _symbols(automaton, table)
         nodes = self._grow(table, symbols[table.places], self.classes + len(self.sets))
@@ -77,6 +78,45 @@ class Fold:
         return nodes
 
 
+class Subtrie:
+    """One set W of classes over one trieed trie.
+
+    Attributes:
+        within: whether a symbol is in W or, for an open character, may become so [symbols].
+        depth: by node, its depth where all symbols down to it are within W, else OUTSIDE. One more
+            element, OUTSIDE, stands for "no node" [nodes + 1].
+        deepest: the largest depth below OUTSIDE.
+        inner: the nodes within W, by depth. ``inner_cut[d]`` is the number of them above depth d.
+        border: the first nodes outside W, by depth. ``border_at`` is the depth of the node above
+            each, and ``border_cut[d]`` the number of those above depth d.
+    """
+
+    def __init__(self, trie: ClassTrie, classes: NDArray[np.bool_]) -> None:
+        halves = (trie.sets & classes).any(axis=1)
+        self.within = np.concatenate((classes, halves))
+        self.depth = np.full(len(trie.symbols) + 1, OUTSIDE, dtype=np.int16)
+        self.depth[0] = 0
+        border, levels, counts = [], trie.levels, np.diff(trie.first)
+        for above in range(len(levels) - 2):
+            top, low, high = levels[above : above + 3]
+            reached = np.repeat(self.depth[top:low] == above, counts[top:low])
+            inner = self.within[trie.symbols[low:high]] & reached
+            self.depth[low:high][inner] = above + 1
+            border.append(low + np.flatnonzero(reached & ~inner))
+        self.border = np.concatenate(border) if border else np.zeros(0, dtype=np.int64)
+        self.border_at = np.repeat(np.arange(len(border)), [len(part) for part in border])
+        self.inner = np.flatnonzero(self.depth < OUTSIDE)
+        depths = self.depth[self.inner]
+        self.deepest = int(depths[-1])
+        ends = np.arange(len(levels) + 2)
+        self.inner_cut = np.searchsorted(depths, ends)
+        self.border_cut = np.searchsorted(self.border_at, ends)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in (self.depth, self.inner, self.border, self.border_at))
+
+
 def spread(
     first: Int32Array, nodes: NDArray[np.integer]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -107,7 +147,7 @@ def _distinct(key: NDArray[np.int64], size: int) -> tuple[NDArray[np.int64], NDA
     return distinct, rank[key]
 
 
-def _symbols(automaton: Automaton, table: TokenTable) -> tuple[Int32Array, BoolArray]:
+def _symbols(automaton: CharacterDfa, table: TokenTable) -> tuple[Int32Array, BoolArray]:
     """The symbol of each of ``table.points``, or DEAD; and ``sets``."""
     plain = int(np.searchsorted(table.points, OPEN))
     at = np.searchsorted(automaton.edges, table.points[:plain], side="right") - 1
@@ -127,7 +167,7 @@ def _symbols(automaton: Automaton, table: TokenTable) -> tuple[Int32Array, BoolA
     return symbols, sets
 
 
-def reachable(automaton: Automaton, partial: int) -> Int32Array:
+def reachable(automaton: CharacterDfa, partial: int) -> Int32Array:
     """The classes, ascending, that an open character may turn out to be of."""
     low, high = span(partial)
     begin = int(np.searchsorted(automaton.edges, low, side="right")) - 1

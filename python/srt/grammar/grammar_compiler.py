@@ -1,11 +1,11 @@
-"""Compiler: constraints to grammars, beside the engine loop, under limits of time and memory.
+"""GrammarCompiler: compiles constraints beside the engine loop, with limits of time and memory.
 
 A constraint that takes too much processor time or memory is refused, and the refusal is remembered
 for a while. A machine that is late, or that loses a process, is no fault of the constraint: the
 request fails as one that may be tried again, and nothing is remembered.
 
-A few threads, each with a child process that plans (``process``) and may be killed; the thread then
-builds the grammar with the vocabulary. Equal constraints are compiled once, however many ask.
+Each of a few threads has a child process that plans (``compile_process``) and may be killed. The
+thread then builds the grammar with the vocabulary. Equal constraints are compiled once.
 """
 
 from __future__ import annotations
@@ -24,44 +24,43 @@ from dataclasses import replace
 from sglang.ir.constraint import Constraint
 from sglang.srt.config import GrammarConfig
 from sglang.srt.core.vocabulary import Vocabulary
-from sglang.srt.grammar import child
-from sglang.srt.grammar.base import CompilerBusy, Grammar, GrammarError
-from sglang.srt.grammar.build import build, warm
-from sglang.srt.grammar.child import PLANNER, Request
-from sglang.srt.grammar.plan import Plan
-from sglang.srt.grammar.process import PlanProcess, ProcessDied
-from sglang.srt.grammar.shelf import Failures, Shelf
+from sglang.srt.grammar import compile_worker
+from sglang.srt.grammar.compile_plan import CompilePlan, build_grammar, warm_vocabulary
+from sglang.srt.grammar.compile_process import PlanProcess, ProcessDied
+from sglang.srt.grammar.compile_worker import PLANNER, PlanRequest
+from sglang.srt.grammar.grammar_cache import FailureCache, GrammarCache
+from sglang.srt.grammar.protocol import CompilerBusy, Grammar, GrammarError
 
 WITH_WHITESPACE = ("json_schema", "structural_tag", "ebnf")  # all that may hold a schema
 CLOSE_SECONDS = 5.0  # for grammars that are being built
 CLOSED = "the compiler is closed."
 AGAIN = "Try again."
-# Ends that a constraint can bring about: a crash, or too much processor time. Any other signal was
+# Signals that a constraint can cause: a crash, or too much processor time. Any other signal was
 # sent by another process.
 FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE,
           signal.SIGPROF)  # fmt: skip
-STACK = 4 * child.STACK  # bytes: what a child has done, a thread can do
+STACK = 4 * compile_worker.STACK  # bytes: enough to build whatever a child has planned
 
 Waiter = Future[Grammar]
-_open: weakref.WeakSet[Compiler] = weakref.WeakSet()
+_open: weakref.WeakSet[GrammarCompiler] = weakref.WeakSet()
 
 
-class Compiler:
+class GrammarCompiler:
     """Used from any thread. Starts nothing before ``warm`` or the first ``submit``.
 
     Args:
         vocabulary: called once, in a thread of the compiler.
-        config: which backend, which whitespace, which masks.
+        config: backend, whitespace and masks.
         workers: constraints compiled at once.
         seconds: of processor time that a plan may take; more is the constraint's fault.
         patience: seconds that a plan is waited for; longer is the machine's.
-        planner: what the children run, "module:function".
+        planner: "module:function" that the children run.
 
     Attributes:
         compiled: grammars made.
-        hits: asked for and found, or found under way.
-        failures: asked for and answered with an error.
-        killed: children ended because they were late, or took too much processor time.
+        hits: submitted constraints that were in the cache or in flight.
+        failures: submitted constraints that were answered with an error.
+        killed: children killed because they were late, or took too much processor time.
     """
 
     def __init__(
@@ -83,8 +82,8 @@ class Compiler:
         self.killed = 0
         self._vocabulary = Once(vocabulary)
         self._lock = threading.Lock()  # of all below, and of the counters
-        self._shelf = Shelf()
-        self._failed = Failures()
+        self._cache = GrammarCache()
+        self._failed = FailureCache()
         self._flights: dict[Constraint, list[Waiter]] = {}
         self._jobs: queue.SimpleQueue[Constraint | None] = queue.SimpleQueue()
         self._processes = [PlanProcess(planner, seconds, patience) for _ in range(workers)]
@@ -92,10 +91,9 @@ class Compiler:
         self._closed = False
 
     def submit(self, constraint: Constraint) -> Waiter:
-        """The grammar, a GrammarError, or a CompilerBusy where the constraint is not at fault.
-        If a waiter is cancelled, other waiters are unaffected; a constraint without waiters is not
-        begun.
-        """
+        """A future of the grammar. It fails with GrammarError, or with CompilerBusy where the
+        constraint is not at fault. Cancelling it affects no other waiter; a constraint without
+        waiters is not begun."""
         waiter: Waiter = Future()
         try:
             key = self._key(constraint)
@@ -105,7 +103,7 @@ class Compiler:
             waiter.set_exception(error)
             return waiter
         with self._lock:
-            grammar = self._shelf.get(key)
+            grammar = self._cache.get(key)
             known = self._failed.get(key)
             refusal: Exception | None = GrammarError(known) if known is not None else None
             if self._closed:
@@ -154,18 +152,18 @@ class Compiler:
 
     @property
     def pending(self) -> int:
-        """Constraints under way or waiting for a worker."""
+        """Number of constraints in flight or waiting for a thread."""
         return len(self._flights)
 
     @property
     def pids(self) -> list[int]:
-        """Of the children that run."""
+        """Process ids of the running children."""
         return [pid for process in self._processes if (pid := process.pid) is not None]
 
     # -- the caller's side, under the lock -------------------------------------------------------
 
     def _key(self, constraint: Constraint) -> Constraint:
-        """The constraint with the whitespace that holds for it: what equal ones are compared by."""
+        """The constraint with its effective whitespace, as the cache's key."""
         space: str | None = None
         try:
             constraint.verify()
@@ -239,7 +237,7 @@ class Compiler:
             waiters = self._flights.pop(key, [])
             if grammar is not None:
                 self.compiled += 1
-                self._shelf.put(key, grammar)
+                self._cache.put(key, grammar)
             else:
                 self.failures += len(waiters)
                 if isinstance(error, GrammarError):
@@ -250,11 +248,11 @@ class Compiler:
         plan = self._plan(key, process)
         if plan.error:
             raise GrammarError(plan.error)
-        return build(plan, self._vocabulary.get(), canonical=self.config.jumps != "string")
+        return build_grammar(plan, self._vocabulary.get(), canonical=self.config.jumps != "string")
 
-    def _plan(self, key: Constraint, process: PlanProcess) -> Plan:
+    def _plan(self, key: Constraint, process: PlanProcess) -> CompilePlan:
         """Raises GrammarError where the constraint is at fault, else CompilerBusy or OSError."""
-        request = Request(key, self.config.grammar_backend, key.whitespace or "")
+        request = PlanRequest(key, self.config.grammar_backend, key.whitespace or "")
         try:
             try:
                 return process.plan(request)
@@ -276,7 +274,7 @@ class Compiler:
             raise self._verdict(key, death) from None
 
     def _verdict(self, key: Constraint, death: ProcessDied) -> GrammarError | CompilerBusy:
-        """The party at fault where a child has ended."""
+        """The error for a child that has ended: the constraint's fault, or the machine's."""
         if self._closed:
             return CompilerBusy(CLOSED)
         if death.code == -signal.SIGPROF:
@@ -304,7 +302,7 @@ def _guilty(death: ProcessDied) -> bool:
 
 
 class Once:
-    """A callable's value, made by whoever asks first. A failure is kept, too."""
+    """A callable's value, made at the first call. A failure is kept, too."""
 
     def __init__(self, make: Callable[[], Vocabulary]) -> None:
         self._make = make
@@ -313,7 +311,7 @@ class Once:
         self._error = ""
 
     def get(self) -> Vocabulary:
-        """Raises GrammarError where it could not be made."""
+        """The value. Raises GrammarError where it could not be made."""
         with self._lock:
             if self._value is None and not self._error:
                 try:
@@ -325,19 +323,19 @@ class Once:
             return self._value
 
     def warm(self) -> None:
-        """Make it now, and what grammars share of it; a failure is for whoever needs it."""
+        """Make it now, and the tables that grammars share; ``get`` raises the failure, if any."""
         with contextlib.suppress(BaseException):
-            warm(self.get())
+            warm_vocabulary(self.get())
 
 
 def _start_quietly(process: PlanProcess) -> None:
-    """A child that cannot be started now is the next constraint's error."""
+    """Start a child. Where that fails, the next constraint gets the error."""
     with contextlib.suppress(Exception):
         process.start()
 
 
 def _settle(waiters: list[Waiter], grammar: Grammar | None, error: Exception | None) -> None:
-    """Each waiter gets an exception of its own: it is raised in several threads."""
+    """Give each waiter the grammar, or an exception of its own: threads raise it separately."""
     for waiter in waiters:
         if not waiter.set_running_or_notify_cancel():
             continue
