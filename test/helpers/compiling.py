@@ -15,7 +15,7 @@ from sglang.srt.core.vocabulary import Vocabulary
 from sglang.srt.grammar import grammar_compiler as module
 from sglang.srt.grammar.compile_plan import CompilePlan
 from sglang.srt.grammar.grammar_compiler import GrammarCompiler
-from sglang.srt.grammar.protocol import CompilerBusy
+from sglang.srt.grammar.grammar_protocol import CompilerBusy
 
 ODD = "helpers.odd_planner:make_plan"
 BYTES = Vocabulary(

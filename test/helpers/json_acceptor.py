@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang.srt.core.vocabulary import Vocabulary
-from sglang.srt.grammar.protocol import Matcher
+from sglang.srt.grammar.grammar_protocol import Matcher
 
 END = 256
 BYTES = Vocabulary(

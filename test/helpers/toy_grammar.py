@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from helpers.fake_worker import EOS, VOCAB
 from sglang.ir.constraint import Constraint
-from sglang.srt.grammar.protocol import Grammar, GrammarError, Matcher
+from sglang.srt.grammar.grammar_protocol import Grammar, GrammarError, Matcher
 
 WORDS = (VOCAB + 31) // 32
 

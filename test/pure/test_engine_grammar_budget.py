@@ -18,7 +18,7 @@ from sglang.srt.engine import planner
 from sglang.srt.engine.engine import Engine
 from sglang.srt.engine.executor import Inline
 from sglang.srt.engine.grammar_budget import SECONDS, GrammarBudget
-from sglang.srt.grammar.protocol import Grammar, Matcher
+from sglang.srt.grammar.grammar_protocol import Grammar, Matcher
 
 BUDGET = 100  # units of work a pass
 UNIT = SECONDS / BUDGET

@@ -12,7 +12,7 @@ from sglang.ir.constraint import Constraint
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Advance, Close, Control, Done, Failed, Open, Prompt, Tokens
 from sglang.srt.engine.collect import MAX_FORCED
-from sglang.srt.grammar.protocol import CompilerBusy, Grammar, GrammarError, Matcher
+from sglang.srt.grammar.grammar_protocol import CompilerBusy, Grammar, GrammarError, Matcher
 from sglang.srt.http.exchange.error_replies import error_response
 from sglang.srt.program.readout import refused
 

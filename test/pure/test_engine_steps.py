@@ -33,7 +33,7 @@ from sglang.srt.engine.collect import MAX_FORCED
 from sglang.srt.engine.loop import VerbCosts, affordable, serve
 from sglang.srt.engine.planner import WINDOW
 from sglang.srt.engine.socket import EXIT, SocketChannel, configure
-from sglang.srt.grammar.protocol import Grammar, Matcher
+from sglang.srt.grammar.grammar_protocol import Grammar, Matcher
 from sglang.srt.grammar.watch import Patterns, Watch
 from sglang.srt.schedule.scheduler import plan
 from sglang.srt.schedule.view import Decision, View

@@ -14,7 +14,7 @@ from sglang.srt.grammar import grammar_cache as caches
 from sglang.srt.grammar import grammar_compiler as module
 from sglang.srt.grammar.compile_plan import CompilePlan
 from sglang.srt.grammar.grammar_cache import FailureCache, GrammarCache
-from sglang.srt.grammar.protocol import GrammarError
+from sglang.srt.grammar.grammar_protocol import GrammarError
 
 
 def lines(path: Path) -> int:

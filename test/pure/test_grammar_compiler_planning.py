@@ -14,7 +14,7 @@ from sglang.ir.constraint import MAX_CHOICE, MAX_CHOICES, Constraint
 from sglang.srt.config.sections import GRAMMAR_BACKENDS
 from sglang.srt.grammar.character_dfa import CharacterDfa
 from sglang.srt.grammar.compile_plan import CompilePlan, build_grammar, make_plan
-from sglang.srt.grammar.protocol import GrammarError
+from sglang.srt.grammar.grammar_protocol import GrammarError
 
 
 @pytest.mark.parametrize("backend", GRAMMAR_BACKENDS)

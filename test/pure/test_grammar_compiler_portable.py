@@ -9,7 +9,7 @@ import warnings
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sglang.srt.grammar.protocol import GrammarError
+from sglang.srt.grammar.grammar_protocol import GrammarError
 from sglang.srt.grammar.regex.unparse import portable
 
 

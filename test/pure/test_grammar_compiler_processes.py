@@ -21,7 +21,7 @@ from sglang.srt.grammar import compile_plan, compile_worker
 from sglang.srt.grammar import compile_process as process_module
 from sglang.srt.grammar.compile_plan import CompilePlan
 from sglang.srt.grammar.compile_worker import MAX_FRAME, PlanRequest
-from sglang.srt.grammar.protocol import CompilerBusy
+from sglang.srt.grammar.grammar_protocol import CompilerBusy
 
 TEST = Path(__file__).resolve().parents[1]
 PYTHON = TEST.parent / "python"

@@ -11,7 +11,7 @@ from helpers.vocabularies import embedded
 from sglang.ir.constraint import Constraint
 from sglang.srt.config import GrammarConfig
 from sglang.srt.grammar.grammar_compiler import GrammarCompiler
-from sglang.srt.grammar.protocol import Grammar, GrammarError
+from sglang.srt.grammar.grammar_protocol import Grammar, GrammarError
 
 SECONDS = 20.0  # a busy machine must not turn a good constraint into a late one
 MESSAGE = 600  # characters: an error does not repeat a constraint of 256 KB

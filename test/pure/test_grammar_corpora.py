@@ -21,7 +21,7 @@ from jsonschema.validators import validator_for
 from sglang.ir.constraint import Constraint
 from sglang.srt.core.vocabulary import Vocabulary
 from sglang.srt.grammar.compile_plan import build_grammar, make_plan
-from sglang.srt.grammar.protocol import Grammar, GrammarError
+from sglang.srt.grammar.grammar_protocol import Grammar, GrammarError
 
 CASES = os.environ.get("GRAMMAR_CASES", "")
 EOS = 256

@@ -21,7 +21,7 @@ from sglang.ir.constraint import KINDS, Constraint
 from sglang.srt.config import GrammarConfig
 from sglang.srt.grammar.compile_worker import KEPT
 from sglang.srt.grammar.grammar_compiler import GrammarCompiler
-from sglang.srt.grammar.protocol import Grammar, GrammarError
+from sglang.srt.grammar.grammar_protocol import Grammar, GrammarError
 
 CASES = int(os.environ.get("GRAMMAR_CASES", "40"))
 MESSAGE = 600  # characters of an error

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.ir.constraint import Constraint
 from sglang.srt.grammar.compile_plan import make_plan
+from sglang.srt.grammar.grammar_protocol import GrammarError, Matcher
 from sglang.srt.grammar.guidance import GuidanceGrammar, grammar_of
-from sglang.srt.grammar.protocol import GrammarError, Matcher
 
 CASES = int(os.environ.get("GRAMMAR_CASES", "150"))
 HARD = '"abab"'

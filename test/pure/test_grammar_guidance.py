@@ -14,11 +14,11 @@ from helpers.json_acceptor import BYTES, END, accepts_text
 from helpers.vocabularies import embedded, toy
 from sglang.ir.constraint import Constraint
 from sglang.srt.core.vocabulary import Vocabulary
+from sglang.srt.grammar.grammar_protocol import GrammarError
 from sglang.srt.grammar.guidance import GuidanceGrammar, check, grammar_of
-from sglang.srt.grammar.guidance import matcher as matcher_module
-from sglang.srt.grammar.guidance.matcher import GuidanceMatcher
-from sglang.srt.grammar.guidance.tokens import TOKENIZERS, TokenSource
-from sglang.srt.grammar.protocol import GrammarError
+from sglang.srt.grammar.guidance import guidance_grammar as matcher_module
+from sglang.srt.grammar.guidance.guidance_grammar import GuidanceMatcher
+from sglang.srt.grammar.guidance.guidance_tokenizer import TOKENIZERS, TokenSource
 
 WALKS = int(os.environ.get("GRAMMAR_CASES", "150"))
 PERSON = {
@@ -352,7 +352,7 @@ def test_a_limit_of_the_step_is_an_error_and_the_matcher_lives(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     text = 'start: "x" b\nb: /([ab]{1,30}c?){1,30}/ | /([ab]{1,29}d?){1,31}/'
-    monkeypatch.setattr("sglang.srt.grammar.guidance.checking.STEP_FUEL", 50)
+    monkeypatch.setattr("sglang.srt.grammar.guidance.work_limits.STEP_FUEL", 50)
     matcher = GuidanceGrammar(text, BYTES).matcher()
     first = matcher.mask()
     taken = []
@@ -529,8 +529,8 @@ def test_a_panic_breaks_no_other_matcher() -> None:
 
 def test_drafts_do_not_decide_when_panics_end_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """A text ends behind the states of its own that panic, not behind those that a guess visits."""
-    monkeypatch.setattr("sglang.srt.grammar.guidance.matcher.MOST_PANICS", 2)
-    monkeypatch.setattr("sglang.srt.grammar.guidance.matcher.KNOWN_PANICS", 1)
+    monkeypatch.setattr("sglang.srt.grammar.guidance.guidance_grammar.MOST_PANICS", 2)
+    monkeypatch.setattr("sglang.srt.grammar.guidance.guidance_grammar.KNOWN_PANICS", 1)
     matcher = after(panicking(), b"aa")
     for _ in range(3):
         for one in (matcher.fork(), matcher):

@@ -14,9 +14,9 @@ import pytest
 from helpers.json_acceptor import BYTES, END, accepts_text
 from sglang.ir.constraint import Constraint
 from sglang.srt.core.vocabulary import Vocabulary
+from sglang.srt.grammar.grammar_protocol import GrammarError
 from sglang.srt.grammar.guidance import GuidanceGrammar, check, grammar_of
-from sglang.srt.grammar.guidance.checking import SCHEMA
-from sglang.srt.grammar.protocol import GrammarError
+from sglang.srt.grammar.guidance.work_limits import SCHEMA
 
 ROUNDS = int(os.environ.get("GRAMMAR_CASES", "120"))
 ANY: dict[str, Any] = {"type": "any_text"}

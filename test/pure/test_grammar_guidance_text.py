@@ -9,8 +9,8 @@ import pytest
 from helpers.json_acceptor import BYTES, accepts_text
 from sglang.ir.constraint import Constraint
 from sglang.srt.core.vocabulary import Vocabulary
+from sglang.srt.grammar.grammar_protocol import GrammarError
 from sglang.srt.grammar.guidance import GuidanceGrammar, check, grammar_of
-from sglang.srt.grammar.protocol import GrammarError
 from sglang.srt.grammar.schema import whitespace_pattern
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"],

@@ -14,10 +14,10 @@ from sglang.srt.grammar.compile_plan import build_grammar, make_plan
 from sglang.srt.grammar.fsm import FsmGrammar
 from sglang.srt.grammar.fsm import canonical as canonical_module
 from sglang.srt.grammar.fsm.canonical import MOST_BYTES, MOST_PLACES, Canonical
+from sglang.srt.grammar.grammar_protocol import GrammarError
 from sglang.srt.grammar.guidance import GuidanceGrammar
-from sglang.srt.grammar.guidance.checking import RULES, limits
-from sglang.srt.grammar.guidance.tokens import TOKENIZERS
-from sglang.srt.grammar.protocol import GrammarError
+from sglang.srt.grammar.guidance.guidance_tokenizer import TOKENIZERS
+from sglang.srt.grammar.guidance.work_limits import RULES, limits
 from sglang.srt.grammar.regex import compile_regex
 
 # Attributes keep Lark from being rewritten. A trial text does not get past the x's.

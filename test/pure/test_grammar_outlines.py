@@ -15,8 +15,8 @@ from helpers.vocabularies import toy
 from sglang.ir.constraint import Constraint
 from sglang.srt.grammar import outlines
 from sglang.srt.grammar.compile_plan import make_plan
+from sglang.srt.grammar.grammar_protocol import GrammarError
 from sglang.srt.grammar.outlines import OutlinesGrammar, pattern_of
-from sglang.srt.grammar.protocol import GrammarError
 
 SUITE = Path(__file__).parents[1] / "data" / "json-schema-test-suite" / "draft2020-12"
 

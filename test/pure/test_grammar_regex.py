@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from helpers.patterns import all_texts
 from sglang.srt.grammar.character_dfa import DEAD, CharacterDfa
-from sglang.srt.grammar.protocol import GrammarError
+from sglang.srt.grammar.grammar_protocol import GrammarError
 from sglang.srt.grammar.regex import BeyondBudget, Budget, InvalidPattern, compile_regex
 from sglang.srt.grammar.regex import minimal as minimal_module
 from sglang.srt.grammar.regex.charset import LIMIT, CharSet, cases, category, shorthand

@@ -15,7 +15,7 @@ from helpers.patterns import SYNTAX, all_texts, members, mutated, patterns, smal
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sglang.srt.grammar.character_dfa import DEAD, CharacterDfa
-from sglang.srt.grammar.protocol import GrammarError
+from sglang.srt.grammar.grammar_protocol import GrammarError
 from sglang.srt.grammar.regex import BeyondBudget, InvalidPattern, compile_regex
 
 CASES = int(os.environ.get("GRAMMAR_CASES", "150"))

@@ -14,11 +14,11 @@ from helpers.json_acceptor import BYTES, accepts, accepts_text
 from helpers.vocabularies import embedded
 from sglang.ir.constraint import Constraint
 from sglang.srt.grammar.compile_plan import make_plan
+from sglang.srt.grammar.grammar_protocol import GrammarError
 from sglang.srt.grammar.guidance import GuidanceGrammar, check, grammar_of
-from sglang.srt.grammar.guidance.checking import SCHEMA
-from sglang.srt.grammar.protocol import GrammarError
-from sglang.srt.grammar.schema import normal
-from sglang.srt.grammar.schema.patterns import pattern_of
+from sglang.srt.grammar.guidance.work_limits import SCHEMA
+from sglang.srt.grammar.schema import normal_form
+from sglang.srt.grammar.schema.string_patterns import pattern_of
 
 
 def nested(word: str, times: int, inner: Any = True) -> Any:
@@ -104,7 +104,7 @@ def test_taken(schema: Any, right: Any, wrong: Any) -> None:
 def test_work_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     schema = json.dumps({"oneOf": some(30, '{"type":"string","minLength":%,"maxLength":%}')})
     grammar_of(Constraint("json_schema", schema), "")
-    monkeypatch.setattr(normal, "MOST_WORK", 100)
+    monkeypatch.setattr(normal_form, "MOST_WORK", 100)
     with pytest.raises(GrammarError, match="too much work"):
         grammar_of(Constraint("json_schema", schema), "")
 

@@ -12,30 +12,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.ir.constraint import Constraint
 from sglang.srt.grammar.guidance import GuidanceGrammar, grammar_of
-from sglang.srt.grammar.guidance.checking import limits
 from sglang.srt.grammar.guidance.gbnf import (
-    Chars,
-    Either,
-    Node,
-    Ref,
-    Repeat,
-    Sequence,
-    Text,
+    GbnfChars,
+    GbnfEither,
+    GbnfNode,
+    GbnfRef,
+    GbnfRepeat,
+    GbnfSequence,
+    GbnfText,
     either,
     parse,
     repeat,
     sequence,
 )
+from sglang.srt.grammar.guidance.guidance_tokenizer import TOKENIZERS
 from sglang.srt.grammar.guidance.lark_recursion import lark_without_tail_recursion
-from sglang.srt.grammar.guidance.probe import byte_vocabulary
 from sglang.srt.grammar.guidance.tail_recursion import without_tail_recursion
-from sglang.srt.grammar.guidance.tokens import TOKENIZERS
+from sglang.srt.grammar.guidance.trial_text import byte_vocabulary
+from sglang.srt.grammar.guidance.work_limits import limits
 from sglang.srt.grammar.regex.charset import single
 
 CASES = int(os.environ.get("GRAMMAR_CASES", "150"))
 LONGEST = 5  # characters of the texts that are enumerated
 NAMES = ("root", "one", "two")
-Bodies = dict[str, Node]
+Bodies = dict[str, GbnfNode]
 
 
 def texts(bodies: Bodies) -> dict[str, set[str]]:
@@ -48,22 +48,22 @@ def texts(bodies: Bodies) -> dict[str, set[str]]:
         known = new
 
 
-def expand(node: Node, known: dict[str, set[str]]) -> set[str]:
-    if isinstance(node, Ref):
+def expand(node: GbnfNode, known: dict[str, set[str]]) -> set[str]:
+    if isinstance(node, GbnfRef):
         return known[node.name]
-    if isinstance(node, Chars):
+    if isinstance(node, GbnfChars):
         return {chr(one) for low, end in node.members.ranges() for one in range(low, end)}
-    if isinstance(node, Text):
+    if isinstance(node, GbnfText):
         return {node.text}
-    if isinstance(node, Either):
+    if isinstance(node, GbnfEither):
         return set().union(*(expand(part, known) for part in node.parts))
-    if isinstance(node, Repeat):
+    if isinstance(node, GbnfRepeat):
         part, power, found = expand(node.part, known), {""}, set[str]()
         for count in range(LONGEST + node.low + 1 if node.high is None else node.high + 1):
             found |= power if count >= node.low else set()
             power = joined(power, part)
         return found
-    assert isinstance(node, Sequence)
+    assert isinstance(node, GbnfSequence)
     found = {""}
     for child in node.parts:
         found = joined(found, expand(child, known))
@@ -74,7 +74,7 @@ def joined(left: set[str], right: set[str]) -> set[str]:
     return {a + b for a, b in product(left, right) if len(a + b) <= LONGEST}
 
 
-def mixed(inner: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
+def mixed(inner: st.SearchStrategy[GbnfNode]) -> st.SearchStrategy[GbnfNode]:
     several = st.lists(inner, min_size=1, max_size=3)
     counts = st.sampled_from([(0, 1), (0, 1), (0, None), (1, None), (2, 2)])
     return st.one_of(
@@ -84,20 +84,20 @@ def mixed(inner: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
     )
 
 
-letters = st.sampled_from("abc").map(lambda char: Chars(single(ord(char))))
-leaves: st.SearchStrategy[Node] = st.one_of(
-    letters, st.sampled_from(NAMES).map(lambda name: Ref(name, 0))
+letters = st.sampled_from("abc").map(lambda char: GbnfChars(single(ord(char))))
+leaves: st.SearchStrategy[GbnfNode] = st.one_of(
+    letters, st.sampled_from(NAMES).map(lambda name: GbnfRef(name, 0))
 )
 trees = st.recursive(leaves, mixed, max_leaves=8)
 
 
 @settings(max_examples=4 * CASES, deadline=None)
 @given(trees, trees, trees)
-def test_the_language_stays_the_same(root: Node, one: Node, two: Node) -> None:
+def test_the_language_stays_the_same(root: GbnfNode, one: GbnfNode, two: GbnfNode) -> None:
     bodies: Bodies = {
-        "root": Either((root, Chars(single(ord("a"))))),
-        "one": Either((sequence([Chars(single(ord("b"))), Ref("root", 0)]), one)),
-        "two": Either((two, sequence([Ref("two", 0), Chars(single(ord("c")))]))),
+        "root": GbnfEither((root, GbnfChars(single(ord("a"))))),
+        "one": GbnfEither((sequence([GbnfChars(single(ord("b"))), GbnfRef("root", 0)]), one)),
+        "two": GbnfEither((two, sequence([GbnfRef("two", 0), GbnfChars(single(ord("c")))]))),
     }
     after = without_tail_recursion(bodies)
     assert texts(after) == texts(bodies)
@@ -120,7 +120,7 @@ def test_the_language_stays_the_same(root: Node, one: Node, two: Node) -> None:
 def test_recursion_at_an_end_is_gone(rule: str) -> None:
     rules = {name: one.body for name, one in parse(f"root ::= {rule}").items()}
     after = without_tail_recursion(rules)
-    assert "Ref(name='root'" not in repr(after["root"])
+    assert "GbnfRef(name='root'" not in repr(after["root"])
 
 
 def test_recursion_in_the_middle_stays() -> None:
@@ -174,24 +174,24 @@ def test_what_is_not_plain_stays_as_written(text: str) -> None:
 
 @settings(max_examples=CASES, deadline=None)
 @given(trees, trees)
-def test_random_lark_means_the_same(root: Node, one: Node) -> None:
+def test_random_lark_means_the_same(root: GbnfNode, one: GbnfNode) -> None:
     text = f'start: {lark(root)} | "a"\none: {lark(one)} | "b" start\n'
     assert accepted(lark_without_tail_recursion(text)) == accepted(text)
 
 
-def lark(node: Node) -> str:
+def lark(node: GbnfNode) -> str:
     """A tree in Lark's notation; ``two`` is left out, and ``root`` is the start."""
-    if isinstance(node, Ref):
+    if isinstance(node, GbnfRef):
         return {"root": "start", "one": "one", "two": '"c"'}[node.name]
-    if isinstance(node, Chars):
+    if isinstance(node, GbnfChars):
         return json.dumps(chr(node.members.points[0]))
-    if isinstance(node, Text):
+    if isinstance(node, GbnfText):
         return json.dumps(node.text)
-    if isinstance(node, Either):
+    if isinstance(node, GbnfEither):
         return f"({' | '.join(map(lark, node.parts))})"
-    if isinstance(node, Repeat):
+    if isinstance(node, GbnfRepeat):
         return f"({lark(node.part)}){{{node.low},{'' if node.high is None else node.high}}}"
-    assert isinstance(node, Sequence)
+    assert isinstance(node, GbnfSequence)
     return f"({' '.join(map(lark, node.parts))})" if node.parts else '""'
 
 

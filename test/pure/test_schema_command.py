@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 from sglang.srt.cli import main
-from sglang.srt.grammar.schema.doctor import examine
+from sglang.srt.grammar.schema.keyword_report import examine
 
 SCHEMA: dict[str, Any] = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from sglang.ir.constraint import Constraint
-from sglang.srt.grammar.protocol import Grammar, GrammarError
-from sglang.srt.grammar.schema.doctor import Finding, examine
-from sglang.srt.grammar.schema.document import Refusal
+from sglang.srt.grammar.grammar_protocol import Grammar, GrammarError
+from sglang.srt.grammar.schema.keyword_report import KeywordFinding, examine
 from sglang.srt.grammar.schema.sample import BYTES, sample
+from sglang.srt.grammar.schema.schema_document import Refusal
 
 KINDS = ("json_schema", "regex", "ebnf", "structural_tag", "choices")
 MUTATIONS = 200
@@ -30,7 +30,7 @@ class Report:
     kind: str
     path: str = ""
     error: str = ""
-    keywords: list[Finding] = field(default_factory=list)
+    keywords: list[KeywordFinding] = field(default_factory=list)
     sample: str | None = None
     allowed: str | None = None
     refused: str | None = None

@@ -1,4 +1,4 @@
-"""Matcher: where one generation stands in its grammar (``grammar/protocol``)."""
+"""Matcher: where one generation stands in its grammar (``grammar/grammar_protocol``)."""
 
 from __future__ import annotations
 

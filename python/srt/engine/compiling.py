@@ -13,7 +13,7 @@ from sglang.srt.core.request import Request
 from sglang.srt.core.vocabulary import Vocabulary
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.grammar.grammar_compiler import GrammarCompiler
-from sglang.srt.grammar.protocol import Grammar, GrammarError
+from sglang.srt.grammar.grammar_protocol import Grammar, GrammarError
 from sglang.srt.grammar.schema.whitespace import whitespace_pattern
 
 # From the number of logits and the end tokens.

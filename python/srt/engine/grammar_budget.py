@@ -1,6 +1,6 @@
 """GrammarBudget: what the grammars of one pass may cost the loop, all requests together.
 
-How much work one mask is has limits of its own, counted ones (``grammar/guidance/checking``). Many
+The work of one mask has limits of its own (``grammar/guidance/work_limits``). Many
 copies of a request multiply it. So once a pass's grammars have taken SECONDS, the requests whose
 turn has not come wait for the next pass: their last token is computed again, and what they sample
 is the same, since it depends on the context, the mask and a random number that belongs to the

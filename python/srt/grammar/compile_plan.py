@@ -18,7 +18,7 @@ import msgspec
 from sglang.ir.constraint import Constraint
 from sglang.srt.core.vocabulary import Vocabulary
 from sglang.srt.grammar.character_dfa import CharacterDfa
-from sglang.srt.grammar.protocol import Grammar, GrammarError
+from sglang.srt.grammar.grammar_protocol import Grammar, GrammarError
 
 LONGEST = 400  # characters of an error
 
@@ -82,13 +82,13 @@ def _plan(constraint: Constraint, backend: str, whitespace: str) -> CompilePlan:
 
         return CompilePlan(path="outlines", text=pattern_of(constraint, whitespace))
     from sglang.srt.grammar.guidance import check, grammar_of
-    from sglang.srt.grammar.guidance.checking import RULES, SCHEMA
+    from sglang.srt.grammar.guidance.work_limits import RULES, SCHEMA
 
     try:
         grammar = grammar_of(constraint, "" if kind == "ebnf" else whitespace)
         check(grammar, RULES if kind == "ebnf" else SCHEMA)
         if kind == "ebnf":  # schemas are bounded keyword by keyword
-            from sglang.srt.grammar.guidance.probe import probe
+            from sglang.srt.grammar.guidance.trial_text import probe
 
             probe(grammar)
     except GrammarError as error:
@@ -127,7 +127,7 @@ def _guided(pattern: str, reason: GrammarError | None) -> CompilePlan:
     """A plan for llguidance, which reads the pattern as ``re`` does once it is unparsed. Raises
     ``reason``, or else the error itself, where the pattern cannot be written so."""
     from sglang.srt.grammar.guidance import check, grammar_of
-    from sglang.srt.grammar.guidance.probe import probe
+    from sglang.srt.grammar.guidance.trial_text import probe
     from sglang.srt.grammar.regex.unparse import portable
 
     try:
@@ -159,7 +159,7 @@ def build_grammar(plan: CompilePlan, vocabulary: Vocabulary, canonical: bool = T
 def warm_vocabulary(vocabulary: Vocabulary) -> None:
     """Make the tables that all grammars of a vocabulary share."""
     from sglang.srt.grammar.fsm import TokenTable
-    from sglang.srt.grammar.guidance.tokens import TOKENIZERS
+    from sglang.srt.grammar.guidance.guidance_tokenizer import TOKENIZERS
 
     TokenTable.of(vocabulary)
     TOKENIZERS.get(vocabulary)
@@ -176,7 +176,7 @@ def _grammar(plan: CompilePlan, vocabulary: Vocabulary, canonical: bool) -> Gram
         return ChoicesGrammar(plan.strings, vocabulary, canonical)
     if plan.path == "llguidance":
         from sglang.srt.grammar.guidance import GuidanceGrammar
-        from sglang.srt.grammar.guidance.checking import RULES, SCHEMA
+        from sglang.srt.grammar.guidance.work_limits import RULES, SCHEMA
 
         step = SCHEMA if plan.schema else RULES
         return GuidanceGrammar(plan.text, vocabulary, canonical, step)

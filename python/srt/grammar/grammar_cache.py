@@ -6,7 +6,7 @@ import time
 from collections import OrderedDict
 
 from sglang.ir.constraint import Constraint
-from sglang.srt.grammar.protocol import Grammar
+from sglang.srt.grammar.grammar_protocol import Grammar
 
 KEPT = 256  # grammars
 KEPT_BYTES = 64 << 20  # of the grammars (``nbytes``, where they have one) and of their texts

@@ -29,7 +29,7 @@ from sglang.srt.grammar.compile_plan import CompilePlan, build_grammar, warm_voc
 from sglang.srt.grammar.compile_process import PlanProcess, ProcessDied
 from sglang.srt.grammar.compile_worker import PLANNER, PlanRequest
 from sglang.srt.grammar.grammar_cache import FailureCache, GrammarCache
-from sglang.srt.grammar.protocol import CompilerBusy, Grammar, GrammarError
+from sglang.srt.grammar.grammar_protocol import CompilerBusy, Grammar, GrammarError
 
 WITH_WHITESPACE = ("json_schema", "structural_tag", "ebnf")  # all that may hold a schema
 CLOSE_SECONDS = 5.0  # for grammars that are being built

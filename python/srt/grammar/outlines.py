@@ -15,11 +15,11 @@ from typing import Any
 from sglang.ir.constraint import Constraint
 from sglang.srt.core.vocabulary import Vocabulary
 from sglang.srt.grammar.character_dfa import DEAD, CharacterDfa
-from sglang.srt.grammar.protocol import GrammarError
+from sglang.srt.grammar.grammar_protocol import GrammarError
 from sglang.srt.grammar.regex import BeyondBudget, Budget, compile_regex
 from sglang.srt.grammar.regex.unparse import portable
 from sglang.srt.grammar.schema import Refusal, compile_schema, whitespace_pattern
-from sglang.srt.grammar.schema.plain import plain
+from sglang.srt.grammar.schema.outlines_subset import plain
 
 MOST_STATES = 1000
 MOST_WORK = 1 << 25  # states times tokens: some 30 s

@@ -41,17 +41,17 @@ class Assertion:
 
 
 @dataclass(frozen=True, slots=True)
-class Sequence:
+class Re2Sequence:
     parts: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Re2Choice:
     branches: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Repeat:
+class Re2Repeat:
     """``least`` to ``most`` times; -1: any number. Greedy or not makes no difference here."""
 
     node: Node
@@ -59,7 +59,7 @@ class Repeat:
     most: int
 
 
-Node = Atom | Assertion | Sequence | Choice | Repeat
+Node = Atom | Assertion | Re2Sequence | Re2Choice | Re2Repeat
 
 
 @dataclass(slots=True)
@@ -70,16 +70,16 @@ class _Group:
     branches: list[list[Node]] = field(default_factory=lambda: [[]])
 
     def node(self) -> Node:
-        branches = tuple(Sequence(tuple(branch)) for branch in self.branches)
-        return branches[0] if len(branches) == 1 else Choice(branches)
+        branches = tuple(Re2Sequence(tuple(branch)) for branch in self.branches)
+        return branches[0] if len(branches) == 1 else Re2Choice(branches)
 
 
 def parse(pattern: str) -> Node:
     """The tree of a pattern that RE2 takes. Raises ValueError for ``\\C`` and deep nesting."""
-    return _Parser(pattern).parse()
+    return _Re2Parser(pattern).parse()
 
 
-class _Parser:
+class _Re2Parser:
     def __init__(self, pattern: str) -> None:
         self._pattern, self._at = pattern, 0
         self._flags: frozenset[str] = frozenset()
@@ -155,7 +155,7 @@ class _Parser:
             self._at += 1
         if not _takes(branch[-1]):  # of nothing, one copy says it all
             least, most = min(least, 1), 1
-        branch[-1] = Repeat(branch[-1], least, most)
+        branch[-1] = Re2Repeat(branch[-1], least, most)
 
     def _escape(self, branch: list[Node]) -> None:
         two = self._pattern[self._at : self._at + 2]
@@ -198,8 +198,8 @@ class _Parser:
 
 def _takes(node: Node) -> bool:
     """Whether there is a character in it."""
-    if isinstance(node, Sequence):
+    if isinstance(node, Re2Sequence):
         return any(map(_takes, node.parts))
-    if isinstance(node, Choice):
+    if isinstance(node, Re2Choice):
         return any(map(_takes, node.branches))
-    return _takes(node.node) if isinstance(node, Repeat) else isinstance(node, Atom)
+    return _takes(node.node) if isinstance(node, Re2Repeat) else isinstance(node, Atom)

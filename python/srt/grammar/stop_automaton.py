@@ -106,7 +106,7 @@ class StopAutomaton:
     """
 
     def __init__(self, patterns: Sequence[str], matching: Callable[[list[str]], Matching]) -> None:
-        root = tree.Choice(tuple(tree.parse(pattern) for pattern in patterns))
+        root = tree.Re2Choice(tuple(tree.parse(pattern) for pattern in patterns))
         self._letters: dict[bytes, int] = {}  # positions of each literal character
         self._known: dict[bytes, int] = {}
         positions = _Positions()
@@ -183,10 +183,10 @@ class _Positions:
             self.atoms.append(node)
         elif isinstance(node, tree.Assertion):
             self.assertions.add(node.name)
-        elif isinstance(node, tree.Repeat):
+        elif isinstance(node, tree.Re2Repeat):
             self._repeat(node)
         else:
-            for part in node.parts if isinstance(node, tree.Sequence) else node.branches:
+            for part in node.parts if isinstance(node, tree.Re2Sequence) else node.branches:
                 self.read(part)
         if len(self.atoms) > MAX_POSITIONS:
             raise ValueError(
@@ -194,7 +194,7 @@ class _Positions:
                 f"at most {MAX_POSITIONS} in all patterns. Lower a repeat count."
             )
 
-    def _repeat(self, node: tree.Repeat) -> None:
+    def _repeat(self, node: tree.Re2Repeat) -> None:
         start = len(self.atoms)
         self.read(node.node)
         one = self.atoms[start:]
@@ -205,7 +205,7 @@ class _Positions:
         self.atoms += one * times
 
 
-def copies(node: tree.Repeat) -> int:
+def copies(node: tree.Re2Repeat) -> int:
     """Number of copies that a repeat is written as."""
     return max(node.least, 1) if node.most < 0 else node.most
 
@@ -251,9 +251,9 @@ class _Builder:
             return _Part(False, bit, bit)
         if isinstance(node, tree.Assertion):
             return _Part(self._facts[node.name])
-        if isinstance(node, tree.Repeat):
+        if isinstance(node, tree.Re2Repeat):
             return self._repeat(node)
-        if isinstance(node, tree.Choice):
+        if isinstance(node, tree.Re2Choice):
             parts = [self._part(branch) for branch in node.branches]
             out = _Part(any(part.empty for part in parts))
             for part in parts:
@@ -271,7 +271,7 @@ class _Builder:
             out.empty = out.empty and part.empty
         return out
 
-    def _repeat(self, node: tree.Repeat) -> _Part:
+    def _repeat(self, node: tree.Re2Repeat) -> _Part:
         parts = [self._part(node.node) for _ in range(copies(node))]
         if node.most < 0:
             self._edge(parts[-1].last, parts[-1].first)

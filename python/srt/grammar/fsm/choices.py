@@ -15,7 +15,7 @@ import numpy as np
 from sglang.srt.core.vocabulary import Vocabulary
 from sglang.srt.grammar.fsm.mask_cache import MaskRow
 from sglang.srt.grammar.fsm.token_table import TokenTable, difference
-from sglang.srt.grammar.protocol import GrammarError
+from sglang.srt.grammar.grammar_protocol import GrammarError
 
 OFF = -1  # in place of a node: the tokens are not a path of the trie
 _AFTER = b"\xff"  # sorts behind every byte of UTF-8

@@ -1,7 +1,7 @@
 """llguidance behind the interface of grammars: JSON schemas, EBNF, tags, large patterns."""
 
-from sglang.srt.grammar.guidance.checking import check
-from sglang.srt.grammar.guidance.grammar import GuidanceGrammar
-from sglang.srt.grammar.guidance.text import grammar_of
+from sglang.srt.grammar.guidance.constraint_lark import grammar_of
+from sglang.srt.grammar.guidance.guidance_grammar import GuidanceGrammar
+from sglang.srt.grammar.guidance.work_limits import check
 
 __all__ = ["GuidanceGrammar", "check", "grammar_of"]

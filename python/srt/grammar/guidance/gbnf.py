@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
-from sglang.srt.grammar.protocol import GrammarError
+from sglang.srt.grammar.grammar_protocol import GrammarError
 from sglang.srt.grammar.regex.charset import EVERYTHING, CharSet, single
 
 DEEPEST = 64
@@ -24,44 +24,44 @@ HEX_ESCAPES = {"x": 2, "u": 4, "U": 8}
 
 
 @dataclass(frozen=True, eq=False)
-class Chars:
+class GbnfChars:
     """One character."""
 
     members: CharSet
 
 
 @dataclass(frozen=True, eq=False)
-class Text:
+class GbnfText:
     """Two characters or more."""
 
     text: str
 
 
 @dataclass(frozen=True, eq=False)
-class Sequence:
-    parts: tuple[Node, ...]
+class GbnfSequence:
+    parts: tuple[GbnfNode, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Either:
-    parts: tuple[Node, ...]
+class GbnfEither:
+    parts: tuple[GbnfNode, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Repeat:
-    part: Node
+class GbnfRepeat:
+    part: GbnfNode
     low: int
     high: int | None
 
 
 @dataclass(frozen=True, eq=False)
-class Ref:
+class GbnfRef:
     name: str
     at: int
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class GbnfRun:
     """``low`` to ``high`` characters of a set, or, ``looped``, as many as there are of a loop's
     alternatives that are one character. The parser makes none."""
 
@@ -71,72 +71,76 @@ class Run:
     looped: bool
 
 
-Node = Chars | Text | Sequence | Either | Repeat | Ref | Run
-EMPTY = Sequence(())
+GbnfNode = GbnfChars | GbnfText | GbnfSequence | GbnfEither | GbnfRepeat | GbnfRef | GbnfRun
+EMPTY = GbnfSequence(())
 
 
 @dataclass(frozen=True)
 class Rule:
-    body: Node
+    body: GbnfNode
     at: int
 
 
-def sequence(parts: list[Node]) -> Node:
+def sequence(parts: list[GbnfNode]) -> GbnfNode:
     """One part after another; literals in a row are one."""
-    flat: list[Node] = []
+    flat: list[GbnfNode] = []
     for part in parts:
-        flat += part.parts if isinstance(part, Sequence) else [part]
-    found: list[Node] = []
+        flat += part.parts if isinstance(part, GbnfSequence) else [part]
+    found: list[GbnfNode] = []
     text = ""
     for one in [*flat, None]:
         char = _plain(one)
         text += char
         if not char:
-            found += [Chars(single(ord(text))) if len(text) == 1 else Text(text)] if text else []
-            found += [one] if one else []
+            if len(text) == 1:
+                found.append(GbnfChars(single(ord(text))))
+            elif text:
+                found.append(GbnfText(text))
+            if one:
+                found.append(one)
             text = ""
-    return found[0] if len(found) == 1 else Sequence(tuple(found)) if found else EMPTY
+    return found[0] if len(found) == 1 else GbnfSequence(tuple(found)) if found else EMPTY
 
 
-def _plain(node: Node | None) -> str:
+def _plain(node: GbnfNode | None) -> str:
     """The text of a literal; "" of anything else."""
-    if isinstance(node, Text):
+    if isinstance(node, GbnfText):
         return node.text
-    points = node.members.points if isinstance(node, Chars) else ()
+    points = node.members.points if isinstance(node, GbnfChars) else ()
     return chr(points[0]) if len(points) == 2 and points[1] == points[0] + 1 else ""
 
 
-def either(parts: list[Node]) -> Node:
+def either(parts: list[GbnfNode]) -> GbnfNode:
     """Alternatives; those of one character are one set."""
-    flat: list[Node] = []
+    flat: list[GbnfNode] = []
     for part in parts:
-        flat += part.parts if isinstance(part, Either) else [part]
-    sets = [part.members for part in flat if isinstance(part, Chars)]
+        flat += part.parts if isinstance(part, GbnfEither) else [part]
+    sets = [part.members for part in flat if isinstance(part, GbnfChars)]
     if len(sets) > 1:
-        rest: list[Node] = [part for part in flat if not isinstance(part, Chars)]
-        flat = [Chars(CharSet.union(sets)), *rest]
-    return flat[0] if len(flat) == 1 else Either(tuple(flat))
+        rest: list[GbnfNode] = [part for part in flat if not isinstance(part, GbnfChars)]
+        flat = [GbnfChars(CharSet.union(sets)), *rest]
+    return flat[0] if len(flat) == 1 else GbnfEither(tuple(flat))
 
 
-def repeat(part: Node, low: int, high: int | None) -> Node:
+def repeat(part: GbnfNode, low: int, high: int | None) -> GbnfNode:
     """One of two marks such as ``*`` and ``?`` behind each other stands for both."""
     if high == 0 or part is EMPTY:
         return EMPTY
     marks = REPEATS.values()
-    if isinstance(part, Repeat) and (part.low, part.high) in marks and (low, high) in marks:
-        return Repeat(part.part, min(low, part.low), 1 if high == part.high == 1 else None)
-    return part if low == high == 1 else Repeat(part, low, high)
+    if isinstance(part, GbnfRepeat) and (part.low, part.high) in marks and (low, high) in marks:
+        return GbnfRepeat(part.part, min(low, part.low), 1 if high == part.high == 1 else None)
+    return part if low == high == 1 else GbnfRepeat(part, low, high)
 
 
-def children(node: Node) -> tuple[Node, ...]:
-    if isinstance(node, Sequence | Either):
+def children(node: GbnfNode) -> tuple[GbnfNode, ...]:
+    if isinstance(node, GbnfSequence | GbnfEither):
         return node.parts
-    return (node.part,) if isinstance(node, Repeat) else ()
+    return (node.part,) if isinstance(node, GbnfRepeat) else ()
 
 
-def refs(node: Node) -> Iterator[Ref]:
+def refs(node: GbnfNode) -> Iterator[GbnfRef]:
     """The references in a tree, from left to right."""
-    if isinstance(node, Ref):
+    if isinstance(node, GbnfRef):
         yield node
     for child in children(node):
         yield from refs(child)
@@ -144,7 +148,7 @@ def refs(node: Node) -> Iterator[Ref]:
 
 def parse(text: str) -> dict[str, Rule]:
     """The rules that root needs, root the first. Raises GrammarError."""
-    parser = _Parser(text)
+    parser = _GbnfParser(text)
     rules = parser.rules()
     if "root" not in rules:
         raise GrammarError("ebnf has no rule named root; name the first rule so.")
@@ -190,17 +194,17 @@ def _productive(rules: dict[str, Rule]) -> set[str]:
     return found
 
 
-def _ends(node: Node, known: set[str]) -> bool:
-    if isinstance(node, Ref):
+def _ends(node: GbnfNode, known: set[str]) -> bool:
+    if isinstance(node, GbnfRef):
         return node.name in known
-    if isinstance(node, Either):
+    if isinstance(node, GbnfEither):
         return any(_ends(part, known) for part in node.parts)
-    if isinstance(node, Repeat) and node.low == 0:
+    if isinstance(node, GbnfRepeat) and node.low == 0:
         return True
     return all(_ends(part, known) for part in children(node))
 
 
-class _Parser:
+class _GbnfParser:
     def __init__(self, text: str) -> None:
         self.text = text
         self.at = 0
@@ -264,21 +268,21 @@ class _Parser:
 
     # -- parts -----------------------------------------------------------------------------------
 
-    def _alternatives(self, depth: int) -> Node:
+    def _alternatives(self, depth: int) -> GbnfNode:
         parts = [self._sequence(depth)]
         while self._match("|"):
             self._blanks()
             parts.append(self._sequence(depth))
         return either(parts)
 
-    def _sequence(self, depth: int) -> Node:
-        parts: list[Node] = []
+    def _sequence(self, depth: int) -> GbnfNode:
+        parts: list[GbnfNode] = []
         while (part := self._part(depth)) is not None:
             self._blanks()
             parts.append(self._repeated(part))
         return sequence(parts)
 
-    def _part(self, depth: int) -> Node | None:
+    def _part(self, depth: int) -> GbnfNode | None:
         """None at the end of the sequence, where the next rule begins among others."""
         begin = self.at
         if self._match('"'):
@@ -286,7 +290,7 @@ class _Parser:
         if self._match("["):
             return self._class(begin)
         if self._match("."):
-            return Chars(EVERYTHING)
+            return GbnfChars(EVERYTHING)
         if self._match("("):
             return self._group(begin, depth)
         name = self._span(NAME)
@@ -298,9 +302,9 @@ class _Parser:
             self.at = begin
             return None
         self.at = end
-        return Ref(name, begin)
+        return GbnfRef(name, begin)
 
-    def _group(self, begin: int, depth: int) -> Node:
+    def _group(self, begin: int, depth: int) -> GbnfNode:
         if depth >= DEEPEST:
             self.fail(f"nested more than {DEEPEST} levels deep; make rules of the parts", begin)
         self._blanks()
@@ -311,7 +315,7 @@ class _Parser:
             self.fail("this ( has no )", begin)
         return node
 
-    def _repeated(self, part: Node) -> Node:
+    def _repeated(self, part: GbnfNode) -> GbnfNode:
         count = 0
         while self._next and self._next in "*+?{":
             begin = self.at
@@ -345,15 +349,15 @@ class _Parser:
             self.fail(f"the repetition {{{low},{high}}} ends before it begins", begin)
         return int(low or 0), int(high) if high else None
 
-    def _literal(self, begin: int) -> Node:
+    def _literal(self, begin: int) -> GbnfNode:
         found: list[str] = []
         while not self._match('"'):
             found.append(self._character(begin, "literal"))
         if len(found) == 1:
-            return Chars(single(ord(found[0])))
-        return Text("".join(found)) if found else EMPTY
+            return GbnfChars(single(ord(found[0])))
+        return GbnfText("".join(found)) if found else EMPTY
 
-    def _class(self, begin: int) -> Node:
+    def _class(self, begin: int) -> GbnfNode:
         negated = self._match("^")
         pairs: list[tuple[int, int]] = []
         while not self._match("]"):
@@ -372,7 +376,7 @@ class _Parser:
             members = members.complement()
         if CharSet.of([*members.ranges(), SURROGATES]).points == SURROGATES:
             self.fail("no character is in this class", begin)
-        return Chars(members)
+        return GbnfChars(members)
 
     def _character(self, begin: int, kind: str) -> str:
         here = self.at

@@ -7,18 +7,18 @@ one character, and of several only where the longest match is the only one.
 
 from __future__ import annotations
 
-from sglang.srt.grammar.guidance.checking import check
+from sglang.srt.grammar.grammar_protocol import GrammarError
 from sglang.srt.grammar.guidance.gbnf import (
     SURROGATES,
-    Chars,
-    Either,
-    Node,
-    Ref,
-    Repeat,
+    GbnfChars,
+    GbnfEither,
+    GbnfNode,
+    GbnfRef,
+    GbnfRepeat,
+    GbnfRun,
+    GbnfSequence,
+    GbnfText,
     Rule,
-    Run,
-    Sequence,
-    Text,
     children,
     either,
     parse,
@@ -28,9 +28,9 @@ from sglang.srt.grammar.guidance.gbnf import (
     sequence,
 )
 from sglang.srt.grammar.guidance.gbnf_lexemes import wholes
-from sglang.srt.grammar.guidance.probe import probe
 from sglang.srt.grammar.guidance.tail_recursion import without_tail_recursion
-from sglang.srt.grammar.protocol import GrammarError
+from sglang.srt.grammar.guidance.trial_text import probe
+from sglang.srt.grammar.guidance.work_limits import check
 from sglang.srt.grammar.regex.charset import EVERYTHING, CharSet
 
 LEVELS = 16  # of parts within each other, in a rule
@@ -102,10 +102,10 @@ def _size(rules: dict[str, Rule], order: list[str]) -> int:
     return sizes["root"]
 
 
-def _parts(node: Node, sizes: dict[str, int]) -> int:
-    if isinstance(node, Ref):
+def _parts(node: GbnfNode, sizes: dict[str, int]) -> int:
+    if isinstance(node, GbnfRef):
         return sizes[node.name]
-    if isinstance(node, Text):
+    if isinstance(node, GbnfText):
         return len(node.text)
     return 1 + sum(_parts(child, sizes) for child in children(node))
 
@@ -113,7 +113,7 @@ def _parts(node: Node, sizes: dict[str, int]) -> int:
 # -- one terminal ----------------------------------------------------------------------------------
 
 
-class _Writer:
+class _LarkWriter:
     """Rules, or terminals, of Lark.
 
     Attributes:
@@ -128,10 +128,10 @@ class _Writer:
         self.lines: list[str] = []
         self._more = len(names)
 
-    def rule(self, name: str, body: Node) -> None:
+    def rule(self, name: str, body: GbnfNode) -> None:
         self.lines.append(f"{self.names[name]}: {self._write(body, 1)}")
 
-    def _write(self, node: Node, level: int) -> str:
+    def _write(self, node: GbnfNode, level: int) -> str:
         """What is deep is a rule of its own: llguidance bounds parentheses within each other."""
         inner = children(node)
         if not inner:
@@ -143,7 +143,7 @@ class _Writer:
             return name
         return _join(node, [self._write(child, level + 1) for child in inner])
 
-    def leaf(self, node: Node) -> str:
+    def leaf(self, node: GbnfNode) -> str:
         raise NotImplementedError
 
 
@@ -154,31 +154,32 @@ def _terminal(rules: dict[str, Rule], order: list[str]) -> str:
     return f"start: T0\nT0: /{patterns['root']}/"
 
 
-def _pattern(node: Node, known: dict[str, str]) -> str:
+def _pattern(node: GbnfNode, known: dict[str, str]) -> str:
     """A regular expression, which may stand beside others."""
-    if isinstance(node, Ref):
+    if isinstance(node, GbnfRef):
         return known[node.name]
-    if isinstance(node, Chars):
+    if isinstance(node, GbnfChars):
         return _set(node.members)
-    if isinstance(node, Text):
+    if isinstance(node, GbnfText):
         return _literal(node.text)
     parts = [_pattern(child, known) for child in children(node)]
-    if isinstance(node, Repeat):
+    if isinstance(node, GbnfRepeat):
         return f"(?:{parts[0]}){_counts(node.low, node.high)}"
-    if isinstance(node, Either):
+    if isinstance(node, GbnfEither):
         return f"(?:{'|'.join(dict.fromkeys(parts))})"
     return "".join(parts)
 
 
-def _join(node: Node, parts: list[str]) -> str:
-    if isinstance(node, Repeat):
-        plain = isinstance(node.part, Chars | Ref)
+def _join(node: GbnfNode, parts: list[str]) -> str:
+    if isinstance(node, GbnfRepeat):
+        plain = isinstance(node.part, GbnfChars | GbnfRef)
         return (parts[0] if plain else f"({parts[0]})") + _counts(node.low, node.high)
-    if isinstance(node, Either):
+    if isinstance(node, GbnfEither):
         return " | ".join(parts)
-    within = zip(node.parts, parts) if isinstance(node, Sequence) else ()
+    within = zip(node.parts, parts) if isinstance(node, GbnfSequence) else ()
     return (
-        " ".join(f"({text})" if isinstance(part, Either) else text for part, text in within) or '""'
+        " ".join(f"({text})" if isinstance(part, GbnfEither) else text for part, text in within)
+        or '""'
     )
 
 
@@ -217,7 +218,7 @@ def _point(code: int) -> str:
 # -- rules -----------------------------------------------------------------------------------------
 
 
-class _Rules(_Writer):
+class _Rules(_LarkWriter):
     """Parser rules, with what may be a terminal made one."""
 
     kind = "r"
@@ -239,48 +240,48 @@ class _Rules(_Writer):
         terminals = [f"{name}: /{pattern}/" for pattern, name in self._terminals.items()]
         return "\n".join([f"start: {self.names['root']}", *self.lines, *terminals])
 
-    def _lower(self, node: Node) -> Node:
+    def _lower(self, node: GbnfNode) -> GbnfNode:
         """A copy, for each place its own, with the runs of one set named."""
-        if isinstance(node, Ref):
+        if isinstance(node, GbnfRef):
             body = self._inlined.get(node.name)
             return node if body is None else self._lower(body)
-        if isinstance(node, Chars):
-            return Chars(node.members)
-        if isinstance(node, Text):
-            return Text(node.text)
-        if isinstance(node, Sequence):
+        if isinstance(node, GbnfChars):
+            return GbnfChars(node.members)
+        if isinstance(node, GbnfText):
+            return GbnfText(node.text)
+        if isinstance(node, GbnfSequence):
             return sequence(list(map(self._lower, node.parts)))
-        if isinstance(node, Either):
+        if isinstance(node, GbnfEither):
             return either(list(map(self._lower, node.parts)))
-        if isinstance(node, Repeat):
+        if isinstance(node, GbnfRepeat):
             return self._loop(repeat(self._lower(node.part), node.low, node.high))
         return node
 
-    def _loop(self, node: Node) -> Node:
-        if not isinstance(node, Repeat):
+    def _loop(self, node: GbnfNode) -> GbnfNode:
+        if not isinstance(node, GbnfRepeat):
             return node
         low, high = node.low, node.high
-        if isinstance(node.part, Chars):
-            run = Run(node.part.members, max(low, 1), high, False)
-            return run if low else Repeat(run, 0, 1)
-        if isinstance(node.part, Either) and high is None and low < 2:
+        if isinstance(node.part, GbnfChars):
+            run = GbnfRun(node.part.members, max(low, 1), high, False)
+            return run if low else GbnfRepeat(run, 0, 1)
+        if isinstance(node.part, GbnfEither) and high is None and low < 2:
             parts = [
-                Run(part.members, 1, None, True) if isinstance(part, Chars) else part
+                GbnfRun(part.members, 1, None, True) if isinstance(part, GbnfChars) else part
                 for part in node.part.parts
             ]
-            return Repeat(Either(tuple(parts)), low, high)
+            return GbnfRepeat(GbnfEither(tuple(parts)), low, high)
         return node
 
-    def leaf(self, node: Node) -> str:
-        if isinstance(node, Ref):
+    def leaf(self, node: GbnfNode) -> str:
+        if isinstance(node, GbnfRef):
             return self.names[node.name]
-        if isinstance(node, Chars):
+        if isinstance(node, GbnfChars):
             return self._name(_set(node.members))
-        if isinstance(node, Text):
+        if isinstance(node, GbnfText):
             if id(node) in self._wholes:
                 return self._name(_literal(node.text))
             return " ".join(self._name(_literal(char)) for char in node.text)
-        if isinstance(node, Run):
+        if isinstance(node, GbnfRun):
             one, counts = _set(node.members), _counts(node.low, node.high)
             if id(node) in self._wholes:
                 return self._name(one + counts)

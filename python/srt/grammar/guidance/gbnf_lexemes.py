@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from sglang.srt.grammar.guidance.gbnf import (
-    Chars,
-    Either,
-    Node,
-    Ref,
-    Repeat,
-    Run,
-    Sequence,
-    Text,
+    GbnfChars,
+    GbnfEither,
+    GbnfNode,
+    GbnfRef,
+    GbnfRepeat,
+    GbnfRun,
+    GbnfSequence,
+    GbnfText,
     children,
 )
 from sglang.srt.grammar.regex.charset import CharSet, single
@@ -30,8 +30,8 @@ MOST_COUNTED = 32  # a longer repetition is taken for an endless one
 MOST_STEPS = 100_000
 
 
-def wholes(rules: Mapping[str, Node], start: str) -> set[int]:
-    """The ``id`` of each Text and Run that may be one terminal."""
+def wholes(rules: Mapping[str, GbnfNode], start: str) -> set[int]:
+    """The ``id`` of each GbnfText and GbnfRun that may be one terminal."""
     return _Follow(rules).wholes(start)
 
 
@@ -50,7 +50,7 @@ class _Follow:
         leave: those that follow it outside [positions].
     """
 
-    def __init__(self, rules: Mapping[str, Node]) -> None:
+    def __init__(self, rules: Mapping[str, GbnfNode]) -> None:
         self.rules = rules
         self.sets: list[CharSet] = []
         self.inner: list[int] = []
@@ -63,13 +63,13 @@ class _Follow:
         self.empty = dict.fromkeys(rules, False)
         self.after = dict.fromkeys(rules, 0)
 
-    def _number(self, node: Node) -> None:
+    def _number(self, node: GbnfNode) -> None:
         low, last = 0, True
-        if isinstance(node, Chars):
+        if isinstance(node, GbnfChars):
             sets = [node.members]
-        elif isinstance(node, Text):
+        elif isinstance(node, GbnfText):
             sets = [single(ord(char)) for char in node.text]
-        elif isinstance(node, Run):
+        elif isinstance(node, GbnfRun):
             size = node.low if node.high is None else node.high
             exact = size <= MOST_COUNTED
             sets = [node.members] * (size if exact else 1)
@@ -135,43 +135,43 @@ class _Follow:
                 return True
         return False
 
-    def _empty(self, node: Node) -> bool:
-        if isinstance(node, Ref):
+    def _empty(self, node: GbnfNode) -> bool:
+        if isinstance(node, GbnfRef):
             return self.empty[node.name]
-        if isinstance(node, Either):
+        if isinstance(node, GbnfEither):
             return any(self._empty(part) for part in node.parts)
-        if isinstance(node, Repeat):
+        if isinstance(node, GbnfRepeat):
             return node.low == 0 or self._empty(node.part)
-        return isinstance(node, Sequence) and all(self._empty(part) for part in node.parts)
+        return isinstance(node, GbnfSequence) and all(self._empty(part) for part in node.parts)
 
-    def _first(self, node: Node) -> int:
-        if isinstance(node, Ref):
+    def _first(self, node: GbnfNode) -> int:
+        if isinstance(node, GbnfRef):
             return self.firsts[node.name]
-        if isinstance(node, Chars | Text | Run):
+        if isinstance(node, GbnfChars | GbnfText | GbnfRun):
             return 1 << self.places[id(node)][0]
         found = 0
         for part in children(node):
             found |= self._first(part)
-            if isinstance(node, Sequence) and not self._empty(part):
+            if isinstance(node, GbnfSequence) and not self._empty(part):
                 break
         return found
 
-    def _visit(self, node: Node, then: int) -> None:
+    def _visit(self, node: GbnfNode, then: int) -> None:
         """``then``: positions that may follow the node."""
-        if isinstance(node, Ref):
+        if isinstance(node, GbnfRef):
             self.after[node.name] |= then
-        elif isinstance(node, Chars | Text | Run):
+        elif isinstance(node, GbnfChars | GbnfText | GbnfRun):
             for place in self.exits[id(node)]:
                 self.leave[place] |= then
-        elif isinstance(node, Sequence):
+        elif isinstance(node, GbnfSequence):
             for part in reversed(node.parts):
                 self._visit(part, then)
                 then = self._first(part) | (then if self._empty(part) else 0)
-        elif isinstance(node, Repeat):
+        elif isinstance(node, GbnfRepeat):
             again = self._first(node.part) if node.high is None or node.high > 1 else 0
-            parts = node.part.parts if isinstance(node.part, Either) else (node.part,)
+            parts = node.part.parts if isinstance(node.part, GbnfEither) else (node.part,)
             for part in parts:
-                own = isinstance(part, Run) and part.looped
+                own = isinstance(part, GbnfRun) and part.looped
                 self._visit(part, then | (again & ~self._first(part) if own else again))
         else:
             for part in children(node):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 
-from sglang.srt.grammar.protocol import GrammarError
+from sglang.srt.grammar.grammar_protocol import GrammarError
 
 DEEPEST = 200
 MOST_ALTERNATIVES = 8000  # of all rules; a row compares each item with the others

@@ -13,11 +13,11 @@ import re
 from sglang.srt.grammar.guidance.gbnf import (
     EMPTY,
     REPEATS,
-    Either,
-    Node,
-    Ref,
-    Repeat,
-    Sequence,
+    GbnfEither,
+    GbnfNode,
+    GbnfRef,
+    GbnfRepeat,
+    GbnfSequence,
     either,
     repeat,
     sequence,
@@ -46,7 +46,7 @@ class NotPlain(Exception):
 def lark_without_tail_recursion(text: str) -> str:
     """Lark of the same language. It never fails: what it cannot read stays as it was written."""
     given, text = text, _SKIPPED.sub(lambda found: "" if found["comment"] else found[0], text)
-    bodies: dict[str, Node] = {}
+    bodies: dict[str, GbnfNode] = {}
     spans: dict[str, tuple[int, int]] = {}
     heads = list(_HEAD.finditer(text))
     repeated: set[str] = set()
@@ -73,7 +73,7 @@ def lark_without_tail_recursion(text: str) -> str:
 
 
 class _Body:
-    """The parser of one rule's body. A leaf is a ``Ref`` by its own text."""
+    """The parser of one rule's body. A leaf is a ``GbnfRef`` by its own text."""
 
     def __init__(self, text: str) -> None:
         self.parts: list[re.Match[str]] = []
@@ -87,7 +87,7 @@ class _Body:
                 self.parts.append(found)
         self.at = 0
 
-    def whole(self) -> Node:
+    def whole(self) -> GbnfNode:
         node = self._alternatives(0)
         if self.at < len(self.parts):
             raise NotPlain
@@ -101,7 +101,7 @@ class _Body:
         self.at += 1
         return sign
 
-    def _alternatives(self, depth: int) -> Node:
+    def _alternatives(self, depth: int) -> GbnfNode:
         if depth > DEEPEST:
             raise NotPlain
         parts = [self._sequence(depth)]
@@ -109,8 +109,8 @@ class _Body:
             parts.append(self._sequence(depth))
         return either(parts)
 
-    def _sequence(self, depth: int) -> Node:
-        parts: list[Node] = []
+    def _sequence(self, depth: int) -> GbnfNode:
+        parts: list[GbnfNode] = []
         while self.at < len(self.parts):
             if opened := self._take("(["):
                 node = self._alternatives(depth + 1)
@@ -118,7 +118,7 @@ class _Body:
                     raise NotPlain
                 parts.append(node if opened == "(" else repeat(node, 0, 1))
             elif leaf := self.parts[self.at]["leaf"]:
-                parts.append(EMPTY if leaf == '""' else Ref(leaf, self.at))
+                parts.append(EMPTY if leaf == '""' else GbnfRef(leaf, self.at))
                 self.at += 1
             elif self.parts[self.at]["sign"]:
                 break
@@ -138,16 +138,16 @@ class _Body:
         return int(low), int(high) if high.strip() else None
 
 
-def _write(node: Node) -> str:
-    if isinstance(node, Ref):
+def _write(node: GbnfNode) -> str:
+    if isinstance(node, GbnfRef):
         return node.name
-    if isinstance(node, Repeat):
+    if isinstance(node, GbnfRepeat):
         high = "" if node.high is None else node.high
         marks = {counts: mark for mark, counts in REPEATS.items()}
         return f"({_write(node.part)})" + marks.get((node.low, node.high), f"{{{node.low},{high}}}")
-    if isinstance(node, Either):
+    if isinstance(node, GbnfEither):
         return " | ".join(map(_write, node.parts))
-    assert isinstance(node, Sequence)
+    assert isinstance(node, GbnfSequence)
     return " ".join(
-        f"({_write(part)})" if isinstance(part, Either) else _write(part) for part in node.parts
+        f"({_write(part)})" if isinstance(part, GbnfEither) else _write(part) for part in node.parts
     ) or '""'  # fmt: skip

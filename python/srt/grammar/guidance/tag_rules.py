@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
 from sglang.srt.core.vocabulary import Vocabulary
-from sglang.srt.grammar.schema.probe import unmatched
+from sglang.srt.grammar.schema.unmatched_terminal import unmatched
 
 Heads = tuple[tuple[str, str], ...]
 

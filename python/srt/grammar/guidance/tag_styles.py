@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang.srt.grammar.guidance.tag_fields import items, refusal
-from sglang.srt.grammar.schema.document import pointer
+from sglang.srt.grammar.schema.schema_document import pointer
 
 BEGINS = {
     "deepseek_xml": '<｜DSML｜parameter name="{name}" string="{text}">',

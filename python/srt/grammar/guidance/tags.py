@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sglang.srt.grammar.grammar_protocol import GrammarError
 from sglang.srt.grammar.guidance.lark import check_depth
 from sglang.srt.grammar.guidance.tag_fields import (
     NO_LIMIT,
@@ -24,7 +25,6 @@ from sglang.srt.grammar.guidance.tag_fields import (
 from sglang.srt.grammar.guidance.tag_rules import END, MORE, Rest, TagRules, any_of, before, either
 from sglang.srt.grammar.guidance.tag_shapes import FREE, begins_free, is_open
 from sglang.srt.grammar.guidance.tag_styles import BEGINS, Argument, arguments
-from sglang.srt.grammar.protocol import GrammarError
 from sglang.srt.grammar.schema.arrays import repeated
 
 MOST_CHARS = 4096  # of a free text whose characters are counted

@@ -18,12 +18,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from sglang.srt.grammar.guidance.gbnf import (
-    Either,
-    Node,
-    Ref,
-    Repeat,
-    Sequence,
-    Text,
+    GbnfEither,
+    GbnfNode,
+    GbnfRef,
+    GbnfRepeat,
+    GbnfSequence,
+    GbnfText,
     children,
     either,
     repeat,
@@ -34,14 +34,14 @@ MOST_ALTERNATIVES = 256  # of one rule, with the groups at its ends opened
 MOST_RULES = 16  # that end with one another
 DEEPEST = 128  # parts within each other, of rules written into others
 MOST_GROWTH = 8  # times the size before; what grows more stays as it was written
-Parts = tuple[Node, ...]
+Parts = tuple[GbnfNode, ...]
 
 
 class TooLarge(Exception):
     """The rewritten rules would be much larger than the ones given."""
 
 
-def without_tail_recursion(bodies: Mapping[str, Node]) -> dict[str, Node]:
+def without_tail_recursion(bodies: Mapping[str, GbnfNode]) -> dict[str, GbnfNode]:
     """The bodies of rules of the same language; those without such recursion are unchanged."""
     found = dict(bodies)
     for cycle in _cycles({name: _last(body, found) for name, body in bodies.items()}):
@@ -58,7 +58,7 @@ def without_tail_recursion(bodies: Mapping[str, Node]) -> dict[str, Node]:
     return found
 
 
-def _eliminate(bodies: dict[str, Node]) -> dict[str, Node]:
+def _eliminate(bodies: dict[str, GbnfNode]) -> dict[str, GbnfNode]:
     """Rules that end with one another: each is unrolled, and then written where a later one ends
     with it. Raises TooLarge."""
     most = MOST_GROWTH * (16 + sum(map(size, bodies.values())))
@@ -74,12 +74,12 @@ def _eliminate(bodies: dict[str, Node]) -> dict[str, Node]:
     return bodies
 
 
-def _unrolled(name: str, body: Node) -> Node:
+def _unrolled(name: str, body: GbnfNode) -> GbnfNode:
     """The body without ``name`` at its ends. Raises TooLarge."""
-    before: list[Node] = []  # A
-    after: list[Node] = []  # B
+    before: list[GbnfNode] = []  # A
+    after: list[GbnfNode] = []  # B
     between: list[Parts] = []  # M
-    plain: list[Node] = []  # E
+    plain: list[GbnfNode] = []  # E
     for parts in _alternatives(body, name):
         begins = bool(parts) and _is(parts[0], name)
         ends = bool(parts) and _is(parts[-1], name)
@@ -106,54 +106,54 @@ def _unrolled(name: str, body: Node) -> Node:
     return sequence([unit, repeat(sequence([links, unit]), 0, None)])
 
 
-def _any(parts: list[Node]) -> list[Node]:
+def _any(parts: list[GbnfNode]) -> list[GbnfNode]:
     return [repeat(either(parts), 0, None)] if parts else []
 
 
 # -- ends of a body --------------------------------------------------------------------------------
 
 
-def _is(node: Node, name: str) -> bool:
-    return isinstance(node, Ref) and node.name == name
+def _is(node: GbnfNode, name: str) -> bool:
+    return isinstance(node, GbnfRef) and node.name == name
 
 
-def _optional(node: Node) -> bool:
-    return isinstance(node, Repeat) and (node.low, node.high) == (0, 1)
+def _optional(node: GbnfNode) -> bool:
+    return isinstance(node, GbnfRepeat) and (node.low, node.high) == (0, 1)
 
 
-def _ends(node: Node, name: str, at: int = -1) -> bool:
+def _ends(node: GbnfNode, name: str, at: int = -1) -> bool:
     """Whether some alternative ends with ``name``; begins with it, where ``at`` is 0."""
-    if isinstance(node, Either) or _optional(node):
+    if isinstance(node, GbnfEither) or _optional(node):
         return any(_ends(part, name, at) for part in children(node))
-    if isinstance(node, Sequence):
+    if isinstance(node, GbnfSequence):
         return bool(node.parts) and _ends(node.parts[at], name, at)
     return _is(node, name)
 
 
-def _begins(node: Node, name: str) -> bool:
+def _begins(node: GbnfNode, name: str) -> bool:
     return _ends(node, name, 0)
 
 
-def _last(node: Node, rules: Mapping[str, Node]) -> set[str]:
+def _last(node: GbnfNode, rules: Mapping[str, GbnfNode]) -> set[str]:
     """The rules that some alternative ends with."""
-    if isinstance(node, Either) or _optional(node):
+    if isinstance(node, GbnfEither) or _optional(node):
         return set().union(*(_last(part, rules) for part in children(node)))
-    if isinstance(node, Sequence):
+    if isinstance(node, GbnfSequence):
         return _last(node.parts[-1], rules) if node.parts else set()
-    return {node.name} if isinstance(node, Ref) and node.name in rules else set()
+    return {node.name} if isinstance(node, GbnfRef) and node.name in rules else set()
 
 
-def _alternatives(node: Node, name: str) -> list[Parts]:
+def _alternatives(node: GbnfNode, name: str) -> list[Parts]:
     """The alternatives of a body; a group at an end of one is opened where it has ``name`` at that
     end. Raises TooLarge."""
-    if isinstance(node, Either) or _optional(node):
-        found: list[Parts] = [] if isinstance(node, Either) else [()]
+    if isinstance(node, GbnfEither) or _optional(node):
+        found: list[Parts] = [] if isinstance(node, GbnfEither) else [()]
         for part in children(node):
             found += _alternatives(part, name)
         if len(found) > MOST_ALTERNATIVES:
             raise TooLarge
         return found
-    parts = node.parts if isinstance(node, Sequence) else (node,)
+    parts = node.parts if isinstance(node, GbnfSequence) else (node,)
     if parts and not _is(parts[-1], name) and _ends(parts[-1], name):
         tails = _alternatives(parts[-1], name)
         return [one for tail in tails
@@ -165,26 +165,26 @@ def _alternatives(node: Node, name: str) -> list[Parts]:
     return [parts]
 
 
-def _with_end(node: Node, name: str, body: Node) -> Node:
+def _with_end(node: GbnfNode, name: str, body: GbnfNode) -> GbnfNode:
     """The node with ``body`` wherever it ends with ``name``."""
     if _is(node, name):
         return body
     if not _ends(node, name):
         return node
-    if isinstance(node, Either):
+    if isinstance(node, GbnfEither):
         return either([_with_end(part, name, body) for part in node.parts])
-    if isinstance(node, Repeat):
+    if isinstance(node, GbnfRepeat):
         return repeat(_with_end(node.part, name, body), node.low, node.high)
-    assert isinstance(node, Sequence)
+    assert isinstance(node, GbnfSequence)
     return sequence([*node.parts[:-1], _with_end(node.parts[-1], name, body)])
 
 
-def size(node: Node) -> int:
+def size(node: GbnfNode) -> int:
     """Parts of a tree."""
-    return len(node.text) if isinstance(node, Text) else 1 + sum(map(size, children(node)))
+    return len(node.text) if isinstance(node, GbnfText) else 1 + sum(map(size, children(node)))
 
 
-def depth(node: Node) -> int:
+def depth(node: GbnfNode) -> int:
     """Levels of parts within each other."""
     return 1 + max((depth(part) for part in children(node)), default=0)
 

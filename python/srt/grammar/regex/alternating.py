@@ -8,8 +8,8 @@ deterministic; nothing in it depends on where in the pattern a look-ahead stands
 
 from __future__ import annotations
 
+from sglang.srt.grammar.regex.assertion_context import OUTSIDE, AssertionContext, Place
 from sglang.srt.grammar.regex.budget import Meter
-from sglang.srt.grammar.regex.context import OUTSIDE, Context, Place
 from sglang.srt.grammar.regex.dfa import Atoms, Dfa, too_many
 from sglang.srt.grammar.regex.nfa import ACCEPT, AHEAD, ASSERT, BEHIND, CHAR, Nfa
 from sglang.srt.grammar.regex.partition import Partition
@@ -24,7 +24,7 @@ class Alternating:
     """Configurations by number, and what becomes of them."""
 
     def __init__(
-        self, nfa: Nfa, context: Context, atoms: Atoms, classes: int, meter: Meter
+        self, nfa: Nfa, context: AssertionContext, atoms: Atoms, classes: int, meter: Meter
     ) -> None:
         self.nfa = nfa
         self.context = context
@@ -61,7 +61,7 @@ class Alternating:
         return number
 
     def needs(self, number: int) -> tuple[bool, int]:
-        """What a configuration asks of its place: see ``Context.needs``."""
+        """What a configuration asks of its place: see ``AssertionContext.needs``."""
         if number not in self._needs:
             before, behinds = False, 0
             for state, obligations in self.configs[number]:
@@ -152,7 +152,9 @@ class Alternating:
         return self.config(found)
 
 
-def determinize(nfa: Nfa, start: int, context: Context, parts: Partition, meter: Meter) -> Dfa:
+def determinize(
+    nfa: Nfa, start: int, context: AssertionContext, parts: Partition, meter: Meter
+) -> Dfa:
     """Raises BeyondBudget."""
     machine = Alternating(nfa, context, Atoms(parts), parts.count, meter)
     first = machine.config({(start, NONE)}), context.start

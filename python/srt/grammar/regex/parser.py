@@ -64,7 +64,7 @@ def parse(pattern: str, budget: Budget) -> Node:
     scanner = Scanner(pattern)
     if size > budget.pattern:
         scanner.beyond(f"the pattern has {size} bytes; at most {budget.pattern}", budget.pattern)
-    parser = _Parser(scanner, budget)
+    parser = _RegexParser(scanner, budget)
     node = parser.alternatives(Flags(), 0)
     if scanner.next:
         scanner.invalid("unbalanced parenthesis")
@@ -83,7 +83,7 @@ def _possessive(part: Chars, low: int, high: int | None) -> Repeat:
     return Repeat(either([full, fewer]), 1, 1)
 
 
-class _Parser:
+class _RegexParser:
     """``types``: which of the flags a and u were turned on for the whole pattern."""
 
     def __init__(self, scanner: Scanner, budget: Budget) -> None:

@@ -6,21 +6,39 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from sglang.srt.grammar.schema.document import Refusal
 from sglang.srt.grammar.schema.quoted import literal
-from sglang.srt.grammar.schema.shapes import ANY, Array, Number, Shape, State, String, Word
-
-if TYPE_CHECKING:
-    from sglang.srt.grammar.schema.emit import Emitter
+from sglang.srt.grammar.schema.schema_document import Refusal
+from sglang.srt.grammar.schema.value_shapes import ANY, Array, Number, Shape, State, String, Word
 
 MOST_CONTAINING = 16  # places where an item of ``contains`` may stand
 MOST_UNIQUE = 64  # bits of llguidance's parameters
 
 
+class ArrayEmitter(Protocol):
+    """Rules being written (``emit.Emitter``), as arrays need them."""
+
+    prefix: str
+    rules: list[str]
+    comma: str
+    blank: str
+
+    def rule(self, state: State) -> str:
+        """The name of a state's rule."""
+        ...
+
+    def dead(self, state: State) -> bool:
+        """Whether no value satisfies a state."""
+        ...
+
+    def shapes(self, state: State) -> list[Shape]:
+        """The shapes of a state's values."""
+        ...
+
+
 def spread(shape: Shape) -> list[Shape]:
-    """The shape, or where its arrays contain something and are short one for each place of it."""
+    """The shape; for short arrays with ``contains``, one shape for each index of that item."""
     if not isinstance(shape, Array) or not shape.contains or shape.high is None:
         return [shape]
     found = [replace(shape, contains=frozenset())]
@@ -43,8 +61,8 @@ def children_of_array(shape: Array) -> Iterator[State]:
         yield shape.item(0) | state
 
 
-def write_array(emitter: Emitter, shape: Array) -> list[str]:
-    """Alternatives; none where there is no such array. Raises Refusal."""
+def write_array(emitter: ArrayEmitter, shape: Array) -> list[str]:
+    """Alternatives for arrays of a shape; none where there is no such array. Raises Refusal."""
     for at in range(shape.prefix + 1):
         if (shape.high is None or at < shape.high) and emitter.dead(shape.item(at)):
             shape = replace(shape, high=at)
@@ -57,14 +75,14 @@ def write_array(emitter: Emitter, shape: Array) -> list[str]:
     return _framed(emitter, "" if shape.high == 0 else _items(emitter, shape), shape.low == 0)
 
 
-def _framed(emitter: Emitter, content: str, empty: bool) -> list[str]:
+def _framed(emitter: ArrayEmitter, content: str, empty: bool) -> list[str]:
     blank = emitter.blank
     found = [f'"[" {blank}{content} {blank}"]"'] if content else []
     return [*found, f'"[" {blank}"]"'] if empty else found
 
 
-def _items(emitter: Emitter, shape: Array) -> str:
-    """One item or more."""
+def _items(emitter: ArrayEmitter, shape: Array) -> str:
+    """The rule text of one item or more."""
     comma, least = emitter.comma, max(shape.low, 1)
     first = shape.prefix
     last = first if shape.high is None else min(first, shape.high)
@@ -81,14 +99,14 @@ def _items(emitter: Emitter, shape: Array) -> str:
 
 
 def repeated(text: str, low: int, high: int | None) -> str:
-    """``low`` to ``high`` times; None: without end."""
+    """A text ``low`` to ``high`` times; None: without limit."""
     if high is None:
         return f"({text})*" if low == 0 else f"({text}){{{low},}}"
     return f"({text}){{{low},{high}}}" if high else ""
 
 
-def _containing(emitter: Emitter, shape: Array) -> list[str]:
-    """Without a limit: items, one that satisfies ``contains``, items."""
+def _containing(emitter: ArrayEmitter, shape: Array) -> list[str]:
+    """Alternatives without a limit: items, one that satisfies ``contains``, items."""
     entries = sorted(shape.contains, key=lambda entry: entry[1])
     if len(entries) > 1 or shape.prefix or shape.low > 1:
         raise Refusal(
@@ -102,8 +120,8 @@ def _containing(emitter: Emitter, shape: Array) -> list[str]:
     return _framed(emitter, f"({item} {comma})* {emitter.rule(hit)} ({comma} {item})*", False)
 
 
-def _unique(emitter: Emitter, shape: Array) -> list[str]:
-    """Each of the values that an item may have at most once: a bit a value says which were."""
+def _unique(emitter: ArrayEmitter, shape: Array) -> list[str]:
+    """Alternatives with each value of an item at most once; one bit a value marks those written."""
     values = _values(emitter, shape)
     if shape.low > len(values):
         return []
@@ -120,7 +138,7 @@ def _unique(emitter: Emitter, shape: Array) -> list[str]:
     return _framed(emitter, f"({first})" if values and high else "", shape.low == 0)
 
 
-def _values(emitter: Emitter, shape: Array) -> list[str]:
+def _values(emitter: ArrayEmitter, shape: Array) -> list[str]:
     """All values of an item, as strings of Lark. Raises Refusal."""
     found: dict[object, str] = {}
     if shape.prefix or shape.contains:

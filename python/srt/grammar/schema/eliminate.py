@@ -4,7 +4,7 @@ assertions in the middle, which only an automaton carries."""
 from __future__ import annotations
 
 from sglang.srt.grammar.character_dfa import DEAD, CharacterDfa
-from sglang.srt.grammar.protocol import GrammarError
+from sglang.srt.grammar.grammar_protocol import GrammarError
 from sglang.srt.grammar.regex import compile_regex
 from sglang.srt.grammar.regex.budget import Budget
 from sglang.srt.grammar.regex.charset import LIMIT, CharSet

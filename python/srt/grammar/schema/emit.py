@@ -11,16 +11,17 @@ import json
 from collections.abc import Iterator
 
 from sglang.srt.grammar.schema.arrays import children_of_array, spread, write_array
-from sglang.srt.grammar.schema.document import Refusal
-from sglang.srt.grammar.schema.normal import Normal
-from sglang.srt.grammar.schema.objects import Names, write_object
-from sglang.srt.grammar.schema.shapes import Array, Number, Object, Shape, State, String, Word
+from sglang.srt.grammar.schema.normal_form import Normalizer
+from sglang.srt.grammar.schema.objects import write_object
+from sglang.srt.grammar.schema.property_names import PropertyNames
+from sglang.srt.grammar.schema.schema_document import Refusal
 from sglang.srt.grammar.schema.terminals import (
     needs_json,
     number_json,
     number_terminal,
     string_terminal,
 )
+from sglang.srt.grammar.schema.value_shapes import Array, Number, Object, Shape, State, String, Word
 
 MOST_STATES = 20_000
 
@@ -33,7 +34,7 @@ class Emitter:
         prefix: what the names of rules begin with.
     """
 
-    def __init__(self, normal: Normal, space: str, prefix: str) -> None:
+    def __init__(self, normal: Normalizer, space: str, prefix: str) -> None:
         self.normal = normal
         self.rules: list[str] = []
         self.prefix = prefix
@@ -42,7 +43,7 @@ class Emitter:
         self.comma = f"/{gap},{gap}/" if space else '","'
         self.colon = f"/{gap}:{gap}/" if space else '":"'
         self.blank = blank
-        self.names = Names(normal)
+        self.names = PropertyNames(normal)
         self.combined: dict[str, str] = {}  # see Compiled
         self._pointer = ""  # of the schema being written
         self._terminals: dict[str, str] = {}

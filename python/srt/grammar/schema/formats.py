@@ -9,7 +9,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 from functools import lru_cache
 
-from sglang.srt.grammar.schema.patterns import Pattern, pattern_of
+from sglang.srt.grammar.schema.string_patterns import Pattern, pattern_of
 
 _YEAR = "(?:000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
 _LEAP = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"

@@ -2,117 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from sglang.srt.grammar.schema.arrays import repeated
-from sglang.srt.grammar.schema.document import Refusal
-from sglang.srt.grammar.schema.normal import Normal
-from sglang.srt.grammar.schema.patterns import Pattern
-from sglang.srt.grammar.schema.probe import unmatched
-from sglang.srt.grammar.schema.quoted import STRING, literal, literals
-from sglang.srt.grammar.schema.shapes import ANY, Object, State, String, fits_string
-from sglang.srt.grammar.schema.terminals import conjunction, string_terminal
+from sglang.srt.grammar.schema.arrays import ArrayEmitter, repeated
+from sglang.srt.grammar.schema.property_names import PropertyNames
+from sglang.srt.grammar.schema.quoted import literal
+from sglang.srt.grammar.schema.schema_document import Refusal
+from sglang.srt.grammar.schema.value_shapes import Object
 
-if TYPE_CHECKING:
-    from sglang.srt.grammar.schema.emit import Emitter
-
-MOST_TOGETHER = 64  # sets of patterns that a name may match at once
-MOST_OPTIONAL = 1500  # they are all under way at once in llguidance's parser, which takes 2,000
+MOST_OPTIONAL = 1500  # llguidance's parser follows all of them at once, and takes 2,000
 MOST_COUNTED = 4000  # rules for one object
 
 
-class Names:
-    """The names that an object may have beside those that are mentioned."""
+class ObjectEmitter(ArrayEmitter, Protocol):
+    """Rules being written (``emit.Emitter``), as objects need them."""
 
-    def __init__(self, normal: Normal) -> None:
-        self._normal = normal
-        self._found: dict[tuple[Object, bool], list[tuple[str, State]]] = {}
+    names: PropertyNames
+    colon: str
 
-    def allowed(self, shape: Object, name: str) -> bool:
-        """Whether ``propertyNames`` lets a name be."""
-        if not shape.names:
-            return True
-        shapes = self._normal.shapes(shape.names)
-        return any(isinstance(one, String) and fits_string(one, name) for one in shapes)
+    def helper(self, body: str) -> str:
+        """The name of one more rule."""
+        ...
 
-    def extra(self, shape: Object) -> list[str]:
-        """Names that only ``propertyNames`` mentions, where it lists them."""
-        found: dict[str, None] = {}
-        for one in self._normal.shapes(shape.names) if shape.names else ():
-            if isinstance(one, String) and one.values is not None:
-                found |= dict.fromkeys(one.values)
-        return [name for name in found if name not in shape.order]
+    def terminal(self, expression: str, combined: bool) -> str:
+        """The name of a terminal. ``combined``: it may have many states."""
+        ...
 
-    def others(self, shape: Object, hit: bool = False) -> list[tuple[str, State]]:
-        """Terminal and state of the value, for each set of names treated alike. With ``hit``: of
-        the one property that must be there."""
-        found = self._found.get((shape, hit))
-        if found is None:
-            found = self._found[shape, hit] = self._others(shape, hit)
-        return found
-
-    def _others(self, shape: Object, hit: bool) -> list[tuple[str, State]]:
-        kept = [STRING]
-        if shape.names:
-            names = [s for s in self._normal.shapes(shape.names) if isinstance(s, String)]
-            open_names = [string_terminal(s) for s in names if s.values is None]
-            if not open_names:
-                return []
-            kept = [f"({' | '.join(open_names)})"]
-        taken = [*shape.order, *self.extra(shape)]
-        some = shape.some[0] if shape.some else None
-        patterns = shape.patterns
-        if some is not None:
-            patterns = tuple(dict.fromkeys([*patterns, *some.inside, *some.outside]))
-            taken += sorted(some.names - set(taken)) if hit else []
-        found: dict[State, list[str]] = {}
-        sets = together(self._normal, patterns, shape)
-        for matched in sets:
-            state = shape.matching(matched)
-            if hit and some is not None:
-                if not some.inside <= matched or some.outside & matched:
-                    continue
-                state |= some.state
-            if not self._normal.empty(state):
-                found.setdefault(state, []).append(_matching(patterns, matched, kept))
-        rest = []
-        for state, texts in found.items():
-            text = f"({' | '.join(texts)})" if len(texts) > 1 else texts[0]
-            if len(texts) == len(sets):
-                text = conjunction(kept)
-            rest.append((conjunction([text, f"~{literals(taken)}"]) if taken else text, state))
-        return rest
+    def pointer(self, shape: Object) -> str:
+        """JSON pointer of a schema of the object."""
+        ...
 
 
-def together(
-    normal: Normal, patterns: tuple[Pattern, ...], shape: Object
-) -> list[frozenset[Pattern]]:
-    """The sets of patterns that a name may match, and no others of them."""
-    found: list[frozenset[Pattern]] = [frozenset()]
-    for at, pattern in enumerate(patterns):
-        found += [
-            matched | {pattern}
-            for matched in found
-            if not matched or not unmatched(_matching(patterns[: at + 1], matched | {pattern}, []))
-        ]
-        if len(found) > MOST_TOGETHER:
-            numbers = [min(s) for scope in shape.scopes for _, s in scope.patterns if s]
-            raise Refusal(
-                normal.document.nodes[numbers[0]].pointer,
-                f"{len(patterns)} patterns of names overlap; make them exclusive.",
-            )
-    return [m for m in found if not patterns or not unmatched(_matching(patterns, m, [STRING]))]
-
-
-def _matching(patterns: tuple[Pattern, ...], matched: frozenset[Pattern], kept: list[str]) -> str:
-    """Terminal of the names that match these of the patterns alone."""
-    parts = [p.expression for p in patterns if p in matched]
-    parts += [f"~{p.expression}" for p in patterns if p not in matched]
-    return conjunction([*kept, *parts])
-
-
-def write_object(emitter: Emitter, shape: Object) -> list[str]:
-    """Alternatives; none where there is no such object. Raises Refusal."""
+def write_object(emitter: ObjectEmitter, shape: Object) -> list[str]:
+    """Alternatives for objects of a shape; none where there is no such object. Raises Refusal."""
     pairs: list[tuple[str, bool]] = []
     for name in [*shape.order, *emitter.names.extra(shape)]:
         state = shape.named(name)
@@ -145,7 +67,7 @@ def write_object(emitter: Emitter, shape: Object) -> list[str]:
     return [*found, f'"{{" {blank}"}}"'] if empty else found
 
 
-def _others(emitter: Emitter, shape: Object, hit: bool) -> str:
+def _others(emitter: ObjectEmitter, shape: Object, hit: bool) -> str:
     """The rule of a property that is not mentioned; "" where there is none."""
     combined = bool(shape.patterns or shape.names or shape.some)
     pairs = [
@@ -156,7 +78,7 @@ def _others(emitter: Emitter, shape: Object, hit: bool) -> str:
     return emitter.helper(" | ".join(pairs)) if pairs else ""
 
 
-def _uncounted(emitter: Emitter, pairs: list[tuple[str, bool]], other: str, hit: str) -> str:
+def _uncounted(emitter: ObjectEmitter, pairs: list[tuple[str, bool]], other: str, hit: str) -> str:
     """One pair or more. The property that must be there is the last, so that no other of the same
     name takes its place."""
     comma = emitter.comma
@@ -182,7 +104,7 @@ class _Counter:
     """Objects with a number of properties between two limits."""
 
     def __init__(
-        self, emitter: Emitter, shape: Object, pairs: list[tuple[str, bool]], other: str
+        self, emitter: ObjectEmitter, shape: Object, pairs: list[tuple[str, bool]], other: str
     ) -> None:
         self._emitter = emitter
         self._shape = shape
@@ -244,6 +166,3 @@ class _Counter:
         if count:
             return repeated(f"{comma} {other}", low, room)
         return f"{other} " + repeated(f"{comma} {other}", 0, None if room is None else room - 1)
-
-
-__all__ = ["ANY", "Names", "write_object"]

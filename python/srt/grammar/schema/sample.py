@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 
 from sglang.srt.core.vocabulary import Vocabulary
-from sglang.srt.grammar.protocol import Grammar, GrammarError
+from sglang.srt.grammar.grammar_protocol import Grammar, GrammarError
 
 END = 256
 BYTES = Vocabulary(

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from sglang.srt.grammar.protocol import GrammarError
+from sglang.srt.grammar.grammar_protocol import GrammarError
 from sglang.srt.grammar.regex import BeyondBudget
-from sglang.srt.grammar.schema.document import Node, Refusal
 from sglang.srt.grammar.schema.formats import HINTS, LENGTHS, REFUSED, format_pattern, meant
 from sglang.srt.grammar.schema.numbers import MOST_DIGITS, Bound, exact
-from sglang.srt.grammar.schema.patterns import Pattern, pattern_of
-from sglang.srt.grammar.schema.shapes import (
+from sglang.srt.grammar.schema.schema_document import Refusal, SchemaNode
+from sglang.srt.grammar.schema.string_patterns import Pattern, pattern_of
+from sglang.srt.grammar.schema.value_shapes import (
     Number,
     Shape,
     String,
@@ -27,7 +27,7 @@ MOST_MULTIPLE = 1 << 31
 MOST_LENGTH = 1 << 20
 
 
-def narrowed(shape: Shape, node: Node, keyword: str) -> Shape | None:
+def narrowed(shape: Shape, node: SchemaNode, keyword: str) -> Shape | None:
     """The shape where the keyword holds too; None where nothing of it is left."""
     found: Shape | None = shape
     if isinstance(shape, Number) and keyword in NUMBERS:
@@ -37,7 +37,7 @@ def narrowed(shape: Shape, node: Node, keyword: str) -> Shape | None:
     return None if found is None else settled(found)
 
 
-def failing(shape: Shape, node: Node, keyword: str) -> Iterator[Shape]:
+def failing(shape: Shape, node: SchemaNode, keyword: str) -> Iterator[Shape]:
     """The shapes that values of ``shape`` have for which the keyword does not hold."""
     value = node.value[keyword]
     if isinstance(shape, Number) and keyword in NUMBERS:
@@ -92,7 +92,7 @@ def settled(shape: Shape) -> Shape | None:
     return shape
 
 
-def size(node: Node, keyword: str) -> int:
+def size(node: SchemaNode, keyword: str) -> int:
     """A keyword that counts. Raises Refusal."""
     value = node.value[keyword]
     if isinstance(value, float) and value.is_integer():
@@ -115,7 +115,7 @@ def _some(shape: Shape) -> Iterator[Shape]:
         yield found
 
 
-def _bound(node: Node, keyword: str) -> Bound | None:
+def _bound(node: SchemaNode, keyword: str) -> Bound | None:
     """The bound, and whether it is left out itself; None for draft 4's ``false``."""
     value, at = node.value[keyword], f"{node.pointer}/{keyword}"
     out = keyword.startswith("exclusive")
@@ -132,15 +132,15 @@ def _bound(node: Node, keyword: str) -> Bound | None:
     return found, out
 
 
-def _low(shape: Number, node: Node, keyword: str) -> Shape | None:
+def _low(shape: Number, node: SchemaNode, keyword: str) -> Shape | None:
     return replace(shape, low=tighter_low(shape.low, _bound(node, keyword)))
 
 
-def _high(shape: Number, node: Node, keyword: str) -> Shape | None:
+def _high(shape: Number, node: SchemaNode, keyword: str) -> Shape | None:
     return replace(shape, high=tighter_high(shape.high, _bound(node, keyword)))
 
 
-def _multiple(shape: Number, node: Node, keyword: str) -> Shape | None:
+def _multiple(shape: Number, node: SchemaNode, keyword: str) -> Shape | None:
     value, at = node.value[keyword], f"{node.pointer}/{keyword}"
     if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
         raise Refusal(at, f"{value!r} is not a number above 0.")
@@ -158,19 +158,19 @@ def _shorter(shape: String, most: int) -> String:
     return replace(shape, high=most if shape.high is None else min(shape.high, most))
 
 
-def _min_length(shape: String, node: Node, keyword: str) -> Shape | None:
+def _min_length(shape: String, node: SchemaNode, keyword: str) -> Shape | None:
     least = size(node, keyword)
     if least > MOST_LENGTH:
         raise Refusal(f"{node.pointer}/{keyword}", f"{least} is more than {MOST_LENGTH}.")
     return replace(shape, low=max(shape.low, least))
 
 
-def _max_length(shape: String, node: Node, keyword: str) -> Shape | None:
+def _max_length(shape: String, node: SchemaNode, keyword: str) -> Shape | None:
     most = size(node, keyword)
     return _shorter(shape, most) if most <= MOST_LENGTH else shape
 
 
-def _pattern(node: Node, keyword: str) -> Pattern:
+def _pattern(node: SchemaNode, keyword: str) -> Pattern:
     return carried(node.value[keyword], f"{node.pointer}/{keyword}")
 
 
@@ -186,7 +186,7 @@ def carried(source: Any, at: str) -> Pattern:
         raise Refusal(at, f"{source!r}: {error}.") from None
 
 
-def _format(node: Node, name: Any) -> Pattern | None:
+def _format(node: SchemaNode, name: Any) -> Pattern | None:
     if not isinstance(name, str):
         raise Refusal(f"{node.pointer}/format", f"{name!r} is not a string.")
     found = format_pattern(name)
@@ -201,11 +201,11 @@ def _format(node: Node, name: Any) -> Pattern | None:
     return found
 
 
-def _like(shape: String, node: Node, keyword: str) -> Shape | None:
+def _like(shape: String, node: SchemaNode, keyword: str) -> Shape | None:
     return replace(shape, like=shape.like | {_pattern(node, keyword)})
 
 
-def _formatted(shape: String, node: Node, keyword: str) -> Shape | None:
+def _formatted(shape: String, node: SchemaNode, keyword: str) -> Shape | None:
     name = node.value[keyword]
     pattern = _format(node, name)
     if pattern is None:
@@ -214,7 +214,7 @@ def _formatted(shape: String, node: Node, keyword: str) -> Shape | None:
     return _shorter(shape, LENGTHS[name]) if name in LENGTHS else shape
 
 
-Narrow = Callable[[Any, Node, str], Shape | None]
+Narrow = Callable[[Any, SchemaNode, str], Shape | None]
 NUMBERS: dict[str, Narrow] = {
     "minimum": _low,
     "exclusiveMinimum": _low,

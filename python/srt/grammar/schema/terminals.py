@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 from sglang.srt.grammar.schema.numbers import number
-from sglang.srt.grammar.schema.probe import unmatched
 from sglang.srt.grammar.schema.quoted import STRING, literals, sized
-from sglang.srt.grammar.schema.shapes import Number, String
+from sglang.srt.grammar.schema.unmatched_terminal import unmatched
+from sglang.srt.grammar.schema.value_shapes import Number, String
 
 
 def string_terminal(shape: String) -> str:

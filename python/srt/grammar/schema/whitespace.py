@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sglang.srt.grammar.protocol import GrammarError
+from sglang.srt.grammar.grammar_protocol import GrammarError
 
 LONGEST = 8
 _ATOM = re.compile(

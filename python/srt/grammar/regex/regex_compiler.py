@@ -9,10 +9,10 @@ what is not carried exactly raises BeyondBudget.
 from __future__ import annotations
 
 from sglang.srt.grammar.character_dfa import CharacterDfa
-from sglang.srt.grammar.protocol import GrammarError
+from sglang.srt.grammar.grammar_protocol import GrammarError
 from sglang.srt.grammar.regex import alternating
+from sglang.srt.grammar.regex.assertion_context import AssertionContext, asked
 from sglang.srt.grammar.regex.budget import Budget, Meter
-from sglang.srt.grammar.regex.context import Context, asked
 from sglang.srt.grammar.regex.dfa import determinize
 from sglang.srt.grammar.regex.minimal import minimise
 from sglang.srt.grammar.regex.nfa import Nfa
@@ -53,6 +53,6 @@ def _automaton(tree: Node, budget: Budget) -> CharacterDfa:
     else:
         questions = asked(nfa)
         parts = partition(nfa.sets)
-        context = Context(nfa, questions, parts, meter)
+        context = AssertionContext(nfa, questions, parts, meter)
         dfa = alternating.determinize(nfa, start, context, parts, meter)
     return minimise(dfa, parts, budget, meter)

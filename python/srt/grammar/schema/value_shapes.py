@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 
 from sglang.srt.grammar.schema.numbers import Bound, exact
-from sglang.srt.grammar.schema.patterns import Pattern
+from sglang.srt.grammar.schema.string_patterns import Pattern
 
 State = frozenset[int]
 Written = tuple[int, ...]  # where in a schema a keyword stands; compares as what is read first

@@ -1,11 +1,16 @@
-"""Limits of llguidance's work, and what its errors say in few words."""
+"""Limits of llguidance's work, its errors in few words, and a check of a terminal's cost."""
 
 from __future__ import annotations
 
+import random
 import re
+from functools import lru_cache
 from typing import Any, NamedTuple
 
-from sglang.srt.grammar.protocol import GrammarError
+import numpy as np
+from sglang.srt.core.vocabulary import Vocabulary
+from sglang.srt.grammar.grammar_protocol import GrammarError
+from sglang.srt.grammar.guidance.guidance_tokenizer import TOKENIZERS
 
 # Units of llguidance, by its own figures: fuel 50 k/ms while compiling and 14 k/ms in a step, lexer
 # states 1 to 2 kB each. An item costs as many comparisons as its row has items, and in an ambiguous
@@ -20,6 +25,17 @@ LONGEST = 240  # characters of a message
 DEAD_END = "NoExtensionBias"
 PANIC, POISONED = "panic", "PoisonError"  # what a panic says, and later ones of the same lexer
 FINAL = (DEAD_END.lower(), "too many items", "current row has", "too many expressions")
+
+TRIAL_TOKENS = 12_000
+TRIAL_STEPS = 8  # growth shows at the first two or three
+TRIAL_FUEL = STEP_FUEL // 4  # a real vocabulary has ten times the tokens, and long ones
+_TOKEN_SHAPES = (  # share, characters, longest
+    (0.6, "etaoinshrdlucmfwypvbgkjqxz", 8),
+    (0.1, "etaoinsh", 8),
+    (0.1, "0123456789", 3),
+    (0.1, '.,-_:/"{}[]()<>=\\+* ', 4),
+    (0.1, "abcABC019 -_.", 8),
+)
 
 
 class StepLimits(NamedTuple):
@@ -96,3 +112,41 @@ def check(text: str, step: StepLimits = RULES) -> None:
     failed, messages = LLMatcher.validate_grammar_with_warnings(text, None, limits=limits(step))
     if failed:
         raise GrammarError(f"grammar: {short(messages[0])}")
+
+
+@lru_cache(maxsize=4096)
+def too_hard(terminal: str) -> bool:
+    """Whether one of the first TRIAL_STEPS masks of a terminal takes more than TRIAL_FUEL.
+
+    Combined conditions (``&``, ``~``) may have a state for every way in which their parts overlap.
+    Only a vocabulary shows that, not bytes: a mask looks at all texts that a token may add.
+    """
+    from llguidance import LLMatcher, LLParserLimits
+
+    parser_limits = LLParserLimits(step_lexer_fuel=TRIAL_FUEL, verbose_errors=False)
+    tokenizer, _ = TOKENIZERS.get(many_tokens())
+    matcher = LLMatcher(tokenizer, f"start: T\nT: {terminal}", log_level=0, limits=parser_limits)
+    for step in range(TRIAL_STEPS):
+        mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+        if matcher.is_error():
+            return "lexer" in matcher.get_error() or "expressions" in matcher.get_error()
+        tokens = np.flatnonzero(np.unpackbits(mask, bitorder="little")[: TRIAL_TOKENS + 256])
+        if len(tokens) == 0 or not matcher.consume_token(int(tokens[(7919 * step) % len(tokens)])):
+            break
+    return False
+
+
+@lru_cache(maxsize=1)
+def many_tokens() -> Vocabulary:
+    """All bytes, and as many short texts as a small vocabulary has; the same in every process."""
+    dice = random.Random("tokens")
+    texts: set[bytes] = set()
+    while len(texts) < TRIAL_TOKENS:
+        _, chars, longest = dice.choices(_TOKEN_SHAPES, [share for share, _, _ in _TOKEN_SHAPES])[0]
+        text = "".join(dice.choices(chars, k=dice.randint(2, longest)))
+        texts.add((dice.choice(["", "", " "]) + dice.choice([text, text.capitalize()])).encode())
+    tokens: list[Any] = [*(bytes([byte]) for byte in range(256)), *sorted(texts)]
+    return Vocabulary(
+        (*tokens, b""), len(tokens) + 1, (len(tokens),), frozenset([len(tokens)]),
+        lambda ts: [list(t.encode()) for t in ts],
+    )  # fmt: skip

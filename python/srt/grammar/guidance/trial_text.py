@@ -6,9 +6,8 @@ from functools import lru_cache
 
 import numpy as np
 from sglang.srt.core.vocabulary import Vocabulary
-from sglang.srt.grammar.guidance.grammar import GuidanceGrammar
-from sglang.srt.grammar.guidance.matcher import GuidanceMatcher
-from sglang.srt.grammar.protocol import GrammarError
+from sglang.srt.grammar.grammar_protocol import GrammarError
+from sglang.srt.grammar.guidance.guidance_grammar import GuidanceGrammar, GuidanceMatcher
 
 # Bytes. Repeats that multiply show themselves within a dozen; ambiguity and recursion, whose cost
 # grows with the text, within a hundred or two.

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sglang.srt.grammar.schema.compile import compile_schema
-from sglang.srt.grammar.schema.document import Document, Refusal, pointer, subschemas
 from sglang.srt.grammar.schema.formats import format_pattern
-from sglang.srt.grammar.schema.keywords import kind
+from sglang.srt.grammar.schema.schema_compiler import compile_schema
+from sglang.srt.grammar.schema.schema_document import Document, Refusal, pointer, subschemas
+from sglang.srt.grammar.schema.schema_keywords import kind
 
 MOST_REFUSALS = 20  # looked for
 
@@ -24,7 +24,7 @@ NOTES = {
 
 
 @dataclass(frozen=True)
-class Finding:
+class KeywordFinding:
     """``state``: "enforced", "annotation", "place", "not met", "unknown" or "refused"."""
 
     pointer: str
@@ -33,7 +33,7 @@ class Finding:
     note: str = ""
 
 
-def examine(schema: Any) -> list[Finding]:
+def examine(schema: Any) -> list[KeywordFinding]:
     """A finding for each keyword, in the order of the schema; and for each refusal that is not
     about one. Raises Refusal where the schema is not one at all."""
     Document(schema)
@@ -41,7 +41,7 @@ def examine(schema: Any) -> list[Finding]:
     found = list(_walk(schema, "", used, refusals))
     at = {one.pointer for one in found}
     found += [
-        Finding(where, "", "refused", reason)
+        KeywordFinding(where, "", "refused", reason)
         for where, reason in refusals.items()
         if where not in at
     ]
@@ -80,7 +80,7 @@ def _remove(schema: Any, where: str) -> bool:
 
 def _walk(
     schema: Any, at: str, used: frozenset[str], refusals: dict[str, str]
-) -> Iterator[Finding]:
+) -> Iterator[KeywordFinding]:
     if not isinstance(schema, dict):
         return
     inner: dict[str, list[tuple[Any, str]]] = {}
@@ -97,14 +97,14 @@ def _walk(
 
 def _finding(
     where: str, keyword: str, value: Any, used: frozenset[str], refusals: dict[str, str]
-) -> Finding:
+) -> KeywordFinding:
     if where in refusals:
-        return Finding(where, keyword, "refused", refusals[where])
+        return KeywordFinding(where, keyword, "refused", refusals[where])
     state = kind(keyword)
     if state in ("enforced", "refused"):
         if where not in used:
-            return Finding(where, keyword, "not met", NOTES["not met"])
+            return KeywordFinding(where, keyword, "not met", NOTES["not met"])
         if keyword == "format" and format_pattern(str(value)) is None:
-            return Finding(where, keyword, "annotation", NOTES["format"])
-        return Finding(where, keyword, "enforced")
-    return Finding(where, keyword, state, NOTES[state])
+            return KeywordFinding(where, keyword, "annotation", NOTES["format"])
+        return KeywordFinding(where, keyword, "enforced")
+    return KeywordFinding(where, keyword, state, NOTES[state])

@@ -1,4 +1,4 @@
-"""Context: what a position of the text says besides the next character.
+"""AssertionContext: what a position of the text says besides the next character.
 
 A *place* is the kind of the character before it and where each look-behind stands. A *kind* is what
 assertions ask of a character: whether it is a newline, and whether it belongs to a word.
@@ -28,7 +28,7 @@ def asked(nfa: Nfa) -> list[int]:
     return list(dict.fromkeys(found))
 
 
-class Context:
+class AssertionContext:
     """Attributes:
     kind: of each class.
     kinds: classes of each kind, OUTSIDE left out.

@@ -7,12 +7,12 @@ import re
 from typing import Any
 
 from sglang.ir.constraint import Constraint
+from sglang.srt.grammar.grammar_protocol import GrammarError
 from sglang.srt.grammar.guidance.gbnf_lark import gbnf_to_lark
 from sglang.srt.grammar.guidance.lark import check_depth
 from sglang.srt.grammar.guidance.lark_recursion import lark_without_tail_recursion
 from sglang.srt.grammar.guidance.tags import tags_grammar
-from sglang.srt.grammar.guidance.walk import too_hard
-from sglang.srt.grammar.protocol import GrammarError
+from sglang.srt.grammar.guidance.work_limits import too_hard
 from sglang.srt.grammar.schema import Compiled, Refusal, compile_schema, whitespace_pattern
 
 TOO_HARD = (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
-from sglang.srt.grammar.protocol import GrammarError
+from sglang.srt.grammar.grammar_protocol import GrammarError
 
 DEPTH = 64
 OLD = re.compile(r"https?://json-schema\.org/draft-0[3467]/schema#?")
@@ -21,7 +21,7 @@ NAMED = ("$defs", "definitions", "dependencies", "dependentSchemas", "patternPro
 
 
 @dataclass(frozen=True, eq=False)
-class Node:
+class SchemaNode:
     """A schema at its place.
 
     Attributes:
@@ -58,7 +58,7 @@ class Document:
         dialect = schema.get("$schema") if isinstance(schema, dict) else None
         # In drafts before 2019-09 what stands beside a $ref is ignored.
         self.old = isinstance(dialect, str) and OLD.fullmatch(dialect) is not None
-        self.nodes: list[Node] = []
+        self.nodes: list[SchemaNode] = []
         self._ids: dict[str, int] = {}
         self._bases: dict[str, str] = {}
         self._resources: dict[str, tuple[Any, str]] = {"": (schema, prefix)}
@@ -73,10 +73,10 @@ class Document:
             if not isinstance(value, dict | bool):
                 raise Refusal(pointer, "a schema must be an object or true or false.")
             found = self._ids[pointer] = len(self.nodes)
-            self.nodes.append(Node(value, pointer, self._bases.get(pointer, base)))
+            self.nodes.append(SchemaNode(value, pointer, self._bases.get(pointer, base)))
         return found
 
-    def child(self, node: Node, value: Any, *path: str | int) -> int:
+    def child(self, node: SchemaNode, value: Any, *path: str | int) -> int:
         """The number of a schema inside ``node``."""
         return self.node(value, node.pointer + pointer(*path), node.base)
 
@@ -89,7 +89,7 @@ class Document:
         """The number of ``false``."""
         return self.node(False, "#false", "")
 
-    def resolve(self, node: Node) -> int:
+    def resolve(self, node: SchemaNode) -> int:
         """The number of what ``$ref`` in ``node`` names. Raises Refusal."""
         ref = node.value["$ref"]
         at = f"{node.pointer}/$ref"

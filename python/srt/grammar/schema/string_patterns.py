@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from sglang.srt.grammar.character_dfa import CharacterDfa
-from sglang.srt.grammar.protocol import GrammarError
+from sglang.srt.grammar.grammar_protocol import GrammarError
 from sglang.srt.grammar.regex import BeyondBudget, Budget, compile_regex
 from sglang.srt.grammar.regex.parser import parse
 from sglang.srt.grammar.regex.tree import Assert, Chars, Concat, Either, Look, Node, Repeat
 from sglang.srt.grammar.schema.eliminate import from_automaton
-from sglang.srt.grammar.schema.probe import unmatched
 from sglang.srt.grammar.schema.quoted import CHAR, any_of, common, literals
+from sglang.srt.grammar.schema.unmatched_terminal import unmatched
 
 BUDGET = Budget(pattern=16 << 10)
 BRANCHES = 64

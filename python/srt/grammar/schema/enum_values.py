@@ -1,4 +1,4 @@
-"""Words: the values of ``enum`` or ``const``, by type."""
+"""EnumValues: the values of ``enum`` or ``const``, by type."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
-from sglang.srt.grammar.schema.document import Refusal
-from sglang.srt.grammar.schema.patterns import one_of
 from sglang.srt.grammar.schema.scalars import number_text, settled
-from sglang.srt.grammar.schema.shapes import Array, Number, Object, Shape, String, Word
+from sglang.srt.grammar.schema.schema_document import Refusal
+from sglang.srt.grammar.schema.string_patterns import one_of
+from sglang.srt.grammar.schema.value_shapes import Array, Number, Object, Shape, String, Word
 
 MOST_LEFT_OUT = 64  # numbers
 
 
 @dataclass(frozen=True)
-class Words:
+class EnumValues:
     """``words``: null, true, false; ``numbers`` as JSON writes them."""
 
     words: frozenset[str]
@@ -26,7 +26,7 @@ class Words:
     objects: tuple[dict[str, Any], ...]
 
     @staticmethod
-    def of(values: list[Any]) -> Words:
+    def of(values: list[Any]) -> EnumValues:
         words: set[str] = set()
         numbers: dict[str, None] = {}
         strings: dict[str, None] = {}
@@ -43,7 +43,7 @@ class Words:
                 arrays.append(value)
             else:
                 objects.append(value)
-        return Words(
+        return EnumValues(
             frozenset(words), tuple(numbers), tuple(strings), tuple(arrays), tuple(objects)
         )
 
@@ -100,12 +100,12 @@ class Words:
 
 
 def _least(high: Any, value: Decimal) -> Any:
-    from sglang.srt.grammar.schema.shapes import tighter_high
+    from sglang.srt.grammar.schema.value_shapes import tighter_high
 
     return tighter_high(high, (value, True))
 
 
 def _most(low: Any, value: Decimal) -> Any:
-    from sglang.srt.grammar.schema.shapes import tighter_low
+    from sglang.srt.grammar.schema.value_shapes import tighter_low
 
     return tighter_low(low, (value, True))

@@ -1,4 +1,4 @@
-"""Normal: a state as the list of shapes that its values may have.
+"""Normalizer: a state as the list of shapes that its values may have.
 
 Every keyword narrows the shapes or multiplies them: ``anyOf`` is one list after the other,
 ``oneOf`` the same where its branches exclude each other, else each of them without the others;
@@ -11,8 +11,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from sglang.srt.grammar.schema.containers import fail_container, narrow_container
-from sglang.srt.grammar.schema.document import Document, Node, Refusal
-from sglang.srt.grammar.schema.keywords import (
+from sglang.srt.grammar.schema.enum_values import EnumValues
+from sglang.srt.grammar.schema.scalars import failing, narrowed, settled
+from sglang.srt.grammar.schema.schema_document import Document, Refusal, SchemaNode
+from sglang.srt.grammar.schema.schema_keywords import (
     ALONE,
     EVALUATING,
     OF_ARRAYS,
@@ -24,9 +26,9 @@ from sglang.srt.grammar.schema.keywords import (
     places_of,
     slip,
 )
-from sglang.srt.grammar.schema.probe import unmatched
-from sglang.srt.grammar.schema.scalars import failing, narrowed, settled
-from sglang.srt.grammar.schema.shapes import (
+from sglang.srt.grammar.schema.terminals import string_terminal
+from sglang.srt.grammar.schema.unmatched_terminal import unmatched
+from sglang.srt.grammar.schema.value_shapes import (
     ANY,
     EVERY,
     Array,
@@ -41,8 +43,6 @@ from sglang.srt.grammar.schema.shapes import (
     fits_number,
     fits_string,
 )
-from sglang.srt.grammar.schema.terminals import string_terminal
-from sglang.srt.grammar.schema.words import Words
 
 MOST_SHAPES = 512
 MOST_WORK = 100_000  # keywords applied to shapes, some 20 us each
@@ -55,7 +55,7 @@ LAST = ("allOf", "anyOf", "oneOf", "if", "not", "dependencies", "dependentRequir
         "dependentSchemas")  # fmt: skip
 
 
-class Normal:
+class Normalizer:
     """Shapes by state, for the schemas of one document."""
 
     def __init__(self, document: Document) -> None:
@@ -123,19 +123,19 @@ class Normal:
                     break
                 self.written = (*outer, entered, places[keyword])
                 shapes = self._apply(shapes, node, keyword)
-                self._count(shapes, node, keyword)
+                self.count(shapes, node, keyword)
         finally:
             self._inside.pop()
             self.written = outer
         return shapes
 
-    def _enter(self, number: int, node: Node) -> None:
+    def _enter(self, number: int, node: SchemaNode) -> None:
         if number in self._inside:
             raise Refusal(node.pointer, "refers to itself without end; remove the circle of $ref.")
         self._inside.append(number)
         self._entered += 1
 
-    def _order(self, node: Node) -> list[str]:
+    def _order(self, node: SchemaNode) -> list[str]:
         """Its keywords: those first that leave little, those last that multiply what is left."""
         schema = node.value
         if self.document.old and "$ref" in schema:
@@ -162,7 +162,7 @@ class Normal:
         rest = [keyword for keyword in schema if keyword not in FIRST and keyword not in LAST]
         return [*early, *rest, *late]
 
-    def _count(self, shapes: list[Shape], node: Node, keyword: str) -> None:
+    def count(self, shapes: list[Shape], node: SchemaNode, keyword: str) -> None:
         self._work += len(shapes) + 1
         if self._work > MOST_WORK:
             raise Refusal(node.pointer, "the schema takes too much work to compile; simplify it.")
@@ -172,7 +172,7 @@ class Normal:
                 f"makes more than {MOST_SHAPES} alternatives; use fewer, or exclusive ones.",
             )
 
-    def _apply(self, shapes: list[Shape], node: Node, keyword: str) -> list[Shape]:
+    def _apply(self, shapes: list[Shape], node: SchemaNode, keyword: str) -> list[Shape]:
         value, at = node.value[keyword], f"{node.pointer}/{keyword}"
         if keyword in SCALARS:
             self.used.add(at)
@@ -190,22 +190,24 @@ class Normal:
         found: list[Shape] = applied(shapes, node, value, at)
         return found
 
-    def _type(self, shapes: list[Shape], node: Node, value: Any, at: str) -> list[Shape]:
+    def _type(self, shapes: list[Shape], node: SchemaNode, value: Any, at: str) -> list[Shape]:
         names = _types(value, at)
         return [s for shape in shapes for s in _typed(shape, names)]
 
-    def _const(self, shapes: list[Shape], node: Node, value: Any, at: str) -> list[Shape]:
+    def _const(self, shapes: list[Shape], node: SchemaNode, value: Any, at: str) -> list[Shape]:
         return self._among(shapes, node, [value], at)
 
-    def _enum(self, shapes: list[Shape], node: Node, value: Any, at: str) -> list[Shape]:
+    def _enum(self, shapes: list[Shape], node: SchemaNode, value: Any, at: str) -> list[Shape]:
         if not isinstance(value, list):
             raise Refusal(at, "must be a list.")
         if len(value) > MOST_ENUM:
             raise Refusal(at, f"has {len(value)} values; at most {MOST_ENUM}.")
         return self._among(shapes, node, value, at)
 
-    def _among(self, shapes: list[Shape], node: Node, values: list[Any], at: str) -> list[Shape]:
-        words = Words.of(values)
+    def _among(
+        self, shapes: list[Shape], node: SchemaNode, values: list[Any], at: str
+    ) -> list[Shape]:
+        words = EnumValues.of(values)
         found: list[Shape] = []
         for shape in shapes:
             if isinstance(shape, Word) and shape.text in words.words:
@@ -223,15 +225,15 @@ class Normal:
                     found += self.under([shape], number)
         return found
 
-    def _allOf(self, shapes: list[Shape], node: Node, value: Any, at: str) -> list[Shape]:
+    def _allOf(self, shapes: list[Shape], node: SchemaNode, value: Any, at: str) -> list[Shape]:
         for number in self._branches(node, value, at):
             shapes = self.under(shapes, number)
         return shapes
 
-    def _anyOf(self, shapes: list[Shape], node: Node, value: Any, at: str) -> list[Shape]:
+    def _anyOf(self, shapes: list[Shape], node: SchemaNode, value: Any, at: str) -> list[Shape]:
         return [s for number in self._branches(node, value, at) for s in self.under(shapes, number)]
 
-    def _oneOf(self, shapes: list[Shape], node: Node, value: Any, at: str) -> list[Shape]:
+    def _oneOf(self, shapes: list[Shape], node: SchemaNode, value: Any, at: str) -> list[Shape]:
         numbers = self._branches(node, value, at)
         each = [self.under(shapes, number) for number in numbers]
         found: list[Shape] = []
@@ -258,10 +260,10 @@ class Normal:
     def _any(self, shapes: Iterable[Shape]) -> bool:
         return any(not self._hollow(shape) for shape in shapes)
 
-    def _not(self, shapes: list[Shape], node: Node, value: Any, at: str) -> list[Shape]:
+    def _not(self, shapes: list[Shape], node: SchemaNode, value: Any, at: str) -> list[Shape]:
         return self.without(shapes, self.document.child(node, value, "not"))
 
-    def _if(self, shapes: list[Shape], node: Node, value: Any, at: str) -> list[Shape]:
+    def _if(self, shapes: list[Shape], node: SchemaNode, value: Any, at: str) -> list[Shape]:
         schema = node.value
         if "then" not in schema and "else" not in schema:
             return shapes
@@ -276,7 +278,7 @@ class Normal:
             other = self.under(other, self.document.child(node, schema["else"], "else"))
         return found + other
 
-    def _branches(self, node: Node, value: Any, at: str) -> list[int]:
+    def _branches(self, node: SchemaNode, value: Any, at: str) -> list[int]:
         if not isinstance(value, list) or not value:
             raise Refusal(at, "must be a list of schemas, not empty.")
         keyword = at.rsplit("/", 1)[1]
@@ -294,12 +296,12 @@ class Normal:
             found: list[Shape] = []
             for keyword in self._order(node):
                 found += self._fail(shapes, node, keyword)
-                self._count(found, node, keyword)
+                self.count(found, node, keyword)
         finally:
             self._inside.pop()
         return found
 
-    def _fail(self, shapes: list[Shape], node: Node, keyword: str) -> list[Shape]:
+    def _fail(self, shapes: list[Shape], node: SchemaNode, keyword: str) -> list[Shape]:
         value, at = node.value[keyword], f"{node.pointer}/{keyword}"
         if keyword in SCALARS:
             self.used.add(at)
@@ -340,7 +342,7 @@ class Normal:
                 found = found + self.under(under, other)
         return found
 
-    def _not_if(self, shapes: list[Shape], node: Node, value: Any) -> list[Shape]:
+    def _not_if(self, shapes: list[Shape], node: SchemaNode, value: Any) -> list[Shape]:
         test = self.document.child(node, value, "if")
         found: list[Shape] = []
         if "then" in node.value:
@@ -352,7 +354,7 @@ class Normal:
         return found
 
     def _not_among(self, shapes: list[Shape], values: Any, at: str) -> list[Shape]:
-        words = Words.of(values if isinstance(values, list) else [])
+        words = EnumValues.of(values if isinstance(values, list) else [])
         return [s for shape in shapes for s in words.others(shape, at)]
 
 
@@ -395,4 +397,4 @@ def _untyped(shape: Shape, names: list[str], others: list[str]) -> Iterable[Shap
     return _typed(shape, others)
 
 
-__all__ = ["ANY", "Normal"]
+__all__ = ["ANY", "Normalizer"]
