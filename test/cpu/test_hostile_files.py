@@ -186,7 +186,9 @@ def test_the_library_numbers_added_tokens(tokenizer: Path) -> None:
     assert ours.id_of("<tool>") == size - 1
     assert ours.encode("<tool>")[-1] == size - 1
     assert size - 1 in ours.special_ids
-    assert list(ours.encode_shielded(ours.shield.over("<tool>") + "<tool>"))[-1] == size - 1
+    assert (
+        list(ours.encode_escaped(ours.control_tokens.escape("<tool>") + "<tool>"))[-1] == size - 1
+    )
 
 
 @pytest.mark.parametrize("value", [-1, 1 << 31, "2", 1.5, [True], {"a": 1}, [[1]]])

@@ -60,7 +60,9 @@ def load_tokenizer(path: Path) -> None:
     tokenizer.decode(ids)
     tokenizer.decode([0, 5, 10**6, len(tokenizer.token_bytes) - 1])
     if tokenizer.chat_template is not None:
-        tokenizer.encode_shielded(tokenizer.apply_chat_template(tokenizer.shield.over(TALK)))
+        tokenizer.encode_escaped(
+            tokenizer.apply_chat_template(tokenizer.control_tokens.escape(TALK))
+        )
 
 
 def attempt(load: Any, path: Path) -> str:

@@ -13,7 +13,7 @@ import gguf
 import sentencepiece
 import tiktoken
 from helpers.toy_tokenizer import CORPUS, byte_level
-from sglang.srt.tokenizer.pieces import byte_alphabet
+from sglang.srt.tokenizer.token_bytes import byte_alphabet
 
 WORDS = [
     *CORPUS[:3],

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from sglang.srt.core.vocabulary import Vocabulary
-from sglang.srt.tokenizer.pieces import piece_bytes
+from sglang.srt.tokenizer.token_bytes import piece_bytes
 
 EMBEDDED = Path(__file__).parents[2] / "python" / "srt" / "assets" / "sglang-tiny"
 

@@ -15,7 +15,7 @@ from helpers.scripted import Scripted, posted
 from helpers.toy_tokenizer import byte_level, sentencepiece
 from sglang.srt.runtime.chat.conversation import prompt_of
 from sglang.srt.tokenizer import Tokenizer, TokenizerError
-from sglang.srt.tokenizer.chat import ChatTemplate, ChatTemplateError, SlowTemplateError
+from sglang.srt.tokenizer.chat_template import ChatTemplate, ChatTemplateError, SlowTemplateError
 from sglang.srt.tokenizer.templates import NAMES, built_in, family_of
 
 TALK = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"},

@@ -64,7 +64,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 @pytest.fixture
 def counter(served: Served, monkeypatch: pytest.MonkeyPatch) -> Counter:
     made = Counter(0.02)
-    for name in ("encode_piece", "encode_shielded"):
+    for name in ("encode_piece", "encode_escaped"):
         monkeypatch.setattr(served.tokenizer, name, made.around(getattr(served.tokenizer, name)))
     return made
 

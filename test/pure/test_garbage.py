@@ -149,7 +149,7 @@ def test_a_heap_is_trimmed_after_huge_texts_alone(
     trims: list[int] = []
     monkeypatch.setattr(heap, "trim", lambda: trims.append(1))
     tokenizer = served.tokenizer
-    for encode in (tokenizer.encode, tokenizer.encode_shielded):
+    for encode in (tokenizer.encode, tokenizer.encode_escaped):
         for size, count in ((HUGE - 1, 0), (HUGE, 1), (3 * HUGE, 1)):
             trims.clear()
             assert len(encode("a" * size)) > 0

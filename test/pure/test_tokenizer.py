@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.srt.files.location import EMBEDDED, locate
 from sglang.srt.tokenizer import Detokenizer, Tokenizer, TokenizerError
-from sglang.srt.tokenizer.chat import ChatTemplate, ChatTemplateError
-from sglang.srt.tokenizer.pieces import byte_alphabet
+from sglang.srt.tokenizer.chat_template import ChatTemplate, ChatTemplateError
+from sglang.srt.tokenizer.token_bytes import byte_alphabet
 
 TEXTS = ["", " ", "hello world", "Grüße 日本語 🙂\n\ttabs", "a\x00b", *CORPUS[:3]]
 

@@ -21,7 +21,7 @@ from helpers.toy_tokenizer import CHATML, byte_level, sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.srt.tokenizer import Tokenizer, TokenizerError
-from sglang.srt.tokenizer.patterns import LLAMA3, QWEN2
+from sglang.srt.tokenizer.split_patterns import LLAMA3, QWEN2
 
 # Texts near what the small vocabularies know, and any others.
 TEXTS = st.one_of(

@@ -1,4 +1,4 @@
-"""Layouts: what other formats hold, written as a ``tokenizer.json``, which the library reads."""
+"""Layouts: other formats written as a ``tokenizer.json``, which the library reads."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sglang.srt.tokenizer.errors import MAX_PIECE, MAX_TOKENS
-from sglang.srt.tokenizer.pieces import byte_alphabet
-from sglang.srt.tokenizer.shield import broken
+from sglang.srt.tokenizer.control_tokens import broken
+from sglang.srt.tokenizer.token_bytes import byte_alphabet
+from sglang.srt.tokenizer.tokenizer_files import MAX_PIECE, MAX_TOKENS
 
 SPACE = "▁"
 # Types of a sentencepiece vocabulary, which GGUF files use too.
@@ -62,8 +62,8 @@ def _bpe(vocab: Mapping[str, int], merges: Iterable[Sequence[str]], **more: Any)
 
 
 def _numbered(vocab: Mapping[str, int], added: Iterable[Added]) -> dict[str, int]:
-    """The vocabulary, with those added tokens whose ids the library would not give by itself: it
-    numbers what is not in the vocabulary from its size on."""
+    """The vocabulary, with the added tokens to which the library would give other ids: it numbers
+    tokens that are not in the vocabulary from its size on."""
     tail = sorted((token.id, token.content) for token in added if token.content not in vocab)
     dense = max(vocab.values(), default=-1) == len(vocab) - 1
     if dense and [i for i, _ in tail] == list(range(len(vocab), len(vocab) + len(tail))):
@@ -90,8 +90,8 @@ def byte_level(
 def from_ranks(
     ranks: Mapping[bytes, int], patterns: Sequence[str], added: Sequence[Added]
 ) -> dict[str, Any]:
-    """Byte-level BPE of which only the order of tokens is known (tiktoken): of all neighbours the
-    pair goes first that makes the token of the lowest rank."""
+    """Byte-level BPE with tokens in order of rank alone (tiktoken): the pair of neighbours that
+    makes the token of the lowest rank merges first."""
     letters = {byte: char for char, byte in byte_alphabet().items()}
     spelled = {piece: "".join(letters[byte] for byte in piece) for piece in ranks}
     pairs = [
@@ -117,7 +117,7 @@ def splits(order: Iterable[Any], known: Mapping[Any, int]) -> list[tuple[Any, An
 
 
 @dataclass(frozen=True)
-class Pieces:
+class SentencePieces:
     """A sentencepiece vocabulary (Kudo and Richardson 2018).
 
     Attributes:
@@ -142,8 +142,8 @@ class Pieces:
     charsmap: bytes = b""
 
 
-def sentencepiece(pieces: Pieces, more: Sequence[Added] = ()) -> dict[str, Any]:
-    """``more``: added tokens beside those of the vocabulary. Raises ValueError."""
+def sentencepiece(pieces: SentencePieces, more: Sequence[Added] = ()) -> dict[str, Any]:
+    """The layout of a vocabulary. ``more``: added tokens beside it. Raises ValueError."""
     texts, types = pieces.texts, pieces.types
     if not 0 < len(texts) == len(pieces.scores) == len(types) <= MAX_TOKENS:
         raise ValueError(
@@ -177,7 +177,7 @@ def sentencepiece(pieces: Pieces, more: Sequence[Added] = ()) -> dict[str, Any]:
     return _layout(added, model, normal, _sequence("pretokenizers", before), decoder)
 
 
-def _normal(pieces: Pieces) -> list[dict[str, Any]]:
+def _normal(pieces: SentencePieces) -> list[dict[str, Any]]:
     steps: list[dict[str, Any]] = []
     if pieces.charsmap:
         charsmap = base64.b64encode(pieces.charsmap).decode()
@@ -190,7 +190,7 @@ def _normal(pieces: Pieces) -> list[dict[str, Any]]:
     return [*steps, {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}]
 
 
-def _spm_bpe(pieces: Pieces, added: Sequence[Added]) -> dict[str, Any]:
+def _spm_bpe(pieces: SentencePieces, added: Sequence[Added]) -> dict[str, Any]:
     vocab: dict[str, int] = {}
     for i, text in enumerate(pieces.texts):
         vocab.setdefault(text, i)
@@ -205,8 +205,8 @@ def _spm_bpe(pieces: Pieces, added: Sequence[Added]) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def _unigram(pieces: Pieces, added: Sequence[Added]) -> dict[str, Any]:
-    """What a user defined has a score that every way through a text takes."""
+def _unigram(pieces: SentencePieces, added: Sequence[Added]) -> dict[str, Any]:
+    """A unigram model. Pieces that a user defined get a score that every segmentation takes."""
     normal = [s for s, type in zip(pieces.scores, pieces.types) if type == NORMAL]
     lowest, own = min(normal, default=0.0), -0.1  # sentencepiece's, where all others are below it
 
@@ -227,8 +227,8 @@ def _unigram(pieces: Pieces, added: Sequence[Added]) -> dict[str, Any]:
 
 
 def _isolated(user: Iterable[str], hidden: Iterable[str]) -> str:
-    """A pattern of the user's own pieces, the longest first; and of the first character of what
-    reads like a piece that no text may become."""
+    """A pattern of the user's own pieces, the longest first, and of the first character of hidden
+    pieces, which no text may become."""
     firsts = broken(text for text in hidden if len(text) > 1)
     own = map(re.escape, sorted(user, key=len, reverse=True))
     return "|".join(filter(None, [firsts, *own])) or "(?!)"

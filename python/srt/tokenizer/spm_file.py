@@ -6,7 +6,7 @@
                     40 unknown   41 begin   42 end
     NormalizerSpec  2 compiled map   3 space before a text   4 spaces squeezed   5 spaces escaped
 
-Every length is held against what is left before anything is made of it.
+Every length is checked against the bytes left before it is used.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sglang.srt.tokenizer.errors import MAX_TOKENS
-from sglang.srt.tokenizer.layouts import NORMAL, Pieces
+from sglang.srt.tokenizer.layouts import NORMAL, SentencePieces
+from sglang.srt.tokenizer.tokenizer_files import MAX_TOKENS
 
 
 @dataclass(frozen=True)
-class Model:
-    """``begin`` and ``end``: ids, -1 where there is none."""
+class SentencePieceModel:
+    """Pieces, and the ids of the begin and end tokens, -1 where there is none."""
 
-    pieces: Pieces
+    pieces: SentencePieces
     begin: int
     end: int
 
 
-def parse(data: bytes, prefix: bool | None = None, legacy: bool = True) -> Model:
-    """``prefix``: whether a text begins with a space, where the model is overruled. Raises
+def parse(data: bytes, prefix: bool | None = None, legacy: bool = True) -> SentencePieceModel:
+    """Parse a model. ``prefix`` overrides whether a space is put before a text. Raises
     ValueError."""
     texts: list[str] = []
     scores: list[float] = []
@@ -60,13 +60,13 @@ def parse(data: bytes, prefix: bool | None = None, legacy: bool = True) -> Model
     for token in (begin, end):
         if token >= len(texts):
             raise ValueError(f"control token {token} of {len(texts)} pieces")
-    pieces = Pieces(
+    pieces = SentencePieces(
         texts, scores, types, unigram=kind == 1, unknown=unknown if unknown >= 0 else None,
         byte_fallback=bool(_int(trainer.get(35, 0))), legacy=legacy,
         prefix=bool(_int(normal.get(3, 1))) if prefix is None else prefix,
         squeeze=bool(_int(normal.get(4, 1))), charsmap=_bytes(normal.get(2, b"")),
     )  # fmt: skip
-    return Model(pieces, max(begin, -1), max(end, -1))
+    return SentencePieceModel(pieces, max(begin, -1), max(end, -1))
 
 
 def _message(value: int | bytes) -> dict[int, int | bytes]:

@@ -1,5 +1,5 @@
-"""Tiktoken files: a token's bytes in base64 and its rank on each line. How a text is cut and which
-control tokens there are is not in the file but in the code of each family."""
+"""Tiktoken files: a token's bytes in base64 and its rank on each line. The split pattern and the
+control tokens are not in the file, but in the code of each family."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import base64
 import binascii
 import re
 
-from sglang.srt.tokenizer.errors import MAX_PIECE, MAX_TOKENS
 from sglang.srt.tokenizer.layouts import Added
-from sglang.srt.tokenizer.patterns import GPT4O, LLAMA3, QWEN2
+from sglang.srt.tokenizer.split_patterns import GPT4O, LLAMA3, QWEN2
+from sglang.srt.tokenizer.tokenizer_files import MAX_PIECE, MAX_TOKENS
 
 _LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d{1,9}\s*")
 

@@ -1,4 +1,4 @@
-"""Tokenizer: text to ids and back, made of what a model brings (``tokenizer/source``)."""
+"""Tokenizer: text to ids and back, made from a model's files (``tokenizer/tokenizer_source``)."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ import tokenizers
 from sglang.srt.core import heap
 from sglang.srt.core.vocabulary import Vocabulary
 from sglang.srt.files.location import EMBEDDED, TOKENIZER_FILES, locate
-from sglang.srt.tokenizer import source as sources
-from sglang.srt.tokenizer.chat import ChatTemplate, ChatTemplateError
-from sglang.srt.tokenizer.cuts import can_cut, pieces
+from sglang.srt.tokenizer import tokenizer_source
+from sglang.srt.tokenizer.chat_template import ChatTemplate, ChatTemplateError
+from sglang.srt.tokenizer.control_tokens import ControlTokenEscaper
 from sglang.srt.tokenizer.detokenizer import Detokenizer
-from sglang.srt.tokenizer.errors import MAX_TOKENS, TokenizerError, failed, told
-from sglang.srt.tokenizer.inside import Inside
-from sglang.srt.tokenizer.pieces import piece_bytes
-from sglang.srt.tokenizer.shield import Shield
 from sglang.srt.tokenizer.templates import NAMES, built_in, family_of
+from sglang.srt.tokenizer.text_pieces import can_cut, pieces
+from sglang.srt.tokenizer.token_bytes import piece_bytes
+from sglang.srt.tokenizer.tokenizer_files import MAX_TOKENS, TokenizerError, failed, told
 
 log = logging.getLogger("sglang.tokenizer")
 
@@ -29,6 +28,7 @@ __all__ = ["EMBEDDED", "LONG", "Tokenizer", "TokenizerError"]
 LONG = 1 << 12  # characters from which on ``encode`` lets other threads run meanwhile
 HUGE = 1 << 15  # and leaves tens of megabytes of garbage in the heap
 MAX_NAME, MAX_NAMES = 1 << 8, 1 << 18  # characters of a control token, and of all
+MARKS = ("\n", "\x00")  # before a text; hardly any tokenizer merges them with it
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
 
@@ -45,7 +45,7 @@ class Tokenizer:
         before: ids that ``encode`` puts before a text.
         vocab_size: one more than the largest id.
         longest: bytes of the longest token.
-        shield: keeps control tokens in the texts of users plain text.
+        control_tokens: keeps control tokens in the texts of users plain text.
     """
 
     def __init__(self, path: Path, chat_template: str = "") -> None:
@@ -55,7 +55,7 @@ class Tokenizer:
         Raises TokenizerError.
         """
         self.path = path
-        source = sources.read(path)
+        source = tokenizer_source.read(path)
         self._text, self._config, self._file = source.text, source.config, source.path
         with told(source.path):
             self._model = tokenizers.Tokenizer.from_str(source.text)
@@ -69,7 +69,7 @@ class Tokenizer:
                     f"token {piece!r:.80} has id {vocab[piece]}; ids are below {MAX_TOKENS}"
                 )
             self.token_bytes = piece_bytes(vocab, source.layout)
-            self.shield = Shield(source.text, source.layout)
+            self.control_tokens = ControlTokenEscaper(source.text, source.layout)
         self._can_cut = can_cut(source.layout)
         self.vocab_size = len(self.token_bytes)
         self.longest = max(map(len, self.token_bytes), default=0) or 1
@@ -85,8 +85,8 @@ class Tokenizer:
         self._template = self._find_template(chat_template)
 
     def _added_tokens(self, layout: dict[str, Any]) -> list[dict[str, Any]]:
-        """The layout's added tokens, with the ids that the library gives them: it does not read
-        those that the file says. Raises ValueError."""
+        """The layout's added tokens, with the ids that the library gives them: it ignores those in
+        the file. Raises ValueError."""
         listed = layout.get("added_tokens") or []
         names = [entry["content"] for entry in listed if entry.get("special")]
         if max(map(len, names), default=0) > MAX_NAME or sum(map(len, names)) > MAX_NAMES:
@@ -126,8 +126,8 @@ class Tokenizer:
         return self.framed(found) if add_special_tokens else found
 
     def pieces(self, text: str) -> Iterable[str]:
-        """Pieces whose ids, one behind the other, are those of the text: long texts take memory
-        piece by piece then. The text itself where this tokenizer allows no cuts."""
+        """Pieces whose ids in a row are those of the text, so that a long text takes memory piece
+        by piece; the text itself where this tokenizer cannot cut it."""
         return pieces(text) if self._can_cut else (text,)
 
     def encode_piece(self, text: str) -> array[int]:
@@ -173,8 +173,8 @@ class Tokenizer:
         return self._model.token_to_id(piece) if found is None else found
 
     def vocabulary(self, size: int = 0, eos: Sequence[int] = ()) -> Vocabulary:
-        """What a grammar must know. ``size`` is the number of logits, ``eos`` the model's own end
-        tokens."""
+        """The vocabulary for grammars. ``size`` is the number of logits, ``eos`` the model's own
+        end tokens."""
         plain = tokenizers.Tokenizer.from_str(self._text)
         plain.encode_special_tokens = True  # control tokens in a text are plain text
         plain.no_truncation()
@@ -185,7 +185,7 @@ class Tokenizer:
             max(size, self.vocab_size),
             tuple(eos) or self.eos_ids,
             self.special_ids | set(ends),
-            Inside(plain, self.token_bytes).encode,
+            InfixEncoder(plain, self.token_bytes).encode,
         )
 
     # -- chat -----------------------------------------------------------------------------------
@@ -194,11 +194,11 @@ class Tokenizer:
     def chat_template(self) -> str | None:
         return self._template.source if self._template else None
 
-    def encode_shielded(self, text: str) -> array[int]:
-        """Ids of a rendered conversation in whose texts ``shield`` has put marks. Raises
-        ValueError on lone surrogates."""
+    def encode_escaped(self, text: str) -> array[int]:
+        """Ids of a rendered conversation that holds marks of ``control_tokens``. Raises ValueError
+        on lone surrogates."""
         try:
-            found = array("i", self.shield.encode(text))
+            found = array("i", self.control_tokens.encode(text))
         except (UnicodeEncodeError, TypeError) as error:
             raise ValueError("the text is not valid Unicode: it holds a lone surrogate") from error
         if len(text) >= HUGE:
@@ -271,8 +271,46 @@ class Tokenizer:
         return before, after
 
 
+class InfixEncoder:
+    """Encodes texts as they are tokenized in the middle of a longer one.
+
+    Sentencepiece-style tokenizers put a space before a text. Such a text is encoded behind a mark,
+    and the mark's tokens are left out. Where the mark cannot be told apart, the text's own tokens
+    are returned; their bytes then begin with the space.
+    """
+
+    def __init__(self, model: tokenizers.Tokenizer, table: Sequence[bytes]) -> None:
+        self._model, self._table = model, table
+        for self._mark in ("", *MARKS):
+            if self._separable():
+                return
+        self._mark = ""
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text."""
+        if len(texts) == 1:
+            found = [self._model.encode(self._mark + texts[0], add_special_tokens=False).ids]
+        else:
+            marked = [self._mark + text for text in texts]
+            encoded = self._model.encode_batch_fast(marked, add_special_tokens=False)
+            found = [each.ids for each in encoded]
+        return [self._without_mark(ids) for ids in found] if self._mark else found
+
+    def _separable(self) -> bool:
+        (ids,) = self.encode(["a"])
+        return b"".join(self._table[i] for i in ids) == b"a"
+
+    def _without_mark(self, ids: list[int]) -> list[int]:
+        seen = b""
+        for i, token in enumerate(ids):
+            seen += self._table[token]
+            if seen.lstrip(b" ") == self._mark.encode() or seen == self._mark.encode():
+                return ids[i + 1 :]
+        return ids
+
+
 def _read(path: Path) -> str | None:
-    """A template that somebody names."""
+    """The text of a template's file; None where there is none."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:

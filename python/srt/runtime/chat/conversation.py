@@ -22,7 +22,7 @@ from sglang.srt.runtime.chat.message_parts import told as told_content
 from sglang.srt.runtime.chat.tool_use import ToolUse, with_tools
 from sglang.srt.runtime.offload import LONG, offload
 from sglang.srt.runtime.runtime import Runtime
-from sglang.srt.tokenizer.chat import SECONDS, ChatTemplateError, SlowTemplateError
+from sglang.srt.tokenizer.chat_template import SECONDS, ChatTemplateError, SlowTemplateError
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 OWN = ("messages", "tools", "add_generation_prompt", "continue_final_message", "seconds")
@@ -68,17 +68,13 @@ async def prompt_of(
             message.
         fits: what is too long for the model is refused.
     """
-    tokenizer, shield, count = (
-        runtime.tokenizer,
-        runtime.tokenizer.shield,
-        len(messages),
-    )
+    tokenizer, escaper, count = runtime.tokenizer, runtime.tokenizer.control_tokens, len(messages)
     if not messages:
         raise RequestError("messages is empty; give at least one.", "messages")
     told, begun, named, sources = await offload(count, _told, runtime, messages, use, go_on)
     runtime.verify_seen(sources)
     variables = {name: value for name, value in variables.items() if name not in OWN}
-    values = {**shield.over(variables), **named}
+    values = {**escaper.escape(variables), **named}
 
     def render(seconds: float) -> str:
         return tokenizer.apply_chat_template(
@@ -89,11 +85,11 @@ async def prompt_of(
     try:
         text = await _rendered(render, count)
     except (ChatTemplateError, TypeError) as error:
-        raise RequestError(f"{shield.lifted(str(error))}.", "messages") from error
+        raise RequestError(f"{escaper.unescape(str(error))}.", "messages") from error
     if sources:
         text = marked(text, runtime.placeholders)
-    if shield.holds(text):
-        ids, text = await _encoded(runtime, text, fits), shield.lifted(text)
+    if escaper.must_encode(text):
+        ids, text = await _encoded(runtime, text, fits), escaper.unescape(text)
     else:
         encode = runtime.completion.encode_prompt if fits else runtime.completion.encode
         ids = await encode(text, False)
@@ -116,7 +112,7 @@ def _told(
 ) -> tuple[list[dict[str, Any]], str, dict[str, Any], list[Source]]:
     """The conversation as the template takes it, the text that the reply goes on with, variables
     for the tools, and the images and videos. Raises RequestError."""
-    cover = runtime.tokenizer.shield.over
+    cover = runtime.tokenizer.control_tokens.escape
     sources: list[Source] = []
     told = [_message(i, message, sources) for i, message in enumerate(messages)]
     if go_on:
@@ -141,7 +137,7 @@ async def _encoded(runtime: Runtime, text: str, fits: bool) -> Ints:
     if fits:
         verify_length(len(text) // (4 * tokenizer.longest), runtime.info, "at least ")
     try:
-        ids = await runtime.completion.encoder.run(bytes_of(text), tokenizer.encode_shielded, text)
+        ids = await runtime.completion.encoder.run(bytes_of(text), tokenizer.encode_escaped, text)
     except RequestError:
         raise
     except ValueError as error:

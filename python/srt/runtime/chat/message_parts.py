@@ -13,7 +13,7 @@ from typing import Any
 
 from sglang.srt.program.request_error import RequestError
 from sglang.srt.program.sources import Source, source_of
-from sglang.srt.tokenizer.chat import ChatTemplate
+from sglang.srt.tokenizer.chat_template import ChatTemplate
 
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _MEDIA = {

@@ -34,10 +34,10 @@ def spm(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 def encoded(tokenizer: Tokenizer, messages: Any, **variables: Any) -> tuple[str, list[int]]:
     """The rendered text without marks, and its ids."""
-    text = tokenizer.apply_chat_template(tokenizer.shield.over(messages), **variables)
-    plain = tokenizer.shield.lifted(text)
-    if tokenizer.shield.holds(text):
-        return plain, list(tokenizer.encode_shielded(text))
+    text = tokenizer.apply_chat_template(tokenizer.control_tokens.escape(messages), **variables)
+    plain = tokenizer.control_tokens.unescape(text)
+    if tokenizer.control_tokens.must_encode(text):
+        return plain, list(tokenizer.encode_escaped(text))
     return plain, list(tokenizer.encode(text, False))
 
 
@@ -84,15 +84,15 @@ def _harmless(text: str) -> str:
 @example(["a<|im_", "end|>"])
 @example(["<", "|im_", "start|>"])
 def test_texts_that_the_template_joins_make_none(bpe: Tokenizer, texts: list[str]) -> None:
-    covered = bpe.shield.over(texts)
-    ids = bpe.encode_shielded("".join(covered))
+    covered = bpe.control_tokens.escape(texts)
+    ids = bpe.encode_escaped("".join(covered))
     assert not bpe.special_ids & set(ids)
     assert bpe.decode(ids) == "".join(texts)
 
 
 def test_text_without_control_tokens_is_left_alone(bpe: Tokenizer) -> None:
     value = {"role": "user", "content": "a <b> [c] |>", "x": [1, None, {"k": "im_end"}]}
-    assert bpe.shield.over(value) is value
+    assert bpe.control_tokens.escape(value) is value
     text, ids = encoded(bpe, [{"role": "user", "content": "plain < text"}])
     assert ids == list(bpe.encode(text, False))
 
@@ -103,7 +103,7 @@ def test_what_is_covered_is_encoded_as_ever_elsewhere(bpe: Tokenizer) -> None:
     _, other = encoded(bpe, [{"role": "user", "content": f"The quick fox{IM_END}"}])
     assert ids[:4] == other[:4]
     assert ids[-3:] == other[-3:]
-    literal = bpe.encode_shielded(bpe.shield.over(IM_END))
+    literal = bpe.encode_escaped(bpe.control_tokens.escape(IM_END))
     assert len(literal) > 1
     assert bpe.decode(literal) == IM_END
 
@@ -119,7 +119,7 @@ def test_a_normal_form_that_makes_control_tokens(tmp_path: Path) -> None:
     (path / "tokenizer.json").write_text(json.dumps(layout))
     tokenizer = Tokenizer(path)
     wide = "＜|im_end|＞"
-    assert tokenizer.shield.always
+    assert tokenizer.control_tokens.always
     assert tokenizer.id_of(IM_END) in tokenizer.encode(wide, False)
     _, ids = encoded(tokenizer, [{"role": "user", "content": wide}])
     assert ids.count(tokenizer.id_of(IM_END)) == 1
@@ -128,8 +128,8 @@ def test_a_normal_form_that_makes_control_tokens(tmp_path: Path) -> None:
 def test_hostile_texts_are_covered_in_linear_time(bpe: Tokenizer) -> None:
     for part in ("<", "<|im_end|", IM_END, "<|", "[" * 10):
         text = part * ((1 << 20) // len(part))
-        covered = bpe.shield.over(text)
-        assert bpe.shield.lifted(covered) == text
+        covered = bpe.control_tokens.escape(text)
+        assert bpe.control_tokens.unescape(covered) == text
 
 
 # -- the route ------------------------------------------------------------------------------------

@@ -1,11 +1,11 @@
-"""Cuts: where a long text can be tokenized in pieces, with the ids of the whole.
+"""Pieces of a long text that may be tokenized one by one, with the ids of the whole.
 
 A byte-level tokenizer splits a text by a pattern and merges bytes within each split alone. In none
 of the patterns known here is a letter or digit of a match followed by a space or newline, and none
-looks behind itself. So there is a split between the two, whatever is around them. What follows is
-split as if the text began there. What precedes is split as if the text ended there: what looks
-ahead (for a letter, or past spaces) finds the same. The other parts of a tokenizer must not see
-across that place either: see ``can_cut``.
+looks behind itself. So every text is split between the two. The rest is split as if the text began
+there, and the part before as if the text ended there: a pattern that looks ahead (for a letter, or
+past spaces) finds the same. The other parts of a tokenizer must not see across that position
+either: see ``can_cut``.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sglang.srt.tokenizer.patterns import GPT2, GPT4O, LLAMA3, QWEN2, TEKKEN
+from sglang.srt.tokenizer.split_patterns import GPT2, GPT4O, LLAMA3, QWEN2, TEKKEN
 
 PIECE = 1 << 15  # characters, at least
-FAR = 1 << 15  # further ones in which a place is looked for
+FAR = 1 << 15  # further characters that are searched for a position to cut at
 _PLACE = re.compile("[A-Za-z0-9](?=[ \n])")
 _WITHIN = re.compile("[A-Za-z0-9][ \n]")
 _KNOWN = {GPT2, LLAMA3, QWEN2, GPT4O, TEKKEN}
@@ -29,8 +29,8 @@ _FAMILIAR = re.compile(  # common words with their space; that of the embedded m
 def can_cut(layout: Mapping[str, Any]) -> bool:
     """Whether the tokenizer of a parsed ``tokenizer.json`` may be given a text in ``pieces``.
 
-    Its normal form leaves such places alone; it splits by a known pattern and merges bytes within
-    the splits; no added token holds such a place, or takes in what is around it.
+    Its normal form changes nothing there. It splits by a known pattern and merges bytes within the
+    splits. No added token holds such a position, or takes in characters around it.
     """
     normalizer = layout.get("normalizer") or {}
     model = layout.get("model") or {}
@@ -67,8 +67,8 @@ def _sees_far(token: Mapping[str, Any]) -> bool:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """The text in pieces of ``PIECE`` characters, and up to ``FAR`` more; the last is the rest,
-    which is long where it has no place to be cut."""
+    """The text in pieces of ``PIECE`` characters and up to ``FAR`` more. The last piece is the
+    rest, which is long where it cannot be cut."""
     start = 0
     while len(text) - start > PIECE:
         place = _PLACE.search(text, start + PIECE - 1, start + PIECE + FAR)

@@ -1,15 +1,15 @@
-"""Shield: texts of users in which control tokens are plain text.
+"""ControlTokenEscaper: makes control tokens in the texts of users plain text.
 
 A chat template writes control tokens as text, and so may a user: ``<|im_end|>`` in a message must
 not end it. So a mark is put into every such literal of a user's text before the template is
-rendered. What then still reads as a control token was written by the template; the others are
-encoded as the characters they are.
+rendered. Literals without a mark were then written by the template. Those with a mark are encoded
+as the characters they are.
 
     user's text     "hi<|im_end|>"          "hi<MARK|im_end|>"        rendered, marks removed:
     template        "<|im_end|>"            TWIN                      -> ids of text, one id a TWIN
 
-A twin is an added token of a second tokenizer that stands for the control token, flags and all, and
-that no user can write, while control tokens themselves are plain text to it.
+A twin is an added token of a second tokenizer. It stands for the control token, with the same
+flags, and no user can write it. Control tokens themselves are plain text to the second tokenizer.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ import tokenizers
 _EDGE = "\ufdd0"  # never a character of a text
 
 
-class Shield:
-    """Of one tokenizer.
+class ControlTokenEscaper:
+    """Escapes and encodes texts for one tokenizer.
 
     Attributes:
-        always: prompts are to be encoded here even if no mark is in them: a normal form may make
+        always: whether prompts without a mark must be encoded here too: a normal form may make
             control tokens out of other texts.
     """
 
@@ -52,10 +52,10 @@ class Shield:
             entry.get("normalized") for entry in self._tokens.values()
         )
 
-    def over(self, value: Any) -> Any:
-        """``value``, JSON, with a mark in every control token of its texts; itself where there is
-        none. A text that ends like the beginning of one gets a mark there, since the template may
-        put another text behind it."""
+    def escape(self, value: Any) -> Any:
+        """JSON with a mark in every control token of its texts; ``value`` itself where there is
+        none. A text that ends with the beginning of a control token gets a mark at its end, since
+        the template may put another text behind it."""
         return value if self._clean(value) else self._covered(value)
 
     def _clean(self, value: Any) -> bool:
@@ -80,12 +80,12 @@ class Shield:
             return {self._covered(name): self._covered(entry) for name, entry in value.items()}
         return list(map(self._covered, value)) if isinstance(value, (list, tuple)) else value
 
-    def holds(self, text: str) -> bool:
-        """Whether ``encode`` must be used."""
+    def must_encode(self, text: str) -> bool:
+        """Whether a rendered text must be encoded by ``encode``."""
         return self.always or self._mark in text or self._escaped in text
 
-    def lifted(self, text: str) -> str:
-        """Without marks."""
+    def unescape(self, text: str) -> str:
+        """The text without marks."""
         if _EDGE in text:
             text = text.replace(self._mark, "")
         return text.replace(self._escaped, "") if self._escaped in text else text
@@ -94,7 +94,7 @@ class Shield:
         """Ids of a rendered text; takes long the first time. Raises as the tokenizer does."""
         model, twins, ids = self._made
         told = self._whole.sub(lambda found: twins[found[0]], text) if twins else text
-        found = model.encode_batch_fast([self.lifted(told)], add_special_tokens=False)[0].ids
+        found = model.encode_batch_fast([self.unescape(told)], add_special_tokens=False)[0].ids
         return [ids.get(token, token) for token in found]
 
     @cached_property
@@ -108,7 +108,8 @@ class Shield:
 
     @cached_property
     def _second(self) -> tuple[tokenizers.Tokenizer, dict[str, str], dict[int, int]]:
-        """The tokenizer, the twin of each control token, and whose twin an id is."""
+        """The second tokenizer, the twin of each control token, and the control token's id by
+        twin's id."""
         model = tokenizers.Tokenizer.from_str(self._source)
         model.no_truncation()
         model.no_padding()
@@ -132,7 +133,7 @@ class Shield:
 
 
 def _trie(names: Iterable[str]) -> str:
-    """A pattern of the longest of ``names``: no character is looked at once for each of them."""
+    """A pattern of the longest of ``names``. It reads each character once, not once a name."""
     heads: dict[str, list[str]] = {}
     for name in names:
         heads.setdefault(name[:1], []).append(name[1:])

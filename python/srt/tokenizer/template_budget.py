@@ -1,4 +1,4 @@
-"""Work: what one rendering of a template may still do, in time and in characters."""
+"""The budget of one rendering of a template: seconds, and characters of the values it makes."""
 
 from __future__ import annotations
 
@@ -26,48 +26,48 @@ class TooSlowError(TooMuchError):
     """The template takes too long."""
 
 
-class _Work(threading.local):
-    """What the rendering in this thread may still do."""
+class _Budget(threading.local):
+    """What is left of the budget of the rendering in this thread."""
 
     deadline, chars, seconds = float("inf"), ALL_CHARS, SECONDS
 
 
-_work = _Work()
+_budget = _Budget()
 
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Around one rendering."""
-    _work.deadline, _work.chars = time.monotonic() + seconds, ALL_CHARS
-    _work.seconds = seconds
+    """Set the budget for the rendering inside the block."""
+    _budget.deadline, _budget.chars = time.monotonic() + seconds, ALL_CHARS
+    _budget.seconds = seconds
     try:
         yield
     finally:
-        _work.deadline = float("inf")
+        _budget.deadline = float("inf")
 
 
 def tick() -> None:
-    if time.monotonic() > _work.deadline:
-        raise TooSlowError(f"it takes more than {_work.seconds:g} s")
+    if time.monotonic() > _budget.deadline:
+        raise TooSlowError(f"it takes more than {_budget.seconds:g} s")
 
 
 def pay(chars: int) -> None:
-    """For a value of so many characters, before or right after it is made."""
-    _work.chars -= chars
-    if chars > CHARS or _work.chars < 0:
+    """Charge a value's characters, before or right after it is made. Raises TooMuchError."""
+    _budget.chars -= chars
+    if chars > CHARS or _budget.chars < 0:
         raise TooMuchError(f"it makes texts of more than {CHARS} characters")
 
 
 def paid(value: Any) -> Any:
-    """The value; texts that are not short are paid for."""
+    """Charge the characters of a long text. Returns the value."""
     if isinstance(value, str) and len(value) > SHORT:
         pay(len(value))
     return value
 
 
 def weigh(value: Any) -> Any:
-    """The value, if its text is of bearable size: of one that holds another twice it is twice as
-    long."""
+    """Charge the characters of a value written out, in which a part held twice counts twice.
+    Returns the value. Raises TooMuchError."""
     if isinstance(value, _VIEWS):
         weigh(list(value))
     if isinstance(value, Namespace):
@@ -92,7 +92,7 @@ def _children(node: Any) -> Iterable[Any]:
 
 def concat(parts: Iterable[str]) -> str:
     """The texts as one."""
-    found, total, most = [], 0, min(CHARS, _work.chars)
+    found, total, most = [], 0, min(CHARS, _budget.chars)
     for part in parts:
         total += len(part)
         if total > most:
@@ -103,6 +103,6 @@ def concat(parts: Iterable[str]) -> str:
 
 
 def pay_bits(bits: int) -> None:
-    """For a whole number of so many bits, before it is made."""
+    """Check the bits of an integer before it is made. Raises TooMuchError."""
     if bits > BITS:
         raise TooMuchError(f"it makes numbers of more than {BITS} bits")

@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import Any, NoReturn
 
 import jinja2
-from sglang.srt.tokenizer.sandbox import Sandbox
-from sglang.srt.tokenizer.work import SECONDS, TooMuchError, TooSlowError, limited
+from sglang.srt.tokenizer.template_budget import SECONDS, TooMuchError, TooSlowError, limited
+from sglang.srt.tokenizer.template_sandbox import Sandbox
 
 __all__ = ["SECONDS", "ChatTemplate", "ChatTemplateError", "SlowTemplateError"]
 
@@ -23,7 +23,7 @@ class ChatTemplateError(ValueError):
 
 
 class SlowTemplateError(ChatTemplateError):
-    """The template has had its time."""
+    """The template exceeded its time."""
 
 
 class ChatTemplate:
@@ -52,12 +52,12 @@ class ChatTemplate:
 
     @cached_property
     def takes_text(self) -> bool:
-        """Whether a message's content may be text. True where it takes no parts either: let it say
-        what it wants."""
+        """Whether a message's content may be text. True too where the template takes no parts: its
+        error then says what it accepts."""
         return _PROBE in self._probed(_PROBE) or not self.takes("image")
 
     def takes(self, kind: str) -> bool:
-        """Whether it writes something for a part of that kind, "image" or "video"."""
+        """Whether the template writes something for a part of kind "image" or "video"."""
         if kind not in self._takes:
             text = {"type": "text", "text": _PROBE}
             alone, both = self._probed([text]), self._probed([{"type": kind}, text])
@@ -66,7 +66,7 @@ class ChatTemplate:
         return self._takes[kind]
 
     def _probed(self, content: Any) -> str:
-        """A message of the user; "" where the template refuses it."""
+        """The prompt of one user message; "" where the template refuses it."""
         try:
             return self.render([{"role": "user", "content": content}])
         except ChatTemplateError:
@@ -83,7 +83,7 @@ class ChatTemplate:
         """The prompt. Raises ChatTemplateError, SlowTemplateError after ``seconds``.
 
         With ``continue_final_message`` the text ends where the last message's content does, so
-        that the model goes on with it.
+        that the model continues it.
         """
         talk = [dict(message) for message in messages]
         if continue_final_message:
@@ -119,7 +119,7 @@ class ChatTemplate:
             raise ChatTemplateError(f"the chat template was stopped: {error}") from error
         except RecursionError as error:
             raise ChatTemplateError("the chat template recurses without end") from error
-        except Exception as error:  # a template may raise anything Python can
+        except Exception as error:  # a template may raise any exception
             raise ChatTemplateError(f"the chat template refused the messages: {error}") from error
 
 

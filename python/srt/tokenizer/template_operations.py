@@ -1,4 +1,7 @@
-"""Guards: what can make much out of little in a template, made to pay for it first."""
+"""Operators, methods and filters of templates that check the budget before they compute.
+
+Each of them can make a large value from small ones (``template_budget``).
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,10 @@ from jinja2.exceptions import SecurityError
 from jinja2.filters import do_round, make_attrgetter
 from jinja2.runtime import Undefined
 from jinja2.utils import pass_environment
-from sglang.srt.tokenizer.work import TooMuchError, concat, pay, pay_bits, tick, weigh
+from sglang.srt.tokenizer.template_budget import TooMuchError, concat, pay, pay_bits, tick, weigh
 
-PLACES = 100  # of a rounded number; characters of an indent
-_WIDE = re.compile(  # a format whose width is large, or a variable
+PLACES = 100  # digits of a rounded number; characters of an indent
+_WIDE = re.compile(  # a format with a large or variable width
     r"%(\([^)]*\))?[-+ #0]*(\d*\.)?(\d{3,}|\*)|\{[^{}:]*:[^{}]*?(\d{3,}|\{)"
 )
 
@@ -107,7 +110,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """``tojson`` as chat templates expect it: of HTML nothing is escaped."""
+    """JSON as chat templates expect it of ``tojson``: nothing is escaped for HTML."""
     if isinstance(value, Undefined):
         raise TypeError("an undefined value has no JSON")
     if environment.nests:

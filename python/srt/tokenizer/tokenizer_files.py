@@ -1,5 +1,4 @@
-"""TokenizerError, and a model's files as they are read: never more than so much, never from outside
-its directory."""
+"""TokenizerError, and reading of a model's tokenizer files: bounded, and inside its directory."""
 
 from __future__ import annotations
 
@@ -12,9 +11,9 @@ from typing import Any
 from sglang.srt.files.location import inside
 
 MAX_FILE = 1 << 28  # bytes of a vocabulary
-MAX_CONFIG = 1 << 24  # of what stands beside it
+MAX_CONFIG = 1 << 24  # bytes of any other file
 MAX_TOKENS = 1 << 21
-MAX_PIECE = 1 << 10  # bytes of a token whose merges are found here
+MAX_PIECE = 1 << 10  # bytes of a token whose merges are searched for
 
 
 class TokenizerError(ValueError):
@@ -23,7 +22,7 @@ class TokenizerError(ValueError):
 
 @contextmanager
 def told(path: Path) -> Iterator[None]:
-    """What goes wrong inside becomes a TokenizerError that names the file."""
+    """Raise errors of the block as a TokenizerError that names the file."""
     try:
         yield
     except BaseException as error:
@@ -31,8 +30,8 @@ def told(path: Path) -> Iterator[None]:
 
 
 def failed(error: BaseException, path: Path) -> BaseException:
-    """The TokenizerError for what a file has led to; the Rust library's panics are no
-    ``Exception``. What is none stays as it is, and so does one that names its file."""
+    """The TokenizerError for an exception, or for a panic of the Rust library, which is no
+    ``Exception``. Other BaseExceptions are returned as they are."""
     panic = type(error).__name__ == "PanicException"
     if isinstance(error, TokenizerError) or not (panic or isinstance(error, Exception)):
         return error

@@ -1,4 +1,4 @@
-"""Pieces: the exact bytes of every vocabulary entry.
+"""The exact bytes of every vocabulary entry.
 
 A ``tokenizer.json`` writes its vocabulary in one of two ways:
 

@@ -1,4 +1,4 @@
-"""Patterns: how families of byte-level tokenizers cut a text before they merge bytes."""
+"""Patterns by which families of byte-level tokenizers split a text before they merge bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _words(digits: str) -> str:
 
 
 def _cased(digits: str, ending: str) -> str:
-    """Words are cut where lower case becomes upper case."""
+    """A pattern that splits words where lower case becomes upper case."""
     lead = r"[^\r\n\p{L}\p{N}]?"
     return (
         rf"{lead}{_UPPER}*{_LOWER}+{ending}|{lead}{_UPPER}+{_LOWER}*{ending}|\p{{N}}{digits}|"
@@ -27,7 +27,7 @@ GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|
 LLAMA3, QWEN2 = _words("{1,3}"), _words("")
 GPT4O, TEKKEN = _cased("{1,3}", f"{_CONTRACTED}?"), _cased("", "")
 
-# What a text is cut by, one pattern after the other.
+# Patterns that split a text, one after the other.
 PATTERNS: dict[str, tuple[str, ...]] = {
     "default": (
         r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]",

@@ -1,8 +1,8 @@
-"""Source: what a tokenizer is made of, in whatever files a model brings it.
+"""TokenizerSource: a tokenizer as read from any of the files that models bring.
 
-A directory is asked for, in this order: ``tokenizer.json``; ``tokenizer.model`` (sentencepiece, or
-tiktoken's format under that name); ``*.tiktoken``; ``vocab.json`` with ``merges.txt``; its GGUF
-file. All end as a ``tokenizer.json``, which the library reads.
+A directory is searched, in this order, for ``tokenizer.json``; ``tokenizer.model`` (sentencepiece,
+or tiktoken's format under that name); ``*.tiktoken``; ``vocab.json`` with ``merges.txt``; a GGUF
+file. All of them become a ``tokenizer.json``, which the library reads.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from sglang.srt.files.location import gguf_of
-from sglang.srt.tokenizer import gguf, spm_file, tiktoken
-from sglang.srt.tokenizer.errors import (
+from sglang.srt.tokenizer import gguf_tokenizer, spm_file, tiktoken
+from sglang.srt.tokenizer.layouts import Added, byte_level, from_ranks, sentencepiece
+from sglang.srt.tokenizer.split_patterns import PATTERNS
+from sglang.srt.tokenizer.tokenizer_files import (
     MAX_FILE,
     MAX_TOKENS,
     TokenizerError,
@@ -25,19 +27,18 @@ from sglang.srt.tokenizer.errors import (
     read_text,
     told,
 )
-from sglang.srt.tokenizer.layouts import Added, byte_level, from_ranks, sentencepiece
-from sglang.srt.tokenizer.patterns import PATTERNS
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
 
 @dataclass(frozen=True)
-class Source:
-    """
+class TokenizerSource:
+    """The parts of a tokenizer.
+
     Attributes:
         path: the file it was read from, for messages.
-        layout: as a ``tokenizer.json``, parsed; ``text``: the same, as JSON.
-        config: as a ``tokenizer_config.json``.
+        layout: a parsed ``tokenizer.json``; ``text``: the same, as JSON.
+        config: a parsed ``tokenizer_config.json``.
         ends: ids that end a generation, besides the config's end token.
     """
 
@@ -48,8 +49,8 @@ class Source:
     ends: tuple[int, ...] = ()
 
 
-def read(path: Path) -> Source:
-    """Of a directory, or a GGUF file. Raises TokenizerError, naming the file."""
+def read(path: Path) -> TokenizerSource:
+    """Read a directory or a GGUF file. Raises TokenizerError, naming the file."""
     if not path.is_dir():
         return _gguf(path)
     config = _config(path)
@@ -67,20 +68,24 @@ def read(path: Path) -> Source:
     )
 
 
-def _made(path: Path, layout: dict[str, Any], config: dict[str, Any], ends: Any = ()) -> Source:
-    return Source(path, layout, json.dumps(layout, ensure_ascii=False), config, tuple(ends))
+def _made(
+    path: Path, layout: dict[str, Any], config: dict[str, Any], ends: Any = ()
+) -> TokenizerSource:
+    return TokenizerSource(
+        path, layout, json.dumps(layout, ensure_ascii=False), config, tuple(ends)
+    )
 
 
-def _gguf(path: Path) -> Source:
+def _gguf(path: Path) -> TokenizerSource:
     with told(path):
-        layout, config, ends = gguf.read(path)
+        layout, config, ends = gguf_tokenizer.read(path)
     return _made(path, layout, config, ends)
 
 
 # -- the files of a directory ---------------------------------------------------------------------
 
 
-def _json(directory: Path, config: dict[str, Any]) -> Source | None:
+def _json(directory: Path, config: dict[str, Any]) -> TokenizerSource | None:
     path, text = directory / "tokenizer.json", read_text(directory, "tokenizer.json", MAX_FILE)
     if text is None:
         return None
@@ -88,10 +93,10 @@ def _json(directory: Path, config: dict[str, Any]) -> Source | None:
         layout = json.loads(text)
         if not isinstance(layout, dict):
             raise ValueError("it is not a JSON object")
-    return Source(path, layout, text, config, _ends(directory))
+    return TokenizerSource(path, layout, text, config, _ends(directory))
 
 
-def _model(directory: Path, config: dict[str, Any]) -> Source | None:
+def _model(directory: Path, config: dict[str, Any]) -> TokenizerSource | None:
     path, data = directory / "tokenizer.model", read_bytes(directory, "tokenizer.model", MAX_FILE)
     if data is None:
         return None
@@ -110,7 +115,7 @@ def _model(directory: Path, config: dict[str, Any]) -> Source | None:
     return _made(path, layout, config, _ends(directory))
 
 
-def _tiktoken(directory: Path, config: dict[str, Any]) -> Source | None:
+def _tiktoken(directory: Path, config: dict[str, Any]) -> TokenizerSource | None:
     found = sorted(file.name for file in directory.glob("*.tiktoken"))
     if not found:
         return None
@@ -120,7 +125,7 @@ def _tiktoken(directory: Path, config: dict[str, Any]) -> Source | None:
     return None if data is None else _ranks(directory, directory / found[0], data, config)
 
 
-def _ranks(directory: Path, path: Path, data: bytes, config: dict[str, Any]) -> Source:
+def _ranks(directory: Path, path: Path, data: bytes, config: dict[str, Any]) -> TokenizerSource:
     with told(path):
         ranks = tiktoken.parse(data)
         model = read_json(directory, "config.json")
@@ -138,7 +143,7 @@ def _ranks(directory: Path, path: Path, data: bytes, config: dict[str, Any]) -> 
     return _made(path, layout, config, (*_ends(directory), *ends))
 
 
-def _merges(directory: Path, config: dict[str, Any]) -> Source | None:
+def _merges(directory: Path, config: dict[str, Any]) -> TokenizerSource | None:
     text = read_text(directory, "merges.txt", MAX_FILE)
     path, vocab = directory / "vocab.json", read_text(directory, "vocab.json", MAX_FILE)
     if text is None or vocab is None:
@@ -165,7 +170,7 @@ def _merges(directory: Path, config: dict[str, Any]) -> Source | None:
 
 
 def _config(directory: Path) -> dict[str, Any]:
-    """``tokenizer_config.json``, with what other files say where it does not."""
+    """The values of ``tokenizer_config.json``, or of other files where it lacks them."""
     named = read_json(directory, "special_tokens_map.json")
     config = {k: v for k, v in named.items() if k in _ROLES}
     config |= read_json(directory, "tokenizer_config.json")

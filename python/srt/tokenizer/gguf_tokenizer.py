@@ -7,7 +7,6 @@ from typing import Any
 
 from sglang.srt.files.endings import endings
 from sglang.srt.files.gguf import Gguf
-from sglang.srt.tokenizer.errors import MAX_TOKENS
 from sglang.srt.tokenizer.layouts import (
     BYTE,
     CONTROL,
@@ -16,11 +15,12 @@ from sglang.srt.tokenizer.layouts import (
     UNUSED,
     USER,
     Added,
-    Pieces,
+    SentencePieces,
     byte_level,
     sentencepiece,
 )
-from sglang.srt.tokenizer.patterns import GGUF, PATTERNS
+from sglang.srt.tokenizer.split_patterns import GGUF, PATTERNS
+from sglang.srt.tokenizer.tokenizer_files import MAX_TOKENS
 
 _PREFIX = "tokenizer.ggml."
 _ROLES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
@@ -103,7 +103,7 @@ def _sentencepiece(
     if unknown is not None and type(unknown) is not int:
         raise file.error(f"{_PREFIX}unknown_token_id", "it must be an id.")
     return sentencepiece(
-        Pieces(
+        SentencePieces(
             tokens, scores, types, unigram=unigram, unknown=unknown,
             byte_fallback=BYTE in types, prefix=_flag(file, "add_space_prefix", True),
             squeeze=_flag(file, "remove_extra_whitespaces", unigram),

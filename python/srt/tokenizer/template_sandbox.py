@@ -1,9 +1,9 @@
-"""Sandbox: the environment that chat templates run in. What they compute has limits.
+"""Sandbox: the jinja2 environment of chat templates, with limits of time and memory.
 
-jinja2's own sandbox keeps templates from Python's insides. This one also bounds their work, since a
-template belongs to a model and a model comes from anywhere: time is looked at in every turn of a
-loop, call of a macro, filter or test; and whatever can make much out of little (operators, filters,
-methods of texts, blocks) pays for it by the character before it is made.
+jinja2's own sandbox keeps templates from Python's internals. This one also bounds their work, since
+a template comes with a model from anywhere. The time is checked in every turn of a loop, call of a
+macro, filter or test. Operations that can make large values from small ones (operators, filters,
+methods of texts, blocks) charge the characters before they make them (``template_budget``).
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from sglang.srt.tokenizer.guards import FILTERS, METHODS, OPERATORS, check_width
-from sglang.srt.tokenizer.work import concat, paid, tick, weigh
+from sglang.srt.tokenizer.template_budget import concat, paid, tick, weigh
+from sglang.srt.tokenizer.template_operations import FILTERS, METHODS, OPERATORS, check_width
 
-_WITHOUT = (  # filters with no use here that make much out of little
+_WITHOUT = (  # filters without a use here that can make large values
     "batch", "center", "filesizeformat", "pprint", "random", "slice", "striptags", "urlize",
     "wordwrap", "xmlattr",
 )  # fmt: skip
 _NESTS = re.compile(r"\bgroupby\b|\bdict\b|\bnamespace\b.*\bnamespace\b", re.DOTALL)
-# What costs next to nothing, whatever it is given.
+# Filters and tests that cost next to nothing, whatever their arguments.
 _QUICK_FILTERS = {"abs", "count", "d", "default", "first", "float", "int", "length", "safe"}
 _QUICK_TESTS = {
     "boolean", "callable", "defined", "divisibleby", "even", "false", "float", "integer",
@@ -39,7 +39,7 @@ _QUICK_TESTS = {
 
 
 class _Generation(Extension):
-    """``{% generation %}``: marks what the model wrote, for training; here it changes nothing."""
+    """``{% generation %}`` marks the model's own text, for training; here it changes nothing."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
 
@@ -71,7 +71,7 @@ class _Code(CodeGenerator):
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """See the module. Renderings stand in ``with limited(...)``."""
+    """The environment. Renderings run inside ``with limited(...)``."""
 
     code_generator_class = _Code
     intercepted_binops = frozenset(("*", "**", "%", "+"))
@@ -142,7 +142,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 def _measured(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The filter or test, with a look at the time; texts that it makes are paid for."""
+    """The filter or test, with a check of the time and a charge for the texts it makes."""
 
     @wraps(function)
     def measured(*args: Any, **kwargs: Any) -> Any:
