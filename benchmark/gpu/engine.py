@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 from sglang.ir.sampling import SamplingParams
-from sglang.srt.attention.base import Capturable
-from sglang.srt.attention.choose import build
+from sglang.srt.attention.attention_protocol import Capturable
+from sglang.srt.attention.backend_choice import build
 from sglang.srt.config import Config
 from sglang.srt.core.batch import Batch, Row, Sample, StepResult
 from sglang.srt.core.ints import ints

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from sglang.srt.attention.base import Attention, Heads, KVShape, Layout
-from sglang.srt.attention.choose import build, choose
+from sglang.srt.attention.attention_protocol import Attention, Heads, KVShape, Layout
+from sglang.srt.attention.backend_choice import build, choose
 from torch import Tensor
 
 from benchmark.gpu.bench import Bench

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from sgl_kernel import native, paged, rows
 from sglang.ir.sampling import SamplingParams
-from sglang.srt.attention.base import Heads, Layout
-from sglang.srt.attention.native import NativeAttention
+from sglang.srt.attention.attention_protocol import Heads, Layout
+from sglang.srt.attention.native_attention import NativeAttention
 from sglang.srt.core.batch import Sample
 from sglang.srt.worker import sampler
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from helpers.paged import Paged
 from helpers.tiny_model import write_config
-from sglang.srt.attention import choose as module
-from sglang.srt.attention.base import KVShape
-from sglang.srt.attention.choose import choose
+from sglang.srt.attention import backend_choice as module
+from sglang.srt.attention.attention_protocol import KVShape
+from sglang.srt.attention.backend_choice import choose
 from sglang.srt.commands.doctor.machine_checks import device as examine
 from sglang.srt.config import Config
 from sglang.srt.config.sections import ATTENTION_BACKENDS

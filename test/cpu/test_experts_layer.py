@@ -11,7 +11,7 @@ import torch
 from sgl_kernel import native, reference
 from sgl_kernel.experts import Routing as NativeRouting
 from sgl_kernel.packed import Arena
-from sglang.srt.layers.experts import Experts, ExpertsShape, Names
+from sglang.srt.layers.experts import ExpertNames, Experts, ExpertsShape
 from sglang.srt.layers.routing import Routing
 from sglang.srt.layers.weight import Place
 from sglang.srt.models import weights
@@ -118,7 +118,7 @@ def test_fused_names() -> None:
         pairs = torch.stack([columns["gate"], columns["up"]], -1).flatten(-2)
         fused[f"mlp.experts.gate_up_proj{suffix}"] = pairs
         fused[f"mlp.experts.down_proj{suffix}"] = columns["down"]
-    shape = replace(FULL, names=Names(fused=True))
+    shape = replace(FULL, names=ExpertNames(fused=True))
     x = torch.randn(20, 16)
     want = build(FULL, source)(x)
     assert torch.equal(build(shape, fused)(x), want)
@@ -145,7 +145,7 @@ def test_ranks_hold_parts(name: str) -> None:
 @pytest.mark.parametrize("fused", [False, True])
 def test_nothing_is_kept_twice(fused: bool) -> None:
     """Every weight goes when all of it has been read and packed, one expert after the other."""
-    shape = replace(FULL, names=Names(fused=fused), bias=False)
+    shape = replace(FULL, names=ExpertNames(fused=fused), bias=False)
     layer = Experts(shape, Place(torch.device("cpu"), torch.float32))
     arena, packed = Arena(1 << 16), []
     owners: dict[int, list[Any]] = {}

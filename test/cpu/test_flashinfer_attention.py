@@ -12,10 +12,10 @@ import pytest
 import torch
 from helpers import fake_flashinfer
 from helpers.layouts import hold_to_the_definition, random_layout
-from sglang.srt.attention import flashinfer, reference
-from sglang.srt.attention.base import Capturable, Heads, Layout
-from sglang.srt.attention.flashinfer import FlashInferAttention
-from sglang.srt.attention.native import NativeAttention
+from sglang.srt.attention import flashinfer_attention, reference_attention
+from sglang.srt.attention.attention_protocol import Capturable, Heads, Layout
+from sglang.srt.attention.flashinfer_attention import FlashInferAttention
+from sglang.srt.attention.native_attention import NativeAttention
 from sglang.srt.attention.slots import padded
 
 CPU = torch.device("cpu")
@@ -25,8 +25,8 @@ EXACT = {"rtol": 1e-5, "atol": 2e-6}
 @pytest.fixture(autouse=True)
 def library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flashinfer", fake_flashinfer)
-    monkeypatch.setattr(flashinfer, "WORKSPACE", 1 << 10)
-    monkeypatch.setattr(flashinfer, "SCHEDULE", 1 << 10)
+    monkeypatch.setattr(flashinfer_attention, "WORKSPACE", 1 << 10)
+    monkeypatch.setattr(flashinfer_attention, "SCHEDULE", 1 << 10)
     fake_flashinfer.calls.clear()
 
 
@@ -39,7 +39,7 @@ def test_equals_the_definition(seed: int) -> None:
 def test_equals_the_definition_where_prefixes_are_shared(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flashinfer, "COMMON", 2)
+    monkeypatch.setattr(flashinfer_attention, "COMMON", 2)
     hold_to_the_definition(FlashInferAttention, seed, CPU, torch.float32, EXACT, kinds="decode")
 
 
@@ -61,7 +61,7 @@ def test_shared_keys_are_read_once_a_group() -> None:
     attention.plan(layout)
     assert attention.current.levels is None, "too few keys are shared"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flashinfer, "COMMON", 4)
+        patch.setattr(flashinfer_attention, "COMMON", 4)
         attention.plan(layout)
     levels = attention.current.levels
     assert levels is not None
@@ -72,7 +72,7 @@ def test_shared_keys_are_read_once_a_group() -> None:
     heads = Heads(0, 2, 2, 16, 0.25)
     got = attention.attend(heads, q, k, v)
     assert fake_flashinfer.calls == ["decode", "level", "merge"]
-    want = reference.attend(heads, layout, q, k, v, *exact, page_size=4)
+    want = reference_attention.attend(heads, layout, q, k, v, *exact, page_size=4)
     torch.testing.assert_close(got.double(), want, **EXACT)
 
 
@@ -99,7 +99,7 @@ def test_a_frame_computes_what_was_planned_last(seed: int) -> None:
                 q, k, v = (torch.randn(size, n, dim) for n in (4, 1, 1))
                 got = frames[size].attend(heads, q, k, v)[:rows]
                 real = (x[:rows].double() for x in (q, k, v))
-                want = reference.attend(
+                want = reference_attention.attend(
                     heads, layout, *real, exact[index], exact[2 + index], page_size
                 )
                 torch.testing.assert_close(got.double(), want, **EXACT)

@@ -14,8 +14,8 @@ from helpers import fake_flashinfer
 from helpers.paged import Paged, Sequence
 from helpers.tiny_model import write_config
 from sglang.ir.sampling import SamplingParams
-from sglang.srt.attention import flashinfer
-from sglang.srt.attention.choose import build
+from sglang.srt.attention import flashinfer_attention
+from sglang.srt.attention.backend_choice import build
 from sglang.srt.core.batch import Batch, Row, Sample, Score
 from sglang.srt.core.ints import ints
 from sglang.srt.worker import graphs
@@ -46,8 +46,8 @@ class Counting(Again):
 @pytest.fixture
 def path(tmp_path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setitem(sys.modules, "flashinfer", fake_flashinfer)
-    monkeypatch.setattr(flashinfer, "WORKSPACE", 1 << 10)
-    monkeypatch.setattr(flashinfer, "SCHEDULE", 1 << 10)
+    monkeypatch.setattr(flashinfer_attention, "WORKSPACE", 1 << 10)
+    monkeypatch.setattr(flashinfer_attention, "SCHEDULE", 1 << 10)
     return write_config(tmp_path, head_dim=16, sliding_window=None)
 
 

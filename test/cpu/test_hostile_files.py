@@ -26,8 +26,8 @@ from helpers.tokenizer_files import (
 from helpers.toy_tokenizer import byte_level
 from sglang.srt.config import Config
 from sglang.srt.files.gguf import Gguf
-from sglang.srt.models.config import read_config
-from sglang.srt.models.open import open_checkpoint
+from sglang.srt.models.checkpoint_format import open_checkpoint
+from sglang.srt.models.model_spec import read_config
 from sglang.srt.tokenizer import Tokenizer, TokenizerError
 from sglang.srt.tokenizer.templates import built_in
 from sglang.srt.worker.worker import plan_of

@@ -66,7 +66,7 @@ def save(directory: Path) -> None:
     import torch
     from safetensors.torch import save_file
     from sglang.srt.layers.weight import Place
-    from sglang.srt.models.config import read_config
+    from sglang.srt.models.model_spec import read_config
     from sglang.srt.models.registry import lookup
 
     fields, architecture = read_config(directory)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 from helpers.layouts import hold_to_the_definition
-from sglang.srt.attention import native
-from sglang.srt.attention.base import Layout
-from sglang.srt.attention.native import NativeAttention
+from sglang.srt.attention import native_attention
+from sglang.srt.attention.attention_protocol import Layout
+from sglang.srt.attention.native_attention import NativeAttention
 
 DIM = 8
 
@@ -47,7 +47,7 @@ def test_equals_the_definition_where_prefixes_are_shared(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A limit so low that few common keys are read once for all rows."""
-    monkeypatch.setattr(native, "COMMON", 2)
+    monkeypatch.setattr(native_attention, "COMMON", 2)
     compare(seed)
 
 
@@ -74,9 +74,9 @@ def test_equals_the_definition_however_rows_are_grouped(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Limits so low that rows are computed alone, and blocks are cut."""
-    monkeypatch.setattr(native, "ALONE", 60)
-    monkeypatch.setattr(native, "PAIRS", 100)
-    monkeypatch.setattr(native, "SCORES", 50)
+    monkeypatch.setattr(native_attention, "ALONE", 60)
+    monkeypatch.setattr(native_attention, "PAIRS", 100)
+    monkeypatch.setattr(native_attention, "SCORES", 50)
     compare(seed)
 
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from sglang.srt.attention.base import Layout
-from sglang.srt.attention.native import NativeAttention
+from sglang.srt.attention.attention_protocol import Layout
+from sglang.srt.attention.native_attention import NativeAttention
 from sglang.srt.layers.weight import Place
 from sglang.srt.models import weights
-from sglang.srt.models.config import read_config
+from sglang.srt.models.model_spec import read_config
 from sglang.srt.models.registry import lookup
 from sglang.srt.models.safetensors import SafetensorsCheckpoint
 from sglang.srt.parallel.groups import Group

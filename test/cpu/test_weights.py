@@ -17,8 +17,8 @@ from sglang.srt.config import Config
 from sglang.srt.files.location import TOKENIZER_FILES, locate
 from sglang.srt.layers.weight import Place, Slot
 from sglang.srt.models import weights
-from sglang.srt.models.config import read_config
 from sglang.srt.models.llama import LlamaForCausalLM
+from sglang.srt.models.model_spec import read_config
 from sglang.srt.models.safetensors import INDEX, SafetensorsCheckpoint, read_checkpoint, read_header
 from sglang.srt.worker.worker import ModelWorker
 

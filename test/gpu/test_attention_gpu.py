@@ -13,9 +13,9 @@ import torch
 from helpers import gpu_device
 from helpers.gpu_device import BACKENDS, DEVICE, DTYPE, ON_GPU, TOLERANCE
 from helpers.layouts import hold_to_the_definition
-from sglang.srt.attention import reference
-from sglang.srt.attention.base import Attention, Capturable, Heads, KVShape, Layout
-from sglang.srt.attention.choose import build
+from sglang.srt.attention import reference_attention
+from sglang.srt.attention.attention_protocol import Attention, Capturable, Heads, KVShape, Layout
+from sglang.srt.attention.backend_choice import build
 
 gpu_device.needs_device()
 
@@ -101,7 +101,7 @@ def check(attention: Attention, pools: list[Any], layout: Layout, heads: Heads) 
     exact = [pool.double().cpu() for pool in pools]
     got = attention.attend(heads, q, k, v).double().cpu()
     inputs = (x.double().cpu() for x in (q, k, v))
-    want = reference.attend(heads, layout, *inputs, *exact, page_size=1)
+    want = reference_attention.attend(heads, layout, *inputs, *exact, page_size=1)
     error = (got - want).norm() / want.norm()
     assert error < (1e-2 if ON_GPU else 1e-5)
     torch.testing.assert_close(got, want, **TOLERANCE)
@@ -142,7 +142,7 @@ def test_a_frame_equals_a_plan(backend: str) -> None:
         exact = [pool.double().cpu() for pool in pools]
         got = frames[size].attend(heads, q, k, v)[: len(lengths)].double().cpu()
         inputs = (x[: len(lengths)].double().cpu() for x in (q, k, v))
-        want = reference.attend(heads, layout, *inputs, *exact, page_size=1)
+        want = reference_attention.attend(heads, layout, *inputs, *exact, page_size=1)
         torch.testing.assert_close(got, want, **TOLERANCE)
         for pool, expected in zip(pools, exact):
             assert torch.equal(pool[:-1].double().cpu(), expected[:-1])

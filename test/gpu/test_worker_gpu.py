@@ -14,13 +14,13 @@ from helpers.gpu_device import BACKENDS, ON_GPU, worker_settings
 from helpers.paged import Paged, Sequence
 from helpers.tiny_model import write_config
 from sglang.ir.sampling import SamplingParams
-from sglang.srt.attention.base import Layout
-from sglang.srt.attention.native import NativeAttention
+from sglang.srt.attention.attention_protocol import Layout
+from sglang.srt.attention.native_attention import NativeAttention
 from sglang.srt.core.batch import Sample, Score
 from sglang.srt.core.ints import ints
 from sglang.srt.layers.weight import Place
-from sglang.srt.models.config import read_config
 from sglang.srt.models.llama import LlamaForCausalLM
+from sglang.srt.models.model_spec import read_config
 from sglang.srt.models.registry import lookup
 from torch import Tensor
 

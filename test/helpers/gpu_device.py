@@ -35,10 +35,10 @@ def needs(backend: str) -> None:
     stand-in takes its place."""
     if backend == "flashinfer" and not ON_GPU:
         from helpers import fake_flashinfer
-        from sglang.srt.attention import flashinfer
+        from sglang.srt.attention import flashinfer_attention
 
         sys.modules["flashinfer"] = fake_flashinfer
-        flashinfer.WORKSPACE = flashinfer.SCHEDULE = 1 << 10
+        flashinfer_attention.WORKSPACE = flashinfer_attention.SCHEDULE = 1 << 10
         return
     packages = {"native": (), "triton": ("triton", "sgl_kernel"), "flashinfer": ("flashinfer",)}
     for package in packages[backend]:

@@ -22,10 +22,10 @@ import torch
 from helpers.mutants import mutants
 from sglang.srt.layers.weight import Place
 from sglang.srt.models import weights
-from sglang.srt.models.config import read_config
-from sglang.srt.models.open import open_checkpoint
+from sglang.srt.models.checkpoint_format import open_checkpoint
+from sglang.srt.models.model_spec import read_config
 from sglang.srt.models.registry import lookup
-from sglang.srt.models.renamed import named
+from sglang.srt.models.renamed_checkpoint import named
 from sglang.srt.tokenizer import Tokenizer
 
 ROOM = 1 << 30  # bytes of addresses that loading may take above the start's

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from sglang.srt.attention import reference
-from sglang.srt.attention.base import Attention, Heads, Layout
+from sglang.srt.attention import reference_attention
+from sglang.srt.attention.attention_protocol import Attention, Heads, Layout
 
 
 def random_layout(
@@ -94,7 +94,7 @@ def hold_to_the_definition(
                 v = None
             got = attention.attend(heads, q, k, v)
             inputs = (x if x is None else x.double().cpu() for x in (q, k, v))
-            want = reference.attend(
+            want = reference_attention.attend(
                 heads, layout, *inputs, exact[index], exact[2 + index], page_size
             )
             torch.testing.assert_close(got.double().cpu(), want, **tolerance)

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from sglang.srt.attention.base import Layout
-from sglang.srt.attention.native import NativeAttention
+from sglang.srt.attention.attention_protocol import Layout
+from sglang.srt.attention.native_attention import NativeAttention
 from sglang.srt.layers.weight import Place
 from sglang.srt.models import weights
-from sglang.srt.models.config import read_config
-from sglang.srt.models.open import open_checkpoint
+from sglang.srt.models.checkpoint_format import open_checkpoint
+from sglang.srt.models.model_spec import read_config
 from sglang.srt.models.registry import lookup
-from sglang.srt.models.renamed import named
+from sglang.srt.models.renamed_checkpoint import named
 from sglang.srt.parallel.groups import Group
 from sglang.srt.worker.kv import KVPool
 from torch import Tensor

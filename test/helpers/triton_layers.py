@@ -7,7 +7,7 @@ import torch
 from helpers.triton_place import Place
 from sgl_kernel.triton import append, moe, norm, reference
 from sglang.srt.layers import weight
-from sglang.srt.layers.experts import Experts, ExpertsShape, Names
+from sglang.srt.layers.experts import ExpertNames, Experts, ExpertsShape
 from sglang.srt.layers.routing import Routing
 from torch import Tensor
 
@@ -144,7 +144,7 @@ def experts(place: Place) -> None:
     rule = Routing(6, 2, scores="sigmoid", renormalise=True, groups=3, kept=2)
     shape = ExpertsShape(
         24, 40, rule, act="clamped_swiglu", bias=True, router_bias=True, choice_bias=True,
-        shared=0, names=Names(fused=True),
+        shared=0, names=ExpertNames(fused=True),
     )  # fmt: skip
     layer = Experts(shape, weight.Place(torch.device(place.device), place.dtype))
     for slot in layer.slots("").values():

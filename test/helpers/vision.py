@@ -18,6 +18,7 @@ from sglang.srt.core.batch import Batch, Piece, Row, RowOutput, Sample
 from sglang.srt.core.media import Media, within
 from sglang.srt.core.places import places
 from sglang.srt.media.processor import Prepared, Processor
+from sglang.srt.media.processor_registry import processor_of
 from sglang.srt.worker.inputs import read_batch
 from torch import Tensor
 
@@ -131,7 +132,7 @@ def save(model: Any, directory: Path, rename: Callable[[str], str] | None = None
 
 
 def processor(directory: Path) -> Processor:
-    found = Processor.of(directory, json.loads((directory / "config.json").read_text()))
+    found = processor_of(directory, json.loads((directory / "config.json").read_text()))
     assert found is not None
     return found
 

@@ -30,12 +30,12 @@ RULES = {
     "srt.files": "srt.core huggingface_hub",
     "srt.tokenizer": "srt.core srt.files tokenizers jinja2",
     "srt.media": "srt.core msgspec numpy PIL",
-    "srt.media.video": "srt.media PIL av",
+    "srt.media.video_file": "srt.media PIL av",
     "srt.parallel": f"{TENSORS} sgl_kernel",
     "srt.attention": f"{TENSORS} sgl_kernel srt.parallel flashinfer",
     "srt.layers": f"{TENSORS} sgl_kernel srt.parallel srt.attention",
     "srt.models": f"{TENSORS} sgl_kernel srt.parallel srt.attention srt.layers"
-    " srt.files srt.media.settings srt.media.tiles safetensors tqdm",
+    " srt.files srt.media.processor_settings srt.media.tiles safetensors tqdm",
     "srt.worker": f"{TENSORS} sgl_kernel srt.parallel srt.attention srt.layers srt.models srt.files"
     " psutil",
     "srt.engine": "sglang.ir srt.core srt.config srt.memory srt.schedule srt.grammar msgspec zmq"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from sglang.srt.media.decode import picture
+from sglang.srt.media.image_file import picture
 
 MOST = 1 << 20
 

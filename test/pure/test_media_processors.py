@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from sglang.srt.media import qwen
-from sglang.srt.media.llava import LlavaProcessor
+from sglang.srt.media import qwen_processor
+from sglang.srt.media.llava_processor import LlavaProcessor
 from sglang.srt.media.processor import Prepared, Processor
-from sglang.srt.media.settings import Settings
+from sglang.srt.media.processor_registry import processor_of
+from sglang.srt.media.processor_settings import Settings
 from sglang.srt.media.tiles import Squares
 
 LLAVA, NEXT = "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration"
@@ -29,7 +30,7 @@ def processor(
 ) -> Processor:
     for name, values in files.items():
         (directory / f"{name}.json").write_text(json.dumps(values))
-    found = Processor.of(directory, {"architectures": [architecture], **config})
+    found = processor_of(directory, {"architectures": [architecture], **config})
     assert found is not None
     return found
 
@@ -39,8 +40,8 @@ def black(width: int, height: int) -> Image.Image:
 
 
 def test_a_model_that_sees_nothing_has_none(tmp_path: Path) -> None:
-    assert Processor.of(tmp_path, {"architectures": ["LlamaForCausalLM"]}) is None
-    assert Processor.of(tmp_path, {}) is None
+    assert processor_of(tmp_path, {"architectures": ["LlamaForCausalLM"]}) is None
+    assert processor_of(tmp_path, {}) is None
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,7 @@ def test_settings_that_cannot_be_followed(
 def test_files_that_are_no_settings(text: str, tmp_path: Path) -> None:
     (tmp_path / "preprocessor_config.json").write_text(text, encoding="latin-1")
     with pytest.raises(ValueError, match=r"preprocessor_config\.json"):
-        Processor.of(tmp_path, {"architectures": [LLAVA]})
+        processor_of(tmp_path, {"architectures": [LLAVA]})
 
 
 @pytest.mark.parametrize(
@@ -188,7 +189,7 @@ def test_frames_are_counted_as_they_come(tmp_path: Path, monkeypatch: pytest.Mon
         reader.video([])
     with pytest.raises(ValueError, match="reads images, not videos"):
         processor(tmp_path, LLAVA, {}).video([black(4, 4)])
-    monkeypatch.setattr(qwen, "MAX_PIXELS", 1 << 21)
+    monkeypatch.setattr(qwen_processor, "MAX_PIXELS", 1 << 21)
     large = iter(lambda: black(1000, 1000), None)
     with pytest.raises(ValueError, match="above the limit of 2097152 pixels"):
         processor(tmp_path, QWEN, {}).video(large)

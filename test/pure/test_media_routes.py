@@ -26,9 +26,10 @@ from helpers.http_server import Served, is_error, serve_text
 from helpers.seeing import IMAGE, VIDEO, movie, picture, url, write_model
 from PIL import Image
 from sglang.srt.config import Config
-from sglang.srt.config.media import MediaConfig
+from sglang.srt.config.sections import MediaConfig
 from sglang.srt.core.batch import Row
-from sglang.srt.media.processor import Prepared, Processor
+from sglang.srt.media.processor import Prepared
+from sglang.srt.media.processor_registry import processor_of
 from sglang.srt.program import fetch as remote
 from sglang.srt.program import media_loading as viewing
 from sglang.srt.program.fetch import Fetch, fetch, public, resolved, verified
@@ -333,7 +334,7 @@ class Looks:
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, path: str, count: int = 10, **limits: Any
     ) -> None:
-        processor = Processor.of(Path(path), json.loads((Path(path) / "config.json").read_text()))
+        processor = processor_of(Path(path), json.loads((Path(path) / "config.json").read_text()))
         assert processor is not None
         self.viewer = Viewer(processor, MediaConfig(**limits), 1)
         self.looked: list[tuple[Any, ...]] = []

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sglang.srt.media.video import MAX_FRAMES, read
+from sglang.srt.media.video_file import MAX_FRAMES, read
 
 av = pytest.importorskip("av")
 MOST = 1 << 20

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from sglang.srt.attention.base import Layout
+from sglang.srt.attention.attention_protocol import Layout
 
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from sglang.srt.attention.base import Int32Array, Layout
+from sglang.srt.attention.attention_protocol import Int32Array, Layout
 
 
 def written(layout: Layout, page_size: int) -> Int32Array:

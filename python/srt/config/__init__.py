@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang.srt.config.lora import LoraConfig
-from sglang.srt.config.media import MediaConfig
 from sglang.srt.config.sections import (
     JSON_WHITESPACE,
     EdgeConfig,
     GrammarConfig,
+    LoraConfig,
+    MediaConfig,
     MemoryConfig,
     ModelConfig,
     OperationsConfig,

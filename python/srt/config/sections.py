@@ -1,8 +1,9 @@
-"""The sections of a Config: which settings there are, what they mean and what they may be."""
+"""The sections of a Config: its settings, their meaning and their limits."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,7 @@ REASONING_PARSERS = (
     "auto", "none", "deepseek-r1", "deepseek-v3", "glm45", "kimi", "kimi_k2", "minimax", "mistral",
     "qwen3", "qwen3-thinking", "seed-oss", "step3",
 )  # fmt: skip
+MAX_NAME = 256  # characters of an adapter's name
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 
@@ -281,3 +283,97 @@ class OperationsConfig:
     otlp_traces_endpoint: str = flag(
         "", "URL that OpenTelemetry spans are sent to (OTLP over HTTP); needs the extra otel"
     )
+
+
+@dataclass(frozen=True)
+class MediaConfig:
+    """Images and videos in prompts."""
+
+    max_media_per_prompt: int = flag(32, "images and videos in one prompt", type=int)
+    max_media_bytes: int = flag(32 << 20, "of one encoded image or video", type=int)
+    max_image_pixels: int = flag(1 << 26, "of one picture, before it is resized", type=int)
+    max_video_frames: int = flag(64, "taken from one video", type=int)
+    media_threads: int = flag(2, "images and videos decoded at once", type=int)
+    media_cache_bytes: int = flag(
+        256 << 20, "decoded media, and hidden states of the vision tower, that are kept", type=int
+    )
+    allowed_local_media_path: str = flag(
+        "", "directory whose files requests may name; default: none may be named"
+    )
+    allow_remote_media: bool = flag(False, "fetch images and videos from any public host")
+    allowed_media_domains: str = flag(
+        "", "fetch them from these hosts alone, with commas; subdomains are hosts of their own"
+    )
+    media_fetch_timeout: float = flag(10.0, "seconds one fetch may take", type=float)
+
+    def verify(self) -> None:
+        """Raise ValueError, naming the flag, its value and its limit."""
+        for name in (
+            "max_media_bytes", "max_image_pixels", "max_video_frames", "media_threads",
+        ):  # fmt: skip
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be at least 1"
+                )
+        for name in ("max_media_per_prompt", "media_cache_bytes"):
+            if getattr(self, name) < 0:
+                raise ValueError(
+                    f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be 0 or more"
+                )
+        if not 0 < self.media_fetch_timeout < math.inf:
+            raise ValueError(
+                f"--media-fetch-timeout is {self.media_fetch_timeout}; it must be above 0, and "
+                "finite"
+            )
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """Low-rank adapters (LoRA), one for each request."""
+
+    enable_lora: bool = flag(False, "adapters may be loaded; --lora-paths says so too")
+    lora_paths: tuple[str, ...] = flag((), "adapters to load, each NAME=PATH, or a PATH alone")
+    lora_dir: str = flag(
+        "", "directory whose adapters POST /load_lora_adapter may load; default: those of "
+        "--lora-paths alone",
+    )  # fmt: skip
+    max_lora_rank: int = flag(64, "largest rank of an adapter", type=int)
+    max_loras_per_batch: int = flag(
+        32, "adapters that one pass may use, and that a GPU holds at once", type=int
+    )
+    max_loaded_loras: int = flag(128, "adapters that may be loaded at once", type=int)
+    lora_target_modules: tuple[str, ...] = flag(
+        (), "modules that adapters may change (q_proj, ...); default: all that can be"
+    )
+
+    @property
+    def enabled(self) -> bool:
+        return self.enable_lora or bool(self.lora_paths)
+
+    def named(self) -> Iterator[tuple[str, str]]:
+        """Name and path of each of ``lora_paths``."""
+        for entry in self.lora_paths:
+            name, equals, path = entry.partition("=")
+            yield (name, path) if equals else (entry, entry)
+
+    def verify(self) -> None:
+        """Raise ValueError, naming the flag, its value and its limit."""
+        for name in ("max_lora_rank", "max_loras_per_batch", "max_loaded_loras"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be at least 1"
+                )
+        names = [name for name, _ in self.named()]
+        for name, path in self.named():
+            if not name or len(name) > MAX_NAME or not name.isprintable() or not path:
+                raise ValueError(
+                    f"--lora-paths has {name!r:.80}={path!r:.80}; give NAME=PATH, the name "
+                    f"printable and of at most {MAX_NAME} characters"
+                )
+            if names.count(name) > 1:
+                raise ValueError(f"--lora-paths names {name!r} twice; each needs a name of its own")
+        if len(names) > self.max_loaded_loras:
+            raise ValueError(
+                f"--lora-paths has {len(names)} adapters; at most {self.max_loaded_loras} "
+                "(--max-loaded-loras)"
+            )

@@ -33,7 +33,7 @@ MAX_SHARDS = 1 << 10
 ALIGNMENT = 32  # where the file does not say
 
 
-class Kind(NamedTuple):
+class GgufKind(NamedTuple):
     """How a tensor's values are stored: ``block`` of them in ``size`` bytes."""
 
     name: str
@@ -42,7 +42,7 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    number: Kind(*fields)
+    number: GgufKind(*fields)
     for number, fields in {
         0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20),
         6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 40),
@@ -67,7 +67,7 @@ _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 
 @dataclass(frozen=True)
-class Array:
+class GgufArray:
     """``count`` items at byte ``at`` of the file, all of one type."""
 
     type: int
@@ -75,7 +75,7 @@ class Array:
     at: int
 
 
-Value: TypeAlias = "int | float | bool | str | Array"
+Value: TypeAlias = "int | float | bool | str | GgufArray"
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Tensor:
     """Bytes ``[begin, end)`` of ``file``; ``shape`` as torch writes it, the fastest size last."""
 
     file: Path
-    kind: Kind
+    kind: GgufKind
     shape: tuple[int, ...]
     begin: int
     end: int
@@ -115,7 +115,7 @@ class Gguf:
 
     def error(self, key: str, problem: str) -> ValueError:
         value = self.values.get(key)
-        shown = f"an array of {value.count}" if isinstance(value, Array) else repr(value)[:80]
+        shown = f"an array of {value.count}" if isinstance(value, GgufArray) else repr(value)[:80]
         return ValueError(f"{self.path}: {key} is {shown}; {problem}")
 
     def array(self, key: str, strings: bool) -> list[Any] | None:
@@ -124,7 +124,7 @@ class Gguf:
         value = self.values.get(key)
         if value is None:
             return None
-        if not isinstance(value, Array) or (value.type == _STRING) != strings:
+        if not isinstance(value, GgufArray) or (value.type == _STRING) != strings:
             raise self.error(key, f"it must be an array of {'strings' if strings else 'numbers'}.")
         if not strings:
             code = _SCALARS[value.type].format[1:]
@@ -224,7 +224,7 @@ class _Reader:
         value: int | float = self._scalar(_SCALARS[type])
         return value
 
-    def _array(self, key: str) -> Array:
+    def _array(self, key: str) -> GgufArray:
         type = self._scalar(_U32)
         if type != _STRING and type not in _SCALARS:
             raise self._error(f"{key} is an array of the unknown type {type}")
@@ -232,16 +232,16 @@ class _Reader:
         count, begin = self._count(f"items of {key}", MAX_ITEMS, size), self._at
         if type != _STRING:
             self._at += count * size
-            return Array(type, count, begin)
+            return GgufArray(type, count, begin)
         at, limit, data, read = begin, self._limit, self._data, _U64.unpack_from
         for _ in range(count):
             at = at + 8 + read(data, at)[0] if at + 8 <= limit else limit + 1
             if at > limit:
                 raise self._error(f"a string of {key} goes beyond the header's {limit} bytes")
         self._at = at
-        return Array(type, count, begin)
+        return GgufArray(type, count, begin)
 
-    def _tensor(self) -> tuple[str, Kind, tuple[int, ...], int]:
+    def _tensor(self) -> tuple[str, GgufKind, tuple[int, ...], int]:
         name = self._text(MAX_KEY)
         dims = self._scalar(_U32)
         if dims > 4:
@@ -253,7 +253,7 @@ class _Reader:
         return name, KINDS[number], tuple(reversed(sizes)), offset
 
     def _placed(
-        self, name: str, kind: Kind, shape: tuple[int, ...], offset: int, base: int, align: int
+        self, name: str, kind: GgufKind, shape: tuple[int, ...], offset: int, base: int, align: int
     ) -> Tensor:
         row = shape[-1] if shape else 1
         if row % kind.block:
@@ -302,3 +302,27 @@ def read_shards(path: Path) -> list[Gguf]:
     if total is not None and total != len(seen):
         raise first.error("split.tensors.count", f"the files hold {len(seen)}.")
     return files
+
+
+# Files name one end token; chat models stop at others too, which are known by their text.
+_NAMES = frozenset({
+    "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>",
+    "<|end_of_text|>", "<EOT>", "_<EOT>", "<|return|>", "<|call|>",
+})  # fmt: skip
+_CONTROL = 3
+
+
+def endings(file: Gguf) -> tuple[int, ...]:
+    """Ids of the tokens that end a text. Raises ValueError for an id that is none of its tokens."""
+    tokens = file.array("tokenizer.ggml.tokens", strings=True) or []
+    types = file.array("tokenizer.ggml.token_type", strings=False) or []
+    found = []
+    for role in ("eos", "eot", "eom"):
+        key = f"tokenizer.ggml.{role}_token_id"
+        token = file.values.get(key)
+        if token is not None:
+            if type(token) is not int or not 0 <= token < len(tokens):
+                raise file.error(key, f"ids must be integers in [0, {len(tokens)}).")
+            found.append(token)
+    named = [i for i, (t, k) in enumerate(zip(tokens, types)) if k == _CONTROL and t in _NAMES]
+    return tuple(dict.fromkeys(found + named))

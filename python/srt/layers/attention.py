@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from sglang.srt.attention.base import Heads
+from sglang.srt.attention.attention_protocol import Heads
 from sglang.srt.layers.linear import Arrange, ColumnLinear, Fused, RowLinear
 from sglang.srt.layers.norm import RMSNorm, WholeRMSNorm
-from sglang.srt.layers.recorder import Recorder, Source
+from sglang.srt.layers.recorder import ProductInput, TapeRecorder
 from sglang.srt.layers.rotary import Rotary, from_pairs
 from sglang.srt.layers.step import Step
 from sglang.srt.layers.weight import Place, Slot, Slots, Stored
@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Names:
+class AttentionNames:
     """What a checkpoint calls the projections; ``fused``: q, k and v are one tensor."""
 
     q: str = "q_proj"
@@ -58,7 +58,7 @@ class AttentionShape:
     qk_whole: bool = False
     pairs: bool = False
     sinks: bool = False
-    names: Names = Names()
+    names: AttentionNames = AttentionNames()
 
 
 class HeadNorm(Protocol):
@@ -131,7 +131,7 @@ class SelfAttention:
     def _rotate(self, x: Tensor, step: Step) -> Tensor:
         return x if self.rotary is None else self.rotary.rotate(x, step.angles(self.rotary))
 
-    def record(self, tape: Recorder, x: Source) -> int:
+    def record(self, tape: TapeRecorder, x: ProductInput) -> int:
         """All but the output projection."""
         gains = None
         if isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):

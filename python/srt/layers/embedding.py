@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch.nn.functional as F
-from sglang.srt.layers.recorder import Recorder
+from sglang.srt.layers.recorder import TapeRecorder
 from sglang.srt.layers.weight import Place, Slot, Slots, Stored
 from torch import Tensor
 
 
-class Embedding(Stored):
+class TokenEmbedding(Stored):
     """A table of ``vocab`` rows; each rank of the group holds an equal range of them.
 
     The same table serves as the output head where the model ties the two.
@@ -35,7 +35,7 @@ class Embedding(Stored):
         """[T, width] -> [T, vocab], gathered from all ranks."""
         return self.group.all_gather(self.product(hidden))
 
-    def record(self, tape: Recorder, scale: float = 1.0) -> int:
+    def record(self, tape: TapeRecorder, scale: float = 1.0) -> int:
         """The tokens' rows, scaled: the buffer that becomes the residual stream."""
         return tape.embed(self, scale)
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from sglang.srt.layers.linear import ColumnLinear, RowLinear
 from sglang.srt.layers.lora import Use
-from sglang.srt.layers.recorder import Recorder, Source
+from sglang.srt.layers.recorder import ProductInput, TapeRecorder
 from sglang.srt.layers.routing import Routing, route
 from sglang.srt.layers.weight import Place, Slot, Slots, Stored
 from torch import Tensor
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Names:
+class ExpertNames:
     """What a checkpoint calls the weights; ``{}`` is an expert's number.
 
     ``fused``: the experts' matrices are two tensors, ``experts.gate_up_proj`` [experts, width,
@@ -62,7 +62,7 @@ class ExpertsShape:
     choice_bias: bool = False
     shared: int = 0
     shared_gate: bool = False
-    names: Names = Names()
+    names: ExpertNames = ExpertNames()
 
 
 class Router(Stored):
@@ -186,7 +186,7 @@ class Experts:
             )  # fmt: skip
         return self._native
 
-    def record(self, tape: Recorder, x: Source, residual: int) -> None:
+    def record(self, tape: TapeRecorder, x: ProductInput, residual: int) -> None:
         """Add the layer's outputs to the residual stream."""
         tape.experts(x, self.native(), residual)
 

@@ -18,7 +18,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import torch
-from sglang.srt.attention.base import Heads
+from sglang.srt.attention.attention_protocol import Heads
 from sglang.srt.layers.linear import Arrange, ColumnLinear, RowLinear
 from sglang.srt.layers.norm import RMSNorm
 from sglang.srt.layers.rotary import Rotary, from_pairs

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import torch
 from sglang.srt.layers.lora import Use
-from sglang.srt.layers.recorder import Recorder, Source
+from sglang.srt.layers.recorder import ProductInput, TapeRecorder
 from sglang.srt.layers.weight import Place, Slot, Slots, Stored
 from torch import Tensor
 
@@ -67,7 +67,7 @@ class ColumnLinear(Stored):
         """[T, inputs] -> [T, sum(sizes)]. ``use``: the pass's adapters."""
         return self.product(x, self.bias, use)
 
-    def record(self, tape: Recorder, x: Source, act: str = "silu") -> int:
+    def record(self, tape: TapeRecorder, x: ProductInput, act: str = "silu") -> int:
         """The outputs' buffer; of a paired layer ``act(gate) * up``."""
         return tape.linear(x, self, act=act)
 
@@ -137,11 +137,11 @@ class RowLinear(Stored):
         y = self.group.all_reduce(self.product(x, use=use))
         return y if self.bias is None else y + self.bias
 
-    def record(self, tape: Recorder, x: Source, residual: int) -> None:
+    def record(self, tape: TapeRecorder, x: ProductInput, residual: int) -> None:
         """Add the outputs to the residual stream."""
         tape.linear(x, self, residual)
 
-    def outputs(self, tape: Recorder, x: Source) -> int:
+    def outputs(self, tape: TapeRecorder, x: ProductInput) -> int:
         """The outputs' buffer."""
         return tape.linear(x, self)
 

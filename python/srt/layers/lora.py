@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from sglang.srt.attention.base import Int32Array
+from sglang.srt.attention.attention_protocol import Int32Array
 from sglang.srt.parallel.staging import send
 from torch import Tensor
 

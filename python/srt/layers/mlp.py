@@ -8,7 +8,7 @@ from typing import Protocol
 from sglang.srt.layers.activations import ACTIVATIONS
 from sglang.srt.layers.linear import ColumnLinear, Fused, RowLinear
 from sglang.srt.layers.lora import Use
-from sglang.srt.layers.recorder import Recorder, Source
+from sglang.srt.layers.recorder import ProductInput, TapeRecorder
 from sglang.srt.layers.weight import Place, Slots, Stored
 from torch import Tensor
 
@@ -20,7 +20,7 @@ class FeedForward(Protocol):
         """[T, width] -> [T, width]. ``use``: the pass's adapters."""
         ...
 
-    def record(self, tape: Recorder, x: Source, residual: int) -> None:
+    def record(self, tape: TapeRecorder, x: ProductInput, residual: int) -> None:
         """Add the layer's outputs to the residual stream."""
         ...
 
@@ -53,13 +53,13 @@ class GatedMLP:
     def __call__(self, x: Tensor, use: Use | None = None) -> Tensor:
         return self.down(self.gate_up.gated(x, self.act, use), use)
 
-    def record(self, tape: Recorder, x: Source, residual: int) -> None:
+    def record(self, tape: TapeRecorder, x: ProductInput, residual: int) -> None:
         """Add the layer's outputs to the residual stream."""
-        self.down.record(tape, Source(self.gate_up.record(tape, x, self.act)), residual)
+        self.down.record(tape, ProductInput(self.gate_up.record(tape, x, self.act)), residual)
 
-    def outputs(self, tape: Recorder, x: Source) -> int:
+    def outputs(self, tape: TapeRecorder, x: ProductInput) -> int:
         """The outputs' buffer."""
-        return self.down.outputs(tape, Source(self.gate_up.record(tape, x, self.act)))
+        return self.down.outputs(tape, ProductInput(self.gate_up.record(tape, x, self.act)))
 
     def stored(self) -> list[Stored]:
         return [self.gate_up, self.down]
@@ -90,11 +90,11 @@ class PlainMLP:
     def __call__(self, x: Tensor, use: Use | None = None) -> Tensor:
         return self.down(ACTIVATIONS[self.act](self.up(x, use)), use)
 
-    def record(self, tape: Recorder, x: Source, residual: int) -> None:
+    def record(self, tape: TapeRecorder, x: ProductInput, residual: int) -> None:
         """Add the layer's outputs to the residual stream."""
         inner = self.up.record(tape, x)
         tape.activate(inner, self.act)
-        self.down.record(tape, Source(inner), residual)
+        self.down.record(tape, ProductInput(inner), residual)
 
     def stored(self) -> list[Stored]:
         return [self.up, self.down]

@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from sglang.srt.layers.recorder import Recorder, Source
+from sglang.srt.layers.recorder import ProductInput, TapeRecorder
 from sglang.srt.layers.weight import Place, Slot, Slots
 from torch import Tensor
 
@@ -29,11 +29,11 @@ class RMSNorm:
             return F.rms_norm(x.float(), self.shape, self.weight, self.eps).to(x.dtype)
         return F.rms_norm(x, self.shape, self.weight.to(x.dtype), self.eps)
 
-    def record(self, tape: Recorder, x: int) -> Source:
+    def record(self, tape: TapeRecorder, x: int) -> ProductInput:
         """Buffer ``x``, to be normed by the product that reads it."""
-        return Source(x, self.weight, self.eps)
+        return ProductInput(x, self.weight, self.eps)
 
-    def alone(self, tape: Recorder, x: int) -> int:
+    def alone(self, tape: TapeRecorder, x: int) -> int:
         """A buffer with ``x`` normed, until the next norm."""
         return tape.norm(x, self.weight, self.eps)
 
@@ -84,13 +84,13 @@ class LayerNorm:
         bias = None if self.bias is None else self.bias.to(x.dtype)
         return F.layer_norm(x, self.shape, self.weight.to(x.dtype), bias, self.eps)
 
-    def alone(self, tape: Recorder, x: int) -> int:
+    def alone(self, tape: TapeRecorder, x: int) -> int:
         """A buffer with ``x`` normed, until the next norm."""
         return tape.norm(x, self.weight, self.eps, self.bias, centred=True)
 
-    def record(self, tape: Recorder, x: int) -> Source:
+    def record(self, tape: TapeRecorder, x: int) -> ProductInput:
         """Buffer ``x`` normed, as the input of a product."""
-        return Source(self.alone(tape, x))
+        return ProductInput(self.alone(tape, x))
 
     def slots(self, name: str) -> Slots:
         """``name`` is the gain's; the bias stands beside it."""

@@ -8,7 +8,7 @@ from sglang.srt.layers.attention import SelfAttention
 from sglang.srt.layers.latent import LatentAttention
 from sglang.srt.layers.mlp import FeedForward
 from sglang.srt.layers.norm import LayerNorm, RMSNorm
-from sglang.srt.layers.recorder import Recorder, Source
+from sglang.srt.layers.recorder import ProductInput, TapeRecorder
 from sglang.srt.layers.step import Step
 from sglang.srt.layers.weight import Slots, Stored
 from torch import Tensor
@@ -34,14 +34,14 @@ class PreNorm:
         x = x + self.attention(self.attention_norm(x), step)
         return x + self.mlp(self.mlp_norm(x), step.use)
 
-    def record(self, tape: Recorder, x: int, last: bool) -> int:
+    def record(self, tape: TapeRecorder, x: int, last: bool) -> int:
         """Behind the last layer's attention tokens no longer need each other, so only those whose
         outputs are wanted go on."""
         assert isinstance(self.attention, SelfAttention)
         y = self.attention.record(tape, self.attention_norm.record(tape, x))
         if last:
             x, y = tape.choose(x), tape.choose(y)
-        self.attention.out.record(tape, Source(y), x)
+        self.attention.out.record(tape, ProductInput(y), x)
         self.mlp.record(tape, self.mlp_norm.record(tape, x), x)
         return x
 

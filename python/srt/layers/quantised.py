@@ -95,7 +95,7 @@ def _equal(a: Tensor | None, b: Tensor | None) -> bool:
     return a is b or (a is not None and b is not None and torch.equal(a, b))
 
 
-class Form(NamedTuple):
+class PackedForm(NamedTuple):
     """How native kernels hold a quantised matrix: arguments of ``packed.pack_integers``."""
 
     format: str
@@ -104,14 +104,14 @@ class Form(NamedTuple):
     lows: Tensor | None
 
 
-def native_form(q: Quantised) -> Form | None:
+def native_form(q: Quantised) -> PackedForm | None:
     """The smallest that holds exactly the same weights; None where none does."""
     k = q.values.shape[1]
     if not torch.isfinite(q.scales).all():
         return None
     rowwise = q.scales.shape[1] == 1
     if q.bits == 8 and rowwise and q.zeros is None and q.lows is None and q.order is None:
-        return Form("w8a8" if q.int8_activations else "w8", GROUPS[0], q.scales, None)
+        return PackedForm("w8a8" if q.int8_activations else "w8", GROUPS[0], q.scales, None)
     group = next((g for g in GROUPS if rowwise or q.group % g == 0), 0)
     if not group:
         return None
@@ -125,8 +125,8 @@ def native_form(q: Quantised) -> Form | None:
         zeros = torch.zeros_like(q.scales) if q.zeros is None else q.zeros.float()
         half = q.scales.half()
         if torch.equal(half.float(), q.scales) and (zeros.min() >= -127) and zeros.max() <= 128:
-            return Form(f"w{q.bits}z", group, fine(q.scales), fine(-zeros))
+            return PackedForm(f"w{q.bits}z", group, fine(q.scales), fine(-zeros))
         lows = -zeros * q.scales
     elif q.zeros is not None:
         lows = lows - q.zeros * q.scales
-    return Form(f"w{q.bits}m", group, fine(q.scales), fine(lows))
+    return PackedForm(f"w{q.bits}m", group, fine(q.scales), fine(lows))

@@ -1,4 +1,4 @@
-"""Recorder: a model tells what a pass does, once, for a native tape to do it in one call.
+"""TapeRecorder: a model tells what a pass does, once, for a native tape to do it in one call.
 
 Every layer has two readings: ``__call__`` computes with torch, ``record`` says the same in the
 words of this file. Buffers are numbers; the residual stream is one buffer that products add to.
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from sglang.srt.attention.base import Heads
+from sglang.srt.attention.attention_protocol import Heads
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sglang.srt.layers.weight import Stored
 
 
-class Source(NamedTuple):
+class ProductInput(NamedTuple):
     """A buffer, RMS-normed with ``gain`` where there is one, as the input of a product."""
 
     buffer: int
@@ -29,7 +29,7 @@ class Source(NamedTuple):
     eps: float = 0.0
 
 
-class Recorder:
+class TapeRecorder:
     """Writes a tape over the pools of a model's layers.
 
     All layers share their buffers, one for each width: a product's outputs are read by what follows
@@ -48,7 +48,7 @@ class Recorder:
         return self.tape.embed(table.packed, scale)
 
     def linear(
-        self, x: Source, layer: Stored, residual: int | None = None, act: str = "silu"
+        self, x: ProductInput, layer: Stored, residual: int | None = None, act: str = "silu"
     ) -> int:
         """A buffer of products, or ``residual``, to which the product is added."""
         assert layer.packed is not None
@@ -59,7 +59,7 @@ class Recorder:
             product=layer.site,
         )  # fmt: skip
 
-    def experts(self, x: Source, layer: Experts, residual: int) -> None:
+    def experts(self, x: ProductInput, layer: Experts, residual: int) -> None:
         """Add a mixture's outputs to the residual stream."""
         self.tape.experts(x.buffer, layer, residual, x.gain, x.eps)
 
@@ -106,7 +106,7 @@ class Recorder:
         )
         return self._normed[key]
 
-    def add_norm(self, x: Source, residual: int) -> None:
+    def add_norm(self, x: ProductInput, residual: int) -> None:
         """Add x, normed, to the residual stream."""
         assert x.gain is not None
         self.tape.norm(x.buffer, x.gain, x.eps, into=residual, add=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang.srt.attention.base import Attention
+from sglang.srt.attention.attention_protocol import Attention
 from sglang.srt.layers.lora import Use
 from sglang.srt.layers.rotary import Angles, Rotary
 from torch import Tensor

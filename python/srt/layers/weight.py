@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import torch
 import torch.nn.functional as F
 from sglang.srt.layers.activations import gated
-from sglang.srt.layers.quantised import Form, Quantised
+from sglang.srt.layers.quantised import PackedForm, Quantised
 from sglang.srt.parallel.groups import Group
 from torch import Tensor
 
@@ -151,7 +151,7 @@ class Stored:
         self.packed = pack(self.weight, format, paired=self.paired, threads=threads, arena=arena)
         self.weight, self.threads = self.weight.new_empty(0), threads
 
-    def pack_integers(self, form: Form, q: Quantised, threads: int, arena: Arena) -> None:
+    def pack_integers(self, form: PackedForm, q: Quantised, threads: int, arena: Arena) -> None:
         """The same of a weight that is quantised already, and not in ``weight``."""
         from sgl_kernel.packed import pack_integers
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import msgspec
@@ -75,14 +74,6 @@ class Processor:
     max_frames: ClassVar[int] = 256
     image_token: Placeholder
     video_token: Placeholder
-
-    @staticmethod
-    def of(directory: Path, config: dict[str, Any]) -> Processor | None:
-        """The processor of a model directory whose ``config.json`` is ``config``; None for a model
-        that sees nothing. Raises ValueError where its settings cannot be read or do not fit."""
-        from sglang.srt.media.registry import processor_of
-
-        return processor_of(directory, config)
 
     def image(self, picture: Image.Image, alone: bool = True) -> Prepared:
         """An RGB picture (``decode.picture``). ``alone``: it is the prompt's only one; some models

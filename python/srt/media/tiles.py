@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from sglang.srt.media.settings import Settings
+from sglang.srt.media.processor_settings import Settings
 
 MAX_TARGETS, MAX_TILES = 1024, 256
 Sides = tuple[int, int]  # height, width
@@ -76,7 +76,7 @@ class Squares:
             raise config.error("vision_aspect_ratio", "it must be anyres_max_ and a number.")
         return replace(Squares.of(config, ONEVISION, siglip=True), most=int(most))
 
-    def layout(self, picture: Sides) -> Layout:
+    def layout(self, picture: Sides) -> TileLayout:
         return layout(picture, best(picture, self.targets), self.pixels, self.side, self.most)
 
 
@@ -99,7 +99,7 @@ def _targets(config: Settings, missing: Sequence[Sides], pixels: int) -> tuple[S
     return tuple(found)
 
 
-class Layout(NamedTuple):
+class TileLayout(NamedTuple):
     """Where a picture's features lie among those of its tiles.
 
     Attributes:
@@ -143,7 +143,7 @@ def inside(picture: Sides, target: Sides) -> Sides:
     return target[0], min(math.ceil(width * down), target[1])
 
 
-def layout(picture: Sides, target: Sides, tile: int, side: int, most: int) -> Layout:
+def layout(picture: Sides, target: Sides, tile: int, side: int, most: int) -> TileLayout:
     """Of a picture in tiles of ``tile`` pixels and ``side * side`` features that fill ``target``.
 
     ``most``: of more features than that many tiles have the grid is shrunk (LLaVA-OneVision's
@@ -161,5 +161,5 @@ def layout(picture: Sides, target: Sides, tile: int, side: int, most: int) -> La
     rows, columns = rows - 2 * top, columns - 2 * left
     ratio = math.sqrt(rows * columns / (most * side**2)) if most else 0.0
     if ratio > 1.1:
-        return Layout(tiles, top, left, int(rows // ratio), int(columns // ratio), True)
-    return Layout(tiles, top, left, rows, columns, False)
+        return TileLayout(tiles, top, left, int(rows // ratio), int(columns // ratio), True)
+    return TileLayout(tiles, top, left, rows, columns, False)

@@ -12,16 +12,17 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import ClassVar, cast
 
-from sglang.srt.attention.base import Attention
-from sglang.srt.layers.embedding import Embedding
+from sglang.srt.attention.attention_protocol import Attention
+from sglang.srt.layers.embedding import TokenEmbedding
 from sglang.srt.layers.lora import Use
 from sglang.srt.layers.norm import LayerNorm, RMSNorm
-from sglang.srt.layers.recorder import Recorder
+from sglang.srt.layers.recorder import TapeRecorder
 from sglang.srt.layers.rotary import Rotary
 from sglang.srt.layers.step import Step
 from sglang.srt.layers.weight import Place, Slots, Stored
-from sglang.srt.models.config import Fields, ModelSpec
-from sglang.srt.models.model import Block, Recordable
+from sglang.srt.models.config_fields import Fields
+from sglang.srt.models.decoder_model import Block, Recordable
+from sglang.srt.models.model_spec import ModelSpec
 from torch import Tensor
 
 
@@ -55,11 +56,11 @@ class CausalLM:
         self.layers = [self.block(n, i) for i, n in enumerate(self.owned)]
         width = spec.hidden_size
         embeds = self.first or (self.last and spec.tied)
-        self.embedding = Embedding(spec.vocab_size, width, place) if embeds else None
+        self.embedding = TokenEmbedding(spec.vocab_size, width, place) if embeds else None
         self.norm = self.final_norm() if self.last else None
         self.head = self.embedding if spec.tied else None
         if self.last and not spec.tied:
-            self.head = Embedding(spec.outputs, width, place)
+            self.head = TokenEmbedding(spec.outputs, width, place)
 
     @classmethod
     def names(cls, given: Iterable[str]) -> dict[str, str]:
@@ -115,14 +116,14 @@ class CausalLM:
             x = layer(x, step)
         return x if self.norm is None else self.norm(x)
 
-    def record(self, tape: Recorder) -> None:
+    def record(self, tape: TapeRecorder) -> None:
         assert self.norm is not None
         x = self.record_embedding(tape)
         for layer in self.layers:
             x = cast(Recordable, layer).record(tape, x, last=layer is self.layers[-1])
         self.norm.alone(tape, x)
 
-    def record_embedding(self, tape: Recorder) -> int:
+    def record_embedding(self, tape: TapeRecorder) -> int:
         """As the first block wants the tokens: the buffer of the residual stream."""
         assert self.embedding is not None
         return self.embedding.record(tape, self.embedding_scale)

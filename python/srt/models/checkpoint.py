@@ -1,8 +1,8 @@
-"""Checkpoint: tensors by the names that models ask for, wherever and however they are stored.
+"""Checkpoint: tensors by the names that models ask for, in any file format.
 
-Plain safetensors files are one (``models/weights``). A quantised format is another, around it: it
-shows ``layer.weight`` where the files hold ``layer.qweight``, ``layer.scales`` and so on, and reads
-it dequantised, or as the integers that it is.
+Safetensors files are one checkpoint (``models/safetensors``). A quantised format wraps it: it shows
+``layer.weight`` where the files hold ``layer.qweight``, ``layer.scales`` and so on, and reads the
+weight dequantised or as integers.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import Tensor
 
 
 class Checkpoint(Protocol):
-    """Nothing is read before ``read``; headers were checked when it was made.
+    """A model's tensors by name. Nothing is read before ``read``; the headers are checked already.
 
     Attributes:
         source: the directory or file, for messages.
         shapes: shape of every tensor, by name.
-        method: name of the way in which weights are quantised, "" for weights that are not.
+        method: name of the quantisation method, "" for float weights.
     """
 
     @property
@@ -43,15 +43,15 @@ class Checkpoint(Protocol):
 
     def read(self, name: str) -> Tensor:
         """The whole tensor in a float dtype, on the CPU; it may be a view of a mapped file. Raises
-        ValueError where it is stored in a way that is none of a weight."""
+        ValueError for a dtype or layout that no weight has."""
         ...
 
     def forget(self, name: str) -> None:
-        """What was read is needed no longer: its memory may go."""
+        """Free the memory of a tensor that was read."""
         ...
 
     def bits(self, name: str) -> int:
-        """Of a weight for which ``quantised`` gives integers; 0: it does not."""
+        """Bits of a weight for which ``quantised`` gives integers, else 0."""
         ...
 
     def quantised(self, name: str) -> Quantised | None:
@@ -59,16 +59,16 @@ class Checkpoint(Protocol):
         ...
 
     def needless(self, name: str) -> bool:
-        """Whether a tensor that no model asks for says nothing."""
+        """Whether a tensor may go unread if no model asks for it."""
         ...
 
     def describe(self) -> str:
-        """How weights are stored, for people; "" where they are floats."""
+        """The storage of weights in words, for logs; "" for floats."""
         ...
 
 
-class Plain:
-    """What a checkpoint of floats says of quantisation."""
+class FloatCheckpoint:
+    """The methods about quantisation of a checkpoint whose weights are floats."""
 
     method = ""
 

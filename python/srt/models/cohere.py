@@ -11,13 +11,14 @@ import torch.nn.functional as F
 from sglang.srt.layers.attention import AttentionShape, HeadNorm, SelfAttention
 from sglang.srt.layers.mlp import GatedMLP
 from sglang.srt.layers.norm import LayerNorm, RMSNorm
-from sglang.srt.layers.recorder import Recorder, Source
+from sglang.srt.layers.recorder import ProductInput, TapeRecorder
 from sglang.srt.layers.rotary import Rotary, from_pairs
 from sglang.srt.layers.step import Step
 from sglang.srt.layers.weight import Place, Slot, Slots, Stored
 from sglang.srt.models.causal import CausalLM
-from sglang.srt.models.config import Fields, ModelSpec, decoder_spec, extended
+from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.llama import attention_shape
+from sglang.srt.models.model_spec import ModelSpec, decoder_spec, extended
 from torch import Tensor
 
 
@@ -70,13 +71,13 @@ class CohereBlock:
         y = self.norm(x)
         return x + self.attention(y, step) + self.mlp(y, step.use)
 
-    def record(self, tape: Recorder, x: int, last: bool) -> int:
+    def record(self, tape: TapeRecorder, x: int, last: bool) -> int:
         normed = self.norm.alone(tape, x)
-        y = self.attention.record(tape, Source(normed))
+        y = self.attention.record(tape, ProductInput(normed))
         if last:
             x, y, normed = tape.choose(x), tape.choose(y), tape.choose(normed)
-        self.attention.out.record(tape, Source(y), x)
-        self.mlp.record(tape, Source(normed), x)
+        self.attention.out.record(tape, ProductInput(y), x)
+        self.mlp.record(tape, ProductInput(normed), x)
         return x
 
     def stored(self) -> list[Stored]:

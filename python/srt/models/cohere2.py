@@ -4,7 +4,8 @@ keys, to one that sees everything and does not."""
 from __future__ import annotations
 
 from sglang.srt.models.cohere import CohereBlock, CohereForCausalLM, cohere_spec
-from sglang.srt.models.config import Fields, ModelSpec, sliding_layers
+from sglang.srt.models.config_fields import Fields
+from sglang.srt.models.model_spec import ModelSpec, sliding_layers
 
 
 class Cohere2ForCausalLM(CohereForCausalLM):

@@ -6,8 +6,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from sglang.srt.attention.base import KVShape
-from sglang.srt.layers.experts import Experts, ExpertsShape, Names
+from sglang.srt.attention.attention_protocol import KVShape
+from sglang.srt.layers.experts import ExpertNames, Experts, ExpertsShape
 from sglang.srt.layers.latent import LatentAttention, LatentShape
 from sglang.srt.layers.mlp import FeedForward, GatedMLP
 from sglang.srt.layers.norm import RMSNorm
@@ -16,12 +16,13 @@ from sglang.srt.layers.rotary import Rotary
 from sglang.srt.layers.routing import Routing
 from sglang.srt.layers.weight import Place
 from sglang.srt.models.causal import CausalLM
-from sglang.srt.models.config import Fields, decoder_spec, extended
+from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.mixture import MixtureSpec, read_routing
+from sglang.srt.models.model_spec import decoder_spec, extended
 
 # The norms of latents have an eps of their own, which no config names.
 LATENT_EPS = 1e-6
-NAMES = Names(shared="shared_experts")
+NAMES = ExpertNames(shared="shared_experts")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from sglang.srt.models.config import Fields
+from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.deepseek_v2 import (
     DeepseekSpec,
     DeepseekV2ForCausalLM,

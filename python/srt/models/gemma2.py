@@ -10,13 +10,13 @@ from sglang.srt.layers.activations import TEXT
 from sglang.srt.layers.attention import AttentionShape, SelfAttention
 from sglang.srt.layers.mlp import GatedMLP
 from sglang.srt.layers.norm import LayerNorm, RMSNorm
-from sglang.srt.layers.recorder import Recorder, Source
+from sglang.srt.layers.recorder import ProductInput, TapeRecorder
 from sglang.srt.layers.rotary import Rotary
 from sglang.srt.layers.step import Step
 from sglang.srt.layers.weight import Place, Slots, Stored
 from sglang.srt.models.causal import CausalLM
-from sglang.srt.models.config import (
-    Fields,
+from sglang.srt.models.config_fields import Fields
+from sglang.srt.models.model_spec import (
     ModelSpec,
     decoder_spec,
     extended,
@@ -86,11 +86,11 @@ class GemmaBlock:
         x = x + self.behind_attention(self.attention(self.before_attention(x), step))
         return x + self.behind_mlp(self.mlp(self.before_mlp(x), step.use))
 
-    def record(self, tape: Recorder, x: int, last: bool) -> int:
+    def record(self, tape: TapeRecorder, x: int, last: bool) -> int:
         y = self.attention.record(tape, self.before_attention.record(tape, x))
         if last:
             x, y = tape.choose(x), tape.choose(y)
-        added = self.attention.out.outputs(tape, Source(y))
+        added = self.attention.out.outputs(tape, ProductInput(y))
         tape.add_norm(self.behind_attention.record(tape, added), x)
         added = self.mlp.outputs(tape, self.before_mlp.record(tape, x))
         tape.add_norm(self.behind_mlp.record(tape, added), x)

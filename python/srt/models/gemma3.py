@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import ClassVar
 
 from sglang.srt.layers.rotary import Rope
-from sglang.srt.models.config import Fields, ModelSpec, read_rope
+from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.gemma2 import Gemma2ForCausalLM, gemma_spec
+from sglang.srt.models.model_spec import ModelSpec, read_rope
 
 
 def ropes(config: Fields) -> tuple[Rope, Rope]:

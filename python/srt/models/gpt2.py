@@ -6,20 +6,21 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch.nn.functional as F
-from sglang.srt.attention.base import Attention
-from sglang.srt.layers.attention import AttentionShape, Names, SelfAttention
+from sglang.srt.attention.attention_protocol import Attention
+from sglang.srt.layers.attention import AttentionNames, AttentionShape, SelfAttention
 from sglang.srt.layers.linear import Fused
 from sglang.srt.layers.lora import Use
 from sglang.srt.layers.mlp import PlainMLP
 from sglang.srt.layers.norm import LayerNorm, RMSNorm
 from sglang.srt.layers.prenorm import PreNorm
-from sglang.srt.layers.recorder import Recorder
+from sglang.srt.layers.recorder import TapeRecorder
 from sglang.srt.layers.weight import Place, Slot, Slots
 from sglang.srt.models.causal import CausalLM
-from sglang.srt.models.config import Fields, ModelSpec, decoder_spec
+from sglang.srt.models.config_fields import Fields
+from sglang.srt.models.model_spec import ModelSpec, decoder_spec
 from torch import Tensor
 
-NAMES = Names(out="c_proj", fused=Fused("c_attn", transposed=True), transposed=True)
+NAMES = AttentionNames(out="c_proj", fused=Fused("c_attn", transposed=True), transposed=True)
 # Our names of what GPT-2's config calls otherwise.
 RENAMED = {
     "n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
@@ -91,7 +92,7 @@ class GPT2LMHeadModel(CausalLM):
             x = x + F.embedding(positions, self.positions)
         return super().compute(x, positions, attention, use)
 
-    def record_embedding(self, tape: Recorder) -> int:
+    def record_embedding(self, tape: TapeRecorder) -> int:
         assert self.positions is not None
         x = super().record_embedding(tape)
         tape.place(x, self.positions)

@@ -6,17 +6,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sglang.srt.layers.attention import AttentionShape, Names, SelfAttention
+from sglang.srt.layers.attention import AttentionNames, AttentionShape, SelfAttention
 from sglang.srt.layers.linear import Fused
 from sglang.srt.layers.mlp import PlainMLP
 from sglang.srt.layers.norm import LayerNorm, RMSNorm
 from sglang.srt.layers.prenorm import PreNorm
-from sglang.srt.layers.recorder import Recorder, Source
+from sglang.srt.layers.recorder import ProductInput, TapeRecorder
 from sglang.srt.layers.rotary import Rotary
 from sglang.srt.layers.step import Step
 from sglang.srt.layers.weight import Place
 from sglang.srt.models.causal import CausalLM
-from sglang.srt.models.config import Fields, ModelSpec, decoder_spec, extended
+from sglang.srt.models.config_fields import Fields
+from sglang.srt.models.model_spec import ModelSpec, decoder_spec, extended
 from torch import Tensor
 
 # Our names of what its config calls otherwise.
@@ -44,7 +45,7 @@ class NeoXBlock(PreNorm):
         shape = AttentionShape(
             width=width, num_heads=spec.num_heads, num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim, qkv_bias=spec.qkv_bias, out_bias=spec.out_bias,
-            names=Names(out="dense", fused=fused),
+            names=AttentionNames(out="dense", fused=fused),
         )  # fmt: skip
         self.parallel = spec.parallel
         self.attention = SelfAttention(shape, index, place, rotary)
@@ -59,15 +60,15 @@ class NeoXBlock(PreNorm):
         y = x + self.attention(self.attention_norm(x), step)
         return y + self.mlp(self.mlp_norm(x if self.parallel else y), step.use)
 
-    def record(self, tape: Recorder, x: int, last: bool) -> int:
+    def record(self, tape: TapeRecorder, x: int, last: bool) -> int:
         y = self.attention.record(tape, self.attention_norm.record(tape, x))
         if last:
             x, y = tape.choose(x), tape.choose(y)
         if not self.parallel:
-            self.attention.out.record(tape, Source(y), x)
+            self.attention.out.record(tape, ProductInput(y), x)
         self.mlp.record(tape, self.mlp_norm.record(tape, x), x)
         if self.parallel:
-            self.attention.out.record(tape, Source(y), x)
+            self.attention.out.record(tape, ProductInput(y), x)
         return x
 
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 
 from sglang.srt.layers.activations import CLAMPED_SWIGLU, SWIGLU_ALPHA, SWIGLU_LIMIT
 from sglang.srt.layers.attention import AttentionShape
-from sglang.srt.layers.experts import ExpertsShape, Names
-from sglang.srt.models.config import Fields, ModelSpec, decoder_spec, extended, sliding_layers
+from sglang.srt.layers.experts import ExpertNames, ExpertsShape
+from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.llama import LlamaBlock, attention_shape
 from sglang.srt.models.mixture import MixtureForCausalLM, MixtureSpec, read_routing
+from sglang.srt.models.model_spec import ModelSpec, decoder_spec, extended, sliding_layers
 
 # Gates and what they gate stand in turns, all experts in one tensor.
-NAMES = Names(router="router", fused=True)
+NAMES = ExpertNames(router="router", fused=True)
 # Of a config that says nothing about the rotary embeddings.
 YARN = {
     "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,

@@ -10,7 +10,8 @@ from sglang.srt.layers.prenorm import PreNorm
 from sglang.srt.layers.rotary import Rotary
 from sglang.srt.layers.weight import Place
 from sglang.srt.models.causal import CausalLM
-from sglang.srt.models.config import Fields, ModelSpec, decoder_spec
+from sglang.srt.models.config_fields import Fields
+from sglang.srt.models.model_spec import ModelSpec, decoder_spec
 
 
 def attention_shape(spec: ModelSpec, layer: int) -> AttentionShape:

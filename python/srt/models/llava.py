@@ -8,11 +8,19 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from sglang.srt.core.media import Media
-from sglang.srt.media.settings import Norms, Settings
+from sglang.srt.media.processor_settings import Norms, Settings
 from sglang.srt.media.tiles import Squares
-from sglang.srt.models.config import Fields, ModelSpec, read_activation
-from sglang.srt.models.vision.parts import Projector, pixels, whole
-from sglang.srt.models.vision.seer import Part, Seer, SeerSpec, norms_of, seer_spec, text_spec
+from sglang.srt.models.config_fields import Fields
+from sglang.srt.models.model_spec import ModelSpec, read_activation
+from sglang.srt.models.vision.tower_layers import Projector, pixels, whole
+from sglang.srt.models.vision.vision_language import (
+    VisionLanguageModel,
+    VisionLanguageSpec,
+    VisionPart,
+    norms_of,
+    text_spec,
+    vision_language_spec,
+)
 from sglang.srt.models.vision.vit import TowerSpec, ViT
 from torch import Tensor
 
@@ -20,7 +28,7 @@ TOWER, PROJECTOR = "model.vision_tower.", "model.multi_modal_projector."
 
 
 @dataclass(frozen=True, kw_only=True)
-class LlavaSpec(SeerSpec):
+class LlavaSpec(VisionLanguageSpec):
     """
     Attributes:
         wanted: after how many of the tower's layers hidden states are taken.
@@ -40,7 +48,7 @@ class LlavaSpec(SeerSpec):
 def llava_spec(config: Fields, architecture: str, squares: Squares, layer: int = -2) -> LlavaSpec:
     """``layer``: the hidden states taken where the config does not say."""
     tower = TowerSpec.of(config.fields("vision_config"))
-    return seer_spec(
+    return vision_language_spec(
         config,
         architecture,
         text_spec(config),
@@ -70,7 +78,7 @@ def _wanted(config: Fields, layers: int, missing: int) -> tuple[int, ...]:
     return tuple(out)
 
 
-class LlavaForConditionalGeneration(Seer):
+class LlavaForConditionalGeneration(VisionLanguageModel):
     spec: LlavaSpec
     RENAMED: ClassVar = (
         (r"^language_model\.lm_head\.", "lm_head."),
@@ -84,7 +92,7 @@ class LlavaForConditionalGeneration(Seer):
         squares = Squares.of(Settings(config.values, config.source))
         return llava_spec(config, architecture, squares)
 
-    def eyes(self) -> dict[str, Part]:
+    def vision_parts(self) -> dict[str, VisionPart]:
         spec, place = self.spec, whole(self.place)
         self.tower = ViT(spec.tower, spec.wanted, place)
         width = spec.hidden_size

@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from sglang.srt.core.media import Media
 from sglang.srt.layers.weight import Slot, Slots, Stored
-from sglang.srt.media.settings import Settings
+from sglang.srt.media.processor_settings import Settings
 from sglang.srt.media.tiles import NEXT, Squares
-from sglang.srt.models.config import Fields, ModelSpec, extended
+from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.llava import LlavaForConditionalGeneration, LlavaSpec, llava_spec
-from sglang.srt.models.vision.seer import Part
+from sglang.srt.models.model_spec import ModelSpec, extended
+from sglang.srt.models.vision.vision_language import VisionPart
 from torch import Tensor
 
 NEWLINE = "model.image_newline"
@@ -39,9 +40,9 @@ class LlavaNextForConditionalGeneration(LlavaForConditionalGeneration):
         squares = Squares.of(Settings(config.values, config.source), NEXT)
         return llava_spec(config, architecture, squares)
 
-    def eyes(self) -> dict[str, Part]:
+    def vision_parts(self) -> dict[str, VisionPart]:
         self.newline = self.place.empty(self.spec.hidden_size)
-        return {**super().eyes(), NEWLINE: Newline(self.newline)}
+        return {**super().vision_parts(), NEWLINE: Newline(self.newline)}
 
     def encode(self, media: Media) -> Tensor:
         return self.assembled(self.project(self.features(media)), media)

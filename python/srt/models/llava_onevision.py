@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import torch
 from sglang.srt.core.media import Media
-from sglang.srt.media.settings import Settings
+from sglang.srt.media.processor_settings import Settings
 from sglang.srt.media.tiles import Squares
-from sglang.srt.models.config import Fields, ModelSpec
+from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.llava import llava_spec
 from sglang.srt.models.llava_next import LlavaNextForConditionalGeneration, resampled
+from sglang.srt.models.model_spec import ModelSpec
 from torch import Tensor
 
 

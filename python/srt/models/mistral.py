@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from sglang.srt.models.config import Fields, ModelSpec, decoder_spec
+from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.llama import LlamaForCausalLM
+from sglang.srt.models.model_spec import ModelSpec, decoder_spec
 
 
 class MistralForCausalLM(LlamaForCausalLM):

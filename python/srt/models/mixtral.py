@@ -3,12 +3,13 @@ goes through the two that a softmax prefers."""
 
 from __future__ import annotations
 
-from sglang.srt.layers.experts import ExpertsShape, Names
-from sglang.srt.models.config import Fields, decoder_spec, extended
+from sglang.srt.layers.experts import ExpertNames, ExpertsShape
+from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.llama import LlamaBlock
 from sglang.srt.models.mixture import MixtureForCausalLM, MixtureSpec, read_routing
+from sglang.srt.models.model_spec import decoder_spec, extended
 
-NAMES = Names(gate="experts.{}.w1", up="experts.{}.w3", down="experts.{}.w2")
+NAMES = ExpertNames(gate="experts.{}.w1", up="experts.{}.w3", down="experts.{}.w2")
 
 
 class MixtralBlock(LlamaBlock):

@@ -8,8 +8,9 @@ from typing import ClassVar
 
 from sglang.srt.layers.experts import Experts, ExpertsShape
 from sglang.srt.layers.routing import Routing
-from sglang.srt.models.config import Fields, ModelSpec
+from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.llama import LlamaBlock, LlamaForCausalLM
+from sglang.srt.models.model_spec import ModelSpec
 
 MAX_EXPERTS, MAX_EXPERTS_IN_ALL = 1024, 1 << 15  # of a layer; of a model
 

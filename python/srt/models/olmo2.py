@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from sglang.srt.layers.attention import AttentionShape
 from sglang.srt.layers.mlp import GatedMLP
-from sglang.srt.layers.recorder import Recorder, Source
+from sglang.srt.layers.recorder import ProductInput, TapeRecorder
 from sglang.srt.layers.step import Step
 from sglang.srt.layers.weight import Slots
-from sglang.srt.models.config import Fields, ModelSpec, decoder_spec
+from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.llama import LlamaBlock, LlamaForCausalLM
+from sglang.srt.models.model_spec import ModelSpec, decoder_spec
 from torch import Tensor
 
 
@@ -25,14 +26,14 @@ class Olmo2Block(LlamaBlock):
         x = x + self.attention_norm(self.attention(x, step))
         return x + self.mlp_norm(self.mlp(x, step.use))
 
-    def record(self, tape: Recorder, x: int, last: bool) -> int:
-        y = self.attention.record(tape, Source(x))
+    def record(self, tape: TapeRecorder, x: int, last: bool) -> int:
+        y = self.attention.record(tape, ProductInput(x))
         if last:
             x, y = tape.choose(x), tape.choose(y)
-        added = self.attention.out.outputs(tape, Source(y))
+        added = self.attention.out.outputs(tape, ProductInput(y))
         tape.add_norm(self.attention_norm.record(tape, added), x)
         assert isinstance(self.mlp, GatedMLP)
-        tape.add_norm(self.mlp_norm.record(tape, self.mlp.outputs(tape, Source(x))), x)
+        tape.add_norm(self.mlp_norm.record(tape, self.mlp.outputs(tape, ProductInput(x))), x)
         return x
 
     def slots(self, prefix: str) -> Slots:

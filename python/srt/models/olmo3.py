@@ -6,13 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sglang.srt.layers.rotary import Rope
-from sglang.srt.models.config import (
-    Fields,
-    ModelSpec,
-    decoder_spec,
-    read_rope,
-    sliding_layers,
-)
+from sglang.srt.models.config_fields import Fields
+from sglang.srt.models.model_spec import ModelSpec, decoder_spec, read_rope, sliding_layers
 from sglang.srt.models.olmo2 import Olmo2ForCausalLM
 
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from sglang.srt.layers.attention import AttentionShape
 from sglang.srt.layers.experts import ExpertsShape
-from sglang.srt.models.config import Fields, ModelSpec, decoder_spec, extended
+from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.llama import LlamaBlock
 from sglang.srt.models.mixture import MixtureForCausalLM, MixtureSpec, read_routing
+from sglang.srt.models.model_spec import ModelSpec, decoder_spec, extended
 
 
 class OlmoeBlock(LlamaBlock):

@@ -20,8 +20,8 @@ from sglang.srt.files.location import inside
 from sglang.srt.layers.linear import ColumnLinear, RowLinear
 from sglang.srt.layers.lora import Pair, Weights
 from sglang.srt.layers.weight import Slot
-from sglang.srt.models.config import Fields, read_json
-from sglang.srt.models.model import Block
+from sglang.srt.models.config_fields import Fields, read_json
+from sglang.srt.models.decoder_model import Block
 from sglang.srt.models.safetensors import DTYPES, SafetensorsCheckpoint
 from torch import Tensor
 

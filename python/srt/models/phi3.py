@@ -5,16 +5,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sglang.srt.layers.attention import AttentionShape, Names
+from sglang.srt.layers.attention import AttentionNames, AttentionShape
 from sglang.srt.layers.linear import Fused
 from sglang.srt.layers.mlp import GatedMLP
-from sglang.srt.models.config import Fields, ModelSpec, decoder_spec
+from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.llama import LlamaBlock, LlamaForCausalLM
+from sglang.srt.models.model_spec import ModelSpec, decoder_spec
 
 
 class Phi3Block(LlamaBlock):
     def shape(self, spec: ModelSpec, layer: int) -> AttentionShape:
-        return replace(super().shape(spec, layer), names=Names(fused=Fused("qkv_proj")))
+        return replace(super().shape(spec, layer), names=AttentionNames(fused=Fused("qkv_proj")))
 
 
 class Phi3ForCausalLM(LlamaForCausalLM):

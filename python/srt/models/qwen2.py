@@ -3,8 +3,9 @@ the upper layers of some checkpoints."""
 
 from __future__ import annotations
 
-from sglang.srt.models.config import Fields, ModelSpec, decoder_spec, layer_windows
+from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.llama import LlamaForCausalLM
+from sglang.srt.models.model_spec import ModelSpec, decoder_spec, layer_windows
 
 
 class Qwen2ForCausalLM(LlamaForCausalLM):

@@ -8,14 +8,22 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from sglang.srt.core.media import Media
-from sglang.srt.layers.sections import SectionedRotary
-from sglang.srt.media.settings import Norms
-from sglang.srt.models.config import Fields, ModelSpec, extended
+from sglang.srt.layers.rotary import SectionedRotary
+from sglang.srt.media.processor_settings import Norms
+from sglang.srt.models.config_fields import Fields
+from sglang.srt.models.decoder_model import DecoderModel
 from sglang.srt.models.llama import LlamaBlock
-from sglang.srt.models.model import Model
+from sglang.srt.models.model_spec import ModelSpec, extended
 from sglang.srt.models.qwen2 import Qwen2ForCausalLM
-from sglang.srt.models.vision.parts import pixels, whole
-from sglang.srt.models.vision.seer import Part, Seer, SeerSpec, lift, norms_of, seer_spec
+from sglang.srt.models.vision.tower_layers import pixels, whole
+from sglang.srt.models.vision.vision_language import (
+    VisionLanguageModel,
+    VisionLanguageSpec,
+    VisionPart,
+    lift,
+    norms_of,
+    vision_language_spec,
+)
 from sglang.srt.models.vision.windows import WindowTower, WindowTowerSpec
 from torch import Tensor
 
@@ -63,12 +71,12 @@ class SectionedQwen2(Qwen2ForCausalLM):
 
 
 @dataclass(frozen=True, kw_only=True)
-class QwenVLSpec(SeerSpec):
+class QwenVLSpec(VisionLanguageSpec):
     tower: WindowTowerSpec
     norms: Norms
 
 
-class Qwen2_5_VLForConditionalGeneration(Seer):
+class Qwen2_5_VLForConditionalGeneration(VisionLanguageModel):
     recordable = SectionedQwen2.recordable
     sections = True
     spec: QwenVLSpec
@@ -85,15 +93,15 @@ class Qwen2_5_VLForConditionalGeneration(Seer):
         lift(config, values)
         text = SectionedQwen2.read(Fields(values, inner.source), architecture)
         tower = WindowTowerSpec.of(config.fields("vision_config"), text.hidden_size)
-        return seer_spec(
+        return vision_language_spec(
             config, architecture, text, QwenVLSpec, tower=tower, norms=norms_of(config)
         )
 
     @staticmethod
-    def family(spec: SeerSpec) -> type[Model]:
+    def family(spec: VisionLanguageSpec) -> type[DecoderModel]:
         return SectionedQwen2
 
-    def eyes(self) -> dict[str, Part]:
+    def vision_parts(self) -> dict[str, VisionPart]:
         self.tower = WindowTower(self.spec.tower, whole(self.place))
         return {TOWER: self.tower}
 

@@ -4,8 +4,9 @@ beside them one wide expert that all tokens go through, behind a sigmoid."""
 from __future__ import annotations
 
 from sglang.srt.layers.experts import ExpertsShape
-from sglang.srt.models.config import Fields, decoder_spec, extended, sliding_layers
+from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.mixture import MixtureForCausalLM, MixtureSpec, read_routing, sparse_layers
+from sglang.srt.models.model_spec import decoder_spec, extended, sliding_layers
 
 
 class Qwen2MoeForCausalLM(MixtureForCausalLM):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from sglang.srt.layers.experts import ExpertsShape
-from sglang.srt.models.config import Fields, decoder_spec, extended
+from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.mixture import MixtureForCausalLM, MixtureSpec, read_routing, sparse_layers
+from sglang.srt.models.model_spec import decoder_spec, extended
 
 
 class Qwen3MoeForCausalLM(MixtureForCausalLM):

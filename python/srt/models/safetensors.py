@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 from sglang.srt.files.location import inside
-from sglang.srt.models.checkpoint import Plain
-from sglang.srt.models.config import read_json
+from sglang.srt.models.checkpoint import FloatCheckpoint
+from sglang.srt.models.config_fields import read_json
 from torch import Tensor
 
 MAX_HEADER_BYTES = 100_000_000
@@ -38,7 +38,7 @@ OTHER_SIZES = {
 
 
 @dataclass(frozen=True)
-class Entry:
+class SafetensorsEntry:
     """One tensor of a file: bytes ``[begin, end)`` of the file."""
 
     file: Path
@@ -48,7 +48,7 @@ class Entry:
     end: int
 
 
-def read_header(path: Path) -> dict[str, Entry]:
+def read_header(path: Path) -> dict[str, SafetensorsEntry]:
     """The tensors of one file. Raises ValueError, naming the file, where the header lies."""
     try:
         with path.open("rb") as file:
@@ -93,7 +93,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return out
 
 
-def _entry(path: Path, name: str, item: Any, base: int, size: int) -> Entry:
+def _entry(path: Path, name: str, item: Any, base: int, size: int) -> SafetensorsEntry:
     def natural(value: Any) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
@@ -119,10 +119,10 @@ def _entry(path: Path, name: str, item: Any, base: int, size: int) -> Entry:
             f"{path}: tensor {name} of shape {shape} and dtype {dtype} needs {wanted} bytes; its "
             f"data_offsets give {end - begin}."
         )
-    return Entry(path, dtype, tuple(shape), base + begin, base + end)
+    return SafetensorsEntry(path, dtype, tuple(shape), base + begin, base + end)
 
 
-def read_checkpoint(directory: Path) -> dict[str, Entry]:
+def read_checkpoint(directory: Path) -> dict[str, SafetensorsEntry]:
     """Every tensor of a model directory, sharded or not. Only headers are read.
 
     Raises ValueError where a shard is missing, leaves the directory or disagrees with the index.
@@ -133,7 +133,7 @@ def read_checkpoint(directory: Path) -> dict[str, Entry]:
     places = read_json(index).fields("weight_map").values
     if not places:
         raise ValueError(f"{index}: weight_map is missing or empty.")
-    entries: dict[str, Entry] = {}
+    entries: dict[str, SafetensorsEntry] = {}
     for name, file in places.items():
         if not isinstance(file, str):
             raise ValueError(f"{index}: the file of tensor {name} is {file!r}, not a string.")
@@ -163,7 +163,7 @@ def _only_file(directory: Path) -> str:
     raise ValueError(f"{directory} has no safetensors file{hint}.")
 
 
-class SafetensorsCheckpoint(Plain):
+class SafetensorsCheckpoint(FloatCheckpoint):
     """A model directory's tensors; implements ``models.checkpoint.Checkpoint``."""
 
     def __init__(self, directory: Path, file: str = "") -> None:
@@ -214,7 +214,7 @@ class SafetensorsCheckpoint(Plain):
         return self._open[1]
 
 
-def _view(data: mmap.mmap, entry: Entry, dtype: torch.dtype) -> Tensor:
+def _view(data: mmap.mmap, entry: SafetensorsEntry, dtype: torch.dtype) -> Tensor:
     count = math.prod(entry.shape)
     if count == 0:
         return torch.empty(entry.shape, dtype=dtype)

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sglang.srt.models.config import Fields, ModelSpec, decoder_spec, extended, layer_windows
+from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.llama import LlamaBlock, LlamaForCausalLM
+from sglang.srt.models.model_spec import ModelSpec, decoder_spec, extended, layer_windows
 
 
 @dataclass(frozen=True)

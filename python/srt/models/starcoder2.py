@@ -10,8 +10,9 @@ from sglang.srt.layers.prenorm import PreNorm
 from sglang.srt.layers.rotary import Rotary
 from sglang.srt.layers.weight import Place
 from sglang.srt.models.causal import CausalLM
-from sglang.srt.models.config import Fields, ModelSpec, decoder_spec
+from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.llama import attention_shape
+from sglang.srt.models.model_spec import ModelSpec, decoder_spec
 
 
 class StarCoder2Block(PreNorm):

@@ -209,8 +209,8 @@ class Viewer:
         return found
 
     def _look(self, kind: str, data: bytes, frames: int, alone: bool) -> Prepared:
-        from sglang.srt.media.decode import picture
-        from sglang.srt.media.video import read as read_video
+        from sglang.srt.media.image_file import picture
+        from sglang.srt.media.video_file import read as read_video
 
         limits, processor = self.limits, self._processor
         most = min(limits.max_image_pixels, processor.max_pixels)

@@ -29,12 +29,12 @@ def viewer_of(config: Config, info: EngineInfo) -> Viewer | None:
     MediaError."""
     if not info.vision:
         return None
-    from sglang.srt.media.processor import Processor
+    from sglang.srt.media.processor_registry import processor_of
 
     try:
         directory = locate(config.model.model_path, config.model.revision)
         fields = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-        processor = Processor.of(directory, fields)
+        processor = processor_of(directory, fields)
     except (OSError, ValueError) as error:
         raise MediaError(f"how the model reads images cannot be told: {error}") from error
     if processor is None:

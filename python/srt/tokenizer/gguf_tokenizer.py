@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sglang.srt.files.endings import endings
-from sglang.srt.files.gguf import Gguf
+from sglang.srt.files.gguf import Gguf, endings
 from sglang.srt.tokenizer.layouts import (
     BYTE,
     CONTROL,

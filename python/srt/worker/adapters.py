@@ -20,8 +20,8 @@ from sglang.srt.config import LoraConfig
 from sglang.srt.core.batch import Batch, RowOutput
 from sglang.srt.layers.lora import Use, Weights
 from sglang.srt.layers.weight import Place
-from sglang.srt.models.config import ModelSpec
-from sglang.srt.models.model import Model
+from sglang.srt.models.decoder_model import DecoderModel
+from sglang.srt.models.model_spec import ModelSpec
 from sglang.srt.models.peft import Site, open_adapter, read_adapter, sites_of
 from sglang.srt.worker.inputs import Inputs
 
@@ -130,7 +130,7 @@ class Adapters:
 
 
 def resident_bytes(
-    family: type[Model], spec: ModelSpec, settings: LoraConfig, device: torch.device,
+    family: type[DecoderModel], spec: ModelSpec, settings: LoraConfig, device: torch.device,
     dtype: torch.dtype,
 ) -> int:  # fmt: skip
     """The most that a GPU may hold of adapters."""
@@ -148,7 +148,7 @@ def resident_bytes(
 
 
 def adapters_of(
-    model: Model, settings: LoraConfig, device: torch.device, dtype: torch.dtype
+    model: DecoderModel, settings: LoraConfig, device: torch.device, dtype: torch.dtype
 ) -> Adapters | None:
     """For a model whose weights have not been packed, None where there are to be none. Raises
     ValueError where the model has nothing to adapt."""

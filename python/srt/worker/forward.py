@@ -13,9 +13,9 @@ from importlib.util import find_spec
 from typing import Any, Protocol
 
 import numpy as np
-from sglang.srt.attention.base import Attention, Int32Array
+from sglang.srt.attention.attention_protocol import Attention, Int32Array
 from sglang.srt.core.batch import Sample
-from sglang.srt.models.model import Model
+from sglang.srt.models.decoder_model import DecoderModel
 from sglang.srt.parallel.staging import send
 from sglang.srt.worker import sampler
 from sglang.srt.worker.drawing import Drawing, drawn
@@ -41,7 +41,7 @@ class Forward(Protocol):
 
 
 class Eager:
-    def __init__(self, model: Model, attention: Attention) -> None:
+    def __init__(self, model: DecoderModel, attention: Attention) -> None:
         self.model, self.attention = model, attention
 
     def hidden(self, inputs: Inputs, wanted: Int32Array) -> Tensor:
@@ -59,7 +59,7 @@ class Eager:
         return drawn(*sampler.draw(logits, samples))
 
 
-def compute(model: Model, inputs: Inputs, attention: Attention) -> Tensor:
+def compute(model: DecoderModel, inputs: Inputs, attention: Attention) -> Tensor:
     """Hidden states [T, width] of a model that owns all layers; ``attention`` is planned."""
     embedded = inputs.embedded
     if embedded is None:

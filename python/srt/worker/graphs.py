@@ -21,11 +21,11 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from sglang.srt.attention.base import Attention, Capturable, Int32Array, Layout
+from sglang.srt.attention.attention_protocol import Attention, Capturable, Int32Array, Layout
 from sglang.srt.attention.slots import padded
 from sglang.srt.config import ModelConfig
 from sglang.srt.core.batch import Sample
-from sglang.srt.models.model import Model
+from sglang.srt.models.decoder_model import DecoderModel
 from sglang.srt.worker.drawing import Drawing
 from sglang.srt.worker.forward import Eager, pick
 from sglang.srt.worker.inputs import Inputs
@@ -91,7 +91,7 @@ class Graphs:
 
     def __init__(
         self,
-        model: Model,
+        model: DecoderModel,
         attention: Capturable,
         recorder: Recorder,
         most: int,
@@ -182,7 +182,7 @@ class Graphs:
 
 
 def captured(
-    model: Model,
+    model: DecoderModel,
     attention: Attention,
     settings: ModelConfig,
     pool: KVPool,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from sglang.srt.attention.base import Int32Array, Layout
+from sglang.srt.attention.attention_protocol import Int32Array, Layout
 from sglang.srt.core.batch import Batch, Row
 from sglang.srt.core.ints import Ints
 from sglang.srt.layers.lora import Use

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import psutil
 import torch
-from sglang.srt.attention.base import KVShape
+from sglang.srt.attention.attention_protocol import KVShape
 from sglang.srt.config import MemoryConfig
-from sglang.srt.models.config import ModelSpec
+from sglang.srt.models.model_spec import ModelSpec
 from torch import Tensor
 
 # On a CPU memory is everybody's: no more than this many longest sequences by default.

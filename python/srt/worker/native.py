@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from sgl_kernel import native, packed, paged
 from sgl_kernel.tape import Tape
-from sglang.srt.attention.base import Int32Array
-from sglang.srt.attention.kernel import KernelAttention
+from sglang.srt.attention.attention_protocol import Int32Array
+from sglang.srt.attention.kernel_attention import KernelAttention
 from sglang.srt.core.batch import Sample
 from sglang.srt.layers.quantised import Quantised, joined, native_form
-from sglang.srt.layers.recorder import Recorder
+from sglang.srt.layers.recorder import TapeRecorder
 from sglang.srt.layers.weight import Slot, Stored
-from sglang.srt.models.model import Model
+from sglang.srt.models.decoder_model import DecoderModel
 from sglang.srt.worker import native_draw
 from sglang.srt.worker.drawing import Drawing, drawn
 from sglang.srt.worker.forward import compute, pick
@@ -51,7 +51,7 @@ class Packer:
     checkpoint's weights, 0 where they are floats.
     """
 
-    def __init__(self, model: Model, quantization: str, threads: int, bits: int = 0) -> None:
+    def __init__(self, model: DecoderModel, quantization: str, threads: int, bits: int = 0) -> None:
         self.threads = threads
         self._held: defaultdict[int, list[tuple[Slot, Quantised]]] = defaultdict(list)
         plain = PLAIN[model.stored()[0].weight.dtype]
@@ -121,7 +121,7 @@ class Packer:
 class Layered:
     """Implements ``worker.forward.Forward`` for any model whose matrices are packed."""
 
-    def __init__(self, model: Model, pool: KVPool, threads: int) -> None:
+    def __init__(self, model: DecoderModel, pool: KVPool, threads: int) -> None:
         """``model``: packed. Its matrices and the pool stay where they are. Raises ValueError where
         it is one of several tensor-parallel ranks: native products are not summed over them."""
         assert model.head is not None
@@ -163,10 +163,10 @@ class Layered:
 class Native(Layered):
     """The same for models that are ``recordable``."""
 
-    def __init__(self, model: Model, pool: KVPool, threads: int) -> None:
+    def __init__(self, model: DecoderModel, pool: KVPool, threads: int) -> None:
         super().__init__(model, pool, threads)
         self.tape = Tape()
-        model.record(Recorder(self.tape, self.pools))
+        model.record(TapeRecorder(self.tape, self.pools))
 
     def hidden(self, inputs: Inputs, wanted: Int32Array) -> Tensor:
         layout, embedded = inputs.layout, inputs.embedded

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from sglang.srt.attention.base import Int32Array
+from sglang.srt.attention.attention_protocol import Int32Array
 from sglang.srt.core.batch import Batch, Row, RowOutput
 from sglang.srt.worker.inputs import Inputs
 from torch import Tensor

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from sglang.srt.attention.base import Int32Array
+from sglang.srt.attention.attention_protocol import Int32Array
 from sglang.srt.core.batch import (
     NONE_ALLOWED,
     Batch,

@@ -12,7 +12,7 @@ from sglang.srt.config import Config, ModelConfig
 from sglang.srt.config.sections import PUBLISHED
 from sglang.srt.layers.weight import Slots
 from sglang.srt.models.checkpoint import Checkpoint
-from sglang.srt.models.config import ModelSpec
+from sglang.srt.models.model_spec import ModelSpec
 
 log = logging.getLogger("sglang.srt.worker")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sglang.srt.attention.choose import choose, make_attention
+from sglang.srt.attention.backend_choice import choose, make_attention
 from sglang.srt.config import Config, ModelConfig
 from sglang.srt.core.batch import Batch, StepResult
 from sglang.srt.core.workers import NO_MASKS, Finish, Masks
@@ -16,11 +16,11 @@ from sglang.srt.files.location import locate
 from sglang.srt.layers.weight import Place
 from sglang.srt.models import weights
 from sglang.srt.models.checkpoint import Checkpoint
-from sglang.srt.models.config import ModelSpec, json_whitespace, read_config
-from sglang.srt.models.model import Model
-from sglang.srt.models.open import open_checkpoint
+from sglang.srt.models.checkpoint_format import open_checkpoint
+from sglang.srt.models.decoder_model import DecoderModel
+from sglang.srt.models.model_spec import ModelSpec, json_whitespace, read_config
 from sglang.srt.models.registry import lookup
-from sglang.srt.models.renamed import named
+from sglang.srt.models.renamed_checkpoint import named
 from sglang.srt.worker.adapters import Adapters, adapters_of, resident_bytes
 from sglang.srt.worker.features import Features
 from sglang.srt.worker.forward import Eager, Forward
@@ -42,7 +42,7 @@ class Plan:
 
     directory: Path
     architecture: str
-    family: type[Model]
+    family: type[DecoderModel]
     spec: ModelSpec
     length: int
     device: torch.device
@@ -157,7 +157,7 @@ def plan_of(config: Config) -> Plan:
     return Plan(directory, architecture, family, spec, length, device, storage, checkpoint)
 
 
-def load_model(plan: Plan, config: Config, threads: int) -> tuple[Model, Adapters | None]:
+def load_model(plan: Plan, config: Config, threads: int) -> tuple[DecoderModel, Adapters | None]:
     """With its weights, packed where native kernels will read them, and its adapters, none of which
     is loaded."""
     settings = config.model
@@ -183,7 +183,7 @@ def load_model(plan: Plan, config: Config, threads: int) -> tuple[Model, Adapter
 
 
 def forward_of(
-    plan: Plan, settings: ModelConfig, model: Model, pool: KVPool, threads: int
+    plan: Plan, settings: ModelConfig, model: DecoderModel, pool: KVPool, threads: int
 ) -> tuple[Forward, str]:
     """How passes are computed, and what by: an instruction set or "torch"."""
     if not plan.torch_because:

@@ -1,7 +1,7 @@
 """Keys and values in pages on a CPU: rotary embedding with the append to the pool, and attention.
 
 A slot is ``page * page_size + place``; pools are [slots, kv_heads, dim]. A pass is described by
-host arrays of int32 (``sglang.srt.attention.base.Layout`` holds the same).
+host arrays of int32 (``sglang.srt.attention.attention_protocol.Layout`` holds the same).
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Plain torch versions of the native kernels, for any float dtype: what tests hold the kernels to,
-written for being read. ``sglang.srt.attention.reference`` is the one of attention over pages."""
+"""Plain torch versions of the native kernels, for any float dtype: the reference of their tests.
+
+The reference of attention over pages is ``sglang.srt.attention.reference_attention``.
+"""
 
 from __future__ import annotations
 

@@ -12,9 +12,10 @@ from helpers.hf_models import CONFIGS
 from sglang.srt.layers.activations import ACTIVATIONS, TEXT
 from sglang.srt.layers.rotary import Rope, Rotary, from_pairs
 from sglang.srt.models import registry
-from sglang.srt.models.config import Fields, ModelSpec
+from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.gemma3 import Gemma3ForConditionalGeneration
-from sglang.srt.models.kin import TELLING
+from sglang.srt.models.model_spec import ModelSpec
+from sglang.srt.models.registry import TELLING
 
 LLAMA: dict[str, Any] = {
     "vocab_size": 97, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 4,

@@ -9,7 +9,7 @@ import pytest
 from helpers import hf_models
 from helpers.paged import Paged
 from helpers.parity import Case, check, hold_bits, hold_shared_prefix
-from sglang.srt.models.config import read_config
+from sglang.srt.models.model_spec import read_config
 from sglang.srt.models.registry import lookup
 
 SIZES: dict[str, Any] = {

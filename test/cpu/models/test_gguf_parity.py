@@ -14,10 +14,10 @@ from helpers import hf_models
 from helpers.gguf_files import Q, write_model
 from helpers.paged import Paged, Sequence
 from sglang.srt.files.gguf import KINDS
-from sglang.srt.models.config import read_config
+from sglang.srt.models.checkpoint_format import open_checkpoint
 from sglang.srt.models.gguf.integers import INTEGERS
 from sglang.srt.models.gguf.quants import FORMATS, dequantise
-from sglang.srt.models.open import open_checkpoint
+from sglang.srt.models.model_spec import read_config
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 TEXT = [5, 17, 3, 88, 41, 96, 0, 23, 64, 7, 30, 11]

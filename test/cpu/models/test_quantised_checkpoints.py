@@ -13,8 +13,8 @@ import torch
 from helpers import hf_models, quantised
 from helpers.paged import Paged, Sequence
 from sgl_kernel import native
-from sglang.srt.models.config import read_config
-from sglang.srt.models.open import open_checkpoint
+from sglang.srt.models.checkpoint_format import open_checkpoint
+from sglang.srt.models.model_spec import read_config
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "initializer_range": 0.2}
 TEXTS = [[random.Random(n).randrange(97) for _ in range(n)] for n in (40, 1, 13)]

@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 from sgl_kernel import native
 from sglang.srt.commands.doctor.model_checks import Model
 from sglang.srt.config import Config
-from sglang.srt.models.config import Fields
+from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.formats import mxfp4
-from sglang.srt.models.formats.files import Files
+from sglang.srt.models.formats.quantised_files import QuantisedFiles
 from sglang.srt.models.safetensors import SafetensorsCheckpoint
 from sglang.srt.worker.storage import dtype_of
 from sglang.srt.worker.worker import ModelWorker, plan_of
@@ -169,7 +169,7 @@ def test_groups_of_any_size_are_read(sources: dict[str, Path], tmp_path: Path) -
     config = json.loads((path / "config.json").read_text())["quantization_config"]
     from sglang.srt.models.formats.gptq import open_gptq
 
-    checkpoint = open_gptq(Files(SafetensorsCheckpoint(path)), Fields(config, "config"))
+    checkpoint = open_gptq(QuantisedFiles(SafetensorsCheckpoint(path)), Fields(config, "config"))
     assert checkpoint.quantised(LAYER + "weight") is None
     tensors = load_file(path / "model.safetensors")
     q, zeros, scales = (tensors[LAYER + part] for part in ("qweight", "qzeros", "scales"))
@@ -317,7 +317,7 @@ def test_mxfp4(tmp_path: Path) -> None:
     assert found[:, 2, :32].isnan().all()
     name = "model.layers.0.mlp.experts.gate_up_proj"
     save_file({f"{name}_blocks": blocks, f"{name}_scales": scales}, tmp_path / "model.safetensors")
-    files = Files(SafetensorsCheckpoint(tmp_path))
+    files = QuantisedFiles(SafetensorsCheckpoint(tmp_path))
     checkpoint = mxfp4.open_mxfp4(files, Fields({}, "config"))
     assert checkpoint.shapes == {name: (2, 64, 3)}
     assert torch.equal(checkpoint.read(name).float().nan_to_num(), found.mT.nan_to_num())

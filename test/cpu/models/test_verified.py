@@ -19,7 +19,8 @@ from sglang.srt.cli import main
 from sglang.srt.layers.rotary import Rope, Rotary
 from sglang.srt.layers.weight import Place
 from sglang.srt.models import registry
-from sglang.srt.models.config import Fields, ModelSpec
+from sglang.srt.models.config_fields import Fields
+from sglang.srt.models.model_spec import ModelSpec
 from sglang.srt.models.verified import FILE, Verified, table, verified
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"

@@ -19,7 +19,7 @@ from sglang.srt.config import Config
 from sglang.srt.core.media import Media
 from sglang.srt.core.places import places
 from sglang.srt.media.processor import Prepared
-from sglang.srt.media.settings import CLIP_MEAN, CLIP_STD
+from sglang.srt.media.processor_settings import CLIP_MEAN, CLIP_STD
 from sglang.srt.worker.worker import ModelWorker
 from torch import Tensor
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from helpers import vision
 from sglang.srt.media import tiles
-from sglang.srt.media.processor import Processor
-from sglang.srt.media.settings import CLIP_MEAN, CLIP_STD, Settings
+from sglang.srt.media.processor_registry import processor_of
+from sglang.srt.media.processor_settings import CLIP_MEAN, CLIP_STD, Settings
 from sglang.srt.media.tiles import Squares
 from transformers.image_processing_utils import select_best_resolution
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
@@ -39,7 +39,7 @@ def test_squares(theirs: Any, mean: Any, std: Any, tmp_path: Path) -> None:
     theirs.save_pretrained(tmp_path)
     tower = {"model_type": "clip_vision_model", "image_size": 28, "patch_size": 7}
     config = {"architectures": ["LlavaForConditionalGeneration"], "vision_config": tower}
-    ours = Processor.of(tmp_path, config)
+    ours = processor_of(tmp_path, config)
     assert ours is not None
     for seed, size in enumerate([(41, 97), (97, 40), (28, 28), (7, 5), (1, 40), (60, 3)]):
         picture = vision.picture(*size, seed)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from sglang.srt.layers.weight import Place
-from sglang.srt.models.config import Fields
+from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.registry import lookup
 
 CLIP = {

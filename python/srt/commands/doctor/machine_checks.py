@@ -87,7 +87,7 @@ def device(config: Config) -> Iterator[Finding]:
 
 def _attention(config: Config, device: torch.device) -> Finding:
     """The attention implementation for the device, and the reason."""
-    from sglang.srt.attention.choose import choose
+    from sglang.srt.attention.backend_choice import choose
 
     try:
         choice = choose(config.model.attention_backend, device)

@@ -16,7 +16,7 @@ from sglang.srt.tokenizer.chat_template import ChatTemplateError
 if TYPE_CHECKING:
     from sglang.srt.layers.weight import Slots
     from sglang.srt.models.checkpoint import Checkpoint
-    from sglang.srt.models.config import ModelSpec
+    from sglang.srt.models.model_spec import ModelSpec
 
 TEXT = "Grüße, 世界 🙂"
 USER = {"role": "user", "content": TEXT}
@@ -70,10 +70,10 @@ class Model:
         import torch
         from sglang.srt.layers.weight import Place
         from sglang.srt.models import weights
-        from sglang.srt.models.config import read_config
-        from sglang.srt.models.open import open_checkpoint
+        from sglang.srt.models.checkpoint_format import open_checkpoint
+        from sglang.srt.models.model_spec import read_config
         from sglang.srt.models.registry import lookup
-        from sglang.srt.models.renamed import named
+        from sglang.srt.models.renamed_checkpoint import named
 
         try:
             fields, architecture = read_config(self._directory)

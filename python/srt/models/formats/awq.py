@@ -15,8 +15,14 @@ from dataclasses import dataclass
 
 import torch
 from sglang.srt.layers.quantised import Quantised
-from sglang.srt.models.config import Fields
-from sglang.srt.models.formats.files import FLOATS, Files, QuantisedCheckpoint, centred, unpack
+from sglang.srt.models.config_fields import Fields
+from sglang.srt.models.formats.quantised_files import (
+    FLOATS,
+    QuantisedCheckpoint,
+    QuantisedFiles,
+    centred,
+    unpack,
+)
 from torch import Tensor
 
 FIELDS = (0, 2, 4, 6, 1, 3, 5, 7)  # the output of each field
@@ -31,7 +37,7 @@ class AwqModule:
     group: int
     bits: int = 4
 
-    def quantised(self, files: Files) -> Quantised:
+    def quantised(self, files: QuantisedFiles) -> Quantised:
         values, zeros = (
             centred(_ordered(unpack(files.read(f"{self.name}.{part}"), 4)), 4).t()
             for part in ("qweight", "qzeros")
@@ -39,7 +45,7 @@ class AwqModule:
         scales = files.read(f"{self.name}.scales").t().float()
         return Quantised(4, values.contiguous(), scales, self.group, zeros.float())
 
-    def dense(self, files: Files) -> Tensor:
+    def dense(self, files: QuantisedFiles) -> Tensor:
         return self.quantised(files).dense()
 
 
@@ -50,7 +56,7 @@ def _ordered(fields: Tensor) -> Tensor:
     return eights[..., places].flatten(-2)
 
 
-def _module(files: Files, name: str, group_size: int) -> AwqModule:
+def _module(files: QuantisedFiles, name: str, group_size: int) -> AwqModule:
     k, words = files.need(f"{name}.qweight", ("I32",), -1, -1).shape
     group = k if group_size < 0 else min(group_size, k)
     if k % group:
@@ -63,7 +69,7 @@ def _module(files: Files, name: str, group_size: int) -> AwqModule:
     return AwqModule(name, tuple(f"{name}.{part}" for part in PARTS), (words * 8, k), group)
 
 
-def open_awq(files: Files, config: Fields) -> QuantisedCheckpoint:
+def open_awq(files: QuantisedFiles, config: Fields) -> QuantisedCheckpoint:
     # quant_config.json, which older releases write, has w_bit and q_group_size.
     if config.int("bits", config.int("w_bit", 4)) != 4:
         raise config.error("bits", "supported is 4.")

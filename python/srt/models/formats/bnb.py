@@ -23,8 +23,8 @@ from dataclasses import dataclass
 
 import torch
 from sglang.srt.layers.quantised import Quantised
-from sglang.srt.models.config import Fields
-from sglang.srt.models.formats.files import Files, Module, QuantisedCheckpoint
+from sglang.srt.models.config_fields import Fields
+from sglang.srt.models.formats.quantised_files import Module, QuantisedCheckpoint, QuantisedFiles
 from torch import Tensor
 
 STATE = ".quant_state.bitsandbytes__"
@@ -38,17 +38,17 @@ class Int8Module:
     shape: tuple[int, int]
     bits: int = 8
 
-    def quantised(self, files: Files) -> Quantised:
+    def quantised(self, files: QuantisedFiles) -> Quantised:
         n, k = self.shape
         scales = files.read(f"{self.name}.SCB").float().view(n, 1) / 127
         # A copy: the file's pages may go before it does.
         return Quantised(8, files.read(f"{self.name}.weight").clone(), scales, k)
 
-    def dense(self, files: Files) -> Tensor:
+    def dense(self, files: QuantisedFiles) -> Tensor:
         return self.quantised(files).dense()
 
 
-def _int8(files: Files, name: str) -> Int8Module:
+def _int8(files: QuantisedFiles, name: str) -> Int8Module:
     n, k = files.need(f"{name}.weight", ("I8",), -1, -1).shape
     files.need(f"{name}.SCB", ("F32",), n)
     parts = [f"{name}.weight", f"{name}.SCB"]
@@ -72,10 +72,10 @@ class CodeModule:
     nested: tuple[int, float] | None
     bits: int = 0
 
-    def quantised(self, files: Files) -> None:
+    def quantised(self, files: QuantisedFiles) -> None:
         return None
 
-    def dense(self, files: Files) -> Tensor:
+    def dense(self, files: QuantisedFiles) -> Tensor:
         weight = f"{self.name}.weight"
         scales = files.read(f"{weight}.absmax").view(-1)
         if self.nested is not None:
@@ -89,7 +89,7 @@ class CodeModule:
         return (values[:count] * scales.repeat_interleave(self.block)[:count]).view(self.shape)
 
 
-def _state(files: Files, name: str) -> tuple[Fields, str]:
+def _state(files: QuantisedFiles, name: str) -> tuple[Fields, str]:
     """The JSON beside a weight, and its tensor's name."""
     found = [n for n in files.entries if n.startswith(f"{name}.weight{STATE}")]
     if len(found) != 1:
@@ -106,7 +106,7 @@ def _state(files: Files, name: str) -> tuple[Fields, str]:
     return Fields(values, f"{entry.file}: {found[0]}"), found[0]
 
 
-def _code(files: Files, name: str) -> CodeModule:
+def _code(files: QuantisedFiles, name: str) -> CodeModule:
     weight = f"{name}.weight"
     state, state_name = _state(files, name)
     shape = state.values.get("shape")
@@ -134,7 +134,7 @@ def _code(files: Files, name: str) -> CodeModule:
     return CodeModule(name, tuple(parts), tuple(shape), block, nested)
 
 
-def open_bitsandbytes(files: Files, config: Fields) -> QuantisedCheckpoint:
+def open_bitsandbytes(files: QuantisedFiles, config: Fields) -> QuantisedCheckpoint:
     four = config.flag("load_in_4bit") or config.flag("_load_in_4bit")
     if not four and not (config.flag("load_in_8bit") or config.flag("_load_in_8bit")):
         raise config.error("load_in_8bit", "one of load_in_8bit and load_in_4bit must be true.")
@@ -150,6 +150,6 @@ def open_bitsandbytes(files: Files, config: Fields) -> QuantisedCheckpoint:
     return QuantisedCheckpoint("bitsandbytes", files, modules, title="bitsandbytes, int8")
 
 
-def _shape_of(files: Files, name: str) -> tuple[int, ...]:
+def _shape_of(files: QuantisedFiles, name: str) -> tuple[int, ...]:
     entry = files.entries.get(f"{name}.weight")
     return () if entry is None else entry.shape

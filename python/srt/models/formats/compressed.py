@@ -26,16 +26,16 @@ from dataclasses import dataclass
 
 import torch
 from sglang.srt.layers.quantised import Quantised
-from sglang.srt.models.config import Fields
-from sglang.srt.models.formats.files import (
+from sglang.srt.models.config_fields import Fields
+from sglang.srt.models.formats.float8 import float8_module, read_block
+from sglang.srt.models.formats.quantised_files import (
     FLOATS,
-    Files,
     Module,
     QuantisedCheckpoint,
+    QuantisedFiles,
     centred,
     unpack,
 )
-from sglang.srt.models.formats.float8 import float8_module, read_block
 from torch import Tensor
 
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
@@ -71,7 +71,7 @@ class IntegerModule:
     group: int
     int8_activations: bool = False
 
-    def quantised(self, files: Files) -> Quantised | None:
+    def quantised(self, files: QuantisedFiles) -> Quantised | None:
         groups = self._groups(files)
         values, order = self._values(files), None
         if groups is not None:
@@ -84,7 +84,7 @@ class IntegerModule:
             int8_activations=self.int8_activations,
         )  # fmt: skip
 
-    def dense(self, files: Files) -> Tensor:
+    def dense(self, files: QuantisedFiles) -> Tensor:
         q = self.quantised(files)
         if q is not None:
             return q.dense()
@@ -94,18 +94,18 @@ class IntegerModule:
             values -= zeros[:, groups]
         return values * self._scales(files)[:, groups]
 
-    def _values(self, files: Files) -> Tensor:
+    def _values(self, files: QuantisedFiles) -> Tensor:
         k = self.shape[1]
         if self.parts[0].endswith(".weight"):
             return files.read(self.parts[0]).clone()  # the file's pages may go before it does
         return centred(unpack(files.read(self.parts[0]), self.bits)[:, :k], self.bits)
 
-    def _scales(self, files: Files) -> Tensor:
+    def _scales(self, files: QuantisedFiles) -> Tensor:
         n = self.shape[0]
         scale = files.read(f"{self.name}.weight_scale").float()
         return scale.view(1, 1).expand(n, 1) if scale.numel() == 1 else scale.view(n, -1)
 
-    def _zeros(self, files: Files) -> Tensor | None:
+    def _zeros(self, files: QuantisedFiles) -> Tensor | None:
         name, n = f"{self.name}.weight_zero_point", self.shape[0]
         if name not in self.parts:
             return None
@@ -115,7 +115,7 @@ class IntegerModule:
         zeros = zeros.float()
         return zeros.view(1, 1).expand(n, 1) if zeros.numel() == 1 else zeros.view(n, -1)
 
-    def _groups(self, files: Files) -> Tensor | None:
+    def _groups(self, files: QuantisedFiles) -> Tensor | None:
         name = f"{self.name}.weight_g_idx"
         if name not in self.parts:
             return None
@@ -130,7 +130,7 @@ class IntegerModule:
         return groups
 
 
-def _integers(files: Files, name: str, scheme: Scheme, packed: bool) -> IntegerModule:
+def _integers(files: QuantisedFiles, name: str, scheme: Scheme, packed: bool) -> IntegerModule:
     if packed:
         n, k = _shape(files, name, scheme.bits)
         parts = [f"{name}.weight_packed", f"{name}.weight_shape"]
@@ -157,7 +157,7 @@ def _integers(files: Files, name: str, scheme: Scheme, packed: bool) -> IntegerM
     return IntegerModule(name, tuple(parts), (n, k), scheme.bits, group, scheme.int8_activations)
 
 
-def _shape(files: Files, name: str, bits: int) -> tuple[int, int]:
+def _shape(files: QuantisedFiles, name: str, bits: int) -> tuple[int, int]:
     """What ``weight_shape`` says, which the packed tensor must be able to hold."""
     entry = files.need(f"{name}.weight_packed", ("I32",), -1, -1)
     files.need(f"{name}.weight_shape", ("I64",), 2)
@@ -209,7 +209,7 @@ def _schemes(config: Fields) -> list[Scheme]:
     return schemes
 
 
-def _pick(files: Files, name: str, tensor: str, schemes: list[Scheme]) -> Module:
+def _pick(files: QuantisedFiles, name: str, tensor: str, schemes: list[Scheme]) -> Module:
     """The module by the first scheme that its tensors fit. Raises the first one's ValueError."""
     problem: ValueError | None = None
     for scheme in schemes:
@@ -225,7 +225,7 @@ def _pick(files: Files, name: str, tensor: str, schemes: list[Scheme]) -> Module
     )
 
 
-def open_compressed(files: Files, config: Fields) -> QuantisedCheckpoint:
+def open_compressed(files: QuantisedFiles, config: Fields) -> QuantisedCheckpoint:
     layout = config.text("format", "")
     if layout not in (*FORMATS, MIXED):
         raise config.error("format", f"supported are {', '.join((*FORMATS, MIXED))}.")

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sglang.srt.models.config import Fields
-from sglang.srt.models.formats.files import FLOATS, Files, QuantisedCheckpoint
+from sglang.srt.models.config_fields import Fields
+from sglang.srt.models.formats.quantised_files import FLOATS, QuantisedCheckpoint, QuantisedFiles
 from torch import Tensor
 
 SCALES = ("weight_scale_inv", "weight_scale")
@@ -31,10 +31,10 @@ class Float8Module:
     block: tuple[int, int]
     bits: int = 0
 
-    def quantised(self, files: Files) -> None:
+    def quantised(self, files: QuantisedFiles) -> None:
         return None
 
-    def dense(self, files: Files) -> Tensor:
+    def dense(self, files: QuantisedFiles) -> Tensor:
         n, k = self.shape
         weight, scale = (files.read(part) for part in self.parts)
         scale = scale.float()
@@ -46,7 +46,7 @@ class Float8Module:
 
 
 def float8_module(
-    files: Files, name: str, scale: str, block: tuple[int, int] | None
+    files: QuantisedFiles, name: str, scale: str, block: tuple[int, int] | None
 ) -> Float8Module:
     """``block``: rows and columns that share a scale; None: as the scale's shape says, for a tensor
     or for rows."""
@@ -74,7 +74,7 @@ def read_block(config: Fields, key: str) -> tuple[int, int] | None:
     return block[0], block[1]
 
 
-def open_fp8(files: Files, config: Fields) -> QuantisedCheckpoint:
+def open_fp8(files: QuantisedFiles, config: Fields) -> QuantisedCheckpoint:
     """``quant_method`` "fp8": DeepSeek's and Qwen's blocks, or scales of whole tensors."""
     if config.text("fmt", "e4m3") != "e4m3":
         raise config.error("fmt", "supported is e4m3.")

@@ -17,8 +17,14 @@ from dataclasses import dataclass
 
 import torch
 from sglang.srt.layers.quantised import Quantised
-from sglang.srt.models.config import Fields
-from sglang.srt.models.formats.files import FLOATS, Files, QuantisedCheckpoint, centred, unpack
+from sglang.srt.models.config_fields import Fields
+from sglang.srt.models.formats.quantised_files import (
+    FLOATS,
+    QuantisedCheckpoint,
+    QuantisedFiles,
+    centred,
+    unpack,
+)
 from torch import Tensor
 
 BITS = (2, 3, 4, 8)
@@ -41,7 +47,7 @@ class GptqModule:
     def bits(self) -> int:
         return 8 if self.width == 8 else 4
 
-    def _zeros(self, files: Files) -> Tensor:
+    def _zeros(self, files: QuantisedFiles) -> Tensor:
         """float32 [n, groups], in the units of centred values."""
         words = files.read(f"{self.name}.qzeros")
         if self.less_one and self.width in ONES:
@@ -52,7 +58,7 @@ class GptqModule:
             fields = (fields + 1) & ((1 << self.width) - 1)
         return centred(fields, self.width).t().float()
 
-    def quantised(self, files: Files) -> Quantised | None:
+    def quantised(self, files: QuantisedFiles) -> Quantised | None:
         k = self.shape[1]
         groups = self._groups(files)
         order = None
@@ -68,7 +74,7 @@ class GptqModule:
             self.bits, values, self._scales(files), self.group, self._zeros(files), order=order
         )
 
-    def dense(self, files: Files) -> Tensor:
+    def dense(self, files: QuantisedFiles) -> Tensor:
         q = self.quantised(files)
         if q is not None:
             return q.dense()
@@ -76,10 +82,10 @@ class GptqModule:
         values = centred(unpack(files.read(f"{self.name}.qweight").t(), self.width), self.width)
         return (values.float() - self._zeros(files)[:, groups]) * self._scales(files)[:, groups]
 
-    def _scales(self, files: Files) -> Tensor:
+    def _scales(self, files: QuantisedFiles) -> Tensor:
         return files.read(f"{self.name}.scales").t().float()
 
-    def _groups(self, files: Files) -> Tensor | None:
+    def _groups(self, files: QuantisedFiles) -> Tensor | None:
         """The group of each input where that is not input // group. Raises ValueError."""
         name = f"{self.name}.g_idx"
         if name not in self.parts:
@@ -96,7 +102,9 @@ class GptqModule:
         return None if torch.equal(groups, usual) else groups
 
 
-def _module(files: Files, name: str, bits: int, group_size: int, less_one: bool) -> GptqModule:
+def _module(
+    files: QuantisedFiles, name: str, bits: int, group_size: int, less_one: bool
+) -> GptqModule:
     rows, n = files.need(f"{name}.qweight", ("I32",), -1, -1).shape
     indexed = f"{name}.g_idx" in files.entries
     if indexed:
@@ -117,7 +125,7 @@ def _module(files: Files, name: str, bits: int, group_size: int, less_one: bool)
     return GptqModule(name, parts, (n, k), bits, group, less_one)
 
 
-def open_gptq(files: Files, config: Fields) -> QuantisedCheckpoint:
+def open_gptq(files: QuantisedFiles, config: Fields) -> QuantisedCheckpoint:
     bits = config.int("bits")
     if bits not in BITS:
         raise config.error("bits", f"supported are {', '.join(map(str, BITS))}.")

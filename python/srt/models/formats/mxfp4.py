@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from sglang.srt.models.config import Fields
-from sglang.srt.models.formats.files import Files, QuantisedCheckpoint
+from sglang.srt.models.config_fields import Fields
+from sglang.srt.models.formats.quantised_files import QuantisedCheckpoint, QuantisedFiles
 from torch import Tensor
 
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -39,15 +39,15 @@ class Mxfp4Module:
     shape: tuple[int, ...]
     bits: int = 0
 
-    def quantised(self, files: Files) -> None:
+    def quantised(self, files: QuantisedFiles) -> None:
         return None
 
-    def dense(self, files: Files) -> Tensor:
+    def dense(self, files: QuantisedFiles) -> Tensor:
         blocks, scales = (files.read(part) for part in self.parts)
         return dequantise(blocks, scales).transpose(-1, -2)
 
 
-def open_mxfp4(files: Files, config: Fields) -> QuantisedCheckpoint:
+def open_mxfp4(files: QuantisedFiles, config: Fields) -> QuantisedCheckpoint:
     modules = {}
     for name in files.ending("_blocks"):
         parts = (f"{name}_blocks", f"{name}_scales")

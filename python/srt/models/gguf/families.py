@@ -2,7 +2,7 @@
 in a Hugging Face checkpoint.
 
 The names are llama.cpp's (``blk.0.attn_q.weight``). What it changes in the values on the way is
-named here and undone in ``models/gguf/checkpoint``.
+named here and undone in ``models/gguf/gguf_checkpoint``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from sglang.srt.files.gguf import Tensor
-from sglang.srt.models.config import Fields
+from sglang.srt.models.config_fields import Fields
 
 Change: TypeAlias = Literal["", "pairs", "above one", "transposed"]
 # pairs:       rows of a head are in the order of pairs that turn together
@@ -76,7 +76,7 @@ class Family:
     Attributes:
         architecture: as a ``config.json`` calls it.
         layer: stems of a layer's tensors, ``blk.N.`` left out, and theirs in the checkpoint.
-        settings: of the config, which differ from ``models/gguf/config.decoder``'s.
+        settings: of the config, which differ from ``models/gguf/gguf_config.decoder``'s.
         top: stems of the other tensors.
         layers: what a layer's names begin with there.
         changes: by stem; a stem "*_norm" is every norm's.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 import torch
-from sglang.srt.files.gguf import Kind
+from sglang.srt.files.gguf import GgufKind
 from sglang.srt.layers.quantised import Quantised
 from sglang.srt.models.gguf.quants import (
     CHUNK,
@@ -62,7 +62,7 @@ INTEGERS: dict[str, tuple[int, Callable[[Tensor], Parts]]] = {
 }  # fmt: skip
 
 
-def quantised(raw: Tensor, rows: int, kind: Kind) -> Quantised:
+def quantised(raw: Tensor, rows: int, kind: GgufKind) -> Quantised:
     """A matrix [rows, k] of a format in ``INTEGERS``, whose bytes are ``raw``."""
     bits, parts_of = INTEGERS[kind.name]
     blocks = raw.view(-1, kind.size)

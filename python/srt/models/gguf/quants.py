@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from sglang.srt.files.gguf import Kind
+from sglang.srt.files.gguf import GgufKind
 from torch import Tensor
 
 CHUNK = 1 << 20  # values dequantised at a time: temporaries stay small
@@ -150,7 +150,7 @@ FLOATS = {
 READABLE = (*FLOATS, *FORMATS)
 
 
-def dequantise(raw: Tensor, kind: Kind) -> Tensor:
+def dequantise(raw: Tensor, kind: GgufKind) -> Tensor:
     """Bytes [N, row bytes] of a format in ``FORMATS`` -> float32 [N, row values]."""
     rows, blocks = raw.shape[0], raw.shape[1] // kind.size
     raw = raw.view(rows * blocks, kind.size)

@@ -15,8 +15,9 @@ from sglang.srt.layers.linear import ColumnLinear, RowLinear
 from sglang.srt.layers.mlp import PlainMLP
 from sglang.srt.layers.norm import LayerNorm
 from sglang.srt.layers.weight import Place, Slot, Slots, Stored
-from sglang.srt.models.config import Fields, read_activation
-from sglang.srt.models.vision.parts import PatchEmbedding, attend
+from sglang.srt.models.config_fields import Fields
+from sglang.srt.models.model_spec import read_activation
+from sglang.srt.models.vision.tower_layers import PatchEmbedding, attend
 from torch import Tensor
 
 BATCH = 16  # squares that are encoded at once, for the memory between

@@ -13,8 +13,9 @@ from sglang.srt.layers.linear import ColumnLinear, Fused, RowLinear
 from sglang.srt.layers.mlp import GatedMLP
 from sglang.srt.layers.norm import RMSNorm
 from sglang.srt.layers.weight import Place, Slots, Stored
-from sglang.srt.models.config import Fields, read_activation
-from sglang.srt.models.vision.parts import PatchEmbedding, Projector, attend
+from sglang.srt.models.config_fields import Fields
+from sglang.srt.models.model_spec import read_activation
+from sglang.srt.models.vision.tower_layers import PatchEmbedding, Projector, attend
 from torch import Tensor
 
 EPS = 1e-6  # of its norms, whatever the config says
@@ -100,7 +101,7 @@ class Windows(NamedTuple):
         return Windows(order, [(len(group), group[0].numel()) for group in by_size.values()])
 
 
-class Attention:
+class WindowAttention:
     """Over the frame or within its windows; queries and keys turn by row and by column."""
 
     def __init__(self, spec: WindowTowerSpec, place: Place) -> None:
@@ -135,11 +136,11 @@ class Attention:
         return self.qkv.slots(prefix) | self.out.slots(prefix)
 
 
-class Block:
+class WindowBlock:
     """``x + attention(norm(x))``, then ``x + mlp(norm(x))``."""
 
     def __init__(self, spec: WindowTowerSpec, place: Place) -> None:
-        self.attention = Attention(spec, place)
+        self.attention = WindowAttention(spec, place)
         self.mlp = GatedMLP(spec.width, spec.inner, spec.activation, True, place)
         self.attention_norm = RMSNorm(spec.width, EPS, place)
         self.mlp_norm = RMSNorm(spec.width, EPS, place)
@@ -167,7 +168,7 @@ class WindowTower:
         self.spec, width = spec, spec.width
         kernel = (3, spec.frames, spec.patch, spec.patch)
         self.patches = PatchEmbedding(width, kernel, False, place)
-        self.layers = [Block(spec, place) for _ in range(spec.layers)]
+        self.layers = [WindowBlock(spec, place) for _ in range(spec.layers)]
         self.norm = RMSNorm(width, EPS, place)
         inner = width * spec.merge**2
         names = ("0", "2")

@@ -1,26 +1,19 @@
-"""ModelSpec: what a checkpoint's ``config.json`` says, checked, in our words."""
+"""ModelSpec: a model's shape, read from its ``config.json`` and checked."""
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sglang.srt.attention.base import KVShape
+from sglang.srt.attention.attention_protocol import KVShape
 from sglang.srt.files.location import gguf_of
 from sglang.srt.layers.activations import ACTIVATIONS, TEXT
 from sglang.srt.layers.rotary import VARIANTS, Rope
+from sglang.srt.models.config_fields import Fields, read_json
+from sglang.srt.models.gguf.gguf_config import read_gguf
 
-MAX_CONFIG_BYTES = 16 << 20
-_LIMIT = 1 << 31
-# Of what a model is made as often as its configuration says, before its weights are looked at.
-MAX_LAYERS = 1024
-_MOST = dict.fromkeys(
-    ("num_hidden_layers", "n_layer", "num_layers", "depth", "block_count"), MAX_LAYERS
-)
 # max_position_embeddings of a config that does not say, by its model_type; 2048 of others.
 LENGTHS = {
     "cohere": 8192, "cohere2": 8192, "deepseek_v3": 4096, "gemma2": 8192, "gemma3_text": 131072,
@@ -85,111 +78,16 @@ class ModelSpec:
         return False
 
 
-class Fields:
-    """A JSON object with typed reads; every error names the file, the key and the value."""
-
-    def __init__(self, values: dict[str, Any], source: str) -> None:
-        self.values, self.source = values, source
-
-    def assuming(self, **missing: Any) -> Fields:
-        """With these values where keys are missing."""
-        return Fields({**missing, **self.values}, self.source)
-
-    def replacing(self, **values: Any) -> Fields:
-        return Fields({**self.values, **values}, self.source)
-
-    def error(self, key: str, problem: str) -> ValueError:
-        return ValueError(f"{self.source}: {key} is {self.values.get(key)!r}; {problem}")
-
-    def has(self, key: str) -> bool:
-        return self.values.get(key) is not None
-
-    def floats(self, key: str, low: float = 0.0) -> tuple[float, ...]:
-        """A list of numbers, empty where there is none."""
-        values = self.values.get(key)
-        if values is None:
-            return ()
-        if not isinstance(values, list):
-            raise self.error(key, "it must be a list of numbers.")
-        return tuple(Fields({key: v}, self.source).float(key, low=low) for v in values)
-
-    def int(self, key: str, default: int | None = None, low: int = 1) -> int:
-        value = self.values.get(key)
-        if value is None:
-            if default is None:
-                raise ValueError(f"{self.source}: {key} is missing.")
-            return default
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value < _LIMIT:
-            raise self.error(key, f"it must be an integer of at least {low}.")
-        if value > _MOST.get(key, value):
-            raise self.error(key, f"it must be at most {_MOST[key]}.")
-        return value
-
-    def float(self, key: str, default: float | None = None, low: float = 0.0) -> float:
-        value = self.values.get(key)
-        if value is None:
-            if default is None:
-                raise ValueError(f"{self.source}: {key} is missing.")
-            return default
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self.error(key, "it must be a number.")
-        if not math.isfinite(value) or value < low:
-            raise self.error(key, f"it must be a finite number of at least {low:g}.")
-        return float(value)
-
-    def flag(self, key: str, default: bool = False) -> bool:
-        value = self.values.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise self.error(key, "it must be true or false.")
-        return value
-
-    def text(self, key: str, default: str = "") -> str:
-        value = self.values.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, str):
-            raise self.error(key, "it must be a string.")
-        return value
-
-    def fields(self, key: str) -> Fields:
-        value = self.values.get(key)
-        if value is None:
-            return Fields({}, f"{self.source}: {key}")
-        if not isinstance(value, dict):
-            raise self.error(key, "it must be an object.")
-        return Fields(value, f"{self.source}: {key}")
-
-
-def read_json(path: Path) -> Fields:
-    """Raises ValueError, naming the file, where it is absent, too large or not a JSON object."""
-    try:
-        size = path.stat().st_size
-        if size > MAX_CONFIG_BYTES:
-            raise ValueError(f"{path} has {size} bytes; at most {MAX_CONFIG_BYTES} are read.")
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON: {error}.") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} does not hold a JSON object.")
-    return Fields(value, str(path))
-
-
 def read_config(directory: Path) -> tuple[Fields, str]:
-    """The directory's ``config.json`` and the architecture that it names. Of a GGUF file what
-    stands for one."""
+    """The directory's ``config.json``, or the one made from its GGUF file, and its architecture.
+    Raises ValueError."""
     if file := gguf_of(directory):
-        from sglang.srt.models.gguf.config import read_gguf  # which reads by this module
-
         return read_gguf(file)
     config = read_json(directory / "config.json")
     names = config.values.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise config.error("architectures", "it must be a list with one name.")
-    # What generate() would stop at wins over what the model was trained with.
+    # The end tokens of generation win over those that the model was trained with.
     generation = directory / "generation_config.json"
     if generation.is_file():
         eos = read_json(generation).values.get("eos_token_id")

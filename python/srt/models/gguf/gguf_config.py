@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sglang.srt.files.endings import endings
-from sglang.srt.files.gguf import Gguf, Tensor, read_shards
-from sglang.srt.models.config import Fields
+from sglang.srt.files.gguf import Gguf, Tensor, endings, read_shards
+from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.gguf.families import FAMILIES, MIXTRAL_FAMILY, Family, Header
 from sglang.srt.models.gguf.quants import FLOATS
 

@@ -16,7 +16,7 @@ from PIL import Image
 from sglang.srt.media import pixels, tiles
 from sglang.srt.media.pixels import Levels
 from sglang.srt.media.processor import Placeholder, Prepared, Processor
-from sglang.srt.media.settings import CLIP_MEAN, Files, Settings, Size
+from sglang.srt.media.processor_settings import CLIP_MEAN, Settings, SettingsFiles, Size
 from sglang.srt.media.tiles import Squares
 
 BICUBIC = 3
@@ -84,7 +84,7 @@ class LlavaProcessor(Processor):
 
     IMAGE_TOKEN: ClassVar[int] = 32000  # where config.json does not say
 
-    def __init__(self, config: Settings, files: Files) -> None:
+    def __init__(self, config: Settings, files: SettingsFiles) -> None:
         self.squares = self.squares_of(config)
         self.fit = Fit.of(files.image, self.squares.pixels)
         text = files.processor.text("image_token", "<image>")
@@ -128,7 +128,7 @@ class LlavaNextVideoProcessor(LlavaNextProcessor):
     IMAGE_TOKEN = 32001
     VIDEO_TOKEN: ClassVar[int] = 32000
 
-    def __init__(self, config: Settings, files: Files) -> None:
+    def __init__(self, config: Settings, files: SettingsFiles) -> None:
         super().__init__(config, files)
         self.video_fit = Fit.of(files.video, self.squares.pixels)
         text = files.processor.text("video_token", "<video>")
@@ -157,7 +157,7 @@ class LlavaOnevisionProcessor(LlavaNextVideoProcessor):
 
     IMAGE_TOKEN, VIDEO_TOKEN = 151646, 151647
 
-    def __init__(self, config: Settings, files: Files) -> None:
+    def __init__(self, config: Settings, files: SettingsFiles) -> None:
         super().__init__(config, files)
         self.colour = mean_colour(files.image)
 

@@ -1,4 +1,4 @@
-"""Seer: a text model of the registry with a vision tower before it.
+"""VisionLanguageModel: a text model of the registry with a vision tower before it.
 
 What differs between families is the tower and what is made of its hidden states (``encode``). All
 else is the text model's: its layers, its cache, its tape.
@@ -13,24 +13,28 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar, cast
 
-from sglang.srt.attention.base import Attention, KVShape
+from sglang.srt.attention.attention_protocol import Attention, KVShape
 from sglang.srt.core.media import Media
 from sglang.srt.layers.lora import Use
-from sglang.srt.layers.recorder import Recorder
+from sglang.srt.layers.recorder import TapeRecorder
 from sglang.srt.layers.weight import Place, Slots, Stored
-from sglang.srt.media.settings import Norms
+from sglang.srt.media.processor_settings import Norms
 from sglang.srt.models.causal import CausalLM
-from sglang.srt.models.config import Fields, ModelSpec
-from sglang.srt.models.model import Model
-from sglang.srt.models.vision.parts import plain
+from sglang.srt.models.config_fields import Fields
+from sglang.srt.models.decoder_model import DecoderModel
+from sglang.srt.models.llama import LlamaForCausalLM
+from sglang.srt.models.mistral import MistralForCausalLM
+from sglang.srt.models.model_spec import ModelSpec
+from sglang.srt.models.qwen2 import Qwen2ForCausalLM
+from sglang.srt.models.vision.tower_layers import plain
 from torch import Tensor
 
 TEXT, HEAD = "model.language_model.", "lm_head."
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeerSpec(ModelSpec):
-    """A text model's, and the tower's beside it in a family's own class."""
+class VisionLanguageSpec(ModelSpec):
+    """The spec of the text model; a family's own class adds the tower's."""
 
     text: ModelSpec
 
@@ -43,7 +47,7 @@ class SeerSpec(ModelSpec):
         return self.text.sinks
 
 
-class Part(Protocol):
+class VisionPart(Protocol):
     """A tower or a projector."""
 
     def stored(self) -> list[Stored]: ...
@@ -51,8 +55,8 @@ class Part(Protocol):
     def slots(self, prefix: str) -> Slots: ...
 
 
-class Seer:
-    """Implements ``models.model.Seeing``; see there for what the methods promise.
+class VisionLanguageModel:
+    """Implements ``decoder_model.MultimodalModel``; see there for the methods.
 
     Weights go by the names of newer checkpoints; ``RENAMED`` says what older ones call them.
     """
@@ -61,33 +65,31 @@ class Seer:
     sections: ClassVar[bool] = False
     LAYERS: ClassVar[str] = f"{TEXT}layers."
     RENAMED: ClassVar[tuple[tuple[str, str], ...]] = ()
-    spec: SeerSpec
+    spec: VisionLanguageSpec
 
     def __init__(
-        self, spec: SeerSpec, place: Place, length: int, layers: range | None = None
+        self, spec: VisionLanguageSpec, place: Place, length: int, layers: range | None = None
     ) -> None:
         self.spec, self.place = spec, place
         self.text = cast(type[CausalLM], self.family(spec))(spec.text, place, length, layers)
         self.layers, self.owned = self.text.layers, self.text.owned  # what adapters may change
         self.embedding, self.head = self.text.embedding, self.text.head
         first = layers is None or layers.start == 0
-        self.parts: dict[str, Part] = self.eyes() if first else {}
-        plain(self._seeing())
+        self.parts: dict[str, VisionPart] = self.vision_parts() if first else {}
+        plain(self._vision_stored())
 
     @staticmethod
-    def family(spec: SeerSpec) -> type[Model]:
+    def family(spec: VisionLanguageSpec) -> type[DecoderModel]:
         """The text model's class."""
-        from sglang.srt.models.registry import lookup
-
-        return lookup(spec.text.architecture)
+        return TEXT_FAMILIES[spec.text.architecture]
 
     @abstractmethod
-    def eyes(self) -> dict[str, Part]:
-        """What comes before the text model, by the prefixes of its weights."""
+    def vision_parts(self) -> dict[str, VisionPart]:
+        """The towers and projectors before the text model, by the prefixes of their weights."""
 
     @abstractmethod
     def encode(self, media: Media) -> Tensor:
-        """As ``Seeing.encode``."""
+        """As ``MultimodalModel.encode``."""
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self.text.embed(tokens)
@@ -108,14 +110,14 @@ class Seer:
     def adjust(self, scores: Tensor) -> Tensor:
         return self.text.adjust(scores)
 
-    def record(self, tape: Recorder) -> None:
+    def record(self, tape: TapeRecorder) -> None:
         self.text.record(tape)
 
-    def _seeing(self) -> list[Stored]:
+    def _vision_stored(self) -> list[Stored]:
         return [layer for part in self.parts.values() for layer in part.stored()]
 
     def stored(self) -> list[Stored]:
-        return [*self.text.stored(), *self._seeing()]
+        return [*self.text.stored(), *self._vision_stored()]
 
     def slots(self) -> Slots:
         out = {_outer(name): slot for name, slot in self.text.slots().items()}
@@ -162,10 +164,10 @@ def norms_of(config: Fields) -> Norms:
     return Norms.of(Path(config.source).parent)
 
 
-S = TypeVar("S", bound=SeerSpec)
+S = TypeVar("S", bound=VisionLanguageSpec)
 
 
-def seer_spec(
+def vision_language_spec(
     config: Fields, architecture: str, text: ModelSpec, family: type[S], **more: Any
 ) -> S:
     """``text`` with what a family says of its tower."""
@@ -173,7 +175,10 @@ def seer_spec(
     return family(**{**shared, **more, "architecture": architecture, "text": text})
 
 
-# What configs of text models inside others leave out, where the text model's own say it.
+TEXT_FAMILIES: dict[str, type[CausalLM]] = {
+    family.__name__: family for family in (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM)
+}
+# Defaults of the text model, by ``model_type``: ``text_config`` leaves out such values.
 MISSING: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": (
         "LlamaForCausalLM",
@@ -197,8 +202,6 @@ MISSING: dict[str, tuple[str, dict[str, Any]]] = {
 
 def text_spec(config: Fields) -> ModelSpec:
     """Of a ``text_config``. Raises ValueError for a text model that is none of ``MISSING``."""
-    from sglang.srt.models.registry import lookup
-
     inner = config.fields("text_config")
     kind = inner.text("model_type", "llama")
     if kind not in MISSING:
@@ -206,7 +209,7 @@ def text_spec(config: Fields) -> ModelSpec:
     architecture, missing = MISSING[kind]
     values = {**missing, **inner.values}
     lift(config, values)
-    return lookup(architecture).read(Fields(values, inner.source), architecture)
+    return TEXT_FAMILIES[architecture].read(Fields(values, inner.source), architecture)
 
 
 def lift(config: Fields, values: dict[str, Any]) -> None:

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from sglang.srt.attention.base import Heads, Layout
-from sglang.srt.attention.float8 import as_bytes, narrow, widen
+from sglang.srt.attention.attention_protocol import Heads, Layout
 from sglang.srt.attention.shared import Rows, kin
 from sglang.srt.attention.shared import common as shared_pages
 from sglang.srt.parallel.staging import send, send_all
@@ -33,7 +32,7 @@ COMMON = 128
 
 
 @dataclass(frozen=True)
-class Block:
+class RowBlock:
     """``B`` rows with at most ``N`` queries and ``L`` keys each.
 
     Attributes:
@@ -83,7 +82,7 @@ class NativeAttention:
             self.dtype = torch.float32  # of masks
         self.padding = key_pools[0].shape[0] - 1
         self.written: Tensor
-        self.blocks: dict[int, list[Block]] = {}
+        self.blocks: dict[int, list[RowBlock]] = {}
         self._buffers: dict[int, Tensor] = {}
         self._states = self.dtype
 
@@ -128,7 +127,7 @@ class NativeAttention:
                 out.index_copy_(0, block.targets, y)
         return out
 
-    def _compute(self, block: Block, heads: Heads, q: Tensor, shared: bool) -> Tensor:
+    def _compute(self, block: RowBlock, heads: Heads, q: Tensor, shared: bool) -> Tensor:
         """Outputs of the block's queries [kept, num_heads * value_dim], in flat order."""
         b, n = block.rows, block.width
         if block.queries is None:
@@ -145,7 +144,7 @@ class NativeAttention:
         return y if block.kept is None else y.index_select(0, block.kept)
 
     def _explicit(
-        self, block: Block, heads: Heads, q: Tensor, keys: Tensor, values: Tensor, shared: bool
+        self, block: RowBlock, heads: Heads, q: Tensor, keys: Tensor, values: Tensor, shared: bool
     ) -> Tensor:
         """Attention whose scores are seen on the way: [B * N, num_heads * value_dim].
 
@@ -193,7 +192,9 @@ class NativeAttention:
         rows = torch.index_select(pool, 0, slots, out=buffer[: len(slots)])
         return widen(rows, self._states)
 
-    def _block(self, layout: Layout, tensors: dict[str, Tensor], rows: Rows, window: int) -> Block:
+    def _block(
+        self, layout: Layout, tensors: dict[str, Tensor], rows: Rows, window: int
+    ) -> RowBlock:
         counts, starts = layout.counts[rows], layout.starts[rows]
         b, n = len(rows), int(counts.max())
         least = int(starts.min())
@@ -231,7 +232,7 @@ class NativeAttention:
         if common:
             place = torch.arange(common, dtype=torch.int32, device=self.device)
             shared = self._slots(tensors["pages"], tensors["tables"][int(rows[0])], place)
-        return Block(b, n, first, queries, kept, targets, slots, mask, causal, shared)
+        return RowBlock(b, n, first, queries, kept, targets, slots, mask, causal, shared)
 
     def _queries(
         self, layout: Layout, tensors: dict[str, Tensor], rows: Rows, n: int
@@ -258,7 +259,7 @@ class NativeAttention:
         return page * self.page_size + positions % self.page_size
 
 
-def _flash(block: Block, heads: Heads, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+def _flash(block: RowBlock, heads: Heads, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Attention by torch's own function: [B * N, num_heads * head_dim]."""
     b, n, d, kv_heads = block.rows, block.width, heads.head_dim, heads.num_kv_heads
     group = heads.num_heads // kv_heads
@@ -346,3 +347,27 @@ def _repeat(x: Tensor, group: int) -> Tensor:
 
 def _index(values: np.ndarray[Any, Any], device: torch.device) -> Tensor:
     return send(np.ascontiguousarray(values, dtype=np.int64), device)
+
+
+# -- float8 pools, without scales ----------------------------------------------------------------
+#
+# Pools are passed on as bytes: copies of float8 by index are not implemented on every device.
+
+LARGEST = 448.0  # of float8 (e4m3)
+
+
+def as_bytes(pool: Tensor) -> Tensor:
+    """The same memory, uint8 where it is float8."""
+    return pool.view(torch.uint8) if pool.dtype == torch.float8_e4m3fn else pool
+
+
+def narrow(x: Tensor, pool: Tensor) -> Tensor:
+    """x as ``pool`` (of ``as_bytes``) holds it. Larger values become 448; NaN stays NaN."""
+    if pool.dtype != torch.uint8:
+        return x
+    return x.clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn).view(torch.uint8)
+
+
+def widen(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The inverse of ``narrow``, in ``dtype``."""
+    return x.view(torch.float8_e4m3fn).to(dtype) if x.dtype == torch.uint8 else x

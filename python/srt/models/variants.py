@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sglang.srt.models.causal import CausalLM
-from sglang.srt.models.config import Fields, ModelSpec
+from sglang.srt.models.config_fields import Fields
+from sglang.srt.models.model_spec import ModelSpec
 from torch import Tensor
 
 MAX_LABELS = 1 << 16

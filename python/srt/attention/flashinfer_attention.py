@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from sglang.srt.attention.base import Attention, Heads, Int32Array, Layout
+from sglang.srt.attention.attention_protocol import Attention, Heads, Int32Array, Layout
 from sglang.srt.attention.shared import groups
 from sglang.srt.attention.slots import tables_of, written
 from sglang.srt.parallel.staging import send, send_into
@@ -36,14 +36,14 @@ TENSOR_CORES = 4
 WORKSPACE, SCHEDULE = 256 << 20, 2 << 20
 
 
-class Kind(NamedTuple):
+class WrapperKind(NamedTuple):
     window: int
     soft_cap: float
     heads: int
 
 
-def kind_of(heads: Heads) -> Kind:
-    return Kind(heads.window, heads.soft_cap, heads.num_heads)
+def kind_of(heads: Heads) -> WrapperKind:
+    return WrapperKind(heads.window, heads.soft_cap, heads.num_heads)
 
 
 class Planned:
@@ -81,7 +81,7 @@ class Levels:
 
 
 @dataclass(frozen=True)
-class Pass:
+class FlashInferPass:
     """A planned pass: arrays for FlashInfer's plans on the host, pages and slots on the device."""
 
     decode: bool
@@ -119,10 +119,10 @@ class FlashInferAttention:
             (self._by_page(keys), self._by_page(values))
             for keys, values in zip(self.key_pools, self.value_pools)
         ]
-        self.current: Pass
-        self._wrappers: dict[tuple[Kind, str], Planned] = {}
-        self._known: dict[Kind, None] = {}
-        self._ready: set[Kind] = set()
+        self.current: FlashInferPass
+        self._wrappers: dict[tuple[WrapperKind, str], Planned] = {}
+        self._known: dict[WrapperKind, None] = {}
+        self._ready: set[WrapperKind] = set()
         self._static: Static | None = None
 
     def _by_page(self, pool: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ class FlashInferAttention:
         np.cumsum(layout.counts, out=queries[1:])
         offsets, pages = tables_of(layout, self.page_size)
         slots = send(written(layout, self.page_size).astype(np.int64), self.device)
-        self.current = Pass(
+        self.current = FlashInferPass(
             decode, self.host(queries), self.host(offsets), send(pages, self.device),
             self.host(last_of(layout, self.page_size)), slots,
             self._levels(layout, found) if found else None,
@@ -178,7 +178,7 @@ class FlashInferAttention:
             self.host(last_of(rows, self.page_size)),
         )
 
-    def _prepare(self, kind: Kind) -> None:
+    def _prepare(self, kind: WrapperKind) -> None:
         """Plan the wrappers that the current pass needs for ``kind``."""
         now = self.current
         self._known[kind] = None
@@ -203,17 +203,17 @@ class FlashInferAttention:
                 **self.options(kind),
             )  # fmt: skip
 
-    def sizes(self, kind: Kind) -> tuple[int, int, int, int]:
+    def sizes(self, kind: WrapperKind) -> tuple[int, int, int, int]:
         return kind.heads, self.kv_heads, self.head_dim, self.page_size
 
-    def options(self, kind: Kind) -> dict[str, Any]:
+    def options(self, kind: WrapperKind) -> dict[str, Any]:
         # The scale is given when the layer runs: FlashInfer multiplies sm_scale by q_scale.
         return {
             "window_left": kind.window - 1, "logits_soft_cap": kind.soft_cap or None,
             "sm_scale": 1.0, "q_data_type": self.dtype, "kv_data_type": self.dtype,
         }  # fmt: skip
 
-    def _wrapper(self, kind: Kind, which: str) -> Planned:
+    def _wrapper(self, kind: WrapperKind, which: str) -> Planned:
         if (kind, which) not in self._wrappers:
             wrapper = (
                 self.library.BatchPrefillWithPagedKVCacheWrapper(
@@ -256,7 +256,7 @@ class FlashInferAttention:
         """See ``attention.base.Capturable``."""
         if self._static is None:
             self._static = Static(rows, pages, self.device)
-        return _Frame(self, rows, self._static)
+        return _FlashInferFrame(self, rows, self._static)
 
 
 class Static:
@@ -267,9 +267,9 @@ class Static:
         self.offsets = torch.zeros(rows + 1, dtype=torch.int32, device=device)
         self.pages = torch.zeros(pages, dtype=torch.int32, device=device)
         self.last = torch.ones(rows, dtype=torch.int32, device=device)
-        self.schedules: dict[Kind, Tensor] = {}
+        self.schedules: dict[WrapperKind, Tensor] = {}
 
-    def schedule(self, kind: Kind) -> Tensor:
+    def schedule(self, kind: WrapperKind) -> Tensor:
         """Where FlashInfer's plans of captured passes lie, of all sizes: one runs at a time."""
         if kind not in self.schedules:
             self.schedules[kind] = torch.empty(
@@ -278,13 +278,13 @@ class Static:
         return self.schedules[kind]
 
 
-class _Frame:
+class _FlashInferFrame:
     """Decode rows with static buffers: plans run outside of the graph and fill them."""
 
     def __init__(self, attention: FlashInferAttention, rows: int, static: Static) -> None:
         self.attention, self.rows, self.static = attention, rows, static
         self.slots = static.slots[:rows]
-        self._planned: dict[Kind, Planned] = {}
+        self._planned: dict[WrapperKind, Planned] = {}
         self._arguments: tuple[Tensor, Tensor, Tensor]
 
     def plan(self, layout: Layout) -> None:
@@ -300,7 +300,7 @@ class _Frame:
         for kind in self._planned:
             self._plan(kind)
 
-    def _plan(self, kind: Kind) -> None:
+    def _plan(self, kind: WrapperKind) -> None:
         attention = self.attention
         self._planned[kind].plan(
             *self._arguments, *attention.sizes(kind), **attention.options(kind)
@@ -317,7 +317,7 @@ class _Frame:
         wrapper, pools = self._planned[kind].wrapper, self.attention.paged[heads.index]
         return _run(wrapper, q, pools, heads.scale, out).flatten(1)
 
-    def _wrapper(self, kind: Kind) -> Planned:
+    def _wrapper(self, kind: WrapperKind) -> Planned:
         attention, static = self.attention, self.static
         wrapper = attention.library.BatchDecodeWithPagedKVCacheWrapper(
             attention.workspace, "NHD", use_cuda_graph=True,

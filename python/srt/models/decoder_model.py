@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar, Protocol
 
-from sglang.srt.attention.base import Attention
+from sglang.srt.attention.attention_protocol import Attention
 from sglang.srt.core.media import Media
-from sglang.srt.layers.embedding import Embedding
+from sglang.srt.layers.embedding import TokenEmbedding
 from sglang.srt.layers.lora import Use
-from sglang.srt.layers.recorder import Recorder
+from sglang.srt.layers.recorder import TapeRecorder
 from sglang.srt.layers.step import Step
 from sglang.srt.layers.weight import Place, Slots, Stored
-from sglang.srt.models.config import Fields, ModelSpec
+from sglang.srt.models.config_fields import Fields
+from sglang.srt.models.model_spec import ModelSpec
 from torch import Tensor
 
 
@@ -35,13 +36,13 @@ class Block(Protocol):
 class Recordable(Block, Protocol):
     """A block that a native tape can hold."""
 
-    def record(self, tape: Recorder, x: int, last: bool) -> int:
+    def record(self, tape: TapeRecorder, x: int, last: bool) -> int:
         """The residual stream behind the layer, whose buffer is ``x`` before it. ``last``: behind
-        its attention only the tokens go on whose outputs are wanted (``Recorder.choose``)."""
+        its attention only the tokens go on whose outputs are wanted (``TapeRecorder.choose``)."""
         ...
 
 
-class Model(Protocol):
+class DecoderModel(Protocol):
     """A range of a decoder's layers. The first range embeds the tokens, the last one norms and
     computes logits.
 
@@ -49,8 +50,8 @@ class Model(Protocol):
     """
 
     recordable: bool
-    embedding: Embedding | None
-    head: Embedding | None
+    embedding: TokenEmbedding | None
+    head: TokenEmbedding | None
 
     @property
     def spec(self) -> ModelSpec: ...
@@ -93,7 +94,7 @@ class Model(Protocol):
         """``forward`` behind the embedding."""
         ...
 
-    def record(self, tape: Recorder) -> None:
+    def record(self, tape: TapeRecorder) -> None:
         """``forward`` of a model that owns all layers, for the tokens whose outputs are wanted."""
         ...
 
@@ -114,7 +115,7 @@ class Model(Protocol):
         ...
 
 
-class Seeing(Model, Protocol):
+class MultimodalModel(DecoderModel, Protocol):
     """A model with a vision tower. ``sections``: its positions have three parts."""
 
     sections: ClassVar[bool]

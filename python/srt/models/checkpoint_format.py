@@ -1,21 +1,24 @@
-"""Which format a checkpoint is in, as its configuration says."""
+"""The format of a checkpoint, detected from its configuration, and its tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
-from sglang.srt.models.config import Fields, read_json
+from sglang.srt.models.checkpoint import Checkpoint
+from sglang.srt.models.config_fields import Fields, read_json
 from sglang.srt.models.formats.awq import open_awq
 from sglang.srt.models.formats.bnb import open_bitsandbytes
 from sglang.srt.models.formats.compressed import open_compressed
-from sglang.srt.models.formats.files import Files, QuantisedCheckpoint
 from sglang.srt.models.formats.float8 import open_fp8
 from sglang.srt.models.formats.gptq import open_gptq
 from sglang.srt.models.formats.mxfp4 import open_mxfp4
+from sglang.srt.models.formats.quantised_files import QuantisedCheckpoint, QuantisedFiles
+from sglang.srt.models.gguf.gguf_checkpoint import GgufCheckpoint
+from sglang.srt.models.gguf.gguf_config import GgufFields
 from sglang.srt.models.safetensors import SafetensorsCheckpoint
 
-METHODS: dict[str, Callable[[Files, Fields], QuantisedCheckpoint]] = {
+METHODS: dict[str, Callable[[QuantisedFiles, Fields], QuantisedCheckpoint]] = {
     "awq": open_awq,
     "bitsandbytes": open_bitsandbytes,
     "compressed-tensors": open_compressed,
@@ -23,13 +26,13 @@ METHODS: dict[str, Callable[[Files, Fields], QuantisedCheckpoint]] = {
     "gptq": open_gptq,
     "mxfp4": open_mxfp4,
 }
-# Where tools wrote it before it had a place in config.json, and what they are.
+# Older files with a quantisation config, and their default methods.
 OLDER = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
 
 def quantisation_of(directory: Path, config: Fields) -> tuple[Fields, str] | None:
-    """What ``config.json``, or an older file beside it, says of quantisation, and the method's
-    name. Raises ValueError for a method that is not supported."""
+    """The quantisation config in ``config.json`` or an older file beside it, and its method.
+    Raises ValueError for a method that is not supported."""
     missing = ""
     fields = None
     for key in ("quantization_config", "compression_config"):
@@ -51,9 +54,13 @@ def quantisation_of(directory: Path, config: Fields) -> tuple[Fields, str] | Non
     return fields, method
 
 
-def open_directory(directory: Path, config: Fields) -> SafetensorsCheckpoint | QuantisedCheckpoint:
-    """The safetensors of a directory, dequantised where ``config`` says that they are quantised.
-    Raises ValueError."""
+def open_checkpoint(directory: Path, config: Fields) -> Checkpoint:
+    """The tensors of a model directory, dequantised where ``config`` says that they are quantised.
+
+    Only headers are read. Raises ValueError where the tensors cannot be used.
+    """
+    if isinstance(config, GgufFields):
+        return GgufCheckpoint(config)
     plain = SafetensorsCheckpoint(directory)
     found = quantisation_of(directory, config)
-    return plain if found is None else METHODS[found[1]](Files(plain), found[0])
+    return plain if found is None else METHODS[found[1]](QuantisedFiles(plain), found[0])

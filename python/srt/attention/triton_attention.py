@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from sgl_kernel.triton import append as appending
 from sgl_kernel.triton import attention as kernels
-from sglang.srt.attention.base import Attention, Heads, Int32Array, Layout
+from sglang.srt.attention.attention_protocol import Attention, Heads, Int32Array, Layout
 from sglang.srt.attention.shared import groups
 from sglang.srt.attention.slots import subset, written
 from sglang.srt.parallel.staging import send_all, send_into
@@ -199,10 +199,10 @@ class TritonAttention:
         if self._static is None:
             size = 3 * rows + 1 + pages
             self._static = torch.zeros(size, dtype=torch.int32, device=self.device)
-        return _Frame(self, rows, self._static, self._splits(rows, longest))
+        return _TritonFrame(self, rows, self._static, self._splits(rows, longest))
 
 
-class _Frame:
+class _TritonFrame:
     """Decode rows whose plan lies in one static buffer: slots, tables, lengths, pages."""
 
     def __init__(self, attention: TritonAttention, rows: int, static: Tensor, splits: int) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from sglang.srt.attention.base import Attention, KVShape
+from sglang.srt.attention.attention_protocol import Attention, KVShape
 from torch import Tensor
 
 log = logging.getLogger("sglang.srt.attention")
@@ -51,7 +51,7 @@ class Shape(Protocol):
 
 
 @dataclass(frozen=True)
-class Choice:
+class BackendChoice:
     """``name`` of an implementation, and ``reason`` in words."""
 
     name: str
@@ -63,7 +63,7 @@ def choose(
     device: torch.device,
     shape: Shape | None = None,
     dtype: torch.dtype | None = None,
-) -> Choice:
+) -> BackendChoice:
     """The implementation for ``asked``. ``shape`` and ``dtype``: None where not known yet.
 
     Raises ValueError where one that was asked for by name cannot run, with why and what to do.
@@ -72,14 +72,14 @@ def choose(
         lacks = _lacks(asked, device, shape, dtype)
         if lacks:
             raise ValueError(f"--attention-backend {asked} cannot run: {lacks}")
-        return Choice(asked, "asked for")
+        return BackendChoice(asked, "asked for")
     if device.type != "cuda":
-        return Choice("native", f"the device is {device.type}")
+        return BackendChoice("native", f"the device is {device.type}")
     passed: list[str] = []
     for name in PREFERRED:
         lacks = _lacks(name, device, shape, dtype)
         if not lacks:
-            return Choice(name, "; ".join(passed) or "the fastest there is")
+            return BackendChoice(name, "; ".join(passed) or "the fastest there is")
         passed.append(f"not {name}: {lacks.partition(';')[0]}")
     raise AssertionError("native runs everywhere")
 
@@ -98,14 +98,14 @@ def build(
     # With tensor parallelism the pools hold this rank's key heads, and their query heads.
     heads = shape.num_heads * keys[0].shape[1] // shape.kv.heads
     if name == "triton":
-        from sglang.srt.attention.triton import TritonAttention
+        from sglang.srt.attention.triton_attention import TritonAttention
 
         return TritonAttention(keys, values, page_size, shape.windows, heads)
     if name == "flashinfer":
-        from sglang.srt.attention.flashinfer import FlashInferAttention
+        from sglang.srt.attention.flashinfer_attention import FlashInferAttention
 
         return FlashInferAttention(keys, values, page_size, shape.windows, heads)
-    from sglang.srt.attention.native import NativeAttention
+    from sglang.srt.attention.native_attention import NativeAttention
 
     return NativeAttention(keys, values, page_size, shape.windows)
 

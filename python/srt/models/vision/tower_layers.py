@@ -13,7 +13,7 @@ from sglang.srt.core.media import Media
 from sglang.srt.layers.activations import ACTIVATIONS
 from sglang.srt.layers.linear import ColumnLinear, RowLinear
 from sglang.srt.layers.weight import Place, Slot, Slots, Stored
-from sglang.srt.media.settings import Norms
+from sglang.srt.media.processor_settings import Norms
 from sglang.srt.parallel.groups import Group
 from torch import Tensor
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from sglang.srt.files.gguf import Kind, Tensor
+from sglang.srt.files.gguf import GgufKind, Tensor
 from sglang.srt.layers.quantised import Quantised
-from sglang.srt.models.gguf.config import GgufFields
 from sglang.srt.models.gguf.families import Change
+from sglang.srt.models.gguf.gguf_config import GgufFields
 from sglang.srt.models.gguf.integers import INTEGERS, quantised
 from sglang.srt.models.gguf.quants import FLOATS, READABLE, dequantise
 
@@ -23,7 +23,7 @@ _READ = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight")
 
 
 @dataclass(frozen=True)
-class Part:
+class GgufPart:
     """One tensor of the checkpoint: expert ``expert`` of the file's tensor, or (-1) all of it."""
 
     tensor: Tensor
@@ -41,7 +41,7 @@ class GgufCheckpoint:
             "attn_q": config.int("num_attention_heads"),
             "attn_k": config.int("num_key_value_heads"),
         }
-        self._parts: dict[str, Part] = {}
+        self._parts: dict[str, GgufPart] = {}
         self._rows: dict[str, int] = {}
         self._config = config
         for file in config.files:
@@ -50,7 +50,7 @@ class GgufCheckpoint:
                     self._parts[part_name] = part
         self._open: tuple[Path, mmap.mmap] | None = None
 
-    def _named(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Part]]:
+    def _named(self, name: str, tensor: Tensor) -> Iterator[tuple[str, GgufPart]]:
         """What the checkpoint calls it; its own name where the family does not know it."""
         family = self._config.family
         if _READ.fullmatch(name):
@@ -59,7 +59,7 @@ class GgufCheckpoint:
         layer, stem, ending = match.groups() if match else (None, "", "")
         known = (family.top if layer is None else family.layer).get(stem)
         if known is None:
-            yield name, Part(tensor, tensor.shape, "")
+            yield name, GgufPart(tensor, tensor.shape, "")
             return
         prefix = "" if layer is None else f"{family.layers}{int(layer)}."
         change, shape = family.change(stem), tensor.shape
@@ -67,7 +67,7 @@ class GgufCheckpoint:
             shape = tuple(reversed(shape))
         if "{}" in known:
             for expert in range(min(shape[0], 1 << 12) if shape else 0):
-                part = Part(tensor, shape[1:], change, expert)
+                part = GgufPart(tensor, shape[1:], change, expert)
                 yield f"{prefix}{known.format(expert)}.{ending}", part
             return
         if stem == "ffn_gate_inp_shexp" and len(shape) == 1:
@@ -75,7 +75,7 @@ class GgufCheckpoint:
         full = f"{prefix}{known}.{ending}"
         if change == "pairs":
             self._rows[full] = self._heads[stem]
-        yield full, Part(tensor, shape, change)
+        yield full, GgufPart(tensor, shape, change)
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -156,7 +156,7 @@ class GgufCheckpoint:
         told = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
         return f"GGUF ({told})" if self.method else ""
 
-    def _span(self, part: Part) -> tuple[int, int]:
+    def _span(self, part: GgufPart) -> tuple[int, int]:
         tensor = part.tensor
         if part.expert < 0:
             return tensor.begin, tensor.end
@@ -171,7 +171,7 @@ class GgufCheckpoint:
         return self._open[1]
 
 
-def _values(data: mmap.mmap, begin: int, end: int, kind: Kind) -> torch.Tensor:
+def _values(data: mmap.mmap, begin: int, end: int, kind: GgufKind) -> torch.Tensor:
     """The values stored in bytes [begin, end), in one dimension; of a float a view."""
     if kind.name in FLOATS and end <= len(data):
         dtype = FLOATS[kind.name]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from sgl_kernel import paged
-from sglang.srt.attention.base import Heads, Layout
+from sglang.srt.attention.attention_protocol import Heads, Layout
 from torch import Tensor
 
 

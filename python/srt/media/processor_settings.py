@@ -127,7 +127,7 @@ class Normalisation(NamedTuple):
         return Normalisation(scale, settings.colour("image_mean", mean), deviation)
 
 
-class Files(NamedTuple):
+class SettingsFiles(NamedTuple):
     """The settings of a model directory; empty ones where a file is missing."""
 
     image: Settings
@@ -135,7 +135,7 @@ class Files(NamedTuple):
     processor: Settings
 
     @staticmethod
-    def of(directory: Path) -> Files:
+    def of(directory: Path) -> SettingsFiles:
         """Raises ValueError, naming the file, where one cannot be read."""
         processor = _read(directory / "processor_config.json")
         image, video = processor.object("image_processor"), processor.object("video_processor")
@@ -143,7 +143,7 @@ class Files(NamedTuple):
             image = _read(directory / "preprocessor_config.json")
         if not video.values:
             video = _read(directory / "video_preprocessor_config.json")
-        return Files(image, video if video.values else image, processor)
+        return SettingsFiles(image, video if video.values else image, processor)
 
 
 class Norms(NamedTuple):
@@ -155,7 +155,7 @@ class Norms(NamedTuple):
     @staticmethod
     def of(directory: Path) -> Norms:
         """Raises ValueError."""
-        files = Files.of(directory)
+        files = SettingsFiles.of(directory)
         return Norms(Normalisation.of(files.image), Normalisation.of(files.video))
 
 

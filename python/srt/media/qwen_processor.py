@@ -9,16 +9,16 @@ from collections.abc import Iterable
 import numpy as np
 from PIL import Image
 from sglang.srt.media import pixels
-from sglang.srt.media.llava import BICUBIC, token
+from sglang.srt.media.llava_processor import BICUBIC, token
 from sglang.srt.media.processor import Placeholder, Prepared, Processor
-from sglang.srt.media.settings import Files, Settings
+from sglang.srt.media.processor_settings import Settings, SettingsFiles
 
 MAX_RATIO = 200
 MAX_PIXELS = 1 << 27  # of a video, resized
 MAX_TICK = 1 << 20  # no context reaches as far
 
 
-class Budget:
+class PixelBudget:
     """Pixels that a picture may have at least and at most after resizing."""
 
     def __init__(self, settings: Settings, least: int, most: int) -> None:
@@ -52,7 +52,7 @@ class Budget:
 
 
 class QwenProcessor(Processor):
-    def __init__(self, config: Settings, files: Files) -> None:
+    def __init__(self, config: Settings, files: SettingsFiles) -> None:
         vision = config.object("vision_config")
         patch, merge = vision.int("patch_size", 14), vision.int("spatial_merge_size", 2)
         self.unit = patch * merge
@@ -63,8 +63,8 @@ class QwenProcessor(Processor):
                              ("temporal_patch_size", self.pair)):  # fmt: skip
                 if settings.int(key, own) != own:
                     raise settings.error(key, f"config.json says {own}.")
-        self.pictures = Budget(files.image, 56 * 56, 28 * 28 * 1280)
-        self.frames = Budget(files.video, 128 * 28 * 28, 28 * 28 * 768)
+        self.pictures = PixelBudget(files.image, 56 * 56, 28 * 28 * 1280)
+        self.frames = PixelBudget(files.video, 128 * 28 * 28, 28 * 28 * 768)
         text = files.processor.text("image_token", "<|image_pad|>")
         self.image_token = Placeholder(text, token(config, "image", 151655))
         text = files.processor.text("video_token", "<|video_pad|>")
@@ -78,7 +78,7 @@ class QwenProcessor(Processor):
         return self._prepared("video", self.counted(frames), self.frames, tick)
 
     def _prepared(
-        self, kind: str, frames: Iterable[Image.Image], budget: Budget, tick: float
+        self, kind: str, frames: Iterable[Image.Image], budget: PixelBudget, tick: float
     ) -> Prepared:
         size, tall, wide = (0, 0), 0, 0
         every: list[pixels.Levels] = []

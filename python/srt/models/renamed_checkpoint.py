@@ -7,11 +7,11 @@ from pathlib import Path
 
 from sglang.srt.layers.quantised import Quantised
 from sglang.srt.models.checkpoint import Checkpoint
-from sglang.srt.models.model import Model
+from sglang.srt.models.decoder_model import DecoderModel
 from torch import Tensor
 
 
-def named(checkpoint: Checkpoint, family: type[Model]) -> Checkpoint:
+def named(checkpoint: Checkpoint, family: type[DecoderModel]) -> Checkpoint:
     """The checkpoint's tensors by the names that the family knows."""
     names = family.names(checkpoint.shapes)
     if all(new == old for new, old in names.items()):

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 from sglang.srt.layers.quantised import Quantised
-from sglang.srt.models.safetensors import DTYPES, Entry, SafetensorsCheckpoint
+from sglang.srt.models.safetensors import DTYPES, SafetensorsCheckpoint, SafetensorsEntry
 from torch import Tensor
 
 TORCH = {
@@ -36,14 +36,14 @@ class Module(Protocol):
     @property
     def bits(self) -> int: ...
 
-    def quantised(self, files: Files) -> Quantised | None: ...
+    def quantised(self, files: QuantisedFiles) -> Quantised | None: ...
 
-    def dense(self, files: Files) -> Tensor:
+    def dense(self, files: QuantisedFiles) -> Tensor:
         """The weight in a float dtype, exact where that can hold it."""
         ...
 
 
-class Files:
+class QuantisedFiles:
     """The tensors of a directory by name, for formats that look at their dtypes and shapes."""
 
     def __init__(self, plain: SafetensorsCheckpoint) -> None:
@@ -53,7 +53,7 @@ class Files:
         """What stands before the suffix in every name that has it, in the order of names."""
         return sorted(n.removesuffix(suffix) for n in self.entries if n.endswith(suffix))
 
-    def need(self, name: str, dtypes: Iterable[str], *shape: int) -> Entry:
+    def need(self, name: str, dtypes: Iterable[str], *shape: int) -> SafetensorsEntry:
         """The entry of a tensor; a size of -1 may be anything but 0. Raises ValueError."""
         entry = self.entries.get(name)
         source = self.plain.source
@@ -91,7 +91,7 @@ class QuantisedCheckpoint:
     def __init__(
         self,
         method: str,
-        files: Files,
+        files: QuantisedFiles,
         modules: Mapping[str, Module],
         hidden: Iterable[str] = (),
         idle: Iterable[str] = (),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from sglang.srt.attention.base import Heads, Layout
+from sglang.srt.attention.attention_protocol import Heads, Layout
 from torch import Tensor
 
 
