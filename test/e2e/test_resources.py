@@ -106,5 +106,5 @@ EXPECTED = [
     )),
     "srt/runtime/explanations.py",
     "srt/runtime/loaded_adapters.py",
-    "srt/tokenizer/chat_template.py",
+    "srt/tokenizer/jinja_chat_template.py",
 ]  # fmt: skip

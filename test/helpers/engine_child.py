@@ -30,7 +30,7 @@ from sglang.srt.engine.loop import serve
 from sglang.srt.engine.parent import follow
 from sglang.srt.engine.process import map_progress, read_vocab
 from sglang.srt.engine.socket import SocketChannel
-from sglang.srt.grammar.watch import Patterns
+from sglang.srt.grammar.stop_watch import Patterns
 
 PASS_SECONDS = 0.002
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from helpers.fake_worker import EOS, VOCAB
 from sglang.ir.constraint import Constraint
-from sglang.srt.grammar.grammar_protocol import Grammar, GrammarError, Matcher
+from sglang.srt.grammar.grammar_protocol import CompiledGrammar, GrammarError, Matcher
 
 WORDS = (VOCAB + 31) // 32
 
@@ -101,14 +101,14 @@ class ToyGrammars:
 
     def __init__(self, seed: int, late: float = 0.3) -> None:
         self.random, self.late = random.Random(seed), late
-        self.pending: list[tuple[int, Future[Grammar], Constraint]] = []
+        self.pending: list[tuple[int, Future[CompiledGrammar], Constraint]] = []
 
     @property
     def counts(self) -> dict[str, int]:
         return {}
 
-    def submit(self, constraint: Constraint) -> Future[Grammar]:
-        future: Future[Grammar] = Future()
+    def submit(self, constraint: Constraint) -> Future[CompiledGrammar]:
+        future: Future[CompiledGrammar] = Future()
         if self.random.random() < self.late:
             self.pending.append((self.random.randint(1, 5), future, constraint))
         else:
@@ -123,7 +123,7 @@ class ToyGrammars:
             if steps <= 0:
                 self._finish(future, constraint)
 
-    def _finish(self, future: Future[Grammar], constraint: Constraint) -> None:
+    def _finish(self, future: Future[CompiledGrammar], constraint: Constraint) -> None:
         if not future.set_running_or_notify_cancel():
             return  # nobody waits for it any more
         if constraint.text == "bad":

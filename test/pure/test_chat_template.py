@@ -15,7 +15,11 @@ from helpers.scripted import Scripted, posted
 from helpers.toy_tokenizer import byte_level, sentencepiece
 from sglang.srt.runtime.chat.conversation import prompt_of
 from sglang.srt.tokenizer import Tokenizer, TokenizerError
-from sglang.srt.tokenizer.chat_template import ChatTemplate, ChatTemplateError, SlowTemplateError
+from sglang.srt.tokenizer.jinja_chat_template import (
+    ChatTemplateError,
+    JinjaChatTemplate,
+    SlowTemplateError,
+)
 from sglang.srt.tokenizer.templates import NAMES, built_in, family_of
 
 TALK = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"},
@@ -23,7 +27,9 @@ TALK = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"},
 
 
 def rendered(source: str, **variables: Any) -> str:
-    return ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}).render(TALK, **variables)
+    return JinjaChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}).render(
+        TALK, **variables
+    )
 
 
 # -- work -----------------------------------------------------------------------------------------
@@ -97,7 +103,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", SLOW)
 def test_a_template_that_takes_too_long_is_stopped(name: str) -> None:
-    template = ChatTemplate(SLOW[name], {})
+    template = JinjaChatTemplate(SLOW[name], {})
     began = time.thread_time()
     with pytest.raises(SlowTemplateError, match=r"stopped: it takes more than 0\.1 s"):
         template.render(TALK, seconds=0.1)
@@ -122,12 +128,12 @@ def test_a_source_that_cannot_be_compiled() -> None:
     for source in ("{{ " + "(" * 100_000 + ")" * 100_000 + " }}", "{% if 1 %}" * 3000,
                    "{{ 1 | center }}", "x" * (2 << 20)):  # fmt: skip
         with pytest.raises(ChatTemplateError, match="the chat template"):
-            ChatTemplate(source, {})
+            JinjaChatTemplate(source, {})
 
 
 def test_what_users_say_is_no_template() -> None:
     talk = [{"role": "user", "content": "{{ 7 * 7 }}{% for %}"}]
-    template = ChatTemplate("{{ messages[0].content }}", {})
+    template = JinjaChatTemplate("{{ messages[0].content }}", {})
     assert template.render(talk) == "{{ 7 * 7 }}{% for %}"
 
 
@@ -166,7 +172,7 @@ def test_many_messages_are_no_trouble() -> None:
     talk = [{"role": "user", "content": "some words " * 100}] * 3000
     source = built_in("chatml")
     assert source is not None
-    assert len(ChatTemplate(source, {}).render(talk)) > 3000 * 1100
+    assert len(JinjaChatTemplate(source, {}).render(talk)) > 3000 * 1100
 
 
 # -- the server -----------------------------------------------------------------------------------
@@ -231,7 +237,7 @@ def test_built_in_templates(name: str) -> None:
     source = built_in(name)
     assert source is not None
     assert rendered(source) == WRITTEN[name]
-    template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
+    template = JinjaChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
     plain = template.render(TALK, add_generation_prompt=False)
     assert WRITTEN[name].startswith(plain)
     begun = template.render([TALK[1], {"role": "assistant", "content": "So"}],

@@ -18,7 +18,7 @@ from sglang.srt.engine import planner
 from sglang.srt.engine.engine import Engine
 from sglang.srt.engine.executor import Inline
 from sglang.srt.engine.grammar_budget import SECONDS, GrammarBudget
-from sglang.srt.grammar.grammar_protocol import Grammar, Matcher
+from sglang.srt.grammar.grammar_protocol import CompiledGrammar, Matcher
 
 BUDGET = 100  # units of work a pass
 UNIT = SECONDS / BUDGET
@@ -83,8 +83,8 @@ class Shop:
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
 
-    def submit(self, constraint: Constraint) -> Future[Grammar]:
-        future: Future[Grammar] = Future()
+    def submit(self, constraint: Constraint) -> Future[CompiledGrammar]:
+        future: Future[CompiledGrammar] = Future()
         future.set_result(Worker(self.meter, *map(int, constraint.text.split())))
         return future
 
@@ -284,7 +284,7 @@ def test_the_place_of_the_loop_names_who_it_works_for() -> None:
             progress.at(PASS)
             return super().mask()
 
-    future: Future[Grammar] = Future()
+    future: Future[CompiledGrammar] = Future()
     future.set_result(Watching(clock, 1))
     engine._compiling._grammars.submit = lambda constraint: future  # type: ignore[union-attr]
     run.ask(1, "1", most=2)

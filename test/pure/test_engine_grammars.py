@@ -12,7 +12,7 @@ from sglang.ir.constraint import Constraint
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Advance, Close, Control, Done, Failed, Open, Prompt, Tokens
 from sglang.srt.engine.collect import MAX_FORCED
-from sglang.srt.grammar.grammar_protocol import CompilerBusy, Grammar, GrammarError, Matcher
+from sglang.srt.grammar.grammar_protocol import CompiledGrammar, CompilerBusy, GrammarError, Matcher
 from sglang.srt.http.exchange.error_replies import error_response
 from sglang.srt.program.readout import refused
 
@@ -96,14 +96,14 @@ class Shop:
     """Grammars by name; "slow" ones are never ready, "name!method" break in a method."""
 
     def __init__(self) -> None:
-        self.asked: list[Future[Grammar]] = []
+        self.asked: list[Future[CompiledGrammar]] = []
 
     @property
     def counts(self) -> dict[str, int]:
         return {}
 
-    def submit(self, constraint: Constraint) -> Future[Grammar]:
-        future: Future[Grammar] = Future()
+    def submit(self, constraint: Constraint) -> Future[CompiledGrammar]:
+        future: Future[CompiledGrammar] = Future()
         self.asked.append(future)
         name, _, broken = constraint.text.partition("!")
         if name == "late compiler":

@@ -33,8 +33,8 @@ from sglang.srt.engine.collect import MAX_FORCED
 from sglang.srt.engine.loop import VerbCosts, affordable, serve
 from sglang.srt.engine.planner import WINDOW
 from sglang.srt.engine.socket import EXIT, SocketChannel, configure
-from sglang.srt.grammar.grammar_protocol import Grammar, Matcher
-from sglang.srt.grammar.watch import Patterns, Watch
+from sglang.srt.grammar.grammar_protocol import CompiledGrammar, Matcher
+from sglang.srt.grammar.stop_watch import Patterns, StopWatch
 from sglang.srt.schedule.scheduler import plan
 from sglang.srt.schedule.view import Decision, View
 
@@ -52,8 +52,8 @@ class Forced:
         self._tokens = [TOKEN_BYTES.index(char.encode()) for char in text]
         self._at = 0
 
-    def submit(self, constraint: Constraint) -> Future[Grammar]:
-        future: Future[Grammar] = Future()
+    def submit(self, constraint: Constraint) -> Future[CompiledGrammar]:
+        future: Future[CompiledGrammar] = Future()
         future.set_result(Forced(constraint.text))
         return future
 
@@ -175,14 +175,14 @@ def test_a_costly_search_ends_its_own_request() -> None:
 
 def test_a_broken_search_ends_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """At a token, forced or sampled, or at admission. Others go on."""
-    feed = Watch.feed
+    feed = StopWatch.feed
 
-    def broken(self: Watch, data: bytes) -> object:
+    def broken(self: StopWatch, data: bytes) -> object:
         if self.length >= 3 and self.cost:
             raise RuntimeError("no match")
         return feed(self, data)
 
-    monkeypatch.setattr(Watch, "feed", broken)
+    monkeypatch.setattr(StopWatch, "feed", broken)
     desk = Desk(capacity=1 << 16, grammars=Forced())
     forced, *_ = attack(desk, ("Z1",), LETTERS, 1)
     sampled = desk.ask([1, 2, 3], generate(20, stop_regex=("Z1",)))

@@ -17,7 +17,7 @@ from sglang.srt.core.ints import Ints, ints
 from sglang.srt.core.messages import Append, Close, Distribution, Failed, Fill, Fork, Score
 from sglang.srt.core.workers import Masks
 from sglang.srt.engine import admission
-from sglang.srt.grammar.watch import Watch
+from sglang.srt.grammar.stop_watch import StopWatch
 from sglang.srt.memory.pages import PagePool
 from sglang.srt.memory.store import Store
 
@@ -166,12 +166,12 @@ def test_the_nth_watch_cannot_be_made(
     error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def arm(nth: Nth) -> None:
-        def faulty(*given: Any) -> Watch:
+        def faulty(*given: Any) -> StopWatch:
             if nth():
                 raise error("injected")
-            return Watch(*given)
+            return StopWatch(*given)
 
-        monkeypatch.setattr(admission, "Watch", faulty)
+        monkeypatch.setattr(admission, "StopWatch", faulty)
 
     for n in range(1, count(arm, 1) + 1):
         arm(Nth(n))

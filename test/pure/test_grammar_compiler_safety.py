@@ -11,7 +11,7 @@ from helpers.vocabularies import embedded
 from sglang.ir.constraint import Constraint
 from sglang.srt.config import GrammarConfig
 from sglang.srt.grammar.grammar_compiler import GrammarCompiler
-from sglang.srt.grammar.grammar_protocol import Grammar, GrammarError
+from sglang.srt.grammar.grammar_protocol import CompiledGrammar, GrammarError
 
 SECONDS = 20.0  # a busy machine must not turn a good constraint into a late one
 MESSAGE = 600  # characters: an error does not repeat a constraint of 256 KB
@@ -24,7 +24,7 @@ def compiler() -> Iterator[GrammarCompiler]:
     made.close()
 
 
-def end(compiler: GrammarCompiler, constraint: Constraint) -> Grammar | None:
+def end(compiler: GrammarCompiler, constraint: Constraint) -> CompiledGrammar | None:
     """The grammar, with its first mask made, or None after a GrammarError that says something."""
     message = ""
     try:

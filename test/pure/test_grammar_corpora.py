@@ -21,7 +21,7 @@ from jsonschema.validators import validator_for
 from sglang.ir.constraint import Constraint
 from sglang.srt.core.vocabulary import Vocabulary
 from sglang.srt.grammar.compile_plan import build_grammar, make_plan
-from sglang.srt.grammar.grammar_protocol import Grammar, GrammarError
+from sglang.srt.grammar.grammar_protocol import CompiledGrammar, GrammarError
 
 CASES = os.environ.get("GRAMMAR_CASES", "")
 EOS = 256
@@ -44,7 +44,7 @@ BYTES = Vocabulary(
 )
 
 
-def accepts(grammar: Grammar, text: str, masks: bool) -> bool:
+def accepts(grammar: CompiledGrammar, text: str, masks: bool) -> bool:
     """Whether ``text`` may be generated and end; ``masks``: each token must be in its mask too."""
     matcher = grammar.matcher()
     for token in text.encode():

@@ -12,7 +12,7 @@ from helpers.members import WORDS
 from helpers.vocabularies import TOY, embedded, tekken, toy
 from sglang.srt.core.vocabulary import Vocabulary
 from sglang.srt.grammar.fsm import ChoicesGrammar
-from sglang.srt.grammar.fsm.choices import ChoicesMatcher
+from sglang.srt.grammar.fsm.choices_grammar import ChoicesMatcher
 from sglang.srt.grammar.grammar_protocol import GrammarError
 
 CASES = int(os.environ.get("GRAMMAR_CASES", "40"))

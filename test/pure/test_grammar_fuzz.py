@@ -21,7 +21,7 @@ from sglang.ir.constraint import KINDS, Constraint
 from sglang.srt.config import GrammarConfig
 from sglang.srt.grammar.compile_worker import KEPT
 from sglang.srt.grammar.grammar_compiler import GrammarCompiler
-from sglang.srt.grammar.grammar_protocol import Grammar, GrammarError
+from sglang.srt.grammar.grammar_protocol import CompiledGrammar, GrammarError
 
 CASES = int(os.environ.get("GRAMMAR_CASES", "40"))
 MESSAGE = 600  # characters of an error
@@ -49,7 +49,7 @@ def resident(pid: int) -> int:
         return 0
 
 
-def walk(grammar: Grammar, seed: int) -> None:
+def walk(grammar: CompiledGrammar, seed: int) -> None:
     """A few random steps: what a mask allows can be taken, and undone."""
     draw, vocabulary = random.Random(seed), embedded()
     matcher = grammar.matcher()

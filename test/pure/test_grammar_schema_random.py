@@ -20,8 +20,8 @@ from sglang.ir.constraint import Constraint
 from sglang.srt.grammar.grammar_protocol import GrammarError
 from sglang.srt.grammar.guidance import GuidanceGrammar, grammar_of
 from sglang.srt.grammar.schema import Refusal
-from sglang.srt.grammar.schema.formats import _PATTERNS
 from sglang.srt.grammar.schema.sample import sample
+from sglang.srt.grammar.schema.string_formats import _PATTERNS
 from sglang.srt.grammar.schema.string_patterns import pattern_of
 
 CASES = int(os.environ.get("GRAMMAR_CASES", "150"))

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.srt.files.location import EMBEDDED, locate
 from sglang.srt.tokenizer import Detokenizer, Tokenizer, TokenizerError
-from sglang.srt.tokenizer.chat_template import ChatTemplate, ChatTemplateError
+from sglang.srt.tokenizer.jinja_chat_template import ChatTemplateError, JinjaChatTemplate
 from sglang.srt.tokenizer.token_bytes import byte_alphabet
 
 TEXTS = ["", " ", "hello world", "Grüße 日本語 🙂\n\ttabs", "a\x00b", *CORPUS[:3]]
@@ -155,15 +155,15 @@ def test_templates_of_several_kinds(tmp_path: Path) -> None:
 )
 def test_the_sandbox_turns_everything_into_one_error(source: str) -> None:
     with pytest.raises(ChatTemplateError):
-        ChatTemplate(source, {}).render(TALK)
+        JinjaChatTemplate(source, {}).render(TALK)
 
 
 def test_a_template_that_does_not_compile() -> None:
     with pytest.raises(ChatTemplateError, match="jinja2"):
-        ChatTemplate("{% if %}", {})
+        JinjaChatTemplate("{% if %}", {})
     with pytest.raises(ChatTemplateError, match="drops"):
-        ChatTemplate("constant", {}).render(TALK, continue_final_message=True)
-    assert ChatTemplate(CHATML, {}).source == CHATML
+        JinjaChatTemplate("constant", {}).render(TALK, continue_final_message=True)
+    assert JinjaChatTemplate(CHATML, {}).source == CHATML
 
 
 # -- incremental text -----------------------------------------------------------------------------

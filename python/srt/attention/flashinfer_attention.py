@@ -46,7 +46,7 @@ def kind_of(heads: Heads) -> WrapperKind:
     return WrapperKind(heads.window, heads.soft_cap, heads.num_heads)
 
 
-class Planned:
+class PlannedWrapper:
     """One wrapper of FlashInfer's. Its plan fills pinned memory and queues a copy of it, so the
     next plan waits until that copy is done: it is, as soon as the pass before has ended."""
 
@@ -120,7 +120,7 @@ class FlashInferAttention:
             for keys, values in zip(self.key_pools, self.value_pools)
         ]
         self.current: FlashInferPass
-        self._wrappers: dict[tuple[WrapperKind, str], Planned] = {}
+        self._wrappers: dict[tuple[WrapperKind, str], PlannedWrapper] = {}
         self._known: dict[WrapperKind, None] = {}
         self._ready: set[WrapperKind] = set()
         self._static: Static | None = None
@@ -213,7 +213,7 @@ class FlashInferAttention:
             "sm_scale": 1.0, "q_data_type": self.dtype, "kv_data_type": self.dtype,
         }  # fmt: skip
 
-    def _wrapper(self, kind: WrapperKind, which: str) -> Planned:
+    def _wrapper(self, kind: WrapperKind, which: str) -> PlannedWrapper:
         if (kind, which) not in self._wrappers:
             wrapper = (
                 self.library.BatchPrefillWithPagedKVCacheWrapper(
@@ -224,7 +224,7 @@ class FlashInferAttention:
                     self.workspace, "NHD", use_tensor_cores=self.tensor_cores, backend="fa2"
                 )
             )
-            self._wrappers[kind, which] = Planned(wrapper, self.on_gpu)
+            self._wrappers[kind, which] = PlannedWrapper(wrapper, self.on_gpu)
         return self._wrappers[kind, which]
 
     def attend(self, heads: Heads, q: Tensor, k: Tensor, v: Tensor | None) -> Tensor:
@@ -284,7 +284,7 @@ class _FlashInferFrame:
     def __init__(self, attention: FlashInferAttention, rows: int, static: Static) -> None:
         self.attention, self.rows, self.static = attention, rows, static
         self.slots = static.slots[:rows]
-        self._planned: dict[WrapperKind, Planned] = {}
+        self._planned: dict[WrapperKind, PlannedWrapper] = {}
         self._arguments: tuple[Tensor, Tensor, Tensor]
 
     def plan(self, layout: Layout) -> None:
@@ -317,7 +317,7 @@ class _FlashInferFrame:
         wrapper, pools = self._planned[kind].wrapper, self.attention.paged[heads.index]
         return _run(wrapper, q, pools, heads.scale, out).flatten(1)
 
-    def _wrapper(self, kind: WrapperKind) -> Planned:
+    def _wrapper(self, kind: WrapperKind) -> PlannedWrapper:
         attention, static = self.attention, self.static
         wrapper = attention.library.BatchDecodeWithPagedKVCacheWrapper(
             attention.workspace, "NHD", use_cuda_graph=True,
@@ -328,7 +328,7 @@ class _FlashInferFrame:
             backend="fa2",
         )  # fmt: skip
         wrapper.reset_workspace_buffer(attention.workspace, static.schedule(kind))
-        return Planned(wrapper, attention.on_gpu)
+        return PlannedWrapper(wrapper, attention.on_gpu)
 
 
 def _run(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang.ir.constraint import Constraint
-from sglang.srt.grammar.grammar_protocol import Grammar, GrammarError
+from sglang.srt.grammar.grammar_protocol import CompiledGrammar, GrammarError
 from sglang.srt.grammar.schema.keyword_report import KeywordFinding, examine
 from sglang.srt.grammar.schema.sample import BYTES, sample
 from sglang.srt.grammar.schema.schema_document import Refusal
@@ -105,7 +105,7 @@ def examine_constraint(kind: str, text: str, whitespace: str = "", seed: int = 0
     return report
 
 
-def _accepts(grammar: Grammar, text: str) -> bool:
+def _accepts(grammar: CompiledGrammar, text: str) -> bool:
     matcher = grammar.matcher()
     return all(matcher.advance(byte) for byte in text.encode()) and matcher.accepting
 

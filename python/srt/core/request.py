@@ -35,9 +35,9 @@ class StopHit(Protocol):
     def matched(self) -> str: ...
 
 
-class StopWatch(Protocol):
-    """Search for a request's stop strings and patterns in its text (``grammar/watch``, the home of
-    stops). ``feed`` raises TooMuchWork."""
+class Watch(Protocol):
+    """Search for a request's stop strings and patterns in its text (``grammar/stop_watch``, the
+    home of stops). ``feed`` raises TooMuchWork."""
 
     @property
     def held(self) -> int: ...
@@ -113,7 +113,7 @@ class Generation:
     seed: int
     tokens: Ints = field(default_factory=ints)
     matcher: Matcher | None = None
-    watch: StopWatch | None = None
+    watch: Watch | None = None
     length: int = 0
     emitted: int = 0
     samples: list[Drawn] = field(default_factory=list)

@@ -12,7 +12,7 @@ from sglang.srt.core.progress import Progress
 from sglang.srt.core.request import Generation, Request, RequestSpec, score_from
 from sglang.srt.core.segments import verify_score
 from sglang.srt.engine.info import EngineInfo
-from sglang.srt.grammar.watch import Watch
+from sglang.srt.grammar.stop_watch import StopWatch
 
 
 def verify(goal: Goal, context: Context, info: EngineInfo) -> None:
@@ -88,7 +88,7 @@ def new_request(
     """Make a request. Raises ValueError where its stop patterns are invalid or too large."""
     goal, generation = verb.goal, Generation(seed)
     if isinstance(goal, Generate) and (goal.sampling.stop or goal.sampling.stop_regex):
-        generation.watch = Watch(goal.sampling.stop, goal.sampling.stop_regex)
+        generation.watch = StopWatch(goal.sampling.stop, goal.sampling.stop_regex)
     spec = RequestSpec(goal, len(context.tokens), verb.priority, verb.close, received)
     return Request(verb.request, context, spec, generation, progress=progress)
 

@@ -13,7 +13,7 @@ from sglang.srt.core.request import Request
 from sglang.srt.core.vocabulary import Vocabulary
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.grammar.grammar_compiler import GrammarCompiler
-from sglang.srt.grammar.grammar_protocol import Grammar, GrammarError
+from sglang.srt.grammar.grammar_protocol import CompiledGrammar, GrammarError
 from sglang.srt.grammar.schema.whitespace import whitespace_pattern
 
 # From the number of logits and the end tokens.
@@ -23,7 +23,7 @@ MakeVocabulary: TypeAlias = Callable[[int, Sequence[int]], Vocabulary]
 class Grammars(Protocol):
     """Where grammars come from (``grammar.compiler.GrammarCompiler``)."""
 
-    def submit(self, constraint: Constraint) -> Future[Grammar]: ...
+    def submit(self, constraint: Constraint) -> Future[CompiledGrammar]: ...
     @property
     def counts(self) -> dict[str, int]: ...
 
@@ -33,7 +33,7 @@ class Compiling:
 
     def __init__(self, grammars: Grammars | None) -> None:
         self._grammars = grammars
-        self._pending: dict[int, tuple[Request, Future[Grammar]]] = {}
+        self._pending: dict[int, tuple[Request, Future[CompiledGrammar]]] = {}
 
     def __len__(self) -> int:
         return len(self._pending)

@@ -18,7 +18,7 @@ import msgspec
 from sglang.ir.constraint import Constraint
 from sglang.srt.core.vocabulary import Vocabulary
 from sglang.srt.grammar.character_dfa import CharacterDfa
-from sglang.srt.grammar.grammar_protocol import Grammar, GrammarError
+from sglang.srt.grammar.grammar_protocol import CompiledGrammar, GrammarError
 
 LONGEST = 400  # characters of an error
 
@@ -139,7 +139,9 @@ def _guided(pattern: str, reason: GrammarError | None) -> CompilePlan:
     return CompilePlan(path="llguidance", text=grammar)
 
 
-def build_grammar(plan: CompilePlan, vocabulary: Vocabulary, canonical: bool = True) -> Grammar:
+def build_grammar(
+    plan: CompilePlan, vocabulary: Vocabulary, canonical: bool = True
+) -> CompiledGrammar:
     """The grammar of a plan. Its first mask is made here, so that no forward pass waits for it.
 
     Args:
@@ -165,7 +167,7 @@ def warm_vocabulary(vocabulary: Vocabulary) -> None:
     TOKENIZERS.get(vocabulary)
 
 
-def _grammar(plan: CompilePlan, vocabulary: Vocabulary, canonical: bool) -> Grammar:
+def _grammar(plan: CompilePlan, vocabulary: Vocabulary, canonical: bool) -> CompiledGrammar:
     if plan.path == "fsm":
         from sglang.srt.grammar.fsm import FsmGrammar
 

@@ -6,7 +6,7 @@ import time
 from collections import OrderedDict
 
 from sglang.ir.constraint import Constraint
-from sglang.srt.grammar.grammar_protocol import Grammar
+from sglang.srt.grammar.grammar_protocol import CompiledGrammar
 
 KEPT = 256  # grammars
 KEPT_BYTES = 64 << 20  # of the grammars (``nbytes``, where they have one) and of their texts
@@ -15,24 +15,24 @@ FAILED_SECONDS = 60.0  # then a failure is tried again: a busy machine may be la
 
 
 class GrammarCache:
-    """Grammar by constraint, the least recently used first to go. Not locked."""
+    """CompiledGrammar by constraint, the least recently used first to go. Not locked."""
 
     def __init__(self, count: int = KEPT, size: int = KEPT_BYTES) -> None:
         self.count = count
         self.size = size
         self.evicted = 0
-        self._grammars: OrderedDict[Constraint, Grammar] = OrderedDict()
+        self._grammars: OrderedDict[Constraint, CompiledGrammar] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._grammars)
 
-    def get(self, key: Constraint) -> Grammar | None:
+    def get(self, key: Constraint) -> CompiledGrammar | None:
         grammar = self._grammars.get(key)
         if grammar is not None:
             self._grammars.move_to_end(key)
         return grammar
 
-    def put(self, key: Constraint, grammar: Grammar) -> None:
+    def put(self, key: Constraint, grammar: CompiledGrammar) -> None:
         """Add a grammar. The newest is kept, however large."""
         self._grammars[key] = grammar
         self._grammars.move_to_end(key)

@@ -29,7 +29,7 @@ from sglang.srt.grammar.compile_plan import CompilePlan, build_grammar, warm_voc
 from sglang.srt.grammar.compile_process import PlanProcess, ProcessDied
 from sglang.srt.grammar.compile_worker import PLANNER, PlanRequest
 from sglang.srt.grammar.grammar_cache import FailureCache, GrammarCache
-from sglang.srt.grammar.grammar_protocol import CompilerBusy, Grammar, GrammarError
+from sglang.srt.grammar.grammar_protocol import CompiledGrammar, CompilerBusy, GrammarError
 
 WITH_WHITESPACE = ("json_schema", "structural_tag", "ebnf")  # all that may hold a schema
 CLOSE_SECONDS = 5.0  # for grammars that are being built
@@ -41,7 +41,7 @@ FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.S
           signal.SIGPROF)  # fmt: skip
 STACK = 4 * compile_worker.STACK  # bytes: enough to build whatever a child has planned
 
-Waiter = Future[Grammar]
+Waiter = Future[CompiledGrammar]
 _open: weakref.WeakSet[GrammarCompiler] = weakref.WeakSet()
 
 
@@ -222,7 +222,7 @@ class GrammarCompiler:
             process.kill()
 
     def _compile(self, key: Constraint, process: PlanProcess) -> None:
-        grammar: Grammar | None = None
+        grammar: CompiledGrammar | None = None
         error: Exception | None = None
         try:
             grammar = self._grammar(key, process)
@@ -244,7 +244,7 @@ class GrammarCompiler:
                     self._failed.put(key, str(error))
         _settle(waiters, grammar, error)
 
-    def _grammar(self, key: Constraint, process: PlanProcess) -> Grammar:
+    def _grammar(self, key: Constraint, process: PlanProcess) -> CompiledGrammar:
         plan = self._plan(key, process)
         if plan.error:
             raise GrammarError(plan.error)
@@ -334,7 +334,9 @@ def _start_quietly(process: PlanProcess) -> None:
         process.start()
 
 
-def _settle(waiters: list[Waiter], grammar: Grammar | None, error: Exception | None) -> None:
+def _settle(
+    waiters: list[Waiter], grammar: CompiledGrammar | None, error: Exception | None
+) -> None:
     """Give each waiter the grammar, or an exception of its own: threads raise it separately."""
     for waiter in waiters:
         if not waiter.set_running_or_notify_cancel():

@@ -86,7 +86,7 @@ def _serve(
     from sglang.srt.program.media_loading import MediaError
     from sglang.srt.runtime.tenants import Tenants
     from sglang.srt.tokenizer import TokenizerError
-    from sglang.srt.tokenizer.chat_template import ChatTemplateError
+    from sglang.srt.tokenizer.jinja_chat_template import ChatTemplateError
 
     try:
         Tenants(config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch.nn.functional as F
-from sglang.srt.layers.recorder import TapeRecorder
+from sglang.srt.layers.tape_recorder import TapeRecorder
 from sglang.srt.layers.weight import Place, Slot, Slots, Stored
 from torch import Tensor
 

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from sglang.srt.layers.linear import ColumnLinear, RowLinear
 from sglang.srt.layers.lora import Use
-from sglang.srt.layers.recorder import ProductInput, TapeRecorder
 from sglang.srt.layers.routing import Routing, route
+from sglang.srt.layers.tape_recorder import ProductInput, TapeRecorder
 from sglang.srt.layers.weight import Place, Slot, Slots, Stored
 from torch import Tensor
 

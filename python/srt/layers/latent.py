@@ -22,7 +22,7 @@ from sglang.srt.attention.attention_protocol import Heads
 from sglang.srt.layers.linear import Arrange, ColumnLinear, RowLinear
 from sglang.srt.layers.norm import RMSNorm
 from sglang.srt.layers.rotary import Rotary, from_pairs
-from sglang.srt.layers.step import Step
+from sglang.srt.layers.step import ForwardStep
 from sglang.srt.layers.weight import Place, Slot, Slots, Stored
 from sglang.srt.parallel.groups import Group
 from torch import Tensor
@@ -104,7 +104,7 @@ class LatentAttention:
             return {}
         return {name: partial(_order_behind, still=still, turned=self.shape.turned)}
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
+    def __call__(self, x: Tensor, step: ForwardStep) -> Tensor:
         """[T, width] -> [T, width]."""
         shape, angles = self.shape, step.angles(self.rotary)
         y = x

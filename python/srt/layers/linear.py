@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import torch
 from sglang.srt.layers.lora import Use
-from sglang.srt.layers.recorder import ProductInput, TapeRecorder
+from sglang.srt.layers.tape_recorder import ProductInput, TapeRecorder
 from sglang.srt.layers.weight import Place, Slot, Slots, Stored
 from torch import Tensor
 

@@ -8,7 +8,7 @@ from typing import Protocol
 from sglang.srt.layers.activations import ACTIVATIONS
 from sglang.srt.layers.linear import ColumnLinear, Fused, RowLinear
 from sglang.srt.layers.lora import Use
-from sglang.srt.layers.recorder import ProductInput, TapeRecorder
+from sglang.srt.layers.tape_recorder import ProductInput, TapeRecorder
 from sglang.srt.layers.weight import Place, Slots, Stored
 from torch import Tensor
 

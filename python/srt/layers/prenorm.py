@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from sglang.srt.layers.attention import SelfAttention
 from sglang.srt.layers.latent import LatentAttention
 from sglang.srt.layers.mlp import FeedForward
 from sglang.srt.layers.norm import LayerNorm, RMSNorm
-from sglang.srt.layers.recorder import ProductInput, TapeRecorder
-from sglang.srt.layers.step import Step
+from sglang.srt.layers.self_attention import SelfAttention
+from sglang.srt.layers.step import ForwardStep
+from sglang.srt.layers.tape_recorder import ProductInput, TapeRecorder
 from sglang.srt.layers.weight import Slots, Stored
 from torch import Tensor
 
@@ -30,7 +30,7 @@ class PreNorm:
     attention_norm: RMSNorm | LayerNorm
     mlp_norm: RMSNorm | LayerNorm
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
+    def __call__(self, x: Tensor, step: ForwardStep) -> Tensor:
         x = x + self.attention(self.attention_norm(x), step)
         return x + self.mlp(self.mlp_norm(x), step.use)
 

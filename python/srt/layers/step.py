@@ -1,4 +1,4 @@
-"""Step: what every layer of a pass needs beside the hidden states."""
+"""ForwardStep: what every layer of a pass needs beside the hidden states."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sglang.srt.layers.rotary import Angles, Rotary
 from torch import Tensor
 
 
-class Step:
+class ForwardStep:
     """One pass through a model's layers.
 
     Attributes:

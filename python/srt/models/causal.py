@@ -16,9 +16,9 @@ from sglang.srt.attention.attention_protocol import Attention
 from sglang.srt.layers.embedding import TokenEmbedding
 from sglang.srt.layers.lora import Use
 from sglang.srt.layers.norm import LayerNorm, RMSNorm
-from sglang.srt.layers.recorder import TapeRecorder
 from sglang.srt.layers.rotary import Rotary
-from sglang.srt.layers.step import Step
+from sglang.srt.layers.step import ForwardStep
+from sglang.srt.layers.tape_recorder import TapeRecorder
 from sglang.srt.layers.weight import Place, Slots, Stored
 from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.decoder_model import Block, Recordable
@@ -111,7 +111,7 @@ class CausalLM:
         self, x: Tensor, positions: Tensor, attention: Attention, use: Use | None = None
     ) -> Tensor:
         """``forward`` behind the embedding."""
-        step = Step(positions, attention, use)
+        step = ForwardStep(positions, attention, use)
         for layer in self.layers:
             x = layer(x, step)
         return x if self.norm is None else self.norm(x)

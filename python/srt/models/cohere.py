@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch.nn.functional as F
-from sglang.srt.layers.attention import AttentionShape, HeadNorm, SelfAttention
 from sglang.srt.layers.mlp import GatedMLP
 from sglang.srt.layers.norm import LayerNorm, RMSNorm
-from sglang.srt.layers.recorder import ProductInput, TapeRecorder
 from sglang.srt.layers.rotary import Rotary, from_pairs
-from sglang.srt.layers.step import Step
+from sglang.srt.layers.self_attention import AttentionShape, HeadNorm, SelfAttention
+from sglang.srt.layers.step import ForwardStep
+from sglang.srt.layers.tape_recorder import ProductInput, TapeRecorder
 from sglang.srt.layers.weight import Place, Slot, Slots, Stored
 from sglang.srt.models.causal import CausalLM
 from sglang.srt.models.config_fields import Fields
@@ -67,7 +67,7 @@ class CohereBlock:
         self.mlp = GatedMLP(spec.hidden_size, spec.intermediate_size, spec.activation, False, place)
         self.norm = LayerNorm(spec.hidden_size, spec.eps, place, bias=False)
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
+    def __call__(self, x: Tensor, step: ForwardStep) -> Tensor:
         y = self.norm(x)
         return x + self.attention(y, step) + self.mlp(y, step.use)
 

@@ -9,8 +9,8 @@ from sglang.srt.attention.attention_protocol import Attention
 from sglang.srt.core.media import Media
 from sglang.srt.layers.embedding import TokenEmbedding
 from sglang.srt.layers.lora import Use
-from sglang.srt.layers.recorder import TapeRecorder
-from sglang.srt.layers.step import Step
+from sglang.srt.layers.step import ForwardStep
+from sglang.srt.layers.tape_recorder import TapeRecorder
 from sglang.srt.layers.weight import Place, Slots, Stored
 from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.model_spec import ModelSpec
@@ -20,7 +20,7 @@ from torch import Tensor
 class Block(Protocol):
     """One layer of a decoder, with its residual connections."""
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
+    def __call__(self, x: Tensor, step: ForwardStep) -> Tensor:
         """Hidden states [T, width] -> the same. Writes the planned KV slots of its pool."""
         ...
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import torch
 from sglang.srt.layers.activations import TEXT
-from sglang.srt.layers.attention import AttentionShape, SelfAttention
 from sglang.srt.layers.mlp import GatedMLP
 from sglang.srt.layers.norm import LayerNorm, RMSNorm
-from sglang.srt.layers.recorder import ProductInput, TapeRecorder
 from sglang.srt.layers.rotary import Rotary
-from sglang.srt.layers.step import Step
+from sglang.srt.layers.self_attention import AttentionShape, SelfAttention
+from sglang.srt.layers.step import ForwardStep
+from sglang.srt.layers.tape_recorder import ProductInput, TapeRecorder
 from sglang.srt.layers.weight import Place, Slots, Stored
 from sglang.srt.models.causal import CausalLM
 from sglang.srt.models.config_fields import Fields
@@ -82,7 +82,7 @@ class GemmaBlock:
         self.before_attention, self.behind_attention = gain(spec, place), gain(spec, place)
         self.before_mlp, self.behind_mlp = gain(spec, place), gain(spec, place)
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
+    def __call__(self, x: Tensor, step: ForwardStep) -> Tensor:
         x = x + self.behind_attention(self.attention(self.before_attention(x), step))
         return x + self.behind_mlp(self.mlp(self.before_mlp(x), step.use))
 

@@ -7,13 +7,13 @@ from typing import ClassVar
 
 import torch.nn.functional as F
 from sglang.srt.attention.attention_protocol import Attention
-from sglang.srt.layers.attention import AttentionNames, AttentionShape, SelfAttention
 from sglang.srt.layers.linear import Fused
 from sglang.srt.layers.lora import Use
 from sglang.srt.layers.mlp import PlainMLP
 from sglang.srt.layers.norm import LayerNorm, RMSNorm
 from sglang.srt.layers.prenorm import PreNorm
-from sglang.srt.layers.recorder import TapeRecorder
+from sglang.srt.layers.self_attention import AttentionNames, AttentionShape, SelfAttention
+from sglang.srt.layers.tape_recorder import TapeRecorder
 from sglang.srt.layers.weight import Place, Slot, Slots
 from sglang.srt.models.causal import CausalLM
 from sglang.srt.models.config_fields import Fields

@@ -6,14 +6,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sglang.srt.layers.attention import AttentionNames, AttentionShape, SelfAttention
 from sglang.srt.layers.linear import Fused
 from sglang.srt.layers.mlp import PlainMLP
 from sglang.srt.layers.norm import LayerNorm, RMSNorm
 from sglang.srt.layers.prenorm import PreNorm
-from sglang.srt.layers.recorder import ProductInput, TapeRecorder
 from sglang.srt.layers.rotary import Rotary
-from sglang.srt.layers.step import Step
+from sglang.srt.layers.self_attention import AttentionNames, AttentionShape, SelfAttention
+from sglang.srt.layers.step import ForwardStep
+from sglang.srt.layers.tape_recorder import ProductInput, TapeRecorder
 from sglang.srt.layers.weight import Place
 from sglang.srt.models.causal import CausalLM
 from sglang.srt.models.config_fields import Fields
@@ -56,7 +56,7 @@ class NeoXBlock(PreNorm):
         self.attention_norm = LayerNorm(width, spec.eps, place)
         self.mlp_norm = LayerNorm(width, spec.eps, place)
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
+    def __call__(self, x: Tensor, step: ForwardStep) -> Tensor:
         y = x + self.attention(self.attention_norm(x), step)
         return y + self.mlp(self.mlp_norm(x if self.parallel else y), step.use)
 

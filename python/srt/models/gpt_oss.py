@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from sglang.srt.layers.activations import CLAMPED_SWIGLU, SWIGLU_ALPHA, SWIGLU_LIMIT
-from sglang.srt.layers.attention import AttentionShape
 from sglang.srt.layers.experts import ExpertNames, ExpertsShape
+from sglang.srt.layers.self_attention import AttentionShape
 from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.llama import LlamaBlock, attention_shape
 from sglang.srt.models.mixture import MixtureForCausalLM, MixtureSpec, read_routing

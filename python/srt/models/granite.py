@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from sglang.srt.layers.attention import AttentionShape
+from sglang.srt.layers.self_attention import AttentionShape
 from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.llama import LlamaBlock, LlamaForCausalLM
 from sglang.srt.models.model_spec import ModelSpec, decoder_spec, extended

@@ -3,11 +3,11 @@ attention and a gated feed-forward layer."""
 
 from __future__ import annotations
 
-from sglang.srt.layers.attention import AttentionShape, SelfAttention
 from sglang.srt.layers.mlp import FeedForward, GatedMLP
 from sglang.srt.layers.norm import RMSNorm
 from sglang.srt.layers.prenorm import PreNorm
 from sglang.srt.layers.rotary import Rotary
+from sglang.srt.layers.self_attention import AttentionShape, SelfAttention
 from sglang.srt.layers.weight import Place
 from sglang.srt.models.causal import CausalLM
 from sglang.srt.models.config_fields import Fields

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sglang.srt.layers.attention import AttentionShape
 from sglang.srt.layers.mlp import GatedMLP
-from sglang.srt.layers.recorder import ProductInput, TapeRecorder
-from sglang.srt.layers.step import Step
+from sglang.srt.layers.self_attention import AttentionShape
+from sglang.srt.layers.step import ForwardStep
+from sglang.srt.layers.tape_recorder import ProductInput, TapeRecorder
 from sglang.srt.layers.weight import Slots
 from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.llama import LlamaBlock, LlamaForCausalLM
@@ -22,7 +22,7 @@ class Olmo2Block(LlamaBlock):
     def shape(self, spec: ModelSpec, layer: int) -> AttentionShape:
         return replace(super().shape(spec, layer), qk_eps=spec.eps, qk_whole=True)
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
+    def __call__(self, x: Tensor, step: ForwardStep) -> Tensor:
         x = x + self.attention_norm(self.attention(x, step))
         return x + self.mlp_norm(self.mlp(x, step.use))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sglang.srt.layers.attention import AttentionShape
 from sglang.srt.layers.experts import ExpertsShape
+from sglang.srt.layers.self_attention import AttentionShape
 from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.llama import LlamaBlock
 from sglang.srt.models.mixture import MixtureForCausalLM, MixtureSpec, read_routing

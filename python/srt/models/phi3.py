@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sglang.srt.layers.attention import AttentionNames, AttentionShape
 from sglang.srt.layers.linear import Fused
 from sglang.srt.layers.mlp import GatedMLP
+from sglang.srt.layers.self_attention import AttentionNames, AttentionShape
 from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.llama import LlamaBlock, LlamaForCausalLM
 from sglang.srt.models.model_spec import ModelSpec, decoder_spec

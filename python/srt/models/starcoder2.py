@@ -3,11 +3,11 @@ embeddings, but LayerNorm and a plain feed-forward layer, with biases throughout
 
 from __future__ import annotations
 
-from sglang.srt.layers.attention import SelfAttention
 from sglang.srt.layers.mlp import PlainMLP
 from sglang.srt.layers.norm import LayerNorm, RMSNorm
 from sglang.srt.layers.prenorm import PreNorm
 from sglang.srt.layers.rotary import Rotary
+from sglang.srt.layers.self_attention import SelfAttention
 from sglang.srt.layers.weight import Place
 from sglang.srt.models.causal import CausalLM
 from sglang.srt.models.config_fields import Fields

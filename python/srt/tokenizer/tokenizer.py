@@ -13,9 +13,9 @@ from sglang.srt.core import heap
 from sglang.srt.core.vocabulary import Vocabulary
 from sglang.srt.files.location import EMBEDDED, TOKENIZER_FILES, locate
 from sglang.srt.tokenizer import tokenizer_source
-from sglang.srt.tokenizer.chat_template import ChatTemplate, ChatTemplateError
 from sglang.srt.tokenizer.control_tokens import ControlTokenEscaper
 from sglang.srt.tokenizer.detokenizer import Detokenizer
+from sglang.srt.tokenizer.jinja_chat_template import ChatTemplateError, JinjaChatTemplate
 from sglang.srt.tokenizer.templates import NAMES, built_in, family_of
 from sglang.srt.tokenizer.text_pieces import can_cut, pieces
 from sglang.srt.tokenizer.token_bytes import piece_bytes
@@ -206,7 +206,7 @@ class Tokenizer:
         return found
 
     @property
-    def template(self) -> ChatTemplate | None:
+    def template(self) -> JinjaChatTemplate | None:
         return self._template
 
     def apply_chat_template(
@@ -223,7 +223,7 @@ class Tokenizer:
             )
         return self._template.render(messages, add_generation_prompt, **variables)
 
-    def _find_template(self, chosen: str) -> ChatTemplate | None:
+    def _find_template(self, chosen: str) -> JinjaChatTemplate | None:
         if chosen:
             source = built_in(chosen) or _read(Path(chosen))
             if source is None:
@@ -244,7 +244,7 @@ class Tokenizer:
                 self.path, name,
             )  # fmt: skip
             source = built_in(name)
-        return ChatTemplate(source, self.specials) if source else None
+        return JinjaChatTemplate(source, self.specials) if source else None
 
     # -- control tokens -------------------------------------------------------------------------
 

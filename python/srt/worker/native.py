@@ -17,7 +17,7 @@ from sglang.srt.attention.attention_protocol import Int32Array
 from sglang.srt.attention.kernel_attention import KernelAttention
 from sglang.srt.core.batch import Sample
 from sglang.srt.layers.quantised import Quantised, joined, native_form
-from sglang.srt.layers.recorder import TapeRecorder
+from sglang.srt.layers.tape_recorder import TapeRecorder
 from sglang.srt.layers.weight import Slot, Stored
 from sglang.srt.models.decoder_model import DecoderModel
 from sglang.srt.worker import native_draw

@@ -11,7 +11,7 @@ from sglang.srt.config import Config
 from sglang.srt.program.reasoning_parser import marks_for
 from sglang.srt.program.tool_formats import format_for
 from sglang.srt.tokenizer import Tokenizer
-from sglang.srt.tokenizer.chat_template import ChatTemplateError
+from sglang.srt.tokenizer.jinja_chat_template import ChatTemplateError
 
 if TYPE_CHECKING:
     from sglang.srt.layers.weight import Slots

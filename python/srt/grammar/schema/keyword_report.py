@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sglang.srt.grammar.schema.formats import format_pattern
 from sglang.srt.grammar.schema.schema_compiler import compile_schema
 from sglang.srt.grammar.schema.schema_document import Document, Refusal, pointer, subschemas
 from sglang.srt.grammar.schema.schema_keywords import kind
+from sglang.srt.grammar.schema.string_formats import format_pattern
 
 MOST_REFUSALS = 20  # looked for
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sglang.srt.grammar.schema.formats import format_pattern
 from sglang.srt.grammar.schema.scalars import carried
 from sglang.srt.grammar.schema.schema_document import DEPTH, Document, Refusal, pointer
 from sglang.srt.grammar.schema.schema_keywords import kind
+from sglang.srt.grammar.schema.string_formats import format_pattern
 
 BARE = frozenset({"boolean", "integer", "null", "number"})
 BESIDE = {

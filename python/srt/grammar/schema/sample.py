@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 
 from sglang.srt.core.vocabulary import Vocabulary
-from sglang.srt.grammar.grammar_protocol import Grammar, GrammarError
+from sglang.srt.grammar.grammar_protocol import CompiledGrammar, GrammarError
 
 END = 256
 BYTES = Vocabulary(
@@ -22,7 +22,7 @@ TRIES = 8
 WORD = b"abcdefghijklmnopqrstuvwxyz0123456789 ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-def sample(grammar: Grammar, seed: int) -> str:
+def sample(grammar: CompiledGrammar, seed: int) -> str:
     """The same for the same seed. Raises GrammarError where no text was found.
 
     ``grammar`` is over BYTES.
@@ -34,7 +34,7 @@ def sample(grammar: Grammar, seed: int) -> str:
     raise GrammarError(f"no text of at most {LONGEST} bytes was found; the shortest is longer.")
 
 
-def _walk(grammar: Grammar, dice: random.Random, patience: int) -> bytes | None:
+def _walk(grammar: CompiledGrammar, dice: random.Random, patience: int) -> bytes | None:
     matcher = grammar.matcher()
     text = bytearray()
     while len(text) < LONGEST:

@@ -10,9 +10,9 @@ from typing import Any
 
 from sglang.srt.grammar.grammar_protocol import GrammarError
 from sglang.srt.grammar.regex import BeyondBudget
-from sglang.srt.grammar.schema.formats import HINTS, LENGTHS, REFUSED, format_pattern, meant
 from sglang.srt.grammar.schema.numbers import MOST_DIGITS, Bound, exact
 from sglang.srt.grammar.schema.schema_document import Refusal, SchemaNode
+from sglang.srt.grammar.schema.string_formats import HINTS, LENGTHS, REFUSED, format_pattern, meant
 from sglang.srt.grammar.schema.string_patterns import Pattern, pattern_of
 from sglang.srt.grammar.schema.value_shapes import (
     Number,

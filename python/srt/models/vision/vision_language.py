@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, cast
 from sglang.srt.attention.attention_protocol import Attention, KVShape
 from sglang.srt.core.media import Media
 from sglang.srt.layers.lora import Use
-from sglang.srt.layers.recorder import TapeRecorder
+from sglang.srt.layers.tape_recorder import TapeRecorder
 from sglang.srt.layers.weight import Place, Slots, Stored
 from sglang.srt.media.processor_settings import Norms
 from sglang.srt.models.causal import CausalLM

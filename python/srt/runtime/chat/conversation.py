@@ -22,7 +22,7 @@ from sglang.srt.runtime.chat.message_parts import told as told_content
 from sglang.srt.runtime.chat.tool_use import ToolUse, with_tools
 from sglang.srt.runtime.offload import LONG, offload
 from sglang.srt.runtime.runtime import Runtime
-from sglang.srt.tokenizer.chat_template import SECONDS, ChatTemplateError, SlowTemplateError
+from sglang.srt.tokenizer.jinja_chat_template import SECONDS, ChatTemplateError, SlowTemplateError
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 OWN = ("messages", "tools", "add_generation_prompt", "continue_final_message", "seconds")

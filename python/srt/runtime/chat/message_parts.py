@@ -13,7 +13,7 @@ from typing import Any
 
 from sglang.srt.program.request_error import RequestError
 from sglang.srt.program.sources import Source, source_of
-from sglang.srt.tokenizer.chat_template import ChatTemplate
+from sglang.srt.tokenizer.jinja_chat_template import JinjaChatTemplate
 
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _MEDIA = {
@@ -74,7 +74,7 @@ def told(content: str | Sequence[Part]) -> str | list[dict[str, Any]]:
 
 
 def shaped(
-    messages: Sequence[Mapping[str, Any]], template: ChatTemplate | None, media: bool
+    messages: Sequence[Mapping[str, Any]], template: JinjaChatTemplate | None, media: bool
 ) -> list[dict[str, Any]]:
     """The messages with contents that the template takes. ``media``: some have parts."""
     if template is None:
@@ -89,7 +89,7 @@ def _parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     return content if isinstance(content, list) else []
 
 
-def _shaped(content: Any, template: ChatTemplate, lists: bool) -> Any:
+def _shaped(content: Any, template: JinjaChatTemplate, lists: bool) -> Any:
     if isinstance(content, str):
         return content if template.takes_text else [{"type": "text", "text": content}]
     if lists or not isinstance(content, list):

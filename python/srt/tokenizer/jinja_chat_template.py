@@ -1,4 +1,4 @@
-"""ChatTemplate: a model's jinja2 template turns messages into prompt text, in a sandbox."""
+"""JinjaChatTemplate: a model's jinja2 template turns messages into prompt text, in a sandbox."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jinja2
 from sglang.srt.tokenizer.template_budget import SECONDS, TooMuchError, TooSlowError, limited
 from sglang.srt.tokenizer.template_sandbox import Sandbox
 
-__all__ = ["SECONDS", "ChatTemplate", "ChatTemplateError", "SlowTemplateError"]
+__all__ = ["SECONDS", "ChatTemplateError", "JinjaChatTemplate", "SlowTemplateError"]
 
 LONGEST = 1 << 20  # characters of a template
 _PROBE = "probe"
@@ -26,7 +26,7 @@ class SlowTemplateError(ChatTemplateError):
     """The template exceeded its time."""
 
 
-class ChatTemplate:
+class JinjaChatTemplate:
     """A compiled template. Raises ChatTemplateError where ``source`` is no template.
 
     ``specials`` are the names a template may use for control tokens (``bos_token``, ...).

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.srt.core.work import TooMuchWork
-from sglang.srt.grammar import watch
+from sglang.srt.grammar import stop_watch
 from sglang.srt.grammar.stop_automaton import (
     MAX_ATOMS,
     MAX_MOVES,
@@ -19,12 +19,12 @@ from sglang.srt.grammar.stop_automaton import (
     MAX_POSITIONS,
     StopAutomaton,
 )
-from sglang.srt.grammar.watch import (
+from sglang.srt.grammar.stop_watch import (
     PATTERN_HOLD,
     PROGRAM_LIMIT,
-    Hit,
     Patterns,
-    Watch,
+    StopHit,
+    StopWatch,
     compile_pattern,
 )
 
@@ -32,7 +32,7 @@ LETTERS = "abé€😀"  # of 1 to 4 bytes
 words = st.text(LETTERS, min_size=1, max_size=4)
 
 
-def first_stop(text: bytes, stops: list[str]) -> Hit | None:
+def first_stop(text: bytes, stops: list[str]) -> StopHit | None:
     """The stop that ends first; among those that end there, the longest."""
     found = []
     for stop in stops:
@@ -43,7 +43,7 @@ def first_stop(text: bytes, stops: list[str]) -> Hit | None:
     if not found:
         return None
     end, length, stop = min(found)
-    return Hit(end + length, end, stop)
+    return StopHit(end + length, end, stop)
 
 
 def longest_hold(text: bytes, stops: list[str]) -> int:
@@ -65,7 +65,7 @@ def chunked(draw: st.DrawFn) -> list[bytes]:
 def test_stop_strings_are_found_where_a_search_finds_them(
     stops: list[str], chunks: list[bytes]
 ) -> None:
-    watch, text = Watch(stops), b""
+    watch, text = StopWatch(stops), b""
     for chunk in chunks:
         hit = watch.feed(chunk)
         text += chunk
@@ -81,7 +81,7 @@ def test_stop_strings_are_found_where_a_search_finds_them(
 def test_what_a_stream_has_shown_never_belongs_to_a_stop(
     stops: list[str], chunks: list[bytes]
 ) -> None:
-    watch, shown, text = Watch(stops), 0, b""
+    watch, shown, text = StopWatch(stops), 0, b""
     for chunk in chunks:
         hit = watch.feed(chunk)
         text += chunk
@@ -94,18 +94,18 @@ def test_what_a_stream_has_shown_never_belongs_to_a_stop(
 
 
 def test_a_character_split_over_tokens() -> None:
-    watch = Watch(["€"])
+    watch = StopWatch(["€"])
     euro = "€".encode()
     assert watch.feed(b"a" + euro[:1]) is None
     assert watch.held == 1
     assert watch.feed(euro[1:2]) is None
     assert watch.held == 2
-    assert watch.feed(euro[2:] + b"rest") == Hit(1, 4, "€")
+    assert watch.feed(euro[2:] + b"rest") == StopHit(1, 4, "€")
 
 
 def test_a_stop_inside_a_longer_one_wins_by_ending_first() -> None:
-    assert Watch(["abcd", "bc"]).feed(b"abcd") == Hit(1, 3, "bc")
-    assert Watch(["abc", "bc", "c"]).feed(b"abc") == Hit(0, 3, "abc")
+    assert StopWatch(["abcd", "bc"]).feed(b"abcd") == StopHit(1, 3, "bc")
+    assert StopWatch(["abc", "bc", "c"]).feed(b"abc") == StopHit(0, 3, "abc")
 
 
 PATTERNS = [r"[0-9]+", r"a{2,3}", r"x|yz", r"é\.", r"(?i)end"]
@@ -119,7 +119,7 @@ PATTERNS = [r"[0-9]+", r"a{2,3}", r"x|yz", r"é\.", r"(?i)end"]
 def test_patterns_are_found_where_a_search_finds_them(
     patterns: list[str], chunks: list[bytes]
 ) -> None:
-    watch, text = Watch((), patterns), b""
+    watch, text = StopWatch((), patterns), b""
     for chunk in chunks:
         hit = watch.feed(chunk)
         text += chunk
@@ -136,13 +136,13 @@ def test_patterns_are_found_where_a_search_finds_them(
 
 
 def test_the_earlier_of_string_and_pattern_wins() -> None:
-    assert Watch(["stop"], ["[0-9]"]).feed(b"a1stop") == Hit(1, 2, "1")
-    assert Watch(["stop"], ["[0-9]"]).feed(b"stop1") == Hit(0, 4, "stop")
+    assert StopWatch(["stop"], ["[0-9]"]).feed(b"a1stop") == StopHit(1, 2, "1")
+    assert StopWatch(["stop"], ["[0-9]"]).feed(b"stop1") == StopHit(0, 4, "stop")
 
 
 def test_patterns_take_linear_time() -> None:
     """RE2 does not backtrack: this pattern takes a backtracking engine for ever."""
-    watch = Watch((), ["(a+)+$b"])
+    watch = StopWatch((), ["(a+)+$b"])
     for _ in range(200):
         assert watch.feed(b"aaaaaaaaaa") is None
 
@@ -150,17 +150,17 @@ def test_patterns_take_linear_time() -> None:
 @pytest.mark.parametrize("text", ["(", "[z-a]", "a{2,1}", r"\1", "(?=a)", "a**"])
 def test_invalid_patterns_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a valid RE2 pattern"):
-        Watch((), [text])
+        StopWatch((), [text])
 
 
 @pytest.mark.parametrize("text", ["", "a*", "(x)?", "^"])
 def test_patterns_that_match_nothing_at_all_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="matches the empty text"):
-        Watch((), [text])
+        StopWatch((), [text])
 
 
 def test_a_watch_without_stops_holds_nothing() -> None:
-    watch = Watch()
+    watch = StopWatch()
     assert watch.feed(b"abc") is None
     assert watch.held == 0
 
@@ -209,7 +209,7 @@ def tokens(draw: st.DrawFn) -> list[bytes]:
 def usable(texts: list[str]) -> list[Any]:
     """RE2 objects of the patterns, none where one of them is refused."""
     try:
-        Watch((), texts)
+        StopWatch((), texts)
     except ValueError:
         return []
     return [compile_pattern(text) for text in texts]
@@ -226,7 +226,7 @@ def test_patterns_stop_where_re2_finds_them_in_all_the_text(
     """After every token RE2 searches the whole text anew, as plainly as can be."""
     found = usable(texts)
     for each in chunks if found else []:
-        watch, text = Watch((), texts), b""
+        watch, text = StopWatch((), texts), b""
         for chunk in each:
             text += chunk
             spans = [match.span() for one in found if (match := one.search(text))]
@@ -272,7 +272,7 @@ def test_random_patterns_stop_where_re2_finds_them(seed: int) -> None:
             parts = [r.choice(few).encode() for _ in range(r.randint(1, 16))]
             if r.random() < 0.3:
                 parts.insert(r.randrange(len(parts)), r.choice(STRAY))
-            text, at, watch = b"".join(parts), 0, Watch((), texts)
+            text, at, watch = b"".join(parts), 0, StopWatch((), texts)
             while at < len(text):
                 chunk = text[at : at + r.randint(1, 4)]
                 at += len(chunk)
@@ -304,7 +304,7 @@ def test_random_syntax_is_read_as_re2_reads_it(seed: int) -> None:
         for _ in range(2 if found else 0):
             data = "".join(r.choices("ab1٣éx {}[]!:-,", k=6)).encode()
             match = found[0].search(data)
-            hit = Watch((), [text]).feed(data)
+            hit = StopWatch((), [text]).feed(data)
             assert (hit and (hit.cut, hit.end)) == (match and match.span()), (text, data)
     assert used > 300
 
@@ -315,8 +315,8 @@ def test_braces_that_re2_takes_literally(text: str) -> None:
     (literal,) = usable([text])
     example = {"[": "x{٣}", "(": "{٢}x"}.get(text[0], text).encode()
     assert literal.search(example).span() == (0, len(example))
-    assert Watch((), [text]).feed(example) == Hit(0, len(example), example.decode())
-    assert Watch((), [text]).feed(b"aaa xxx b") is None
+    assert StopWatch((), [text]).feed(example) == StopHit(0, len(example), example.decode())
+    assert StopWatch((), [text]).feed(b"aaa xxx b") is None
 
 
 def test_random_patterns_are_mostly_usable() -> None:
@@ -369,7 +369,7 @@ def test_no_character_is_read_twice(text: str, monkeypatch: pytest.MonkeyPatch) 
 )
 def test_patterns_beyond_a_limit_are_refused(texts: list[str], size: str, limit: int) -> None:
     with pytest.raises(ValueError, match="stop_regex") as caught:
-        Watch((), texts)
+        StopWatch((), texts)
     assert size in str(caught.value)
     assert str(limit) in str(caught.value)
 
@@ -378,31 +378,31 @@ def test_patterns_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal ones, also where they are refused after all the work."""
     made = []
     monkeypatch.setattr(
-        "sglang.srt.grammar.watch.compile_pattern",
+        "sglang.srt.grammar.stop_watch.compile_pattern",
         lambda text: made.append(text) or compile_pattern(text),
     )
     for _ in range(3):
         with pytest.raises(ValueError, match="103 operations"):
-            Watch((), ["(a?){100}bb?c"])
-        assert Watch((), ["(a?){3}bb?c"]).feed(b"abc") == Hit(0, 3, "abc")
+            StopWatch((), ["(a?){100}bb?c"])
+        assert StopWatch((), ["(a?){3}bb?c"]).feed(b"abc") == StopHit(0, 3, "abc")
     assert made == ["(a?){100}bb?c", "(a?){3}bb?c"]
 
 
 def test_a_byte_of_a_character_is_no_pattern() -> None:
     with pytest.raises(ValueError, match=r"stop_regex has \\C"):
-        Watch((), [r"a\Cb"])
+        StopWatch((), [r"a\Cb"])
 
 
 def test_repeats_of_nothing_cost_nothing() -> None:
     patterns = Patterns(("x" + r"(?:(?:\b){1000})?" * 50 + "y",))
     assert patterns.cost < 10
     assert patterns.feed(b"x.y") is None
-    assert patterns.feed(b"xy") == Hit(3, 5, "xy")
+    assert patterns.feed(b"xy") == StopHit(3, 5, "xy")
 
 
 def test_a_search_that_costs_too_much_is_not_made() -> None:
     """Each letter begins a match of 900 characters, which are all open when one ends."""
-    watch = Watch((), [r"[a-m][^Z]{900}Z1"])
+    watch = StopWatch((), [r"[a-m][^Z]{900}Z1"])
     watch.feed(b"abcdefghijklm" * 300)
     with pytest.raises(TooMuchWork, match="at most"):
         watch.feed(b"Z1")
@@ -410,26 +410,26 @@ def test_a_search_that_costs_too_much_is_not_made() -> None:
 
 def test_a_stop_string_is_kept_where_a_search_costs_too_much() -> None:
     """The pattern ends in the same token, and where it begins is too much work to find."""
-    watch = Watch(["Z1"], [r"[a-m][^Z]{900}Z1"])
+    watch = StopWatch(["Z1"], [r"[a-m][^Z]{900}Z1"])
     watch.feed(b"abcdefghijklm" * 300)
-    assert watch.feed(b"Z1") == Hit(3900, 3902, "Z1")
+    assert watch.feed(b"Z1") == StopHit(3900, 3902, "Z1")
 
 
 def test_classes_that_re2_does_not_take_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """None of them is left out: the numbers of the others would be wrong."""
     text = r"[ab][cd]\pL"
-    assert Watch((), [text]).feed("xadλ".encode()) == Hit(1, 5, "adλ")
-    watch._stop_patterns.cache_clear()
-    monkeypatch.setattr("sglang.srt.grammar.watch.ATOMS_MEMORY", 1000)
+    assert StopWatch((), [text]).feed("xadλ".encode()) == StopHit(1, 5, "adλ")
+    stop_watch._stop_patterns.cache_clear()
+    monkeypatch.setattr("sglang.srt.grammar.stop_watch.ATOMS_MEMORY", 1000)
     with pytest.raises(ValueError, match=r"3 different classes.* 1000 bytes .*Use fewer"):
-        Watch((), [text])
+        StopWatch((), [text])
 
 
 @pytest.mark.parametrize(
     ("text", "end"), [(r"(?s)<a>.*</a>", b"</a>"), (r"(?s)[b-d].+x.*END", b"xEND")]
 )
 def test_long_matches_of_few_beginnings_are_found(text: str, end: bytes) -> None:
-    watch = Watch((), [text])
+    watch = StopWatch((), [text])
     for _ in range(20_000):
         assert watch.feed(b"<a>b") is None
     hit = watch.feed(end)

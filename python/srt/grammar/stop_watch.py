@@ -1,4 +1,4 @@
-"""Watch: the stops of one request, looked for in its text token by token.
+"""StopWatch: the stops of one request, looked for in its text token by token.
 
 Stop strings are one Aho-Corasick automaton: its depth after each byte is the length of the longest
 suffix that may still become a stop, exactly what a stream has to hold back.
@@ -32,7 +32,7 @@ CACHED = 64  # automata kept, and patterns: each may be as large as a request ma
 
 
 @dataclass(frozen=True, slots=True)
-class Hit:
+class StopHit:
     """A stop was found: the bytes before it, and the stop as text."""
 
     cut: int
@@ -171,7 +171,7 @@ class Patterns:
         self._live = 0  # positions reached since then, added up over the characters
         self.cost = self._automaton.cost
 
-    def feed(self, data: bytes) -> Hit | None:
+    def feed(self, data: bytes) -> StopHit | None:
         """The leftmost match of the pattern that ends first in the text so far. Raises
         TooMuchWork."""
         self._text += data
@@ -211,7 +211,7 @@ class Patterns:
         end = moves[4 * before + EDGE]
         return not pending and bool(reached & end.last or end.empty)
 
-    def _search(self) -> Hit:
+    def _search(self) -> StopHit:
         """The match that ``_scan`` says is there. RE2 at its slowest steps once for each byte and
         each position reached there. Matches that are open two or three times everywhere are always
         found, however long the text is. Raises TooMuchWork."""
@@ -227,13 +227,13 @@ class Patterns:
         if not spans:
             raise RuntimeError("RE2 finds no match where the stop automaton does")
         start, end = min(spans, key=lambda span: span[1])
-        return Hit(start, end, self._text[start:end].decode(errors="replace"))
+        return StopHit(start, end, self._text[start:end].decode(errors="replace"))
 
 
 _BYTES = [bytes((byte,)) for byte in range(256)]
 
 
-class Watch:
+class StopWatch:
     """The stops of one generation, fed with its text as it is generated.
 
     Attributes:
@@ -260,7 +260,7 @@ class Watch:
         strings = self._strings.depth[self._state] if self._strings else 0
         return max(strings, min(self.length, PATTERN_HOLD) if self._patterns else 0)
 
-    def feed(self, data: bytes) -> Hit | None:
+    def feed(self, data: bytes) -> StopHit | None:
         """Take the next bytes. The first stop to end in them wins; of those the longest. Raises
         TooMuchWork where a pattern matches, finding where costs too much, and no string is there
         to stop at."""
@@ -278,7 +278,7 @@ class Watch:
         self._hit = hit
         return hit
 
-    def _feed_strings(self, data: bytes) -> Hit | None:
+    def _feed_strings(self, data: bytes) -> StopHit | None:
         strings, state = self._strings, self._state
         assert strings is not None
         hit = None
@@ -287,7 +287,7 @@ class Watch:
             stop = strings.found[state]
             if stop is not None:
                 end = self.length + at + 1
-                hit = Hit(end - len(stop.encode()), end, stop)
+                hit = StopHit(end - len(stop.encode()), end, stop)
                 break
         self._state = state
         return hit

@@ -9,9 +9,9 @@ from typing import Protocol
 from sglang.srt.attention.attention_protocol import Heads
 from sglang.srt.layers.linear import Arrange, ColumnLinear, Fused, RowLinear
 from sglang.srt.layers.norm import RMSNorm, WholeRMSNorm
-from sglang.srt.layers.recorder import ProductInput, TapeRecorder
 from sglang.srt.layers.rotary import Rotary, from_pairs
-from sglang.srt.layers.step import Step
+from sglang.srt.layers.step import ForwardStep
+from sglang.srt.layers.tape_recorder import ProductInput, TapeRecorder
 from sglang.srt.layers.weight import Place, Slot, Slots, Stored
 from torch import Tensor
 
@@ -116,7 +116,7 @@ class SelfAttention:
             return WholeRMSNorm(heads * shape.head_dim, shape.qk_eps, place)
         return RMSNorm(shape.head_dim, shape.qk_eps, place, shape.qk_above)
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
+    def __call__(self, x: Tensor, step: ForwardStep) -> Tensor:
         """[T, width] -> [T, width]."""
         queries, kv = self.split
         qkv = self.qkv(x, step.use).view(x.shape[0], queries + 2 * kv, -1)
@@ -128,7 +128,7 @@ class SelfAttention:
             q, k = self._rotate(qk, step).split_with_sizes((queries, kv), 1)
         return self.out(step.attention.attend(self.heads, q, k, v), step.use)
 
-    def _rotate(self, x: Tensor, step: Step) -> Tensor:
+    def _rotate(self, x: Tensor, step: ForwardStep) -> Tensor:
         return x if self.rotary is None else self.rotary.rotate(x, step.angles(self.rotary))
 
     def record(self, tape: TapeRecorder, x: ProductInput) -> int:
