@@ -28,7 +28,7 @@ from sglang.srt.grammar.stop_watch import (
     compile_pattern,
 )
 
-LETTERS = "abé€😀"  # of 1 to 4 bytes
+LETTERS = "abé€😀"  # characters of 1 to 4 bytes
 words = st.text(LETTERS, min_size=1, max_size=4)
 
 
@@ -223,7 +223,7 @@ def usable(texts: list[str]) -> list[Any]:
 def test_patterns_stop_where_re2_finds_them_in_all_the_text(
     texts: list[str], chunks: list[list[bytes]]
 ) -> None:
-    """After every token RE2 searches the whole text anew, as plainly as can be."""
+    """RE2 searches the whole text anew after every token."""
     found = usable(texts)
     for each in chunks if found else []:
         watch, text = StopWatch((), texts), b""
@@ -240,7 +240,7 @@ def test_patterns_stop_where_re2_finds_them_in_all_the_text(
 
 
 def random_pattern(r: random.Random, depth: int) -> str:
-    """Between two letters more often than not: a match is to be open for a while."""
+    """A pattern, mostly between two letters, so that matches stay open for a while."""
     kind = r.random()
     if depth == 0 or kind < 0.25:
         return r.choice(ATOMS)
@@ -295,7 +295,7 @@ SYNTAX = [
 
 @pytest.mark.parametrize("seed", range(4))
 def test_random_syntax_is_read_as_re2_reads_it(seed: int) -> None:
-    """Whatever RE2 takes, valid by chance, has a match where RE2 has one."""
+    """A random pattern that RE2 takes has a match where RE2 has one."""
     r, used = random.Random(seed), 0
     for _ in range(10_000):
         text = "".join(r.choice(SYNTAX) for _ in range(r.randint(1, 7)))
@@ -333,7 +333,7 @@ def test_random_patterns_are_mostly_usable() -> None:
 
 
 class Counting:
-    """A stop automaton that counts what it is asked."""
+    """A stop automaton that counts its calls."""
 
     def __init__(self, automaton: StopAutomaton) -> None:
         self.moves, self.cost, self._taken = automaton.moves, automaton.cost, automaton.taken

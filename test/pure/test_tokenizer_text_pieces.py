@@ -70,7 +70,7 @@ def test_pieces_have_the_ids_of_the_whole(name: str, parts: list[str]) -> None:
     assert text_pieces.can_cut(json.loads(tokenizer.to_str()))
     text = "".join(parts)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text_pieces, "PIECE", 1)  # as many cuts as there are places
+        patch.setattr(text_pieces, "PIECE", 1)  # a cut at every possible position
         pieces = list(text_pieces.pieces(text))
     assert "".join(pieces) == text
     ids = [token for piece in pieces for token in tokenizer.encode(piece).ids]
@@ -83,7 +83,11 @@ def test_there_are_cuts() -> None:
     assert "".join(pieces) == text
     assert all(text_pieces.PIECE <= len(piece) < text_pieces.PIECE + 10 for piece in pieces[:-1])
     assert list(text_pieces.pieces("")) == [""]
-    for rest in (". " * 100_000, "a" * 200_000, "日本語" * 100_000):  # no place, or it is too far
+    for rest in (
+        ". " * 100_000,
+        "a" * 200_000,
+        "日本語" * 100_000,
+    ):  # no cut, or too far
         assert list(text_pieces.pieces(rest)) == [rest]
         first, *others = text_pieces.pieces(text[: text_pieces.PIECE + 100] + rest)
         assert len(first) < text_pieces.PIECE + 10

@@ -21,7 +21,7 @@ Int32Array = np.ndarray[Any, np.dtype[np.int32]]
 
 @dataclass(frozen=True)
 class KVShape:
-    """What the pools of a layer keep of a token: a key and a value for each of ``heads``.
+    """Shape of a token in the pools of a layer: a key and a value for each of ``heads``.
 
     Attributes:
         shared: the value is the first ``value_dim`` dimensions of the key and has no memory of its
@@ -51,7 +51,7 @@ class Heads:
     """Attention of one layer, on this rank.
 
     Attributes:
-        index: the layer's place among the pools.
+        index: the layer's index among the pools.
         head_dim: of queries and keys.
         scale: multiplies the scores, usually ``head_dim ** -0.5``.
         window: a query sees itself and the ``window - 1`` tokens before it; 0: all of them.
@@ -78,7 +78,7 @@ class Heads:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the rows of one pass lie, as plain host arrays (int32).
+    """Rows of one pass, as plain host arrays (int32).
 
     Row ``r`` has ``counts[r]`` new tokens at positions ``starts[r]...``; its page table is
     ``pages[tables[r] : tables[r + 1]]`` and covers ``starts[r] + counts[r]`` tokens. New tokens

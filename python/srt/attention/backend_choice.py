@@ -1,4 +1,4 @@
-"""Which attention implementation serves a device, and why: ``--attention-backend``.
+"""Choice of the attention implementation for a device: ``--attention-backend``.
 
     native      plain torch, on every device
     triton      the kernels of sgl_kernel.triton, on NVIDIA GPUs
@@ -30,7 +30,7 @@ TRITON_DIMS = range(16, 257)
 
 
 class Pools(Protocol):
-    """What attention needs of the KV pool: see ``worker.kv.KVPool``."""
+    """The part of a KV pool (``worker.kv.KVPool``) that attention needs."""
 
     keys: list[Tensor]
     values: list[Tensor]
@@ -38,7 +38,7 @@ class Pools(Protocol):
 
 
 class Shape(Protocol):
-    """What attention needs of the model: see ``models.config.ModelSpec``."""
+    """The part of a model's spec (``models.model_spec.ModelSpec``) that attention needs."""
 
     @property
     def num_heads(self) -> int: ...
@@ -66,7 +66,7 @@ def choose(
 ) -> BackendChoice:
     """The implementation for ``asked``. ``shape`` and ``dtype``: None where not known yet.
 
-    Raises ValueError where one that was asked for by name cannot run, with why and what to do.
+    Raises ValueError, with the cause and what to do, where one requested by name cannot run.
     """
     if asked != "auto":
         lacks = _lacks(asked, device, shape, dtype)
@@ -111,7 +111,7 @@ def build(
 
 
 def _lacks(name: str, device: torch.device, shape: Shape | None, dtype: torch.dtype | None) -> str:
-    """Why ``name`` cannot run: the cause; what to do. "" where it can."""
+    """Cause that keeps ``name`` from running, and what to do; "" where it can run."""
     if name == "native":
         return ""
     if name == "triton":

@@ -8,9 +8,9 @@ The kernels are always those of FlashAttention-2 (``backend="fa2"``): compiled i
 newer ones take much longer, and the only ones that are made for pages of any size. That is also why
 the two levels are two wrappers here: FlashInfer's own cascade chooses its kernels itself.
 
-A wrapper is planned for a *kind* of layer (window, soft cap, heads). Kinds are met in the first
-pass and planned at the start of every later one. The package is imported when this class is made:
-it writes a cache directory at import.
+A wrapper is planned for a *kind* of layer (window, soft cap, heads). Kinds are collected in
+the first pass and planned at the start of every later one. The package is imported when this class
+is made: it writes a cache directory at import.
 """
 
 from __future__ import annotations
@@ -270,7 +270,7 @@ class Static:
         self.schedules: dict[WrapperKind, Tensor] = {}
 
     def schedule(self, kind: WrapperKind) -> Tensor:
-        """Where FlashInfer's plans of captured passes lie, of all sizes: one runs at a time."""
+        """Workspace of FlashInfer's plans of captured passes, of all sizes: one runs at a time."""
         if kind not in self.schedules:
             self.schedules[kind] = torch.empty(
                 SCHEDULE, dtype=torch.uint8, device=self.slots.device

@@ -79,7 +79,7 @@ class NativeAttention:
         self.page_size, self.windows = page_size, sorted(set(windows))
         self.device, self.dtype = key_pools[0].device, key_pools[0].dtype
         if self.dtype == torch.float8_e4m3fn:
-            self.dtype = torch.float32  # of masks
+            self.dtype = torch.float32  # the masks' dtype
         self.padding = key_pools[0].shape[0] - 1
         self.written: Tensor
         self.blocks: dict[int, list[RowBlock]] = {}
@@ -237,7 +237,7 @@ class NativeAttention:
     def _queries(
         self, layout: Layout, tensors: dict[str, Tensor], rows: Rows, n: int
     ) -> tuple[Tensor | None, int, Tensor | None, Tensor | None]:
-        """How a block of ``n`` queries a row reads and writes the flat dimension."""
+        """Indices by which a block of ``n`` queries a row reads and writes the flat dimension."""
         firsts = np.cumsum(layout.counts) - layout.counts
         first, counts = int(firsts[rows[0]]), layout.counts[rows]
         if len(rows) == rows[-1] - rows[0] + 1 and int(counts.min()) == n:
@@ -353,7 +353,7 @@ def _index(values: np.ndarray[Any, Any], device: torch.device) -> Tensor:
 #
 # Pools are passed on as bytes: copies of float8 by index are not implemented on every device.
 
-LARGEST = 448.0  # of float8 (e4m3)
+LARGEST = 448.0  # the largest float8 (e4m3)
 
 
 def as_bytes(pool: Tensor) -> Tensor:

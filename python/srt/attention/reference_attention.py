@@ -29,7 +29,7 @@ def attend(
     """softmax(q k^T * scale) v ("Attention is all you need", eq. 1) over pages, in float64.
 
     Writes ``k`` and ``v`` to the pools [slots, num_kv_heads, head_dim or value_dim]; shapes
-    otherwise as in ``Attention.attend``. Without ``v`` nothing is asked of ``value_pool``. Query
+    otherwise as in ``Attention.attend``. Without ``v``, ``value_pool`` is ignored. Query
     head ``h`` reads key head ``h // (num_heads / num_kv_heads)``.
     """
     flat = 0

@@ -5,7 +5,7 @@
     the others                  extend, by tiles of queries
 
 A pass is planned on the host and sent in one copy. Decode passes can be captured (``frame``); a
-captured pass never takes the cascade, whose launches depend on who shares what.
+captured pass never takes the cascade, whose launches depend on the keys that rows share.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Decode:
 
 @dataclass(frozen=True)
 class Cascade:
-    """As for ``kernels.cascade``."""
+    """Arguments of ``kernels.cascade``."""
 
     starts: Tensor
     firsts: Tensor

@@ -19,7 +19,7 @@ from sglang.srt.grammar.compile_worker import MAX_FRAME, MAX_PLAN, PlanRequest
 STARTING = 3  # times its patience before a child that does not start is replaced
 LOOK = 0.5  # seconds between two looks at a child that does not answer
 # As ``-m sglang.srt.grammar.compile_worker``, but with our own package: no file in the working
-# directory can take a module's place.
+# directory can replace a module.
 SCRIPT = (
     f"import sys; sys.path = [*filter(None, sys.path)]; root = {IMPORT_ROOT!r};"
     "root in sys.path or sys.path.insert(0, root);"
@@ -57,7 +57,7 @@ class PlanProcess:
         self.seconds = seconds
         self.patience = patience
         self.started = 0
-        self._lock = threading.Lock()  # of _process and _closed
+        self._lock = threading.Lock()  # guards _process and _closed
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
         self._ready = False

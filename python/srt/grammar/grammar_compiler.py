@@ -81,7 +81,7 @@ class GrammarCompiler:
         self.failures = 0
         self.killed = 0
         self._vocabulary = Once(vocabulary)
-        self._lock = threading.Lock()  # of all below, and of the counters
+        self._lock = threading.Lock()  # guards all below, and the counters
         self._cache = GrammarCache()
         self._failed = FailureCache()
         self._flights: dict[Constraint, list[Waiter]] = {}

@@ -44,7 +44,7 @@ class Rope:
     partial: float = 1.0
 
     def turned(self, head_dim: int) -> int:
-        """How many dimensions of a head turn, the first ones."""
+        """The number of a head's dimensions that turn, the first ones."""
         return int(head_dim * self.partial)
 
     @property
@@ -224,7 +224,7 @@ class SectionedRotary(Rotary):
         self.sections = sections
 
     def at(self, positions: Tensor) -> Angles:
-        """As ``Rotary.at``, of positions [3, T]; of [T] where all three are the same."""
+        """Angles of positions [3, T], or [T] where all three are the same. See ``Rotary.at``."""
         if positions.ndim == 1:
             return super().at(positions)
         tokens = positions.shape[1]

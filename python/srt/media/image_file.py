@@ -1,4 +1,4 @@
-"""Pictures from bytes that anybody may have sent: bounded before anything is decoded."""
+"""Pictures from untrusted bytes: bounded before anything is decoded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def picture(data: bytes, max_pixels: int) -> Image.Image:
     try:
         image.load()
         return _rgb(_turned(image))
-    except Exception as error:  # decoders raise whatever a broken file leads them to
+    except Exception as error:  # decoders raise any exception on a broken file
         raise ValueError(
             f"the image ({image.format}, {len(data)} bytes) cannot be decoded: {error}; send it "
             f"whole."

@@ -1,4 +1,4 @@
-"""Settings: what a checkpoint's files say of how pixels are prepared.
+"""Settings: the preparation of pixels, as a checkpoint's files describe it.
 
     preprocessor_config.json          of images; of videos too, where nothing else says
     video_preprocessor_config.json    of videos
@@ -23,7 +23,7 @@ CLIP_STD: Colour = (0.26862954, 0.26130258, 0.27577711)
 
 
 class Size(NamedTuple):
-    """What a picture is resized to: its shortest side, or where that is 0, both sides."""
+    """Size of a resized picture: its shortest side, or where that is 0, both sides."""
 
     height: int
     width: int
@@ -147,7 +147,7 @@ class SettingsFiles(NamedTuple):
 
 
 class Norms(NamedTuple):
-    """Of images and of videos."""
+    """Normalisation of images and of videos."""
 
     image: Normalisation
     video: Normalisation

@@ -14,7 +14,7 @@ from sglang.srt.media.processor import Placeholder, Prepared, Processor
 from sglang.srt.media.processor_settings import Settings, SettingsFiles
 
 MAX_RATIO = 200
-MAX_PIXELS = 1 << 27  # of a video, resized
+MAX_PIXELS = 1 << 27  # pixels of a resized video
 MAX_TICK = 1 << 20  # no context reaches as far
 
 

@@ -12,8 +12,8 @@ from PIL import Image
 
 MAX_FRAMES = 9000  # in the file: five minutes of 30 a second
 MAX_DECODED = 1 << 34  # pixels of all frames that have to be decoded
-# Formats that hold their own data. Playlists name other files and addresses, which are no business
-# of whoever sent one.
+# Formats that hold their own data. Playlists name other files and addresses, which a
+# client must not make this process open.
 FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,gif,mpegts,mpeg,ogg,flv,mpegvideo,h264,hevc"
 
 
@@ -21,7 +21,7 @@ class Clip(NamedTuple):
     """Frames taken of a video.
 
     Attributes:
-        frames: RGB, decoded as they are asked for. Asking raises ValueError where one is broken.
+        frames: RGB, decoded one by one. Raises ValueError where one is broken.
         length: how many there are.
         fps: how many of them there are for a second of the video.
     """
@@ -81,7 +81,7 @@ def _av() -> Any:
 
 @contextmanager
 def _explained(problem: str) -> Iterator[None]:
-    """Decoders raise whatever a broken file leads them to; it becomes a ValueError."""
+    """Raise any exception of a decoder as a ValueError."""
     try:
         yield
     except Exception as error:
@@ -97,8 +97,8 @@ def _opened(av: Any, data: bytes) -> Any:
 
 
 def _times(container: Any, stream: Any) -> list[int]:
-    """When the frames are shown, in the stream's unit, in order; the container is read through, for
-    its header may say anything."""
+    """Presentation times of the frames, in the stream's unit, ascending. The whole container is
+    read: its header may be wrong."""
     times = []
     for packet in container.demux(stream):
         if packet.size and not packet.is_discard:
@@ -129,7 +129,7 @@ def _frames(av: Any, data: bytes, chosen: list[int], max_pixels: int) -> Iterato
 
 
 def _upright(frame: Any) -> Image.Image:
-    """Phones film sideways and say so."""
+    """The frame turned as its metadata says: phones film sideways."""
     image: Image.Image = frame.to_image()
     turns = getattr(frame, "rotation", 0) % 360
     return image.rotate(turns, expand=True) if turns else image

@@ -29,7 +29,7 @@ class Block(Protocol):
         ...
 
     def slots(self, prefix: str) -> Slots:
-        """Its checkpoint tensors, whose names begin with ``prefix``."""
+        """Checkpoint tensors of the layer, whose names begin with ``prefix``."""
         ...
 
 
@@ -64,7 +64,7 @@ class DecoderModel(Protocol):
 
     @classmethod
     def names(cls, given: Iterable[str]) -> dict[str, str]:
-        """By our names, what a checkpoint with the tensors ``given`` calls them."""
+        """The checkpoint's tensor names by ours, for a checkpoint with the tensors ``given``."""
         ...
 
     @staticmethod

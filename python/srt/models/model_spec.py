@@ -69,7 +69,7 @@ class ModelSpec:
 
     @property
     def kv(self) -> KVShape:
-        """What each layer keeps of a token."""
+        """Shape of a token in each layer's cache."""
         return KVShape(self.num_kv_heads, self.head_dim, self.head_dim)
 
     @property
@@ -184,7 +184,7 @@ def layer_windows(config: Fields) -> tuple[int, ...]:
 
 
 def sliding_layers(config: Fields, layers: int, missing: Callable[[int], bool]) -> tuple[bool, ...]:
-    """Which layers have a sliding window: by ``layer_types``, else as ``missing`` says."""
+    """Whether each layer has a sliding window: ``layer_types``, or ``missing`` without them."""
     types = config.values.get("layer_types")
     if types is None:
         return tuple(missing(i) for i in range(layers))

@@ -1,7 +1,7 @@
-"""Models that write nothing: without a head, for embeddings, and with one that scores labels.
+"""Variants of a family that do not generate: embeddings without a head, and label classifiers.
 
-Both are made of a family that writes. A classifier (a reward model is one with a single label)
-reads its scores off the last token, as HF's ``...ForSequenceClassification`` do.
+Both are made from a family that generates. A classifier reads its scores off the last token, as
+HF's ``...ForSequenceClassification`` do. A reward model is a classifier with a single label.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_LABELS = 1 << 16
 
 
 def headless(family: type[CausalLM]) -> type[CausalLM]:
-    """The family as HF's ``...Model``: what it has in place of logits is hidden states."""
+    """The family as HF's ``...Model``, which has hidden states in place of logits."""
 
     class Headless(family):  # type: ignore[valid-type, misc]
         @staticmethod
@@ -46,7 +46,7 @@ def classifier(family: type[CausalLM]) -> type[CausalLM]:
 
 
 def _labels(config: Fields) -> tuple[str, ...]:
-    """By number: ``id2label``, or LABEL_0 and so on. Two where the config does not say."""
+    """Labels by number: ``id2label``, or LABEL_0 and so on; two without a number in the config."""
     names = config.fields("id2label").values
     count = config.int("num_labels", len(names) or 2)
     if count > MAX_LABELS:

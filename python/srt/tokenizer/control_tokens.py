@@ -123,7 +123,7 @@ class ControlTokenEscaper:
                 for name, entry in self._tokens.items()
             ]
         )
-        model.encode_special_tokens = True  # that is: as plain text
+        model.encode_special_tokens = True  # encodes them as plain text
         ids: dict[int, int] = {}
         for name, twin in twins.items():
             token = model.token_to_id(twin)

@@ -11,10 +11,10 @@ from typing import Any
 from jinja2.utils import Namespace
 
 SECONDS = 1.0
-CHARS = 1 << 25  # of one value
-ALL_CHARS = 1 << 27  # of all values that one rendering makes
+CHARS = 1 << 25  # characters of one value
+ALL_CHARS = 1 << 27  # characters of all values that one rendering makes
 SHORT = 256  # characters of a value that costs nothing
-BITS = 4096  # of a number
+BITS = 4096  # bits of a number
 _VIEWS: tuple[type[Iterable[Any]], ...] = (type({}.keys()), type({}.values()), type({}.items()))
 
 
@@ -27,7 +27,7 @@ class TooSlowError(TooMuchError):
 
 
 class _Budget(threading.local):
-    """What is left of the budget of the rendering in this thread."""
+    """The rest of the budget of the rendering in this thread."""
 
     deadline, chars, seconds = float("inf"), ALL_CHARS, SECONDS
 

@@ -166,7 +166,7 @@ def _merges(directory: Path, config: dict[str, Any]) -> TokenizerSource | None:
     return _made(path, layout, config, _ends(directory))
 
 
-# -- what stands beside them ----------------------------------------------------------------------
+# -- other files ----------------------------------------------------------------------------------
 
 
 def _config(directory: Path) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class ClassTrie:
         return sum(part.nbytes for part in parts)
 
     def children(self, nodes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """All children of ``nodes``, and for each the place of its parent in ``nodes``."""
+        """All children of ``nodes``, and for each the index of its parent in ``nodes``."""
         return spread(self.first, nodes)
 
     def _grow(self, table: TokenTable, symbols: Int32Array, width: int) -> Int32Array:

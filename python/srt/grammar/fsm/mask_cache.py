@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 
 NARROW = 64  # tokens up to which a row is a list of ids rather than bits
-_OVERHEAD = 200  # bytes of a row and its place in the cache, about
+_OVERHEAD = 200  # bytes of a row and its entry in the cache, about
 
 
 class MaskRow:

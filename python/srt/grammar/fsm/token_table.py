@@ -38,7 +38,7 @@ class TokenTable:
         levels: first node of each depth, and ``nodes`` at the end.
         points: the distinct labels, ascending; a label is a code point, or OPEN + the number of an
             open character in ``opens`` [points].
-        places: where in ``points`` the label of a node is [nodes].
+        ``places``: index in ``points`` of the label of a node [nodes].
         ids, ends: a token and its node [tokens in the trie].
         opens: the distinct open characters that tokens end with, as ``utf8`` numbers them.
         spans: first and last code point that each of them may become [opens, 2].
@@ -208,8 +208,8 @@ class TokenTable:
 
 
 def difference(tokens: list[int], wanted: list[int]) -> tuple[int, list[int]]:
-    """How many of the last ``tokens`` to take back and what to write in their place so that they
-    become ``wanted``; nothing at all where that is empty."""
+    """The number of last ``tokens`` to take back, and the tokens to append then, to get ``wanted``;
+    (0, []) where ``wanted`` is empty."""
     if not wanted:
         return 0, []
     same = 0

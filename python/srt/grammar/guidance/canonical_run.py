@@ -1,4 +1,4 @@
-"""Certain: how many tokens of a forced run are canonical whatever follows the forced text.
+"""The canonical part of a forced run: its tokens that stay the same whatever text follows.
 
 llguidance drops the tokens at the end of forced text that some longer token could cross. Where the
 text ends inside a word or value, what follows may split the word anew further ahead: after ``"f``
@@ -28,7 +28,7 @@ def ends_inside(text: bytes) -> bool:
 
 
 def far_from_end(table: TokenTable, run: Sequence[int], forced: bytes) -> int:
-    """How many tokens of ``run`` end more than REACH bytes before the end of ``forced``."""
+    """The number of tokens of ``run`` that end more than REACH bytes before ``forced`` ends."""
     left = len(forced) - REACH
     for at, token in enumerate(run):
         left -= len(table.tokens[token])
@@ -44,7 +44,7 @@ def certain(
     forced: bytes,
     following: Iterable[bytes],
 ) -> int:
-    """How many tokens of ``run`` begin the canonical tokens of each text that may follow.
+    """The number of tokens of ``run`` that begin the canonical tokens of every continuation.
 
     Args:
         taken: tokens before the run. Where they are no canonical tokens themselves, nothing is
@@ -64,7 +64,7 @@ def certain(
 
 
 def _encoded(table: TokenTable, texts: list[str]) -> list[list[int]]:
-    """Their tokens; none where the tokenizer, which may be anybody's, does not take them."""
+    """Tokens of the texts; none where the tokenizer, a third party's perhaps, raises."""
     try:
         return table.encode(texts)
     except Exception:
@@ -87,11 +87,11 @@ def _head(table: TokenTable, taken: Sequence[int]) -> list[int]:
             break  # a control token, or a boundary
         head.append(token)
     while head and table.tokens[head[-1]][0] & 0xC0 == 0x80:
-        head.pop()  # it begins inside a character
+        head.pop()  # a token that begins inside a character
     return head[::-1]
 
 
 def _same(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens both begin with."""
+    """The length of the common beginning."""
     pairs = enumerate(zip(one, other))
     return next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))

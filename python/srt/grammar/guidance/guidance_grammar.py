@@ -37,7 +37,7 @@ Run = tuple[list[int], int]
 T = TypeVar("T")
 NO_RUN: Run = ([], 0)
 LOOSE: Run = ([], 1)  # text is forced, but its first token depends on what follows
-PANICKED: Run = ([], 2)  # llguidance panics when it is asked for forced tokens here
+PANICKED: Run = ([], 2)  # llguidance panics on a call for forced tokens here
 MOST_PANICS = 8  # states of one text: each costs a compilation and a walk over its tokens
 KNOWN_PANICS = 16  # that a generation and its forks remember
 _MASK: Callable[[Any], bytes] = methodcaller("compute_bitmask")
@@ -54,12 +54,12 @@ class Root:
 
 
 class GuidanceGrammar:
-    """``text`` is Lark as llguidance reads it, which ``grammar_of`` writes.
+    """A compiled grammar. ``text`` is Lark as llguidance reads it, which ``grammar_of`` writes.
 
-    The matchers share a lexer, whose states are made when first met. Where it outgrows its limit a
-    matcher goes on with one of its own.
+    The matchers share a lexer, which makes its states at their first use. Where it outgrows its
+    limit, a matcher goes on with a lexer of its own.
 
-    Raises GrammarError where the grammar does not compile, or names a token that there is not.
+    Raises GrammarError where the grammar does not compile, or names a token that does not exist.
     """
 
     path = "llguidance"
@@ -111,17 +111,17 @@ class GuidanceGrammar:
 
 
 class GuidanceMatcher:
-    """A Matcher.
+    """The state of one generation in a grammar. Implements ``Matcher``.
 
-    Where the grammar forces text, llguidance says which tokens write it whatever follows: a *run*.
-    While a generation keeps to a run its masks are single tokens. The run begun at a state belongs
-    to the state: it is found before a token is taken there, asked for or not, so that a mask
-    depends on the tokens taken and on nothing else.
+    Where the grammar forces text, llguidance gives the tokens that write it whatever follows: a
+    *run*. While a generation keeps to a run, its masks are single tokens. A run belongs to the
+    state at which it begins: it is found before a token is taken there, needed or not. So a mask
+    depends on the tokens taken alone.
 
-    llguidance panics in rare states of free text that ends in several ways, when it is asked for
-    forced tokens or a mask. Without the first a state has no run, and a text with more than
-    MOST_PANICS of such states ends; without a mask it ends at once. The states are remembered for
-    all forks, so that each panics once, whoever visits it.
+    llguidance panics on a call for forced tokens or a mask in rare states of free text that ends in
+    several ways. A state whose forced tokens panic has no run, and a text with more than
+    MOST_PANICS such states ends. A state whose mask panics ends the text at once. All forks
+    remember these states, so that each panics once.
     """
 
     __slots__ = (
@@ -141,7 +141,7 @@ class GuidanceMatcher:
         self._tokens = tokens or []
         # For each state passed, the run it is in and how far; None: not looked for yet.
         self._runs: list[Run | None] = runs or [None]
-        self._failure = ""  # the error that ``inner`` has met
+        self._failure = ""  # the error of ``inner``
         self._accepted = False  # whether the text was whole before that
         self._panics: dict[tuple[Any, ...], str] = {}  # messages by call and tokens taken
 
@@ -348,10 +348,11 @@ class GuidanceMatcher:
             raise
 
     def _call(self, call: Callable[[Any], T]) -> T | None:
-        """What ``call`` of llguidance's matcher returns; None at a dead end. Raises GrammarError
-        where a limit is exceeded, now and at every later call: a matcher of llguidance that met an
-        error stays in it. Only where that was not of the step, but of the lexer, it goes on, with
-        a new one.
+        """Call llguidance's matcher. Returns None at a dead end.
+
+        Raises GrammarError where a limit of the step is exceeded, now and at every later call: the
+        matcher stays in its error. Where a limit of the lexer is exceeded, it goes on with a new
+        lexer.
         """
         if self._failure:
             self._raise()

@@ -13,7 +13,7 @@ UTF8 = [byte for byte in range(256) if byte < 0xC0 or 0xC2 <= byte < 0xF5]
 
 
 class TokenSource:
-    """What llguidance asks of a tokenizer. It aborts where a call raises, so none does.
+    """A tokenizer as llguidance calls it. No call raises: llguidance would abort.
 
     Attributes:
         tokens: bytes by id, ``Vocabulary.size`` of them.

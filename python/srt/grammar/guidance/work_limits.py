@@ -23,7 +23,10 @@ LEXER_STATES = 30_000
 GRAMMAR_SYMBOLS = 500_000
 LONGEST = 240  # characters of a message
 DEAD_END = "NoExtensionBias"
-PANIC, POISONED = "panic", "PoisonError"  # what a panic says, and later ones of the same lexer
+PANIC, POISONED = (
+    "panic",
+    "PoisonError",
+)  # messages of a panic, and of later calls of the same lexer
 FINAL = (DEAD_END.lower(), "too many items", "current row has", "too many expressions")
 
 TRIAL_TOKENS = 12_000
@@ -45,8 +48,8 @@ class StepLimits(NamedTuple):
     row: int
 
 
-RULES = StepLimits(8_000, 400)  # of rules that a user wrote: the worst mask found takes 14 ms
-SCHEMA = StepLimits(8_000, 1_600)  # of rules made of a schema, where many properties are a wide row
+RULES = StepLimits(8_000, 400)  # rules by a user: the worst mask found takes 14 ms
+SCHEMA = StepLimits(8_000, 1_600)  # rules of a schema: many properties make a wide row
 
 _LIMITS = (
     ("initial lexer configuration", f"it takes more than {COMPILE_FUEL} units of lexer work to "
@@ -83,8 +86,8 @@ def limits(step: StepLimits = RULES) -> Any:
 
 
 def is_final(message: str) -> bool:
-    """Whether an error is met again at the same state: a limit of the step, or a dead end. Others
-    are of the lexer that the matchers of a grammar share, and a new one has not met them."""
+    """Whether an error repeats at the same state: a limit of the step, or a dead end. Other errors
+    are the shared lexer's, and a new lexer is free of them."""
     return any(sign in message.lower() for sign in FINAL)
 
 

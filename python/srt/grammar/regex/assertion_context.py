@@ -1,7 +1,7 @@
-"""AssertionContext: what a position of the text says besides the next character.
+"""AssertionContext: facts about a position of the text that assertions depend on.
 
-A *place* is the kind of the character before it and where each look-behind stands. A *kind* is what
-assertions ask of a character: whether it is a newline, and whether it belongs to a word.
+A ``Place`` is the kind of the character before a position, and the state of each look-behind there.
+A *kind* says whether a character is a newline, and whether it belongs to a word.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ class AssertionContext:
         self.start: Place = (OUTSIDE, (0,) * len(nfa.behinds))
 
     def _said(self, answers: list[dict[int, bool]], members: object) -> list[bool]:
-        """Of each kind whether its classes are in the set; False for OUTSIDE, which is last."""
+        """Whether the classes of each kind are in the set; False for OUTSIDE, which is last."""
         number = self.nfa.sets.index(members) if members in self.nfa.sets else -1  # type: ignore[arg-type]
         return [answer.get(number, False) for answer in answers] + [False]
 
     def _needs(self) -> tuple[list[bool], list[int]]:
-        """Of each state whether the character before is asked for before another one is read, and
-        which look-behinds may be asked for some time, as bits."""
+        """Whether, by state, the character before matters before another one is read; and the
+        look-behinds that may matter later, as bits."""
         states = self.nfa.states
         skips: list[list[int]] = [[] for _ in states]  # backwards, nothing being read
         reads: list[list[int]] = [[] for _ in states]
@@ -132,11 +132,11 @@ class AssertionContext:
         return word[before] == word[after] and not before == after == OUTSIDE
 
     def held(self, index: int, place: Place) -> bool:
-        """Whether a look-behind matches what stands before a place."""
+        """Whether a look-behind matches the text before a position."""
         return self._held[index][place[1][index]]
 
     def step(self, place: Place, label: int, before: bool, behinds: int) -> Place:
-        """The place after a character, of which only what is needed is kept."""
+        """The ``Place`` after a character, reduced to the facts that are needed."""
         return (
             self.kind[label] if before else ANY,
             tuple(

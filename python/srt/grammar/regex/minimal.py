@@ -16,11 +16,11 @@ from sglang.srt.grammar.regex.charset import LIMIT
 from sglang.srt.grammar.regex.dfa import Dfa
 from sglang.srt.grammar.regex.partition import Partition
 
-Arcs = list[list[tuple[int, int]]]  # of each state: (label, next)
+Arcs = list[list[tuple[int, int]]]  # (label, next) pairs by state
 
 
 def live(dfa: Dfa) -> list[bool]:
-    """Which states a final one can be reached from."""
+    """Whether a final state can be reached, by state."""
     before: list[list[int]] = [[] for _ in dfa.rows]
     for state, row in enumerate(dfa.rows):
         for _, after in row:
@@ -68,7 +68,7 @@ def merge_columns(grid: Int32Array) -> tuple[Int32Array, Int32Array]:
 
 
 def predecessors(grid: Int32Array) -> list[list[int]]:
-    """Of each state those with a transition to it, each once."""
+    """Distinct predecessors of each state."""
     count = len(grid)
     source, label = np.nonzero(grid != DEAD)
     pairs = np.unique(grid[source, label].astype(np.int64) * count + source)
@@ -99,7 +99,7 @@ def levels(before: list[list[int]]) -> list[list[int]]:
 
 
 def blocks(grid: Int32Array, final: list[bool], meter: Meter) -> Int32Array:
-    """Of each state the number of its class of equal ones.
+    """Class of equal states, by state.
 
     States without a cycle ahead are equal where their rows are, once their successors have been
     numbered (Revuz, "Minimisation of acyclic deterministic automata in linear time"). The others

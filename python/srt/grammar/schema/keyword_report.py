@@ -25,7 +25,7 @@ NOTES = {
 
 @dataclass(frozen=True)
 class KeywordFinding:
-    """``state``: "enforced", "annotation", "place", "not met", "unknown" or "refused"."""
+    """A keyword of a schema. ``state`` is "enforced", "refused" or a key of NOTES."""
 
     pointer: str
     keyword: str

@@ -50,7 +50,7 @@ PROBE = 100  # of these for asking whether patterns exclude each other
 MOST_ENUM = 10_000
 SCALARS = frozenset((*OF_NUMBERS, *OF_STRINGS))
 CONTAINERS = frozenset((*OF_ARRAYS, *OF_OBJECTS))
-FIRST = ("type", "const", "enum", "$ref")  # they leave little
+FIRST = ("type", "const", "enum", "$ref")  # keywords that leave little
 LAST = ("allOf", "anyOf", "oneOf", "if", "not", "dependencies", "dependentRequired",
         "dependentSchemas")  # fmt: skip
 
@@ -69,11 +69,11 @@ class Normalizer:
         self._work = 0
 
     def shapes(self, state: State) -> list[Shape]:
-        """The shapes of a state that are not empty, as far as can be told. Raises Refusal."""
+        """The shapes of a state that are not known to be empty. Raises Refusal."""
         found = self._shapes.get(state)
         if found is None:
             if state in self._open:
-                return [Word("null")]  # under way: taken not to be empty
+                return [Word("null")]  # in progress: taken not to be empty
             self._open.add(state)
             inside, self._inside = self._inside, []
             written, self.written = self.written, ()
@@ -107,7 +107,7 @@ class Normalizer:
             return unmatched(string_terminal(shape))
         return False
 
-    # -- what holds ------------------------------------------------------------------------------
+    # -- schemas that hold -----------------------------------------------------------------------
 
     def under(self, shapes: list[Shape], number: int) -> list[Shape]:
         """The shapes under a schema."""
@@ -136,7 +136,7 @@ class Normalizer:
         self._entered += 1
 
     def _order(self, node: SchemaNode) -> list[str]:
-        """Its keywords: those first that leave little, those last that multiply what is left."""
+        """A schema's keywords in order: first those that leave little, last those that multiply."""
         schema = node.value
         if self.document.old and "$ref" in schema:
             return ["$ref"]
@@ -284,7 +284,7 @@ class Normalizer:
         keyword = at.rsplit("/", 1)[1]
         return [self.document.child(node, one, keyword, i) for i, one in enumerate(value)]
 
-    # -- what does not hold ----------------------------------------------------------------------
+    # -- schemas that fail -----------------------------------------------------------------------
 
     def without(self, shapes: list[Shape], number: int) -> list[Shape]:
         """The shapes that do not satisfy a schema: in one keyword at least."""

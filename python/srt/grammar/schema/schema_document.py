@@ -1,4 +1,4 @@
-"""Document: a schema with its references resolved, and its places by JSON pointer."""
+"""Document: a schema with its references resolved, and its subschemas by JSON pointer."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ NAMED = ("$defs", "definitions", "dependencies", "dependentSchemas", "patternPro
 
 @dataclass(frozen=True, eq=False)
 class SchemaNode:
-    """A schema at its place.
+    """A schema at its JSON pointer.
 
     Attributes:
         value: a dict or a bool.
-        pointer: where it stands, from the root of the document.
+        pointer: JSON pointer from the root of the document.
         base: the URI that references in it are relative to.
     """
 

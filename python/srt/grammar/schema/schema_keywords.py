@@ -1,7 +1,7 @@
-"""What is known of each keyword: enforced, of no consequence, or refused and what to write instead.
+"""Keywords of JSON Schema: those enforced, those without effect, and those refused with advice.
 
-The names are those of drafts 3 to 2020-12. A name that none of them has says nothing about values,
-as the drafts have it, unless it is likely a slip for one of them.
+The names are those of drafts 3 to 2020-12. By the drafts any other name says nothing about values;
+here it is refused where it is likely a slip for a known one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REFUSED = {
     "maxContains": "say with prefixItems and items what each item is",
     "minContains": "say with prefixItems and items what each item is",
 }
-# What they may not stand beside: other schemas for the same value, that evaluate parts of it.
+# Refused beside other schemas for the same value, which evaluate parts of it.
 ALONE = {
     "unevaluatedItems": "use items beside prefixItems, in one schema",
     "unevaluatedProperties": "write all properties in one schema, with additionalProperties",
@@ -57,8 +57,8 @@ def places_of(schema: dict[str, Any]) -> dict[str, int]:
 
 
 def kind(keyword: str) -> str:
-    """ "enforced", "annotation", "place" (a part that is met through references), "refused" or
-    "unknown"."""
+    """Kind of a keyword: "enforced", "annotation", ``place`` (a part reached through references),
+    "refused" or "unknown"."""
     if keyword in ENFORCED:
         return "enforced"
     if keyword in ANNOTATIONS:
@@ -75,5 +75,5 @@ def slip(keyword: str) -> str | None:
         return None
     same = [known for known in ENFORCED if known.lower() == keyword.lower()]
     close = same or get_close_matches(keyword, sorted(ENFORCED), 1, 0.9)
-    # A name that holds all of it, such as tsAdditionalProperties, is somebody's own.
+    # A name that holds all of it, such as tsAdditionalProperties, is an extension.
     return next((known for known in close if same or known[1:] not in keyword), None)

@@ -52,7 +52,7 @@ class Pattern:
 
 @lru_cache(maxsize=256)
 def _automaton(source: str) -> CharacterDfa:
-    """Of the texts in which ``re`` finds the pattern. ``re`` itself may take for ever."""
+    """Automaton of the texts in which ``re`` finds the pattern. ``re`` itself may take for ever."""
     try:
         return compile_regex(wrapped(source, BEFORE[0], rf"){ANYTHING}"), BUDGET)
     except BeyondBudget as error:
@@ -101,7 +101,7 @@ def pattern_of(source: str) -> Pattern:
 
 
 def _both(wide: Node, narrow: Node) -> Node:
-    """What both trees match: they have the same form, and sets of their own."""
+    """The intersection of two trees of the same form, with sets of their own."""
     wide, narrow = _bare(wide), _bare(narrow)
     if isinstance(wide, Chars) and isinstance(narrow, Chars):
         return Chars(common(wide.members, narrow.members))
@@ -117,7 +117,7 @@ def _both(wide: Node, narrow: Node) -> Node:
 
 
 def _bare(node: Node) -> Node:
-    """Without groups around a single part."""
+    """The node without groups around a single part."""
     while isinstance(node, Concat | Either) and len(node.parts) == 1:
         node = node.parts[0]
     return node

@@ -1,4 +1,4 @@
-"""Whether a terminal of llguidance's Lark matches anything: the library is asked."""
+"""Whether a terminal of llguidance's Lark matches anything, as llguidance itself says."""
 
 from __future__ import annotations
 

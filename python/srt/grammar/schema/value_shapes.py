@@ -50,24 +50,24 @@ class String:
 
     @property
     def conditions(self) -> int:
-        """Above 1: they may contradict each other."""
+        """Number of conditions. Two or more may contradict each other."""
         sized = self.low > 0 or self.high is not None
         return len(self.like) + len(self.unlike) + sized
 
 
 @dataclass(frozen=True)
 class Array:
-    """``parts``: for each schema the items of its prefix, and its others. ``contains``: an item
-    that satisfies each of them there must be."""
+    """Arrays. ``parts``: for each schema the items of its prefix, and its others. ``contains``: for
+    each of these states there must be an item that satisfies it."""
 
     parts: tuple[tuple[tuple[State, ...], State], ...] = ()
     low: int = 0
     high: int | None = None
-    unique: str = ""  # pointer of the keyword; "" where it is not asked for
+    unique: str = ""  # pointer of the keyword; "" without uniqueItems
     contains: frozenset[tuple[State, str]] = frozenset()
 
     def item(self, at: int) -> State:
-        """What the item at an index must satisfy."""
+        """State of the item at an index."""
         found: State = ANY
         for prefix, rest in self.parts:
             found |= prefix[at] if at < len(prefix) else rest
@@ -88,7 +88,7 @@ class Scope:
     additional: State = ANY
 
     def named(self, name: str) -> State:
-        """What the value of a property must satisfy."""
+        """State of a property's value."""
         found = self.properties.get(name, ANY)
         known = name in self.properties
         for pattern, state in self.patterns:
@@ -140,7 +140,7 @@ class Object:
         return [name for _, name in self.mentions]
 
     def mentioning(self, names: Iterable[str], written: Written, required: bool) -> Object:
-        """The same with more names. ``required``: only their being there is asked for."""
+        """The same with more names. ``required``: the names must be there, with any value."""
         first = {name: key for key, name in self.mentions}
         for at, name in enumerate(names):
             key = (required, (*written, at))

@@ -1,4 +1,4 @@
-"""What the formats share: modules of several tensors, shown as one weight."""
+"""Quantised checkpoints: modules of several tensors, shown as one weight."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class QuantisedFiles:
         self.plain, self.entries = plain, plain.entries
 
     def ending(self, suffix: str) -> list[str]:
-        """What stands before the suffix in every name that has it, in the order of names."""
+        """Names that have the suffix, without it, sorted."""
         return sorted(n.removesuffix(suffix) for n in self.entries if n.endswith(suffix))
 
     def need(self, name: str, dtypes: Iterable[str], *shape: int) -> SafetensorsEntry:
@@ -76,7 +76,7 @@ class QuantisedFiles:
         return entry
 
     def read(self, name: str) -> Tensor:
-        """As it is stored."""
+        """The tensor as it is stored."""
         return self.plain.raw(name, TORCH[self.entries[name].dtype])
 
 

@@ -51,7 +51,7 @@ class GgufCheckpoint:
         self._open: tuple[Path, mmap.mmap] | None = None
 
     def _named(self, name: str, tensor: Tensor) -> Iterator[tuple[str, GgufPart]]:
-        """What the checkpoint calls it; its own name where the family does not know it."""
+        """The tensor's names in the checkpoint; its own where the family does not know it."""
         family = self._config.family
         if _READ.fullmatch(name):
             return
@@ -151,7 +151,7 @@ class GgufCheckpoint:
         return False
 
     def describe(self) -> str:
-        """ "" where the weights are floats."""
+        """Kinds of the quantised weights with their counts; "" where all are floats."""
         kinds = Counter(p.tensor.kind.name for p in self._parts.values() if len(p.shape) > 1)
         told = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
         return f"GGUF ({told})" if self.method else ""

@@ -15,7 +15,7 @@ from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.gguf.families import FAMILIES, MIXTRAL_FAMILY, Family, Header
 from sglang.srt.models.gguf.quants import FLOATS
 
-MAX_FACTORS = 1 << 12  # of a rotary embedding
+MAX_FACTORS = 1 << 12  # frequencies of a rotary embedding
 
 
 class GgufFields(Fields):
@@ -50,7 +50,7 @@ def read_gguf(path: Path) -> tuple[GgufFields, str]:
 
 
 def decoder(header: Header, file: Gguf) -> dict[str, Any]:
-    """What all families have, by the names of Llama's config."""
+    """Values that all families have, by the names of Llama's config."""
     facts, tensors = header.facts, header.tensors
     table = tensors.get("token_embd.weight")
     if table is None or len(table.shape) != 2:

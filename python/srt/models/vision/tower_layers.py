@@ -1,5 +1,5 @@
-"""What vision towers share: pixels as numbers, patches as rows of a matrix product, attention in
-which everything sees everything."""
+"""Layers that vision towers share: normalised pixels, patch embeddings, projectors and full
+attention."""
 
 from __future__ import annotations
 

@@ -72,7 +72,10 @@ class VisionLanguageModel:
     ) -> None:
         self.spec, self.place = spec, place
         self.text = cast(type[CausalLM], self.family(spec))(spec.text, place, length, layers)
-        self.layers, self.owned = self.text.layers, self.text.owned  # what adapters may change
+        self.layers, self.owned = (
+            self.text.layers,
+            self.text.owned,
+        )  # for adapters
         self.embedding, self.head = self.text.embedding, self.text.head
         first = layers is None or layers.start == 0
         self.parts: dict[str, VisionPart] = self.vision_parts() if first else {}
@@ -89,7 +92,7 @@ class VisionLanguageModel:
 
     @abstractmethod
     def encode(self, media: Media) -> Tensor:
-        """As ``MultimodalModel.encode``."""
+        """Hidden states of a medium. See ``MultimodalModel.encode``."""
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self.text.embed(tokens)
@@ -139,7 +142,7 @@ class VisionLanguageModel:
         inner = _inner(name)
         if inner:
             return self.text.ignores(inner)
-        # Of a tower the layers behind the last one that is read, and of other ranks everything.
+        # A tower's layers behind the last one that is read; the whole tower on other ranks.
         return (name.startswith("model.") and not self.parts) or self.needless(name)
 
     def needless(self, name: str) -> bool:
@@ -148,7 +151,7 @@ class VisionLanguageModel:
 
 
 def _outer(name: str) -> str:
-    """Our name of the text model's tensor."""
+    """Name of the text model's tensor in the whole model."""
     return name if name.startswith(HEAD) else TEXT + name.removeprefix("model.")
 
 
@@ -160,7 +163,7 @@ def _inner(name: str) -> str:
 
 
 def norms_of(config: Fields) -> Norms:
-    """By the files beside a ``config.json``."""
+    """Normalisation in the files beside a ``config.json``."""
     return Norms.of(Path(config.source).parent)
 
 
@@ -201,7 +204,7 @@ MISSING: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def text_spec(config: Fields) -> ModelSpec:
-    """Of a ``text_config``. Raises ValueError for a text model that is none of ``MISSING``."""
+    """Spec of a ``text_config``. Raises ValueError for a text model that is not in ``MISSING``."""
     inner = config.fields("text_config")
     kind = inner.text("model_type", "llama")
     if kind not in MISSING:
@@ -213,7 +216,7 @@ def text_spec(config: Fields) -> ModelSpec:
 
 
 def lift(config: Fields, values: dict[str, Any]) -> None:
-    """What the whole's config says of the text model."""
+    """Copy the values of the whole config that concern the text model into ``values``."""
     for key in ("dtype", "torch_dtype", "eos_token_id"):
         if config.has(key):
             values[key] = config.values[key]
