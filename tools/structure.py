@@ -53,6 +53,9 @@ RINGS = {
     "language proper": (5000, [f"sglang.{name}" for name in LANGUAGE]),
 }
 
+# The part of the language that the runtime may import: data that both speak of.
+SHARED = "sglang.ir"
+
 # Model files describe one architecture each, in that architecture's own words.
 MODELS = "sglang.srt.models."
 SHARED_NAMES = frozenset({"__init__", "__main__", "routes"})
@@ -326,7 +329,7 @@ def measure(root: Path = ROOT) -> Structure:
         (name, other)
         for name in sorted(runtime)
         for other in sorted(every[name] - set(runtime))
-        if not modules[name].alias
+        if not modules[name].alias and not f"{other}.".startswith(f"{SHARED}.")
     ]
     own = [f"{name}." for name, module in modules.items() if not module.alias]
     names = [

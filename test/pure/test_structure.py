@@ -76,11 +76,12 @@ def test_packages_may_be_cyclic_where_files_are_not(tmp_path: Path) -> None:
     assert found.packages[0].cycles == [["sglang.one", "sglang.two"]]
 
 
-def test_the_runtime_may_not_import_the_language(tmp_path: Path) -> None:
+def test_the_runtime_may_import_nothing_of_the_language_but_ir(tmp_path: Path) -> None:
     found = planted(
         tmp_path,
         sglang__state="",
-        srt__engine__engine="import sglang.state",
+        sglang__ir__nodes="",
+        srt__engine__engine="import sglang.state\nfrom sglang.ir import nodes",
         srt__entrypoints__engine="import sglang.state",
     )
     assert found.between == [("sglang.srt.engine.engine", "sglang.state")]
