@@ -59,16 +59,17 @@ RETIRED = {
 }
 RETIRED_WORD = re.compile(rf"\b(?:{'|'.join(RETIRED)})\b", re.IGNORECASE)
 
-# Phrases in which a retired word is an ordinary one, and names in backquotes.
+# Names in backquotes or in a list of attributes, and phrases in which a retired word is ordinary.
 ORDINARY = re.compile(
     r"""`+[^`]*`+
+    | ^[ ]+\w+(?:,[ ]\w+)*:
     | \bin[ ](?:(?:the|its|their|one)[ ])?places?(?:[ ]of)?\b
     | \b(?:takes?|taking|takes|took|taken)[ ](?:the|its|their)[ ]places?\b
     | \b(?:decimal|binary)[ ]places?\b
     | \b(?:draws?|drawn|drawing)[ ](?:a[ ]|the[ ]|as[ ]a[ ]|in[ ]|on[ ])?
       (?:page|plot|chart|curve|line|figure|canvas|SVG|graph|bar|picture|black|white)s?\b
     """,
-    re.VERBOSE | re.IGNORECASE,
+    re.VERBOSE | re.IGNORECASE | re.MULTILINE,
 )
 
 # Marks of tools, which are no prose.

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-# Module, its purpose, and a longer description. A module is imported when its command is run.
+# Module, one line of help and a description. A module is imported when its command is run.
 COMMANDS = {
     "serve": (
         "sglang.srt.http.launch",

@@ -58,6 +58,7 @@ GOOD = [
     '"""Draw a page."""',
     '"""Numbers with two decimal places."""',
     '"""The method ``draw`` of a strategy."""',
+    'class C:\n    """A tool.\n\n    Attributes:\n        place: an index.\n    """',
     'x = """What a program says."""',
     'f("who")',
     'TABLE = {\n    "of": "what",\n    "told": "nobody",\n}',

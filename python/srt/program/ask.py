@@ -23,12 +23,12 @@ from sglang.srt.program.whole_choices import verify_whole
 
 MAX_PROBES = 1024
 MAX_LOGPROB_ENTRIES = 1 << 20  # positions x entries of one request's input log-probabilities
-MAX_DRAWN_ENTRIES = 1 << 22  # and of those of the tokens that it may draw
+MAX_DRAWN_ENTRIES = 1 << 22  # the same for the tokens that it may generate
 PRIORITY_LIMIT = 1 << 31
-UNREAD = 32  # tokens between two looks at an output that nobody reads as it grows
+UNREAD = 32  # tokens between two updates of an output that is read at its end
 MAX_NAME = 1024  # characters of rid, cache_salt and extra_key
 
-CONSTRAINTS = KINDS  # those that are enforced; clients are told
+CONSTRAINTS = KINDS  # all kinds that are enforced, for messages to clients
 RENAMED = {"sampling_seed": "seed", "max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
 WITHOUT_EFFECT = ("spaces_between_special_tokens", "custom_params", "stream_interval")
 
@@ -46,7 +46,7 @@ def namespace_of(salt: str | None, extra: str | None) -> str:
 
 
 class Logprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which log-probabilities come with a completion.
+    """Log-probabilities that come with a completion.
 
     Attributes:
         top: most likely tokens at each reported position.
@@ -92,12 +92,12 @@ class Ask:
     interval: int = 1
 
     def unread(self) -> Ask:
-        """The same for who reads the finished outputs alone: neither process need wake up at every
-        token. What has been drawn is still known now and then, to be counted."""
+        """The same request for a caller that reads finished outputs alone: neither process need
+        wake up at every token. The number of sampled tokens is still reported now and then."""
         return replace(self, interval=UNREAD)
 
     def opening(self, context: int) -> Open:
-        """What makes its context."""
+        """Verb that opens its context."""
         return Open(
             context, self.prompt.tobytes(), self.namespace, self.segments, self.media, self.adapter
         )
@@ -204,7 +204,7 @@ class Ask:
 
     @property
     def _drawn(self) -> int:
-        """The same of tokens that are drawn."""
+        """Log-probabilities of generated tokens that come back, counted in numbers."""
         if self.logprobs is None:
             return 0
         each = 1 + self.logprobs.top + len(self.logprobs.probe)
@@ -274,7 +274,7 @@ def nth(sampling: SamplingParams, index: int) -> SamplingParams:
 
 
 def _token(key: object) -> int:
-    """Of ``logit_bias``, whose keys are texts in JSON. Raises RequestError."""
+    """Token id of a key of ``logit_bias``, which is a text in JSON. Raises RequestError."""
     if re.fullmatch("[0-9]{1,18}", str(key)):
         return int(str(key))
     raise RequestError(

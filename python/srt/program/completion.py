@@ -52,7 +52,7 @@ __all__ = ["Completion", "EngineLost"]
 class Completion:
     """Completes prompts on one engine. Every method belongs to the client's event loop.
 
-    ``runs``: what is under way, to be found by ``abort``. ``encoder``: all texts become ids there.
+    ``runs``: requests in flight, for ``abort``. ``encoder``: turns all texts into ids.
     """
 
     def __init__(self, client: Client, tokenizer: Tokenizer, tokenized_bytes: int = MOST) -> None:
@@ -146,7 +146,7 @@ class Completion:
 
     @property
     def lost(self) -> EngineLost | None:
-        """Why the engine can answer no more, None while it can."""
+        """Reason that the engine can answer no more, None while it can."""
         return self.client.lost
 
     async def control(self, op: str, seconds: float = 5.0, limit: int = 0) -> Reply:
@@ -190,7 +190,7 @@ class _Run:
         return self._branches(context, opening)
 
     async def _branches(self, context: int, opening: Verb) -> AsyncGenerator[Output, None]:
-        """What needs the prompt to be computed first."""
+        """Compute the prompt first, then the completions that share it."""
         sampling = self.ask.sampling
         done, shared = await self._prefill(context, opening)
         if done.reason == "abort" or self.aborted or sampling.max_new_tokens == 0:
@@ -223,11 +223,11 @@ class _Run:
 
     @property
     def _unknown(self) -> RequestStats:
-        """Statistics before the engine has told any."""
+        """Statistics before the engine has reported any."""
         return RequestStats(prompt_tokens=len(self.ask.prompt))
 
     async def _prefill(self, context: int, opening: Verb) -> tuple[Done, Output]:
-        """Compute the prompt alone, scored where asked for; its facts come in an Output."""
+        """Compute the prompt alone, scored where requested; its facts come in an Output."""
         shared, start = Output(0, self._unknown), self._score_from
         logprobs = self.ask.logprobs or Logprobs()
         goal = Score(start, logprobs.top, logprobs.probe) if start >= 0 else Fill()
@@ -300,7 +300,7 @@ class _Run:
                     yield output
 
     async def _choose(self, context: int, shared: Output) -> AsyncGenerator[Output, None]:
-        """Every completion is one of the choices, drawn by their scores."""
+        """Every completion is one of the choices, sampled by their scores."""
         ask, sampling = self.ask, self.ask.sampling
         choices = await self._choices()
         longest = max(len(choice.tokens) for choice in choices)

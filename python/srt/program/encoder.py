@@ -95,7 +95,7 @@ class Encoder:
         except asyncio.CancelledError:
             if turn.cancelled():
                 self._admit()
-            else:  # its turn came in the same step of the loop
+            else:  # the turn came in the same step of the loop
                 self._leave(size)
             raise
 
@@ -103,7 +103,7 @@ class Encoder:
         self.held -= size
         self._admit()
         if done is not None and not done.cancelled():
-            done.exception()  # it was seen, also where nobody awaits it any more
+            done.exception()  # marks the exception as retrieved: its caller may be gone
 
     def _admit(self) -> None:
         """Drop cancelled waiters, and give turns while there is room for the first."""

@@ -63,7 +63,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class Fetch(NamedTuple):
-    """What may be fetched.
+    """Limits of a fetch.
 
     ``hosts``: the only ones, none: any with public addresses; ``most``: bytes; ``seconds``: for
     everything, redirects included, but a lookup of a name, which nothing can end.
@@ -91,7 +91,7 @@ def fetch(url: str, rules: Fetch) -> bytes:
 
 
 def verified(url: str, hosts: Collection[str]) -> SplitResult:
-    """The parts of a URL that nobody can misread. Raises ValueError."""
+    """The parts of a URL that is unambiguous. Raises ValueError."""
     if not url.isascii() or not url.isprintable() or set(url) & set(" \\"):
         raise ValueError("the URL has a space, a backslash, or characters that are to be escaped.")
     try:
@@ -168,7 +168,7 @@ def _body(
     found = bytearray()
     while True:
         some = answer.read1(CHUNK)
-        connection.hurry()  # what was cut off ends like what is whole
+        connection.hurry()  # raises at the deadline, where a cut reply would look whole
         if not some:
             return bytes(found)
         found += some
@@ -177,8 +177,9 @@ def _body(
 
 
 class _Connection(http.client.HTTPConnection):
-    """To one address, whatever the host's name may lead to by now. At the deadline it is cut off:
-    a timeout of the socket is for one read of it, and a header or a handshake takes many."""
+    """Connection to one address, even if the host's name now leads elsewhere, cut off at a
+    deadline: a timeout of the socket is for one read of it, and a header or a handshake takes
+    many."""
 
     def __init__(self, host: str, port: int, address: str, secure: bool, deadline: float) -> None:
         super().__init__(host, port)
@@ -209,7 +210,7 @@ class _Connection(http.client.HTTPConnection):
 
     def _cut(self) -> None:
         if self._open is not None:
-            with suppress(OSError):  # it is closed already
+            with suppress(OSError):  # the connection is closed already
                 # Not SSLSocket's own, which takes from the thread that reads what it reads with.
                 socket.socket.shutdown(self._open, socket.SHUT_RDWR)
 

@@ -27,8 +27,8 @@ class Value:
         self.done = False
 
     def run(self, text: str, at: int) -> int:
-        """Where the characters of ``text`` from ``at`` on end that are inside, whatever they are:
-        they need not be taken one by one."""
+        """Index in ``text`` where the characters inside the value, from ``at`` on, end: these need
+        not be fed one by one."""
         if self.plain or self._escaped:
             return at
         found = (_IN_STRING if self._string else _IN_BRACKETS).match(text, at)
@@ -72,7 +72,7 @@ class CallObject:
         self._names, self._keys = names, keys
         self._state = "open"  # then "first", "colon", "value", "comma", "key", "colon", ...
         self._key = ""
-        self._kept: list[str] = []  # of a key or the name
+        self._kept: list[str] = []  # text of a key or of the name
         self._value: Value | None = None
 
     @property
@@ -85,7 +85,7 @@ class CallObject:
         return self._value is not None and self._in_arguments()
 
     def run(self, text: str, at: int) -> int:
-        """As that of a value: where the characters end that are inside the arguments."""
+        """Index in ``text`` where the characters inside the arguments, from ``at`` on, end."""
         return self._value.run(text, at) if self._value and self._in_arguments() else at
 
     def take(self, char: str) -> str:
@@ -110,7 +110,7 @@ class CallObject:
         return ""
 
     def _first(self, char: str) -> str:
-        """What the value must begin with."""
+        """Character that the value must begin with."""
         if self._in_arguments():
             return "{"
         return '"' if self._key == "name" else char

@@ -22,8 +22,8 @@ from sglang.srt.program.sources import Source, decoded, read_file
 if TYPE_CHECKING:
     from sglang.srt.media.processor import Placeholder, Prepared, Processor
 
-FRAMES = 16  # of a video, where nobody says
-FETCHES = 16  # at once: they wait, mostly
+FRAMES = 16  # default number of frames of a video
+FETCHES = 16  # fetches at a time; they mostly wait
 QUEUED = 1024  # media that may wait to be decoded
 DECODED = 1 << 29  # bytes of one prompt's decoded media
 
@@ -35,7 +35,7 @@ class MediaError(ValueError):
 
 
 class Limits(Protocol):
-    """What a request may bring (``config.media.MediaConfig``)."""
+    """Limits of a request's media (``config.media.MediaConfig``)."""
 
     @property
     def max_media_per_prompt(self) -> int: ...
@@ -75,7 +75,7 @@ class Expanded(NamedTuple):
 
 
 class Viewer:
-    """For one model. ``read`` belongs to an event loop."""
+    """Reader of media for one model. ``read`` belongs to an event loop."""
 
     def __init__(self, processor: Processor, limits: Limits, vocab_size: int) -> None:
         self.limits, self._processor, self._vocab = limits, processor, vocab_size
@@ -90,7 +90,7 @@ class Viewer:
         self._waiting = 0
 
     def token(self, kind: str) -> Placeholder:
-        """What stands for an image or a video; its id is -1 where the model takes none."""
+        """Placeholder of an image or a video; its id is -1 where the model takes none."""
         return self._processor.video_token if kind == "video" else self._processor.image_token
 
     async def read(self, sources: Sequence[Source], room: int | None = None) -> list[Seen]:
@@ -107,7 +107,7 @@ class Viewer:
     async def _decoded(
         self, sources: Sequence[Source], fetched: Sequence[bytes | None], room: int | None
     ) -> list[Seen]:
-        """In order, and no more at once than there are threads: the rest waits undecoded."""
+        """Decode in order, at most one medium a thread: the rest waits undecoded."""
         alone = sum(source.kind == "image" for source in sources) == 1
         found: list[Seen] = []
         tokens = size = 0
@@ -159,7 +159,7 @@ class Viewer:
             )
 
     async def _fetched(self, source: Source) -> bytes | None:
-        """What is elsewhere; None for what is not."""
+        """Fetch the bytes of a remote source; None for any other."""
         if not source.remote:
             return None
         async with self._connections:
@@ -245,7 +245,7 @@ class Viewer:
             out += tokens[end:place]
             one = queues[kinds[tokens[place]]].pop(0)
             media.append(one.prepared.at(len(out), one.key))
-            # What stands there is never looked up, so an id behind the table does no harm.
+            # A placeholder is never looked up, so an id beyond the table does no harm.
             out += ints([tokens[place] if tokens[place] < self._vocab else 0]) * media[-1].count
             starts.append((place, media[-1].count - 1))
             end = place + 1
@@ -259,7 +259,7 @@ class Viewer:
 
 
 class _Cache:
-    """What was decoded last, by the digest of its bytes. For several threads."""
+    """Cache of decoded media by the digest of their bytes. Several threads may use it."""
 
     def __init__(self, most: int) -> None:
         self._most, self._bytes, self._lock = most, 0, threading.Lock()
@@ -285,7 +285,7 @@ class _Cache:
 
 
 async def _all(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """What they come to; where one fails, the others are not begun or not waited for."""
+    """Results of all works. Where one fails, the others are not begun or not awaited."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         return list(await asyncio.gather(*tasks))

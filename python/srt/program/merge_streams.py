@@ -9,7 +9,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 _END = object()
-AT_ONCE = 32  # streams started between two turns of everybody else on the loop
+AT_ONCE = 32  # streams started before the loop's other tasks get a turn
 
 
 async def merge(

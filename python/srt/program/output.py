@@ -52,8 +52,8 @@ class Output:
         text: what is certain so far, trimmed of stops, control tokens hidden.
         tokens: all generated ids, the ending one included.
         released: how many of them have all their bytes in ``text`` (or hidden).
-        logprobs, tops, probes: per generated token, where asked for.
-        prompt_logprobs: where asked for; complete when ``finish`` is set.
+        logprobs, tops, probes: per generated token, where requested.
+        prompt_logprobs: where requested; complete when ``finish`` is set.
         choice_logprobs: log-probability of each choice, where they were scored as wholes.
         finish: None while running.
         started: time.monotonic() of submission; seconds: from there to the last update.

@@ -52,8 +52,8 @@ def _add(tokens: Ints, segments: list[Segment], texts: Sequence[Ints]) -> None:
 
 
 def _with_tip(segments: list[Segment], length: int) -> Segments:
-    """What is drawn has to see everything: where nothing follows the last group, its last token
-    counts as what follows."""
+    """Segments with one that sees everything, as sampling needs: where no text follows the last
+    group, its last token counts as that text."""
     if segments and segments[-1].start == length:
         tip = length - 1
         while segments and segments[-1].start >= tip:

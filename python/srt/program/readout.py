@@ -1,5 +1,5 @@
-"""Readings: what the model makes of a prompt without drawing from it: an embedding, or the
-distribution of the next token.
+"""Readings of a prompt by the model without sampling: an embedding, or the distribution of the next
+token.
 
     Open, Advance(Embed or Distribution), which closes the context
 """
@@ -23,7 +23,7 @@ _CODES = {"invalid": "invalid_value", "busy": "queue_full", "overloaded": "overl
 
 
 def refused(event: Failed) -> RequestError:
-    """What a client is told of a request that the engine has ended badly."""
+    """Error for the client of a request that failed in the engine."""
     code = _CODES.get(event.code, "internal_error")
     return RequestError(event.message, field_of(event.message), code)
 
@@ -31,8 +31,8 @@ def refused(event: Failed) -> RequestError:
 async def read_all(
     completion: Completion, asks: Sequence[Ask], goal: Embed | Distribution
 ) -> list[Done]:
-    """What ``goal`` finds of each prompt; prompts of at most ``WINDOW`` tokens, or one, are in the
-    engine at once, so that whoever comes meanwhile waits for no more.
+    """Results of ``goal`` for each prompt. The prompts in the engine at once have at most
+    ``WINDOW`` tokens, or are one, so that later requests of other clients wait for no more.
 
     Raises RequestError, also where one was aborted, and EngineLost. However it ends, nothing of it
     is left in the engine.

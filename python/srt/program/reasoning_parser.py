@@ -1,6 +1,7 @@
-"""Reasoning: the thought that a model writes before its answer, told apart by its marks.
+"""Reasoning: the thought that a model writes before its answer, separated by its marks.
 
-Character by character: what comes out is a function of the text alone, however it is cut up.
+Parsing is character by character: what comes out is a function of the text alone, however it is cut
+up.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from sglang.srt.program.tool_format import Form, either, sequence, tag
 
 @dataclass(frozen=True)
 class Marks:
-    """What opens and closes a thought.
+    """Marks that open and close a thought.
 
     Attributes:
         always: the model thinks first, whether the mark is there or not: its templates open the
@@ -92,11 +93,11 @@ class ThoughtParser:
 
     def __init__(self, marks: Marks, inside: bool, whole: bool = False) -> None:
         """``inside``: the text begins in the thought; the opening mark may be there all the same.
-        ``whole``: the thought is told with its marks and all space."""
+        ``whole``: the thought is given with its marks and all space."""
         self._marks, self._inside, self._whole = marks, inside, whole
-        self._raw: list[str] = []  # what may be of a thought, told as a whole
+        self._raw: list[str] = []  # text that may belong to a thought given as a whole
         self._before = True  # where the opening mark may be
-        self._space: list[str] = []  # and what may become a mark:
+        self._space: list[str] = []  # text that may become a mark:
         self._tag = ""
         self._read = 0
         self._said = False  # some of the thought
@@ -105,7 +106,7 @@ class ThoughtParser:
         self.chars = 0
 
     def feed(self, text: str) -> tuple[str, str]:
-        """What the next piece adds to the thought, and to the answer."""
+        """Additions of the next piece to the thought and to the answer."""
         thought, at = list[str](), 0
         while at < len(text) and not self.ended:
             thought.append(self._take(text[at]))
@@ -124,7 +125,7 @@ class ThoughtParser:
         return "".join(thought), answer
 
     def finish(self) -> tuple[str, str]:
-        """What was held back, once the text has ended."""
+        """Text that was held back, once all has been fed."""
         if not self._inside:
             return "", self._kept()
         if not self._tag or not self._said:

@@ -1,4 +1,4 @@
-"""What is plainly wrong in a JSON schema, told before a model or a compiler sees it."""
+"""Plain mistakes in a JSON schema, reported before a model or a compiler sees it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ONE = ("additionalProperties", "items", "additionalItems", "contains", "not", "
         "propertyNames", "unevaluatedItems", "unevaluatedProperties", "contentSchema")  # fmt: skip
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-# What no dialect of regular expressions allows, by the words of ``re``.
+# Mistakes in every dialect of regular expressions, by the words of ``re``.
 _BROKEN = (
     "unterminated character set", "unterminated subpattern", "unbalanced parenthesis",
     "nothing to repeat", "multiple repeat", "bad character range", "bad escape (end of pattern)",
@@ -72,7 +72,8 @@ def _children(at: str, node: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _broken(pattern: str) -> str:
-    """Why the pattern is broken in any dialect. ECMA's empty classes are none of Python's."""
+    """Reason that the pattern is broken in any dialect. ECMA's empty classes are none of
+    Python's."""
     if "[]" in pattern or "[^]" in pattern:
         return ""
     try:

@@ -57,7 +57,7 @@ class Source(NamedTuple):
 
 
 def source_of(kind: str, value: Any, where: str) -> Source:
-    """Of a text, or of an object with ``url`` and, for a video, ``num_frames``. Raises
+    """Source given as a text, or as an object with ``url`` and, for a video, ``num_frames``. Raises
     RequestError."""
     frames = 0
     if isinstance(value, Mapping):
@@ -74,8 +74,8 @@ def source_of(kind: str, value: Any, where: str) -> Source:
 
 
 def sources_of(kind: str, value: Any, count: int, name: str) -> list[list[Source]]:
-    """Those of each of ``count`` prompts, of a field that holds one for all prompts, a list for the
-    only one, an entry a prompt, or a list a prompt; null is none. Raises RequestError."""
+    """Sources of each of ``count`` prompts. The field holds one for all prompts, a list for the
+    only prompt, an entry a prompt, or a list a prompt; null is none. Raises RequestError."""
     if value is None:
         return [[] for _ in range(count)]
     if not isinstance(value, list):
@@ -135,8 +135,8 @@ def read_file(source: Source, directory: str, most: int) -> bytes:
         path = unquote(parts.path)
     root = os.path.realpath(directory)
     try:
-        # Looked at before, as opening a device may do something, and once more when it is open, as
-        # somebody may put another file there in between. Reading a pipe is not begun.
+        # The kind of file is examined before, as opening a device may have an effect, and again
+        # when it is open, as another file may have replaced it. No pipe is read.
         real = _below(root, os.path.join(root, path))
         handle = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:

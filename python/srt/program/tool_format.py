@@ -19,7 +19,7 @@ class Tool:
     """A function that a model may call.
 
     Attributes:
-        place: which one of the request's.
+        place: index among the request's tools.
         parameters: JSON schema of the arguments, an object.
         strict: a call that the model chooses to make has to fit the schema.
         definition: what the user wrote, for the chat template.
@@ -71,7 +71,7 @@ class ToolFormat(Protocol):
         ...
 
     def introduction(self, tools: Sequence[Tool]) -> str:
-        """What tells a model of the tools, for a template that knows none."""
+        """Text that introduces the tools to a model whose template has no room for tools."""
         ...
 
 

@@ -27,21 +27,21 @@ class ToolParser(Protocol):
         ...
 
     def feed(self, text: str) -> list[Delta]:
-        """What the next piece of the text adds."""
+        """Additions of the next piece of the text."""
         ...
 
     def finish(self, cut: bool = False) -> list[Delta]:
-        """What was held back, once the text has ended. ``cut``: by a limit, so that the beginning
-        of a call is no text."""
+        """Text that was held back, once all has been fed. ``cut``: a limit ended it, so that the
+        beginning of a call is no text."""
         ...
 
 
 class CallParser:
-    """What the parsers of all formats share: text, the marks that begin a call, space around calls.
+    """Base of the parsers of all formats: text, the marks that begin a call, space around calls.
 
-    A call is *told* when its name and the beginning of its arguments are known; what was read up to
-    then is held, and is text where it turns out to be no call. Space before and behind a call is
-    dropped. No character is held or read again more often than a mark is long.
+    A call is *emitted* when its name and the beginning of its arguments are known; characters read
+    up to then are held, and are text where it turns out to be no call. Space before and behind a
+    call is dropped. No character is held or read again more often than a mark is long.
 
     A format has ``marks`` (texts that begin a call anywhere; their first character is nowhere
     else in them), ``line_marks`` (one character each, that begins one at the start of a line) and
@@ -58,9 +58,9 @@ class CallParser:
         self._out: list[Delta] = []
         self._calls = 0
         self._step = self._between
-        self._space: list[str] = []  # that a call would swallow
-        self._tag = ""  # what may become a mark
-        self._held: list[str] = []  # of a call, as long as it may turn out to be text
+        self._space: list[str] = []  # space that a call would swallow
+        self._tag = ""  # characters that may become a mark
+        self._held: list[str] = []  # characters of a call that may turn out to be text
         self._inside = False  # a call was begun and not closed
         self._fresh = True  # nothing stands before on this line
 
@@ -164,14 +164,14 @@ class CallParser:
         self._inside = False
 
     def _refuse(self, char: str) -> None:
-        """What is held is text; ``char``, the one behind it, is read anew."""
+        """Give the held characters as text; ``char``, the next one, is read anew."""
         held, self._held = self._held, []
         self._say("".join(held))
         self._step = self._between
         self._between(char)
 
     def _to_end(self, char: str, mark: str) -> None:
-        """Behind a call: ``mark``, which ends it and may be missing; then text."""
+        """Read ``mark``, which ends a call and may be missing; then text."""
         self._tag += char
         if self._tag == mark:
             self._tag = ""
@@ -181,7 +181,7 @@ class CallParser:
             self._resume(rest)
 
     def _resume(self, rest: str = "") -> None:
-        """Behind a call: text again, beginning with ``rest``."""
+        """Read text again after a call, beginning with ``rest``."""
         self._step, self._fresh = self._between, True
         for char in rest:
             self._step(char)
@@ -220,7 +220,7 @@ class ObjectParser(CallParser):
     def _in_object(self, char: str) -> None:
         found = self._object
         fresh = found.take(char)
-        if not self._held:  # the call is told: the rest of its arguments follows as it comes
+        if not self._held:  # the call is emitted: the rest of its arguments follows as it comes
             self._argue(fresh)
             self._inside = found.open
             if found.done or found.wrong:

@@ -1,9 +1,9 @@
-"""Choices scored as wholes: one of several texts, drawn by its probability behind the prompt.
+"""Choices scored as wholes: one of several texts, sampled by its probability after the prompt.
 
-Token by token, a choice is taken by its first token, before the model has read the rest: an "A"
-drawn because "Above Average" begins with it. Here each choice's log-probability is the sum over all
-of its tokens, and the draw is from softmax(sums / temperature). Every token of every choice is
-computed, whichever is taken.
+Sampling token by token takes a choice by its first token, before the model has read the rest: an
+"A" may be sampled because "Above Average" begins with it. Here each choice's log-probability is the
+sum over all of its tokens, and the choice is sampled from softmax(sums / temperature). Every token
+of every choice is computed, whichever is taken.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ async def score(
 
 
 def pick(totals: Sequence[float], sampling: SamplingParams) -> int:
-    """Index of the choice that is drawn, the first of the best where sampling is greedy."""
+    """Return the index of the sampled choice; greedy sampling takes the first of the best."""
     if sampling.greedy:
         return max(range(len(totals)), key=totals.__getitem__)
     best = max(totals)
@@ -81,7 +81,7 @@ def pick(totals: Sequence[float], sampling: SamplingParams) -> int:
 
 
 def verify_whole(sampling: SamplingParams) -> None:
-    """Raise ValueError where a parameter asks for what a draw of wholes cannot do."""
+    """Raise ValueError for a parameter that whole choices cannot be sampled with."""
     plain = SamplingParams()
     fields = ["top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
               "logit_bias", "min_new_tokens"]  # fmt: skip

@@ -74,7 +74,7 @@ class HermesParser(ObjectParser):
         self._begin_object()
 
     def _behind(self, char: str) -> None:
-        """Behind the object: space, and the end tag, which may be missing or cut."""
+        """Read what follows the object: space, and the end tag, which may be missing or cut."""
         if not self._tag and char in SPACE:
             return
         self._to_end(char, END)

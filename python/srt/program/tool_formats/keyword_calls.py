@@ -25,7 +25,7 @@ class KeywordParser(CallParser):
         self._name, self._step = "", self._in_name
 
     def _behind(self, char: str) -> None:
-        """Behind a call's parenthesis."""
+        """Read a character after a call's closing parenthesis."""
         raise NotImplementedError
 
     def _hold(self, char: str) -> None:
@@ -49,7 +49,7 @@ class KeywordParser(CallParser):
         """May set another step."""
 
     def _before_key(self, char: str) -> None:
-        """Behind the parenthesis or a comma."""
+        """Read a character after the opening parenthesis or a comma."""
         if char == ")":
             self._end(char)
         elif char == "*" and not self._told:
@@ -68,7 +68,7 @@ class KeywordParser(CallParser):
             self._hold(char)
 
     def _stars(self, char: str) -> None:
-        """Behind ``*``."""
+        """Read a character after ``*``."""
         self._hold(char)
         if char == "{" and self._held[-2:] == ["*", "{"] and self._held[-3] == "*":
             self._tell(self._name, "")
@@ -134,7 +134,7 @@ class KeywordParser(CallParser):
         self._step = self._behind
 
     def _break(self, char: str) -> None:
-        """``char`` cannot be here: of a call that was told the rest is lost."""
+        """``char`` is not allowed here. The rest of a call that was emitted is lost."""
         if self._told:
             self._resume(char)
         else:
@@ -142,9 +142,9 @@ class KeywordParser(CallParser):
 
 
 def arguments_form(tool: Tool) -> tuple[Form, str]:
-    """What stands between a call's parentheses, and what stands before it: keyword arguments in
-    the order of the schema, required ones first; or, where the schema says more than its
-    properties one by one, two stars and the object."""
+    """Form of the text between a call's parentheses, and the text before it. The form is keyword
+    arguments in the order of the schema, required ones first. Where the schema says more than its
+    properties one by one, it is the object, and the text before it two stars."""
     given = tool.parameters
     properties = given.get("properties") or {}
     required = [name for name in given.get("required") or () if name in properties]

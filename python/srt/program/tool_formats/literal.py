@@ -29,11 +29,11 @@ class Literal:
 
     def __init__(self) -> None:
         self.done = self.wrong = False
-        self._closers: list[str] = []  # of open brackets
+        self._closers: list[str] = []  # closing characters of open brackets
         self._quote = ""
-        self._kept = ""  # of a number, a word or an escape
+        self._kept = ""  # characters of a number, a word or an escape
         self._state = "value"  # or "key", "colon", "behind"
-        self._comma = ""  # to be said before the next value or key
+        self._comma = ""  # text to emit before the next value or key
         self._may_close = False  # a bracket may close in place of it
 
     def run(self, text: str, at: int) -> tuple[str, int]:
@@ -61,7 +61,7 @@ class Literal:
         return text + self._outside(char), True
 
     def _outside(self, char: str) -> str:
-        """Between strings, numbers and words."""
+        """Read a character between strings, numbers and words."""
         if char in SPACE:
             return ""
         if self._state == "behind":
@@ -88,7 +88,7 @@ class Literal:
         return comma
 
     def _behind(self, char: str) -> str:
-        """Behind a value in brackets."""
+        """Read a character after a value in brackets."""
         closer = self._closers[-1]
         if char == closer:
             return self._shut()
@@ -147,12 +147,12 @@ class Literal:
 
 
 def _inside(text: str) -> str:
-    """As it stands in a string of JSON."""
+    """Escape a text for a string of JSON."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def _number(text: str) -> str:
-    """As JSON writes it, "" where it is none."""
+    """A number as JSON writes it, "" where the text is none."""
     found = _NUMBER.fullmatch(text)
     if not found or not (found[2] or found[3]):
         return ""

@@ -75,7 +75,7 @@ class Llama3Parser(ObjectParser):
         self._begin_object("{" if mark == "{" else "")
 
     def _behind(self, char: str) -> None:
-        """Behind an object: the next one, or text."""
+        """Read a character after an object: the next object, or text."""
         if char in SPACE:
             (self._held or self._space).append(char)
         elif char in ";," and not self._held:

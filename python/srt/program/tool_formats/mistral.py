@@ -75,8 +75,9 @@ class Mistral(Plain):
 
 
 class MistralParser(ObjectParser):
-    """Behind ``[TOOL_CALLS]``, a list of JSON objects with ``name`` and ``arguments``; or a name,
-    ``[ARGS]`` and the object of the arguments, where a ``[CALL_ID]`` may stand between."""
+    """Parser of calls after ``[TOOL_CALLS]``: a list of JSON objects with ``name`` and
+    ``arguments``, or a name, an optional ``[CALL_ID]``, ``[ARGS]`` and the object of the
+    arguments."""
 
     marks = (BEGIN,)
 
@@ -96,7 +97,7 @@ class MistralParser(ObjectParser):
             self._named(char)
 
     def _item(self, char: str) -> None:
-        """Before an object of the list."""
+        """Read a character before an object of the list."""
         if char in SPACE:
             self._held.append(char)
         elif char == "{":
@@ -106,7 +107,7 @@ class MistralParser(ObjectParser):
             self._refuse(char)
 
     def _behind(self, char: str) -> None:
-        """Behind an object of the list."""
+        """Read a character after an object of the list."""
         if char in SPACE:
             self._space.append(char)
         elif char == ",":

@@ -89,7 +89,7 @@ class PythonicParser(KeywordParser):
             self._begin_call()
 
     def _bracket(self, char: str) -> None:
-        """Behind ``<|python_start|>``."""
+        """Read a character after ``<|python_start|>``."""
         if char == "[":
             self._hold(char)
             self._begin_call()
@@ -111,5 +111,5 @@ class PythonicParser(KeywordParser):
             self._resume(char)
 
     def _at_end(self, char: str) -> None:
-        """Behind the list: ``<|python_end|>``, where there is one."""
+        """Read what follows the list: ``<|python_end|>``, where there is one."""
         self._to_end(char, END)
