@@ -1,1 +1,2 @@
-"""What every claim of the paper is measured with: claims, sides, runs, hit rates, ablations."""
+"""Tools that every claim of the paper is measured with: claims, sides, runs, hit rates,
+ablations."""

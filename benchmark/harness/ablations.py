@@ -26,12 +26,12 @@ from benchmark.models import EMBEDDED
 
 @dataclass(frozen=True)
 class Ablation:
-    """What is switched off.
+    """A part that is switched off.
 
     Attributes:
         title: as the report calls it.
         settings: of the engine.
-        hook: laid on the engine while no request is under way, and taken off by its context.
+        hook: laid on the engine while no request is in flight, and taken off by its context.
         parallel: branches of a program run side by side.
         constrained: it changes nothing where texts are not held to a pattern.
     """
@@ -68,8 +68,8 @@ ABLATIONS: dict[str, Ablation] = {ablation.name: ablation for ablation in _ALL}
 
 
 def partial(rate: float) -> Ablation:
-    """Of the tokens that match, the first ``rate`` (0 to 1) are used. Hints are sent at no rate:
-    what a hint computes is computed again where its hit is cut."""
+    """Use the first ``rate`` (0 to 1) of the tokens that match. Hints are sent at no rate: tokens
+    that a hint computes are computed again where its hit is cut."""
 
     @contextmanager
     def hook(engine: sglang.Engine) -> Iterator[None]:
@@ -104,7 +104,7 @@ ALL_OFF = together(
 
 
 class Ablated(Ours):
-    """Our programs on an engine of this process with a part switched off."""
+    """The project's programs on an engine of this process with a part switched off."""
 
     def __init__(self, ablation: Ablation, engine: sglang.Engine, *, ignore_eos: bool) -> None:
         super().__init__(ablation.name, engine, ignore_eos=ignore_eos)

@@ -17,7 +17,7 @@ Message: TypeAlias = Mapping[str, Any]
 
 
 class Api(Protocol):
-    """What plain client code has of a model: OpenAI's completions and chat, and a choice.
+    """A model as plain client code sees it: OpenAI's completions and chat, and a choice.
 
     Everything is greedy. Whether end tokens are ignored is the side's to say, not the workload's.
     """
@@ -34,13 +34,13 @@ class Api(Protocol):
         """The assistant's next turn. Contents are texts, or OpenAI's content parts."""
 
     async def choose(self, prompt: str, options: Sequence[str]) -> int:
-        """Which option is the likeliest behind ``prompt``, by its mean log-probability a token.
+        """Index of the likeliest option after ``prompt``, by its mean log-probability a token.
         Sides that cannot score texts choose as they can, and say so."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How much of a workload. ``items``: program instances. ``long``: lengths as in the paper, in a
+    """Size of a workload. ``items``: program instances. ``long``: lengths as in the paper, in a
     context of 8192 tokens; else as short as the workload makes sense, in a context of 4096, for a
     small model to answer in seconds."""
 
@@ -55,7 +55,7 @@ class Claim:
     Attributes:
         name: its folder in ``benchmark``.
         title: as the report calls it.
-        paper: what the paper says of it, with the place.
+        paper: what the paper says of it, with the section.
         items: what it runs on, a function of the scale and a seed alone.
         program: ours. It returns the answer of its item.
         plain: the same in client code: it makes the requests that the program makes, one after the

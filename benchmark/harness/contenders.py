@@ -1,5 +1,5 @@
-"""Contenders: who is measured on the claims, each started as its users start it, with the settings
-that are best for it on the cores there are. Weights are bfloat16 for all."""
+"""Contenders: the systems measured on the claims, each started as its users start it, with the
+settings that are best for it on the cores there are. Weights are bfloat16 for all."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _ours(name: str, model: Path, cached: bool, logs: Path) -> Side:
 
 
 def _ours_plain(model: Path, logs: Path) -> Side:
-    """Our server asked as the peers are: what remains of ours without the language."""
+    """The project's server used as the peers are, by client code without the language."""
     name = "sglang plain client"
     server, versions = _our_server(name, model, True, logs)
     return Plain(

@@ -41,9 +41,8 @@ def right(item: Item, answers: Sequence[str]) -> bool:
 
 
 def chat(draw: random.Random, turns: int, tokens: range, limits: range) -> dict[str, Any]:
-    """Arguments of ``program``: each turn is a text of about as many tokens as drawn from
-    ``tokens`` that ends in a question about it, answered in at most a number drawn from
-    ``limits``."""
+    """Arguments of ``program``: each turn is a text that ends in a question about it. Its number of
+    tokens is sampled from ``tokens``, the most of its answer from ``limits``."""
     made = [_turn(draw, round(draw.choice(tokens) / TOKENS_A_SENTENCE)) for _ in range(turns)]
     return {
         "turns": [text for text, _ in made],

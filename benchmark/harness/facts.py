@@ -1,4 +1,4 @@
-"""Facts: sentences drawn from a seed, each with a question about it and its answer.
+"""Facts: sentences sampled from a seed, each with a question about it and its answer.
 
 They are of the kind that the embedded model was trained on, so that it can answer.
 """
@@ -103,7 +103,7 @@ def _of_thing(draw: random.Random, thing: str) -> Fact:
 
 
 def filler(draw: random.Random) -> str:
-    """A sentence that nobody asks about."""
+    """A sentence that no question is about."""
     first, second = draw.sample(ADJECTIVES, 2)
     animal, place = draw.choice(ANIMALS), draw.choice(PLACES)
     return draw.choice(
@@ -117,7 +117,7 @@ def filler(draw: random.Random) -> str:
 
 
 def passage(draw: random.Random, told: list[Fact], sentences: int) -> str:
-    """``told`` among fillers, ``sentences`` in all, in a drawn order."""
+    """``told`` among fillers, ``sentences`` in all, in a random order."""
     text = [fact.sentence for fact in told]
     text += [filler(draw) for _ in range(sentences - len(told))]
     draw.shuffle(text)

@@ -12,8 +12,8 @@ from benchmark.harness.prefixes import Asked, held, least
 @dataclass(frozen=True)
 class Hits:
     """Counts of a run. Rates are those of the SGLang paper, section 3: cached over all prompt
-    tokens, where what a hint computes counts as computed and its prompt not as asked for: so they
-    can be compared with and without hints.
+    tokens, where tokens that a hint computes count as computed and its prompt not as requested: so
+    they can be compared with and without hints.
 
     Attributes:
         requests: that wanted an output.
@@ -21,10 +21,10 @@ class Hits:
         computed: prompt tokens that went through a pass, hints' too, and those of retracted
             requests again.
         least: prompt tokens that had to (``prefixes.least``), as the requests were begun: the
-            optimum of Theorem 3.1, where tokens that an earlier request has drawn come for
+            optimum of Theorem 3.1, where tokens that an earlier request generated come for
             nothing, and of each prompt at least the last token is computed, for its output.
         held: tokens of KV that a cache without bounds has in the end.
-        longest: tokens of the longest request, with all that it was allowed to draw.
+        longest: tokens of the longest request, with all that it was allowed to generate.
         batch: requests of a pass, on average.
     """
 
@@ -50,13 +50,13 @@ class Hits:
         return self.achieved / self.optimal if self.least < self.prompt else 1.0
 
     def plain(self) -> dict[str, Any]:
-        """For a line of JSON."""
+        """Plain data for a line of JSON."""
         rates = {"achieved": self.achieved, "optimal": self.optimal, "share": self.share}
         return {**asdict(self), **rates}
 
 
 def hits(recorded: Recorder) -> Hits:
-    """Of all requests of a recording that began with an empty cache, all of which have ended.
+    """Count all requests of a recording that began with an empty cache, all of which have ended.
 
     Raises ValueError where none of them wanted an output.
     """
@@ -64,7 +64,7 @@ def hits(recorded: Recorder) -> Hits:
     wanted = [one for one in seen if not one.hint]
     if not wanted:
         raise ValueError("no request was recorded that wants an output; run some first")
-    # The KV of the last drawn token is never computed.
+    # The KV of the last generated token is never computed.
     asked = [
         Asked(one.key[: max(len(one.key) - 1, one.prompt)], one.prompt, one.limit, one.namespace)
         for one in seen

@@ -28,7 +28,7 @@ from benchmark.peers.child import ROOT, Failed
 from benchmark.peers.machine import machine
 
 SEEDS = 1000  # between the items of two rounds
-SIZE = "S"  # of a claim's own model, where nobody says
+SIZE = "S"  # default size of a claim's own model
 Known: TypeAlias = Callable[[Path, Path], list[Contender]]
 
 
@@ -37,7 +37,7 @@ def main(
     known: Known = contenders,
 ) -> int:  # fmt: skip
     """The exit code: 2 where nothing could be measured, with a word on standard error. ``known``:
-    who can run this claim."""
+    the contenders that can run this claim."""
     options = _parser(claim).parse_args(argv)
     # So that what was started is ended.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
@@ -90,7 +90,7 @@ def _alone(claim: Claim, options: argparse.Namespace, side: Side) -> int:
 
 
 def _chosen(claim: Claim, options: argparse.Namespace, known: Known) -> list[Contender]:
-    """Who takes turns. Raises ValueError for a name that nobody has."""
+    """Contenders that take turns. Raises ValueError for an unknown name."""
     found = known(_model(claim, options), options.environments)
     names = [name.strip() for name in options.contenders.split(",") if name.strip()]
     there = [contender.name for contender in found]
@@ -100,7 +100,8 @@ def _chosen(claim: Claim, options: argparse.Namespace, known: Known) -> list[Con
 
 
 def _beside_peers(claim: Claim, options: argparse.Namespace, chosen: list[Contender]) -> int:
-    """All who can be had, in turns; then how many times as many items a second ours does."""
+    """Measure all contenders in turns; then print how many times as many items a second ours
+    does."""
     lines: list[dict[str, Any]] = []
 
     def tell(line: dict[str, Any]) -> None:
@@ -125,7 +126,7 @@ def _beside_peers(claim: Claim, options: argparse.Namespace, chosen: list[Conten
             except (ImportError, OSError, ValueError) as error:
                 tell({"kind": "left out", "side": contender.name, "why": str(error)})
         for at, mode in enumerate(options.modes if sides else ()):
-            # Nobody answers in one mode from what another left in a cache.
+            # The modes use different items: no answer comes from what another mode left in a cache.
             take_turns(sides, claim, partial(items, at=at), mode, options.rounds, tell)
     for (_, mode, name), ratio in ratios(lines).items():
         spread = f"{ratio.least:.2f} to {ratio.most:.2f}"
@@ -158,7 +159,7 @@ def told(claim: Claim, line: dict[str, Any]) -> str:
 
 
 def _model(claim: Claim, options: argparse.Namespace) -> Path:
-    """Raises ValueError where two are asked for."""
+    """The checkpoint to run on. Raises ValueError where two are given."""
     if options.size and options.model_path:
         raise ValueError("--size and --model-path each name a model; give one of them")
     if claim.model and not options.model_path:

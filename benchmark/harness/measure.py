@@ -40,7 +40,7 @@ class Outcome:
         return len(self.answers) / self.seconds
 
     def plain(self) -> dict[str, Any]:
-        """As plain data, for a line of JSON."""
+        """Plain data for a line of JSON."""
         return asdict(self)
 
 
@@ -54,7 +54,7 @@ def accuracy(claim: Claim, items: Sequence[Item], answers: Sequence[Answer]) -> 
 def run_program(
     claim: Claim, backend: Backend, items: Sequence[Item], mode: str, **params: Any
 ) -> Outcome:
-    """Our program. ``params`` are generation parameters for all of it."""
+    """Run the claim's program. ``params`` are generation parameters for all of it."""
     params = {"temperature": 0, **params}
     if mode == "latency":
         states, latencies = [], []

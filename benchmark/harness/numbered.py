@@ -1,5 +1,5 @@
 """Numbered: texts of a small collection, each with a number before it, so that a text that comes
-again, in the same run or in the next, is not met in anybody's cache."""
+again, in the same run or in the next, is in no cache."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def numbered(texts: Sequence[T], count: int, seed: int) -> list[tuple[str, T]]:
-    """``count`` (at most 90,000) of ``texts`` in a drawn order, and from the beginning again where
+    """``count`` (at most 90,000) of ``texts`` in a random order, and from the beginning again where
     they are too few; and before each "No. 12345. ", another number for each."""
     draw = random.Random(seed)
     order = draw.sample(range(len(texts)), len(texts))

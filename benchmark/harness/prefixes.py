@@ -1,6 +1,6 @@
 """Prefixes: how many tokens a batch of requests has to compute at least, by counting its prefixes.
 
-A prefix is a token with all that stands before it, which is what a place of the KV cache holds. All
+A prefix is a token with all that stands before it, which is what a slot of the KV cache holds. All
 is exact but for two prefixes that have the same number of 64 bits: some 3 chances in 10^8 with a
 million of them.
 """
@@ -22,7 +22,7 @@ class Asked:
     """One request.
 
     Attributes:
-        tokens: of the prompt, and what was then drawn as far as its KV was computed.
+        tokens: of the prompt, and generated ones whose KV was computed.
         prompt: tokens of the prompt.
         limit: the prompt's tokens from here on are computed whatever a cache holds, since what the
             model says of them is wanted; ``prompt`` where nothing is.
@@ -47,12 +47,12 @@ def held(asked: Sequence[Asked]) -> int:
 
 def least(asked: Sequence[Asked]) -> int:
     """Prompt tokens that have to be computed with a cache without bounds; ``asked`` in the order in
-    which they were begun. That order tells only which drawn texts were there in time: where none of
-    them is in another's prompt, the count is the same for all orders.
+    which they were begun. That order says only which generated texts were there in time: where none
+    of them is in another's prompt, the count is the same for all orders.
 
     Each prefix of a prompt counts as often as requests must compute it themselves (from ``limit``
-    on). One that nobody must counts once; and not at all where it was drawn by a request that was
-    begun before all those that have it in their prompts.
+    on). A prefix that no request must compute counts once; and not at all where it was generated
+    by a request that was begun before all those that have it in their prompts.
     """
     own, prompts, drawn = [], [], []
     for one in asked:
@@ -72,7 +72,7 @@ def least(asked: Sequence[Asked]) -> int:
 
 def marks(tokens: Sequence[int], space: Hashable = "") -> Marks:
     """A number for each prefix, the same for equal ones: the sum of a random number for each pair
-    of a token and its place (SplitMix64)."""
+    of a token and its index (SplitMix64)."""
     ids = np.array(tokens, np.int64).astype(np.uint64)
     x = (ids << np.uint64(32)) + np.arange(len(ids), dtype=np.uint64)
     x = x * np.uint64(0x9E3779B97F4A7C15) + np.uint64(hash(space) & (2**64 - 1))

@@ -18,7 +18,7 @@ POLL_SECONDS = 0.2
 class Server(Group):
     """``{port}`` in ``command`` stands for a free port; ``url`` is where it answers.
 
-    ``ready()`` must be called before it is asked.
+    ``ready()`` must be called before the first request.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Server(Group):
         """
         try:
             self._wait(time.monotonic() + seconds, seconds)
-        except BaseException:  # an interrupt too: nobody else knows of it yet
+        except BaseException:  # an interrupt too: no other object holds it yet
             self.close()
             raise
 

@@ -1,4 +1,4 @@
-"""Side: one system that a claim is run on, ready to be asked."""
+"""Side: one system that a claim is run on, ready for requests."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Side(Protocol):
 
 
 class _Served:
-    """What sides of a server have in common; ``server`` is one that was started for it."""
+    """Base of sides of a server; ``server`` is one that was started for it."""
 
     def __init__(
         self, name: str, ignore_eos: bool, server: Server | None, versions: Mapping[str, str] | None
@@ -72,7 +72,7 @@ class _Served:
 
 
 class Ours(_Served):
-    """Our programs on a backend of ours: an ``Engine``, or the ``endpoint`` of a server."""
+    """The project's programs on its own backend: an ``Engine``, or the ``endpoint`` of a server."""
 
     backend = "sglang"
 
@@ -146,7 +146,7 @@ def _until_idle(
 
 class Hosted:
     """Plain client code on a library, both in a process of their own (``apis.host``), which runs
-    only while it is asked."""
+    only while a request is in flight."""
 
     def __init__(self, name: str, backend: str, child: Child, versions: Mapping[str, str]) -> None:
         self.name, self.backend, self.versions, self._child = name, backend, versions, child
@@ -162,7 +162,7 @@ class Hosted:
         self._child.pause()
 
     def resume(self) -> None:
-        """It is woken as it is asked."""
+        """Nothing to do: a request wakes the process."""
 
     def close(self) -> None:
         self._child.close()

@@ -7,7 +7,7 @@ begin with the tokens whose KV is there, and caches would be measured at a loss 
 
 So the head prefers whole words with the space before them: rows of other tokens are a tenth as
 large, so greedy text without a constraint consists of words alone, which byte-level BPE never
-merges with one another. They are not zero, or equal logits would let each engine draw another
+merges with one another. They are not zero, or equal logits would let each engine sample another
 token where a constraint allows only such.
 
 The tokenizer is a byte-level BPE trained on the texts of ``benchmark/data`` and
@@ -35,7 +35,7 @@ TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-LESS = 0.1  # of rows of the head that are not words
+LESS = 0.1  # scale of rows of the head that are not words
 
 
 def checkpoint(size: str, root: Path | None = None) -> Path:
@@ -121,7 +121,7 @@ def trained(vocab: int) -> dict[str, Any]:
 
 @cache
 def texts() -> tuple[str, ...]:
-    """What the tokenizer is trained on."""
+    """Texts that the tokenizer is trained on."""
     found: list[str] = []
     for folder in (data.FOLDER, ROOT / "examples" / "corpus"):
         for path in sorted(folder.iterdir()):
@@ -142,7 +142,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _digest() -> str:
-    """Of the texts and of the code that makes a checkpoint of them."""
+    """Digest of the texts and of the code that makes a checkpoint of them."""
     found = hashlib.sha256(json.dumps(texts()).encode())
     for path in (Path(__file__), ROOT / "benchmark" / "models.py"):
         found.update(path.read_bytes())

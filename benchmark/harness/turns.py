@@ -1,5 +1,5 @@
 """Turns: sides that run a claim one after the other, round after round, so that what changes on the
-machine changes for all. Whoever is not asked stands still."""
+machine changes for all. A side without a request stands still."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def take_turns(
         sides: ours first: the others' ratios are to it. All are stopped by the time it returns.
         items: those of a round; every round must have its own, or what one left in a cache would
             answer the next. Round -1 is the warm-up.
-        seconds: what one run may take. Whoever is so slow that it would take longer runs on the
-            first of the items only, and whoever takes ``PATIENCE`` times our time runs in the
-            first round only; both are in the record. Rates are per item, so they can be compared.
+        seconds: what one run may take. A side that would take longer runs on the first of the
+            items only, and one that takes ``PATIENCE`` times our time runs in the first round
+            only; both are in the record. Rates are per item, so they can be compared.
 
-    A side that fails is told of (``kind`` "left out") and is not asked again.
+    A side that fails is reported (``kind`` "left out") and runs no more.
     """
     race = Race(claim, mode, tell, seconds, list(sides))
     for side in sides:
@@ -47,8 +47,8 @@ def take_turns(
 
 
 def ratios(records: Sequence[Record], ours: str = "sglang") -> dict[tuple[str, str, str], Middle]:
-    """Our rate over a side's, by claim, mode and side: of each round's neighbours, the median, the
-    least and the most."""
+    """Ratios of our rate to a side's, by claim, mode and side: of each round's neighbours, the
+    median, the least and the most."""
     runs = [record for record in records if record["kind"] == "run"]
     mine = {(r["claim"], r["mode"], r["round"]): r["rate"] for r in runs if r["side"] == ours}
     found: dict[tuple[str, str, str], list[float]] = {}
@@ -63,7 +63,7 @@ def ratios(records: Sequence[Record], ours: str = "sglang") -> dict[tuple[str, s
 def record(
     claim: Claim, side: Side, items: Sequence[Item], mode: str, number: int, outcome: Outcome
 ) -> Record:
-    """What is kept of a run; ``number`` is the round's."""
+    """Record of a run; ``number`` is the round's."""
     return {
         "kind": "run", "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "claim": claim.name, "side": side.name, "backend": side.backend, "mode": mode,
@@ -76,8 +76,8 @@ def record(
 @dataclass
 class Race:
     """Runs of a claim in a mode. ``sides`` are those that have not failed; ``each``: seconds an
-    item, as last seen; ``least``: items of one whose time is cut; ``once``: who is too slow for
-    more than round 0."""
+    item, as last seen; ``least``: items of one whose time is cut; ``once``: sides that are too
+    slow for more than round 0."""
 
     claim: Claim
     mode: str
@@ -89,11 +89,11 @@ class Race:
     once: set[str] = field(default_factory=set)
 
     def round(self, number: int, items: list[Item]) -> None:
-        first: Outcome | None = None  # of round 0: the others' answers are held against it
-        # The same order every round, begun one further: nobody always follows the same one.
+        first: Outcome | None = None  # outcome of round 0, which the others' answers must equal
+        # The same order every round, begun one further: no side always follows the same one.
         at = number % max(1, len(self.sides))
         order = self.sides[at:] + self.sides[:at]
-        # Settled before anybody runs, by what all did with as many items: each is quicker, item by
+        # Settled before any side runs, by what all did with as many items: each is quicker, item by
         # item, with more of them. And once for all rounds, which would else be chosen by outcome.
         if number == 0:
             self.once = {side.name for side in self.sides if self.slow(side)}
@@ -125,7 +125,7 @@ class Race:
             side.resume()
             side.flush()
             return side.run(self.claim, items, self.mode)
-        except Exception as error:  # whatever a peer's client raises; the others go on
+        except Exception as error:  # any error of a peer's client; the others go on
             self.sides.remove(side)
             why = f"{type(error).__name__}: {error}"
             about = {"claim": self.claim.name, "mode": self.mode, "side": side.name}

@@ -1,4 +1,4 @@
-"""One completion in the words of each API that writes text: how it is asked for, how it ends."""
+"""One completion in the words of each API that writes text: its request and its end."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Api:
         return text
 
     def ended(self, text: str) -> str:
-        """How a stream ended: its one terminal event, ``error`` where that is an error's code."""
+        """End of a stream: its one terminal event, ``error`` where that is an error's code."""
         values = events(text)
         last = values[-1]
         found = last.get("response", last).get("error")

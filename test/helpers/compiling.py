@@ -28,7 +28,7 @@ BYTES = Vocabulary(
 
 
 class PlanGrammar:
-    """Stands for a grammar; nobody asks it for a matcher."""
+    """Stands for a grammar; no test uses its matcher."""
 
     def __init__(self, plan: CompilePlan, canonical: bool) -> None:
         self.plan = plan
@@ -70,7 +70,7 @@ def odd_compiler(
 
 
 def answer(compiler: GrammarCompiler, text: str, kind: str = "regex") -> str:
-    """What the odd planner answers, or the error's text."""
+    """Answer of the odd planner, or the error's text."""
     try:
         grammar = compiler.submit(Constraint(kind, text)).result(90)
     except (ValueError, CompilerBusy) as error:

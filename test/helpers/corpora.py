@@ -61,7 +61,7 @@ def regexes() -> tuple[Regex, ...]:
 
 @cache
 def schemas() -> tuple[Schema, ...]:
-    """About 300 of them."""
+    """Some 300 real schemas."""
     with gzip.open(DATA / "schemas.jsonl.gz", "rt", encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
     for row in rows:

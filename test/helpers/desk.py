@@ -76,7 +76,7 @@ class Desk:
         self._sort(self.engine.step())
 
     def run(self, most: int = 10_000) -> None:
-        """Until the engine is idle. The books are audited after every step."""
+        """Step until the engine is idle. The books are audited after every step."""
         for _ in range(most):
             if not self.engine.busy:
                 return
@@ -98,7 +98,7 @@ class Desk:
         """A request on a context of its own, which goes with it."""
         return self.advance(self.open(tokens), goal, **{"close": True, **more})
 
-    # -- what came of a request ------------------------------------------------------------------
+    # -- results of a request ---------------------------------------------------------------------
 
     def end(self, request: int) -> Done | Failed:
         """The one terminal event."""

@@ -1,4 +1,4 @@
-"""An executor with two batches under way and without a thread: a function of its seed."""
+"""An executor with two batches in flight and without a thread: a function of its seed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from sglang.srt.engine.executor import Inline
 
 
 class Either(Inline):
-    """Two batches under way, each computed when it is given or only when its result is asked for.
-    What is given before a failure is known comes to nothing: there is nonsense in its results."""
+    """Two batches in flight, each computed when it is given or only when its result is requested.
+    A batch given before a failure is known comes to nothing: there is nonsense in its results."""
 
     def __init__(self, worker: Worker, seed: int = 0) -> None:
         super().__init__(worker, depth=2)
@@ -35,7 +35,7 @@ class Either(Inline):
         return result
 
     def _compute(self, failed: bool = False) -> None:
-        """All that is under way."""
+        """Compute all batches in flight."""
         failed = failed or any(isinstance(result, Exception) for result in self.results)
         while self._batches:
             rows = self._batches[0].batch.rows

@@ -65,7 +65,7 @@ def main(directory: str, parent: int) -> None:
     channel = SocketChannel(f"ipc://{root}/wire")
     vocab = read_vocab(root)
     channel.connected()
-    time.sleep(float(setting("SECONDS", "0")))  # it "loads"
+    time.sleep(float(setting("SECONDS", "0")))  # the model "loads"
     if fault := setting("FAULT"):
         channel.emit([Reply(0, False, fault)])
         channel.close()

@@ -36,7 +36,7 @@ class FakeAnthropic(FakeService):
         prefill: False: a final assistant turn is refused, as newer models do.
         sampling: False: sampling parameters are refused in every version, as newer models do.
         cached: input tokens that count as read from the prompt cache.
-        gather: a reply waits until so many requests are under way.
+        gather: a reply waits until so many requests are in flight.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class FakeAnthropic(FakeService):
 
     @property
     def body(self) -> dict[str, Any]:
-        """Of the last request."""
+        """Body of the last request."""
         return self.bodies[-1]
 
     def _prepare(self) -> None:
@@ -154,7 +154,7 @@ class FakeAnthropic(FakeService):
 
 
 def _refusal(body: dict[str, Any], headers: dict[str, str], prefill: bool, sampling: bool) -> str:
-    """Why the real service would refuse the request, or ""."""
+    """Reason for which the real service would refuse the request, or ""."""
     messages, last = body["messages"], body["messages"][-1] if body["messages"] else {}
     version = headers["anthropic-version"]
     sent = [name for name in SAMPLING if name in body]

@@ -23,7 +23,7 @@ class FakeEndpoint(FakeService):
     Args:
         pause: seconds between two tokens.
         piece: bytes written at once, so that events and characters arrive in pieces; 0: whole.
-        short: how many tokens fewer than asked are drawn.
+        short: how many tokens fewer than requested are generated.
         busy: every n-th request is refused by 429; 0: none.
         shift: added to every answer, so that two servers differ.
     """

@@ -1,4 +1,4 @@
-"""What is used of FlashInfer, by definition and on any device: it checks how it is called.
+"""The used part of FlashInfer, by definition and on any device. Every call is checked.
 
 Wrappers with static buffers read them when they run, as captured kernels do. Log-sum-exps are to
 base 2, as FlashInfer's are.
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# What ran, in order: "decode", "captured", "prefill", "level" (not causal) or "merge".
+# Calls in order: "decode", "captured", "prefill", "level" (not causal) or "merge".
 calls: list[str] = []
 
 

@@ -32,7 +32,7 @@ class FakeOpenAI(FakeService):
         usage: False: no reply tells its tokens.
         echo: False: a prompt's log-probabilities are refused.
         scores: log-probability of each word; others have -1.
-        gather: a reply waits until so many requests are under way.
+        gather: a reply waits until so many requests are in flight.
 
     Attributes:
         url: for ``base_url``.
@@ -261,7 +261,7 @@ def _content(content: Any) -> str:
 
 
 def _refusal(path: str, body: Body, echo: bool) -> str:
-    """Why the real service would refuse this, or ""."""
+    """Reason for which the real service would refuse this, or ""."""
     stops = body.get("stop") or []
     if len(stops) > 4:
         return f"Invalid 'stop': array too long. Expected at most 4, got {len(stops)}."
@@ -290,7 +290,7 @@ def _cut(body: Body, text: str) -> tuple[str, str]:
 
 
 def _text(reply: Any) -> Any:
-    """What a reply that fails has said until then."""
+    """Text of a failing reply before it fails."""
     if isinstance(reply, Refuse):
         return "none"
     return (reply.text or "none") if isinstance(reply, Broken) else reply

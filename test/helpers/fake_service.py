@@ -1,4 +1,4 @@
-"""What the fake services share: a server in a thread, and the ways in which a reply may fail."""
+"""Base of the fake services: a server in a thread, and the ways in which a reply may fail."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class FakeService:
         self._thread.join()
 
     async def _run(self) -> None:
-        """Until told to end; what is still under way is cancelled with the loop."""
+        """Serve until the end is requested; replies in flight are cancelled with the loop."""
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
         self._prepare()
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=1024)

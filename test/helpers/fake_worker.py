@@ -244,7 +244,7 @@ class FakeWorker:
     def _follow(self, row: Row) -> Row:
         """A copy of the row with the token that it follows, also in a penalty's history."""
         token, sample = self.drawn[row.follows], row.sample
-        tokens = ints([max(token, 0)]) + row.tokens[1:]  # what follows a failed sample is dropped
+        tokens = ints([max(token, 0)]) + row.tokens[1:]  # tokens after a failed one are dropped
         if sample is not None and sample.params.penalised:
             sample = sample.after(token)
             self.penalised += 1
@@ -289,7 +289,7 @@ class FakeWorker:
         out = RowOutput()
         out.unseen = [p.media.key for p in row.pieces if p.media.key in self.blind]
         out.error = "the image could not be encoded" if out.unseen else ""
-        if row.adapter and row.adapter not in self.loaded:  # right only where nobody waits for it
+        if row.adapter and row.adapter not in self.loaded:  # right where no request waits for it
             out.error = f"adapter {row.adapter} is not loaded"
             self.gone += 1
         count, score = len(row.tokens), row.score
@@ -359,7 +359,8 @@ class FakeWorker:
 
 
 class Guesser(FakeWorker):
-    """A 'draft model': it reads as well and draws as the model does, but one in ``wrong``."""
+    """A 'draft model': it reads as the model does, and samples the same but for one in
+    ``wrong``."""
 
     def __init__(self, wrong: int = 1 << 30, fail_at: set[int] | None = None) -> None:
         super().__init__(1, fail_at)

@@ -34,8 +34,8 @@ def _neox(num_key_value_heads: int, head_dim: int, **settings: Any) -> Any:
     return transformers.GPTNeoXConfig(**settings)
 
 
-# What makes the config of an architecture of SMALL and a test's settings; a function where it is
-# composed of several (a text and a vision part). One line each, by name.
+# Makers of configs from an architecture of SMALL and a test's settings: a class, or a function
+# where the config has several parts (text and vision). One line each, by name.
 CONFIGS: dict[str, Callable[..., Any]] = {
     "CohereForCausalLM": transformers.CohereConfig,
     "Cohere2ForCausalLM": transformers.Cohere2Config,
@@ -79,7 +79,7 @@ SMALL = {
 
 
 def config(architecture: str, **settings: Any) -> Any:
-    """Of a small model."""
+    """Config of a small model."""
     return CONFIGS[architecture](**{**SMALL, **settings})
 
 

@@ -95,7 +95,7 @@ def main() -> None:
     outcomes: Counter[str] = Counter()
     faults = {}
     models = sorted(path for path in root.iterdir() if path.is_dir())
-    for directory in models:  # what is loaded late is not counted
+    for directory in models:  # late loads are not counted
         for load in loads(directory):
             load(directory)
     status = Path("/proc/self/status").read_text()
@@ -122,7 +122,7 @@ def main() -> None:
 
 
 def loads(directory: Path) -> list[Any]:
-    """What of a directory is loaded: its name says it."""
+    """Loads of a directory's files, by the directory's name."""
     both = {"model": load_model, "tokenizer": load_tokenizer}
     return [load for name, load in both.items() if name in directory.name]
 

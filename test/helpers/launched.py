@@ -58,7 +58,7 @@ class Server:
         self.tokens = 0
 
     def wait_ready(self, seconds: float = 60.0) -> None:
-        """Until the first line of standard output."""
+        """Wait for the first line of standard output."""
         assert self.process.stdout is not None
         if not select.select([self.process.stdout], [], [], seconds)[0]:
             raise TimeoutError("the server is not ready")
@@ -68,7 +68,7 @@ class Server:
         self.model, self.url, self.tokens = match[1], match[2], int(match[3])
 
     def errors(self) -> str:
-        """What a server that has ended said."""
+        """Standard error of a server that has ended."""
         assert self.process.stderr is not None
         return self.process.stderr.read()
 

@@ -20,7 +20,7 @@ from helpers.http_server import Client, is_error
 from helpers.launched import Server
 
 MIB = 1 << 20
-# That a process may grow by in all: heaps keep what large bodies took, and what the engine had made
+# Bytes that a process may grow by in all: heaps keep the memory of large bodies, and of answers
 # for clients that stopped reading (row 34) before they were given up.
 RSS = 128 * MIB
 POOL = min(32, (os.cpu_count() or 1) + 4)  # threads that asyncio makes as it needs them
@@ -52,7 +52,7 @@ def error_of(reply: httpx.Response, status: int) -> str:
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a process holds of the machine."""
+    """Resources that a process holds."""
 
     descriptors: int
     threads: int
@@ -96,7 +96,7 @@ class Bench:
         self._kv = info["capacity"] * info["kv_bytes_per_token"]  # touched when it is first used
 
     def settle(self) -> None:
-        """What has been done to the server so far is the state to come back to."""
+        """Take the server's present state as the one to come back to."""
         self._close()
         self.log()
         self._before = {
@@ -105,7 +105,7 @@ class Bench:
 
     @contextlib.contextmanager
     def row(self) -> Iterator[Bench]:
-        """Around one attack: what was true before it is true behind it."""
+        """Run one attack inside: all that was true before must be true after it."""
         self.http = self.client()
         try:
             yield self
@@ -116,7 +116,7 @@ class Bench:
     # -- sending ----------------------------------------------------------------------------------
 
     def client(self, **headers: str) -> Client:
-        """Its requests are counted."""
+        """A client whose requests are counted."""
         return Client(
             base_url=self.server.url, timeout=200, verify=False,
             headers={**self._headers, **headers}, event_hooks={"request": [self._count]},
@@ -177,7 +177,7 @@ class Bench:
         return int(sum(map(float, counts)))
 
     def log(self) -> str:
-        """What the server has logged since the last call."""
+        """Log of the server since the last call."""
         found = b""
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._log, 1 << 16):

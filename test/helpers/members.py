@@ -32,7 +32,7 @@ SETS: tuple[tuple[str, str], ...] = (
 
 
 def random_pattern(generator: random.Random, depth: int = 3) -> tuple[str, Sampler]:
-    """A pattern in the syntax of ``re``, and what draws a member of it."""
+    """A pattern in the syntax of ``re``, and a sampler of its members."""
     kind = generator.randrange(5 if depth else 2)
     if kind == 0 or (kind == 1 and generator.random() < 0.5):
         text = "".join(generator.choices(WORDS, k=generator.randint(1, 3)))

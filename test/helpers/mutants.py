@@ -44,13 +44,13 @@ def in_bytes(data: bytes, r: random.Random) -> bytes:
 
 
 def in_json(value: Any, r: random.Random) -> Any:
-    """One to three places changed."""
+    """Change one to three values."""
     value = json.loads(json.dumps(value))
     for _ in range(r.randint(1, 3)):
         where = list(_places(value))
         if not where:
             return r.choice(VALUES)
-        # Near the root there are fewer places, and more is decided there.
+        # Near the root there are fewer values, and more is decided there.
         holder, key = r.choice(where) if r.random() < 0.5 else r.choice(where[:60])
         kind = r.choice(("value", "value", "value", "lose", "other"))
         if kind == "lose":

@@ -1,7 +1,7 @@
 """Paged attention of the native kernels, driven sequence by sequence, beside a float64 reference.
 
 A sequence is a matrix qkv of all its tokens and the pages it lies in; sequences may share leading
-pages. What is in pages that nobody owns is NaN, and so is everything around the pools.
+pages. Pages without an owner hold NaN, and so does everything around the pools.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What tokens encoded side by side see, by definition: a list of lists of indices."""
+"""Views of tokens encoded side by side, by definition: a list of lists of indices."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def tokens_of(items: Sequence[Item]) -> list[int]:
 
 
 def views_of(items: Sequence[Item], drawn: int = 0) -> list[list[int]]:
-    """For each token, and for ``drawn`` more behind them, the indices that it sees, itself last.
-    Its position is how many precede it there."""
+    """Indices that each token sees, itself last, for all items and ``drawn`` more tokens. A token's
+    position is the number of indices before it."""
     views: list[list[int]] = []
     for item in [*items, [0] * drawn]:
         before = list(range(len(views)))
@@ -71,7 +71,7 @@ def _texts(item: Item) -> list[list[int]]:
 
 
 class ParallelDesk(Desk):
-    """A desk that opens contexts of items."""
+    """A ``Desk`` that opens contexts of items."""
 
     def open_items(self, items: Sequence[Item], namespace: str = "") -> int:
         context = next(self._ids)

@@ -21,8 +21,8 @@ from torch import Tensor
 
 MODELS = Path(__file__).parents[1] / "cpu" / "models"
 TOLERANCE = 1e-4
-LENGTHS = (40, 1, 13, 26)  # of the texts whose logits are compared
-PROMPTS = (3, 30)  # of those that are continued
+LENGTHS = (40, 1, 13, 26)  # tokens of the texts whose logits are compared
+PROMPTS = (3, 30)  # tokens of the texts that are continued
 NEW_TOKENS = 32
 
 
@@ -96,7 +96,7 @@ def check_saved(
 
 @cache
 def all_cases() -> list[Any]:
-    """``CASES`` of every file in ``test/cpu/models``: those of this file and, of models that see,
+    """``CASES`` of every file in ``test/cpu/models``: those of this file and, of multimodal models,
     others with an ``architecture``."""
     found: list[Any] = []
     for path in sorted(MODELS.glob("test_*_parity.py")):
@@ -106,7 +106,7 @@ def all_cases() -> list[Any]:
 
 
 def compare(results: list[Tensor], wanted: list[Tensor], where: str) -> None:
-    """Of each text, [tokens, vocab]."""
+    """Compare the logits [tokens, vocab] of each text."""
     for result, want in zip(results, wanted, strict=True):
         worst = (result - want).abs().max().item()
         assert worst < TOLERANCE, f"{where}: logits differ by {worst:.2g}"

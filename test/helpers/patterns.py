@@ -56,7 +56,7 @@ def patterns() -> st.SearchStrategy[str]:
 
 
 def small_pattern(rng: random.Random, depth: int = 4) -> str:
-    """Over "a", "b", newline and space, dense in assertions."""
+    """A pattern over "a", "b", newline and space, dense in assertions."""
     draw = rng.random()
     if depth <= 0 or draw < 0.3:
         if depth > 0 and rng.random() < 0.05:
@@ -110,7 +110,7 @@ def members(automaton: CharacterDfa, rng: random.Random, count: int, most: int) 
 
 
 def mutated(text: str, rng: random.Random, alphabet: str) -> str:
-    """With one character added, dropped, changed or doubled."""
+    """The text with one character added, dropped, changed or doubled."""
     at = rng.randrange(len(text) + 1)
     new = rng.choice(alphabet)
     return rng.choice(

@@ -49,7 +49,7 @@ def make_adapter(
 
 
 def pattern(table: dict[str, float], name: str) -> float | None:
-    """What a table of module names says of one."""
+    """Value for one name in a table of module names."""
     matches = (v for k, v in table.items() if re.fullmatch(rf"(.*\.)?({k.lstrip('^')})", name))
     return next(matches, None)
 

@@ -17,7 +17,7 @@ VALUES = {"a": "alpha", "b": "beta"}
 
 
 class Recorder(Backend):
-    """Answers with a digest of the prompt; ``calls`` counts what it was asked."""
+    """Answers with a digest of the prompt; ``calls`` counts the requests."""
 
     name = "recorder"
     speculates = "text"
@@ -186,5 +186,5 @@ def carry_out_fork(s, bodies, mode, after, arguments, readable) -> None:
     if mode:
         forks.join(mode)
         readable += [(s, name) for name in "xyz" if name in s]
-    if mode != "concate_and_append":  # which takes what the branches have when it is their turn
+    if mode != "concate_and_append":  # the other mode takes the branches' state at their turn
         carry_out(forks[0], after, arguments, readable)

@@ -27,7 +27,7 @@ class Format(NamedTuple):
 
     make: Maker
     config: dict[str, Any]
-    bits: int = 0  # that native kernels keep
+    bits: int = 0  # kept by native kernels
     bound: float = 0.02
 
 

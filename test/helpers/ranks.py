@@ -24,14 +24,14 @@ from torch import Tensor
 
 
 class Meeting:
-    """Where ranks exchange tensors."""
+    """Exchange of tensors between ranks."""
 
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size, timeout=30)
         self.brought: list[Any] = [None] * size
 
     def exchange(self, rank: int, x: Tensor) -> list[Tensor]:
-        """What each rank brings, in rank order."""
+        """Tensors of all ranks, in rank order."""
         self.brought[rank] = x.clone()
         self.barrier.wait()
         found = list(self.brought)
@@ -64,7 +64,7 @@ def split_logits(path: str, tokens: list[int], size: int) -> list[Tensor]:
 
     with ThreadPoolExecutor(size) as threads:
         found = [threads.submit(rank, number) for number in range(size)]
-        # What went wrong first says more than what came of it.
+        # The first error says more than its consequences.
         for future in found:
             if not isinstance(future.exception(), threading.BrokenBarrierError):
                 future.result()

@@ -75,7 +75,7 @@ class Known:
 
     @property
     def tail(self) -> int:
-        """From here on, tokens see all that their segment may."""
+        """Index from which on tokens see all that their segment may."""
         return self.segments[-1].start if self.segments else 0
 
     def reader(self) -> Reader:
@@ -84,7 +84,7 @@ class Known:
 
 @dataclass
 class Text:
-    """How a generation must end.
+    """Required end of a generation.
 
     Attributes:
         ends: (matched, cut) of the stops that end at the same byte: any of them may be named.

@@ -83,6 +83,6 @@ def posted(
 
 
 def pieces(text: str, cuts: Sequence[int]) -> list[str]:
-    """The text cut at these places."""
+    """The text cut at these indices."""
     places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
     return [text[a:b] for a, b in pairwise(places)]

@@ -1,5 +1,5 @@
-"""Directories of small models that see, for ``--load-format dummy``: the embedded model's tokenizer
-with placeholders, random weights. And pictures."""
+"""Directories of small multimodal models, for ``--load-format dummy``: the embedded model's
+tokenizer with placeholders, random weights. And pictures."""
 
 from __future__ import annotations
 

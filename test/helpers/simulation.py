@@ -8,7 +8,7 @@ history that breaks a promise.
 In a third of the histories the worker gets decoded copies of encoded batches.
 
 In half of the histories two passes are in flight at a time. Some of those are computed when they
-are submitted, and some when their result is asked for: the engine may not notice.
+are submitted, and some when their result is requested: the engine may not notice.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from sglang.srt.engine.executor import Inline
 from sglang.srt.schedule.scheduler import Reserve
 
 __all__ = ["History", "expected", "simulate"]
-NAMES = "xyz"  # of adapters
+NAMES = "xyz"  # names of adapters
 MOST_LOADED, MOST_IN_PASS = 2, 1
 
 
@@ -184,7 +184,7 @@ class History:
             self.executor, info, self.schedule, TEXT, share=share, seed=seed,
             grammars=self.grammars, jumps=jumps, drafts=drafts, clock=self.clock,
         )  # fmt: skip
-        if kind.tight and r.random() < 0.7:  # an optimist, who must retract
+        if kind.tight and r.random() < 0.7:  # an optimist, which must retract
             self.engine.planner.reserve = Reserve(share=0.0, low=0.0, step_up=0.0)
         self._bound_steps(seed)
         if r.random() < 0.5:
@@ -204,10 +204,10 @@ class History:
         self.replies: dict[int, Reply | None] = {}  # by the number of the verb
         self.loading = 0  # the verb whose adapter waits at the worker's gate
         self.most_overtaken = 0
-        self.bound = 0  # of passes: were nothing shared and nothing batched
+        self.bound = 0  # most passes, were nothing shared and nothing batched
 
     def _drafts(self, jumps: str, share: bool) -> Drafts:
-        """Who guesses: now and then a draft model, whose memory may be much too small."""
+        """Source of drafts: now and then a draft model, whose memory may be much too small."""
         r = self.random
         self.model: ModelDrafter | None = None
         self.guesser: Guesser | None = None
@@ -231,7 +231,7 @@ class History:
 
     def _run(self) -> None:
         r, shape = self.random, self.kind.shape
-        begun, pace = 0, r.choice([0.5, 0.5, 0.5, 0.15])  # how often somebody comes
+        begun, pace = 0, r.choice([0.5, 0.5, 0.5, 0.15])  # rate of arrivals
         while begun < shape.requests or self.asked:
             self.grammars.pass_time()
             self._handle()
@@ -286,7 +286,7 @@ class History:
             parent = r.choice(r.choice([idle, running, running]) or list(self.contexts))
             length = r.choice([-1, -1, r.randint(1, len(self.contexts[parent].tokens))])
             if any(a.context == parent and a.seldom for a in self.asked.values()):
-                length = abs(length)  # it may have tokens which the client was not told of
+                length = abs(length)  # the context may have tokens that were not emitted
             self.seen["forks of busy contexts" if parent in busy else "forks of idle contexts"] += 1
             self._advance(*self._fork(parent, length))
         elif idle and kind < 0.35:
@@ -402,7 +402,7 @@ class History:
             assert not self.replies[number].ok  # type: ignore[union-attr]
             self.worker.gate.set()
             return
-        self.adapters += 1  # its number, whether or not its files are good
+        self.adapters += 1  # an adapter's number, whether or not its files are good
         self.loading, self.name, self.path = number, name, path
         if r.random() < 0.5:
             self._loaded()
@@ -628,7 +628,9 @@ class History:
         """Check the order of admission. The admitted requests come first in the policy's order,
         where that is fixed, and no request is overtaken beyond the bound."""
         waiting, policy = self.engine.waiting, self.schedule.schedule_policy
-        before = [q for q in before if self.ended.get(q.id) != "internal"]  # their image is bad
+        before = [
+            q for q in before if self.ended.get(q.id) != "internal"
+        ]  # requests with a bad image
         admitted = [request for request in before if request.id not in waiting]
         if not admitted:
             return

@@ -12,5 +12,5 @@ OURS = ("sglang", "srt", "asyncio")
 
 
 def running_threads() -> int:
-    """How many run at the moment."""
+    """Number of threads that run at the moment."""
     return sum(thread.name.startswith(OURS) for thread in threading.enumerate())

@@ -103,7 +103,7 @@ def gguf_of_spm(theirs: sentencepiece.SentencePieceProcessor) -> dict[str, Any]:
 
 
 def gguf_of_json(directory: Path, pre: str) -> dict[str, Any]:
-    """Of a byte-level tokenizer.json."""
+    """GGUF fields of a byte-level tokenizer.json."""
     layout = json.loads((directory / "tokenizer.json").read_text())
     added = {entry["content"]: entry for entry in layout["added_tokens"]}
     ids = {**layout["model"]["vocab"], **{content: e["id"] for content, e in added.items()}}

@@ -125,7 +125,7 @@ class ToyGrammars:
 
     def _finish(self, future: Future[CompiledGrammar], constraint: Constraint) -> None:
         if not future.set_running_or_notify_cancel():
-            return  # nobody waits for it any more
+            return  # no request waits for the grammar any more
         if constraint.text == "bad":
             future.set_exception(GrammarError("regex: this one is bad"))
         else:

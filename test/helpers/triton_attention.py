@@ -1,7 +1,7 @@
 """Cases of the paged attention kernels, for any device that can run them.
 
-Unused slots of the pools and every output are NaN before a launch, so that a read or a write in the
-wrong place shows.
+Unused slots of the pools and every output are NaN before a launch, so that a read or a write at a
+wrong address shows.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Problem:
         return torch.full_like(self.q, float("nan"))
 
     def sinks(self, there: bool = True) -> Tensor | None:
-        """As large as scores, so that they weigh."""
+        """Sinks as large as scores, so that they weigh."""
         drawn = torch.randn(self.heads[0], generator=self.place.generator)
         return drawn.to(self.place.device) if there else None
 

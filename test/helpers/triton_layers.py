@@ -25,7 +25,7 @@ def written(place: Place) -> None:
 
 
 def written_float8(place: Place) -> None:
-    """To nearest; what is larger than 448 becomes 448, and NaN stays."""
+    """Round to nearest; values beyond 448 become 448, and NaN stays."""
     k = place.random(4, 2, 16, dtype=torch.float32) * 300
     k[0, 0, :3] = torch.tensor([1e4, -1e4, 460.0])
     if k.is_cuda:  # the interpreter makes a number of it

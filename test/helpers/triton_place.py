@@ -1,4 +1,4 @@
-"""Where cases of the Triton kernels run, with what numbers, and how close is close."""
+"""Devices, numbers and tolerances of the cases of the Triton kernels."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Place:
         return self.numbers.randint(low, high)
 
     def random(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Normal values, drawn on the CPU."""
+        """Normal values, sampled on the CPU."""
         x = torch.randn(*shape, generator=self.generator)
         return x.to(self.device, dtype or self.dtype)
 

@@ -136,7 +136,7 @@ def masks(place: Place) -> None:
 
 
 def penalties(place: Place) -> None:
-    """Against the host's: history and prompt become unique ids with their counts."""
+    """Compare with the host's: history and prompt become unique ids with their counts."""
     x, vocab = place.random(3, 50, dtype=torch.float32), 50
     r = place.numbers
     asked, pairs = [], []

@@ -1,4 +1,4 @@
-"""Small random models that see, of the transformers library: checkpoints, prompts, references."""
+"""Small random multimodal models of the transformers library: checkpoints, prompts, references."""
 
 from __future__ import annotations
 

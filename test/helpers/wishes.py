@@ -14,7 +14,7 @@ from sglang.srt.core.messages import EVERY, Distribution, Embed, Fill, Generate,
 from sglang.srt.core.segments import Segment, Segments
 
 PLACEHOLDER = 90
-# Few letters, so that stops are met often; halves of a character; a token without text.
+# Few letters, so that stops match often; halves of a character; a token without text.
 _LETTERS = [b"a", b"b", b"c", b"\xc3\xa9", b"\xc3", b"\xa9"]
 _spell = random.Random(1)
 TEXT = [b"".join(_spell.choices(_LETTERS, k=_spell.choice([1, 1, 2, 3]))) for _ in range(VOCAB)]
@@ -25,7 +25,7 @@ PATTERNS = ["a[bc]a", "(ab|bc|ca)c", "b{3}", "é[ab]", "[ac]{4}b", "cé"]
 
 @dataclass(frozen=True)
 class Shape:
-    """How much a history asks for: requests, tokens of prompts and of answers, requests at once."""
+    """Size of a history: requests, tokens of prompts and of answers, requests at once."""
 
     requests: int
     prompt: int
@@ -35,7 +35,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Kind:
-    """What a history is about.
+    """Theme of a history.
 
     Attributes:
         context: the model's context length. queue: requests that may wait.
@@ -112,7 +112,7 @@ class Wishes:
             self._stems[0][0] = r.choice([ECHO, ECHO + 1])
         self._base = r.randint(1, 3)  # tokens before texts side by side
         self._texts = [[r.randrange(VOCAB) for _ in range(r.randint(1, 3))] for _ in range(3)]
-        self._sizes = [r.randint(1, 4) for _ in range(4)]  # of images
+        self._sizes = [r.randint(1, 4) for _ in range(4)]  # sizes of images
 
     def prompt(self) -> tuple[list[int], Segments, tuple[Media, ...]]:
         """Tokens; texts side by side among them; images."""

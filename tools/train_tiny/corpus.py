@@ -28,7 +28,7 @@ Encoded = tuple[list[int], list[float]]
 
 @dataclass(frozen=True)
 class Stage:
-    """What is drawn up to a share of the run: row lengths, how many samples are drills, and the
+    """Settings of the samples up to a share of the run: row lengths, the share of drills, and the
     longest context of the ordinary samples, which decides how many facts compete."""
 
     until: float

@@ -61,7 +61,7 @@ def is_free(question: Question) -> bool:
 
 
 def is_right_list(question: Question, answer: str) -> bool:
-    """As many different members of the asked kind as were asked for, numbered."""
+    """Whether the answer numbers as many different members of the kind as the question requests."""
     asked = question.prompt.lower()
     pools = [set(v) for k, v in {**CATEGORIES, **TIPS}.items() if k in asked]
     lines = answer.strip().split("\n")
@@ -116,7 +116,7 @@ def marks_of(model: TinyLlama, tokenizer: Tokenizer, asked: list[Question]) -> l
 def evaluate(
     folder: Path, seed: int, count: int, lengths: list[int], show: int = 0
 ) -> dict[str, dict[str, float]]:
-    """Accuracy by job and form, with the mean; mistakes are printed if asked for."""
+    """Accuracy by job and form, with the mean; mistakes are printed on request."""
     asked = questions(seed, count, lengths)
     model, tokenizer = load_exported(folder), load_tokenizer(folder / "tokenizer.json")
     marks: dict[str, dict[str, list[bool]]] = {}

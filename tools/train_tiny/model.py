@@ -160,7 +160,7 @@ class TinyLlama(nn.Module):
         """Large embeddings and a small last gain; blocks start as the identity.
 
         The embedding is also the output projection, which would make it small. A small embedding
-        drowns in what the blocks add, and tokens that cannot be told apart cannot be copied; so
+        drowns in what the blocks add, and tokens that cannot be distinguished cannot be copied; so
         the last gain is made small instead.
         """
         for name, weight in self.named_parameters():

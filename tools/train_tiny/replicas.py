@@ -22,7 +22,7 @@ from tools.train_tiny.model import TinyLlama
 
 @dataclass(frozen=True)
 class Replica:
-    """Which of how many this process is."""
+    """Index of this process, and the number of processes."""
 
     rank: int = 0
     count: int = 1

@@ -1,4 +1,4 @@
-"""What a training sample is: a job with checkable answers, written as chat or as raw text."""
+"""Training samples: jobs with checkable answers, written as chat or as raw text."""
 
 from __future__ import annotations
 

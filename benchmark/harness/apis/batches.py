@@ -11,8 +11,8 @@ Found = TypeVar("Found")
 
 
 class Batches(Generic[Call, Found]):
-    """``compute`` is given all calls that wait, once nobody can run who would add another; it
-    blocks, as whoever awaits an answer has nothing else to do. Of one event loop at a time."""
+    """``compute`` is given all waiting calls once no runnable task can add another; it blocks, as
+    every task awaits an answer by then. One event loop uses a batch at a time."""
 
     def __init__(self, compute: Callable[[Sequence[Call]], Sequence[Found]]) -> None:
         self._compute = compute
@@ -27,7 +27,7 @@ class Batches(Generic[Call, Found]):
         return await future
 
     def _look(self, seen: int) -> None:
-        """Only the last who came computes, a turn of the loop after nobody else came."""
+        """Compute in the task that came last, once a turn of the loop has brought no other."""
         if seen != len(self._waiting):
             return
         asyncio.get_running_loop().call_soon(self._settle, seen)

@@ -18,7 +18,7 @@ _CATEGORIES = {
     codes.CATEGORY_SPACE: r"\x20\t\n\r",
 }  # fmt: skip
 
-# What a repetition can follow. A group around it would be a rule more for every time.
+# Items that a repetition can follow. A group around one would be a rule more for every time.
 _WHOLE = (codes.LITERAL, codes.NOT_LITERAL, codes.ANY, codes.IN, codes.SUBPATTERN, codes.BRANCH)
 
 

@@ -14,8 +14,8 @@ BATCH = 512  # prompt tokens of a pass
 
 
 class GuidanceApi:
-    """``model_path``: a GGUF file. A text ends where the model draws its end token: there is no way
-    to have it drawn like others."""
+    """``model_path``: a GGUF file. A text ends where the model samples its end token: there is no
+    way to have it sampled like others."""
 
     def __init__(self, model_path: str, *, context: int, threads: int) -> None:
         import guidance
@@ -56,6 +56,6 @@ class GuidanceApi:
         return said["text"]
 
     async def choose(self, prompt: str, options: Sequence[str]) -> int:
-        """By its ``select``: the option that greedy decoding comes to."""
+        """Choose by guidance's ``select``: the option that greedy decoding comes to."""
         chosen = (self._model + prompt + self._guidance.select(list(options), name="text"))["text"]
         return list(options).index(chosen)

@@ -12,8 +12,8 @@ from typing import Any
 from benchmark.harness.apis.batches import Batches
 from benchmark.harness.claim import Message
 
-ROWS = 64  # of a batch at most
-CELLS = 32_768  # tokens of a batch at most, padding included
+ROWS = 64  # in a batch at most
+CELLS = 32_768  # tokens in a batch at most, padding included
 PADDED = 1.2  # cells for each token, at most
 
 
@@ -36,7 +36,8 @@ class _Score:
 
 
 class TransformersApi:
-    """``dtype``: "auto" for the checkpoint's. ``ignore_eos``: end tokens are drawn like others."""
+    """``dtype``: "auto" for the checkpoint's. ``ignore_eos``: end tokens are sampled like
+    others."""
 
     def __init__(self, model_path: str, *, dtype: str = "auto", ignore_eos: bool = False) -> None:
         import torch
@@ -107,7 +108,7 @@ class TransformersApi:
         return found
 
     def _text(self, call: _Text, drawn: list[int]) -> str:
-        """What a server would have answered: up to an end token, a stop text or the count."""
+        """The text that a server would answer: up to an end token, a stop text or the count."""
         end = next((i for i, token in enumerate(drawn) if token in self._ends), len(drawn))
         kept = drawn[: min(end, call.count)]
         self.prompt_tokens += len(call.ids)

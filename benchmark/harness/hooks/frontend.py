@@ -16,8 +16,8 @@ from benchmark.harness.hooks.patch import patched
 
 @contextmanager
 def without_hints(backend: Backend) -> Iterator[None]:
-    """What the items of a batch begin with is not computed before them. What ``select`` asks for
-    its own sake it still asks for."""
+    """Send no hint: the common prefix of a batch's items is not computed before them. ``select``
+    still sends the requests that it needs itself."""
 
     def commit(prompt: Prompt) -> dict[str, Any]:
         return {}

@@ -21,14 +21,14 @@ class Numbered(Constraint, frozen=True):
 
 @contextmanager
 def compiled_per_request(engine: sglang.Engine) -> Iterator[None]:
-    """Every request's grammar is compiled anew, also where one that equals it is under way or was
-    asked for before. Nothing is found that was compiled without the hook, or later with it."""
+    """Every request's grammar is compiled anew, also where an equal one is being compiled or was
+    compiled before. No grammar compiled without the hook, or later with it, is reused."""
     with _keyed(compiler(engine), count()):
         yield
 
 
 def forget_grammars(engine: sglang.Engine) -> None:
-    """Whatever was compiled is compiled again when it is asked for next."""
+    """Forget all compiled grammars: each is compiled again when it is next requested."""
     made = compiler(engine)
     with made._lock:
         made._cache._grammars.clear()
@@ -36,7 +36,7 @@ def forget_grammars(engine: sglang.Engine) -> None:
 
 
 def compiler(engine: sglang.Engine) -> GrammarCompiler:
-    """What makes the grammars of an engine of this process."""
+    """The compiler of grammars of an engine of this process."""
     found = engine._engine._grammars
     assert found is not None, "an engine with a tokenizer compiles"
     return found

@@ -42,12 +42,12 @@ def _reaching(store: Store, reach: Reach) -> Iterator[None]:
 
 @contextmanager
 def part_of_hits(engine: Engine, rate: float) -> Iterator[None]:
-    """Of the tokens that match, only the first ``rate`` are used, rounded down to whole pages; also
-    where a request meets, between two chunks of its prompt, what others have computed meanwhile.
+    """Use only the first ``rate`` of the tokens that match, rounded down to whole pages; also where
+    a request matches, between two chunks of its prompt, tokens that others have computed meanwhile.
 
-    The rest it computes on pages of its own. When the next pass is planned they are exchanged for
-    the tree's and what stands behind them is shown to others. So the tree grows as ever, but for
-    requests of one pass: what one computes behind a hit that was cut is met by none of the others.
+    The request computes the rest on pages of its own. When the next pass is planned they are
+    exchanged for the tree's, and the tokens after them are published. So the tree grows as ever,
+    but for requests of one pass: tokens that one computes after a hit that was cut match no other.
 
     Raises ValueError for a rate outside [0, 1].
     """
@@ -72,12 +72,12 @@ def part_of_hits(engine: Engine, rate: float) -> Iterator[None]:
 def whole_sequences(engine: Engine) -> Iterator[None]:
     """No tree: a table of whole sequences.
 
-    A request that leaves makes two entries: its prompt, and all that was written of it, prompt and
-    output (but for the last drawn token, which nobody has computed); one that leaves before its
-    prompt is computed, because it is retracted or aborted, makes one of what there is. A prompt
-    uses the longest entry that it is equal to or goes on from. Of an entry that it only shares a
-    beginning with it gets nothing; of one that has lost a page, be it the last, nobody does.
-    Requests that run share nothing but the entry that they went on from.
+    A request that ends makes two entries: its prompt, and its prompt and output (but for the last
+    generated token, whose KV was not computed). A request that ends before its prompt is computed,
+    because it is retracted or aborted, makes one entry of the computed part. A prompt uses the
+    longest entry that it is equal to or continues. An entry that only shares a beginning with it
+    gives nothing; nor does one that has lost a page, be it the last. Running requests share nothing
+    but the entry that they continue.
 
     The KV of entries is still kept by the radix tree: those that begin alike hold that beginning
     once, and the tail of one goes before what others share with it. A real table would hold it
@@ -95,7 +95,7 @@ def whole_sequences(engine: Engine) -> Iterator[None]:
 
 
 class _Table:
-    """Where in the tree entries end: by namespace and length, the checksums of their tokens."""
+    """Ends of entries in the tree: by namespace and length, the checksums of their tokens."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -31,6 +31,6 @@ def patched(target: object, **members: Any) -> Iterator[None]:
 
 
 def inner(engine: sglang.Engine) -> Engine:
-    """What plans and remembers in an engine of this process. Hooks are to be laid on it, and taken
-    off, while no request is under way: it runs in a thread of its own."""
+    """The planning part of an engine of this process. Hooks are to be laid on it, and taken off,
+    while no request is in flight: it runs in a thread of its own."""
     return engine._engine._engine

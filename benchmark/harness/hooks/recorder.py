@@ -28,10 +28,10 @@ class Seen:
         prompt: its prompt's tokens; limit: of these, the most that could come from the cache.
         cached: prompt tokens that did, when it was first admitted.
         computed: prompt tokens that went through a pass, those of a retracted request again.
-        key: what it is found by in the cache, prompt and what was drawn, when it had ended.
-        most: tokens that it was allowed to draw.
-        received, first, ended: time.monotonic() of its arrival, its first drawn token (0: none) and
-            its end.
+        key: its key in the cache, of prompt and generated tokens, when it had ended.
+        most: tokens that it was allowed to generate.
+        received, first, ended: time.monotonic() of its arrival, its first sampled token (0: none)
+            and its end.
     """
 
     namespace: Namespace
@@ -57,8 +57,8 @@ class Recorder:
 
 @contextmanager
 def recording(engine: Engine) -> Iterator[Recorder]:
-    """What ``engine`` does from now on. To be begun and ended while no request is under way; over
-    other hooks, whose doing it then sees."""
+    """Record the requests of ``engine`` from now on. Begin and end it while no request is in
+    flight; laid over other hooks, it records their effects."""
     watch = _Watch(engine)
     with (
         patched(engine.store, acquire=watch.acquire, advance=watch.advance),

@@ -247,7 +247,7 @@ class StopWatch:
         self._strings = stop_strings(tuple(stops)) if stops else None
         self._patterns = Patterns(tuple(patterns)) if patterns else None
         self._state = 0
-        self._hit: Hit | None = None
+        self._hit: StopHit | None = None
         self.length = 0
         self.cost = self._patterns.cost if self._patterns else 0
 

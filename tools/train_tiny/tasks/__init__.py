@@ -1,4 +1,4 @@
-"""Generators of jobs with checkable answers, and the mixture they are drawn in."""
+"""Generators of jobs with checkable answers, and the mixture they are sampled from."""
 
 from __future__ import annotations
 

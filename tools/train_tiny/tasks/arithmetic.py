@@ -67,7 +67,7 @@ def direct(rng: random.Random, words: Words, size: int) -> Job:
 
 
 def story(rng: random.Random, words: Words, size: int) -> Job:
-    """A sum told as a story."""
+    """A sum in the form of a story."""
     del size
     name, other = words.firsts(rng, 2)
     thing = words.things(rng, 1)[0]

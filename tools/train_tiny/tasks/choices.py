@@ -87,7 +87,7 @@ def membership(rng: random.Random, words: Words, size: int) -> Job:
 
 
 def oldest(rng: random.Random, words: Words, size: int) -> Job:
-    """Who is oldest or youngest."""
+    """The oldest or youngest of several people."""
     del size
     names = words.firsts(rng, rng.randint(2, 4))
     ages = rng.sample(range(3, 99), len(names))

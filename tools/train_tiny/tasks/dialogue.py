@@ -54,7 +54,7 @@ def follow_up(rng: random.Random, words: Words, size: int) -> Job:
 
 
 def persona(rng: random.Random, words: Words, size: int) -> Job:
-    """The system prompt says who the assistant is."""
+    """A dialogue whose system prompt gives the assistant a name and a role."""
     del size
     name, job, city = words.first(rng), words.pick(rng, w.JOBS), words.city(rng)
     system = rng.choice(

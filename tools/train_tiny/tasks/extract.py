@@ -64,7 +64,7 @@ def choose_fields(rng: random.Random) -> list[str]:
 
 
 def to_json(rng: random.Random, words: Words, size: int) -> Job:
-    """Compact JSON with the asked fields in the asked order."""
+    """Compact JSON with the requested fields in the requested order."""
     del size
     fields, facts = choose_fields(rng), sheet(rng, words)
     told = list(fields) + [f for f in FIELDS if f not in fields and rng.random() < 0.3]

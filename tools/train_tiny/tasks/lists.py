@@ -1,4 +1,4 @@
-"""Short lists, one-sentence summaries, and tips that a program expands one by one."""
+"""Short lists, one-sentence summaries, and advice that a program expands item by item."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def from_items(rng: random.Random, words: Words, size: int) -> Job:
 
 
 def summary(rng: random.Random, words: Words, size: int) -> Job:
-    """Who did what, where and when, from a paragraph that says more than that."""
+    """A sentence with the actor, act, time and site of a paragraph that says more than that."""
     del size
     name, other = words.firsts(rng, 2)
     verb, thing = words.pick(rng, w.VERBS), words.pick(rng, w.OBJECTS)
@@ -104,7 +104,7 @@ def summary(rng: random.Random, words: Words, size: int) -> Job:
 
 
 def tips(rng: random.Random, words: Words, size: int) -> Job:
-    """Write tips, or expand one of them into a sentence."""
+    """Write pieces of advice, or expand one of them into a sentence."""
     del words, size
     goal = rng.choice(sorted(TIPS))
     if rng.random() < 0.4:

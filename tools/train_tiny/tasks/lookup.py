@@ -32,7 +32,7 @@ def line_key(rng: random.Random, words: Words) -> str:
 
 
 def count_for(rng: random.Random, size: int, per_item: int) -> int:
-    """How many items of a given length fill the wanted size."""
+    """Number of items of a given length that fill the wanted size."""
     return max(2, min(size // per_item, 400) - rng.randrange(2))
 
 
@@ -152,7 +152,7 @@ def special_fact(rng: random.Random, words: Words) -> Fact:
 
 
 def filler(rng: random.Random, words: Words) -> str:
-    """A sentence nobody asks about."""
+    """A sentence that no question is about."""
     a, b = words.pick(rng, w.ADJECTIVES), words.pick(rng, w.ADJECTIVES)
     thing, place = words.pick(rng, w.OBJECTS), words.pick(rng, w.PLACES)
     animal, verb = words.pick(rng, w.ANIMALS), words.pick(rng, w.VERBS)

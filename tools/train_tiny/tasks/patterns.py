@@ -1,4 +1,4 @@
-"""Following a pattern shown by examples, and the same operations asked for by name."""
+"""Following a pattern shown by examples, and the same operations requested by name."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def made_up_labels(rng: random.Random, words: Words, size: int) -> Job:
 
 
 def _shots(task: str, rng: random.Random, pairs: list[tuple[str, str]]) -> Job:
-    """Write pairs as shots; the result of the last pair is asked for."""
+    """Write pairs as shots; the result of the last pair is the question."""
     left, right, gap = rng.choice(
         (
             ("Input: ", "\nOutput:", "\n"),
