@@ -1,4 +1,4 @@
-"""What one request may cost the engine's loop in one step, in counted work."""
+"""Cost of one request in one step of the engine's loop, in counted work."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Forced:
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Its only item counts the bytes that are searched for patterns, by the automata or by RE2."""
+    """Count of the bytes that are searched for patterns, by the automata or by RE2: one item."""
     count, scan, search = [0], Patterns._scan, Patterns._search
 
     def scanned(self: Patterns, data: bytes) -> bool:
@@ -156,7 +156,7 @@ def test_forced_text_is_the_same_over_more_steps() -> None:
 
 
 def test_a_costly_search_ends_its_own_request() -> None:
-    """Where every letter begins a match of 900. The text so far stands, and others go on."""
+    """Every letter begins a match of 900. The text so far stands, and other requests go on."""
     desk = Desk(capacity=1 << 16, grammars=Forced())
     text = LETTERS[:13] * 200 + "Z1"
     hostile, *_ = attack(desk, HOSTILE, text + "after", 1)
@@ -174,7 +174,7 @@ def test_a_costly_search_ends_its_own_request() -> None:
 
 
 def test_a_broken_search_ends_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At a token, forced or sampled, or at admission. Others go on."""
+    """The search raises at a token, forced or sampled, or at admission. Other requests go on."""
     feed = StopWatch.feed
 
     def broken(self: StopWatch, data: bytes) -> object:
@@ -234,7 +234,7 @@ def test_small_messages_are_obeyed_at_once() -> None:
 
 
 def test_forks_cost_what_was_appended_too() -> None:
-    """To a context of the engine, or to one of the same step."""
+    """Tokens are appended to a context of the engine, or to one of the same step."""
     desk = Desk(capacity=1 << 16)
     old = desk.open([1] * 3000)
     costs = VerbCosts(desk.engine.store.contexts)
@@ -251,7 +251,7 @@ LONG = [{"stop": tuple(f"{number:04}{i:04}" * 4 for i in range(128))} for number
 
 @pytest.mark.parametrize("stops", [DIFFERENT, CLASSES, LONG])
 def test_a_step_makes_few_large_automata(stops: list[dict[str, Any]]) -> None:
-    """Those of one step are made once, and small ones are made at once."""
+    """Equal automata of one step are made once, and small ones are made at once."""
 
     def fit(some: list[dict[str, Any]]) -> int:
         goals = [generate(2, **each) for each in some]
@@ -263,7 +263,7 @@ def test_a_step_makes_few_large_automata(stops: list[dict[str, Any]]) -> None:
 
 
 def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a flood of messages lasts, no more of them are received than a step takes."""
+    """A flood of messages is received at the rate at which steps take them."""
     desk, kept, most = Desk(capacity=1 << 16), [0], [0]
     handle = desk.engine.handle
     monkeypatch.setattr("sglang.srt.engine.loop.STEP_VERBS", 20_000)
@@ -295,7 +295,7 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_loop_obeys_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waits for its step is not overtaken by what comes later."""
+    """A message that waits for its step is not overtaken by later ones."""
     desk, sent, handled = Desk(capacity=1 << 16), forks(2000, 64), []
     expected = list(sent)
     handle = desk.engine.handle
@@ -353,7 +353,7 @@ def test_an_exit_overtakes_what_waits(tmp_path: Path) -> None:
 
 
 def test_tokens_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of forks, and of a context that is asked again, only what is new."""
+    """Only new tokens are checked, of forks and of a context that is used again."""
     seen: list[int] = []
 
     def lowest(*found: Any) -> int:
@@ -375,7 +375,7 @@ def test_tokens_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_long_waiting_prompts_are_admitted_over_several_steps() -> None:
-    """What is looked up in a step, cached or not, is bounded; one that is longer is still taken."""
+    """The tokens looked up in a step are bounded, cached or not; a longer prompt is still taken."""
     desk = Desk(capacity=1 << 16)
     desk.engine.planner.lookup = 3500
     first = desk.ask([7] * 1500, generate(2))
@@ -397,7 +397,7 @@ def test_long_waiting_prompts_are_admitted_over_several_steps() -> None:
 def test_a_step_looks_at_so_many_waiting_requests(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever their order. Those of highest priority are admitted first all the same."""
+    """The bound holds in any order. Requests of highest priority are still admitted first."""
     looked: list[int] = []
 
     def counted(view: View, policy: str, max_overtakes: int) -> Decision:
@@ -425,7 +425,7 @@ def test_a_step_looks_at_so_many_waiting_requests(
 
 
 def test_retracted_requests_keep_their_priority() -> None:
-    """Those that gave way are admitted again before those of lower priority."""
+    """Retracted requests are admitted again before those of lower priority."""
     desk = Desk(capacity=60, schedule_policy="priority", max_running_requests=8)
     ranks = {desk.ask([n] * 8, generate(30), priority=n % 3): n % 3 for n in range(9)}
     order: list[int] = []

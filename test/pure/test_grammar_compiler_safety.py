@@ -176,8 +176,8 @@ def recursive(count: int) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", recursive(1))
 def test_recursive_alternatives_name_their_limit(compiler: GrammarCompiler, name: str) -> None:
-    """More symbols than llguidance can number make it panic. The request with them is refused with
-    the reason; a grammar in use goes on, and the compile process lives."""
+    """More symbols than llguidance can number make it panic. The request with them is refused
+    with the reason; a grammar in use goes on, and the compile process lives."""
     neighbour = compiler.submit(Constraint(*GOOD[2])).result(120).matcher()
     before, killed = neighbour.mask(), compiler.killed
     with pytest.raises(GrammarError, match="rules have more than 65,524 symbols; make it smaller"):

@@ -11,7 +11,7 @@ from sglang.srt.core.request_stats import CacheMiss, RequestCounts, RequestStats
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# The one declaration and the one place that counts: a field ``added``, 7 for each computed row.
+# The one declaration and the one line that counts: a field ``added``, 7 for each computed row.
 ADDED = """
 import asyncio, importlib.abc, importlib.util, json, pathlib, sys
 

@@ -35,7 +35,7 @@ class GenParams:
     ``schema`` is ``json_schema`` by another name: both take a JSON schema (dict or text) or a type
     that ``types`` can turn into one. ``ebnf`` is a grammar, ``structural_tag`` a dict or its text.
     ``whitespace_pattern`` is what a runtime lets the model write between two tokens of JSON.
-    ``speculation`` is who guesses tokens ahead there, which changes no text. ``lora_path`` names
+    ``speculation`` is the source of drafts there, which changes no text. ``lora_path`` names
     the adapter of a runtime that the model writes with; "" is none.
     ``max_retries`` is how often to ask again where the backend does not enforce a constraint and
     the text does not satisfy it.
@@ -82,7 +82,7 @@ def given(params: GenParams) -> dict[str, Any]:
     return {name: value for name, value in vars(params).items() if value is not None}
 
 
-# Those that every backend is told, unless a program sets them.
+# Parameters that every backend is sent, unless a program sets them.
 _ALWAYS = (
     "max_new_tokens", "n", "temperature", "top_p", "top_k", "min_p", "frequency_penalty",
     "presence_penalty", "ignore_eos",

@@ -69,7 +69,7 @@ _TEXTS = "a text or a list of texts"
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How tokens are sampled, and when a generation ends.
+    """Parameters of sampling, and of the end of a generation.
 
     ``stop`` strings and ``stop_regex`` patterns are matched on the generated text, control tokens
     included, across the borders of tokens and of UTF-8 characters.

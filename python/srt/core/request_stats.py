@@ -15,7 +15,7 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class CacheMiss(msgspec.Struct, omit_defaults=True):
-    """Why the rest of a prompt was not in the cache, found when it was first admitted.
+    """Reason that the rest of a prompt was not in the cache, found when it was first admitted.
 
     Attributes:
         matched: prompt tokens that the cache held; the tokens behind them were computed.
