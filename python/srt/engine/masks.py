@@ -56,7 +56,7 @@ class DraftMasks:
         self._matcher, self._drafts, self._without = request.generation.matcher, drafts, without
         self._request, self._budget = request, budget
         self._made: list[bytes] = []
-        self._error = ""  # why there is no further one
+        self._error = ""  # reason that there is no further one
 
     def make(self) -> list[Mask]:
         """All masks; those behind the budget or behind an error have the reason in place of
@@ -88,7 +88,7 @@ class DraftMasks:
             self._fail(error)
         try:
             self._matcher.rollback(advanced)
-        except Exception as error:  # its position is unknown: no mask of it is good
+        except Exception as error:  # the position is unknown: no mask fits it
             self._made.clear()
             self._fail(error)
 

@@ -38,7 +38,7 @@ LONGEST = 1 << 21  # tokens of context that a configuration alone may ask for
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be loaded, known before anything is allocated."""
+    """Description of a model to load, known before anything is allocated."""
 
     directory: Path
     architecture: str
@@ -116,13 +116,13 @@ class ModelWorker:
         }
 
     def load_adapter(self, number: int, path: str, pinned: bool = False) -> dict[str, Any]:
-        """As ``core.workers.Worker.load_adapter``."""
+        """See ``core.workers.Worker.load_adapter``."""
         if self.adapters is None:
             raise ValueError("adapters are off; start with --enable-lora.")
         return self.adapters.load(number, str(locate(path)), pinned)
 
     def unload_adapter(self, number: int) -> None:
-        """As ``core.workers.Worker.unload_adapter``."""
+        """See ``core.workers.Worker.unload_adapter``."""
         if self.adapters is not None:
             self.adapters.unload(number)
 
@@ -131,7 +131,7 @@ class ModelWorker:
         return self.launch(batch, masks)()
 
     def launch(self, batch: Batch, masks: Masks = NO_MASKS) -> Finish:
-        """As ``core.workers.Worker.launch``. On a CPU a batch is computed when this returns."""
+        """See ``core.workers.Worker.launch``. On a CPU a batch is computed when this returns."""
         self.threads.prepare(batch.num_tokens)
         return self.runner.launch(batch, masks)
 
@@ -158,8 +158,8 @@ def plan_of(config: Config) -> Plan:
 
 
 def load_model(plan: Plan, config: Config, threads: int) -> tuple[DecoderModel, Adapters | None]:
-    """With its weights, packed where native kernels will read them, and its adapters, none of which
-    is loaded."""
+    """Load a model with its weights, packed where native kernels will read them, and its adapters,
+    none of which is loaded."""
     settings = config.model
     with returned_at_once():
         states = plan.dtype if plan.torch_because else torch.float32
@@ -185,7 +185,7 @@ def load_model(plan: Plan, config: Config, threads: int) -> tuple[DecoderModel, 
 def forward_of(
     plan: Plan, settings: ModelConfig, model: DecoderModel, pool: KVPool, threads: int
 ) -> tuple[Forward, str]:
-    """How passes are computed, and what by: an instruction set or "torch"."""
+    """Forward passes, and their name: an instruction set or "torch"."""
     if not plan.torch_because:
         from sglang.srt.worker.native import Layered, Native
 
