@@ -1,7 +1,7 @@
 """Adapters: one model in memory, several that were made of it, one for each request.
 
 Two random adapters of the embedded model are written to a temporary directory, in PEFT's layout,
-and asked in one batch with the model itself. Real ones come from `peft` (`model.save_pretrained`).
+and used in one batch with the model itself. Real ones come from `peft` (`model.save_pretrained`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where the examples run: on the embedded model in this process, or on a server (--url)."""
+"""Backend of the examples: the embedded model in this process, or a server (--url)."""
 
 from __future__ import annotations
 

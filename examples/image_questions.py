@@ -1,5 +1,5 @@
 """Several questions about one image: the image is encoded and computed once, each question after
-that costs its own words. Needs a model that sees, such as LLaVA."""
+that costs its own words. Needs a multimodal model, such as LLaVA."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Adapter:
 
 
 class Adapted(Fields):
-    """Which of some tokens are whose: ``groups[t]`` is an index into ``adapters``, -1 for none.
+    """Adapter of each of some tokens: ``groups[t]`` is an index into ``adapters``, -1 for none.
 
     ``adapters`` are of one dtype, over the same products; at least one token has one.
     """

@@ -37,7 +37,8 @@ def isas() -> list[str]:
 
 
 def isa() -> str:
-    """The one in use: the best, ``SGL_KERNEL_ISA`` or what ``choose`` was told; "" without any."""
+    """The one in use: the best, ``SGL_KERNEL_ISA`` or the argument of ``choose``; "" without
+    any."""
     return "" if _C is None else _C.isa()
 
 

@@ -34,7 +34,7 @@ CODES = {name: code for code, name in enumerate(FORMATS + AFFINE)}
 ACTIVATIONS = {
     "silu": 0, "swish": 0, "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "gelu_fast": 2,
     "relu": 3,
-    "clamped_swiglu": 4,  # of pairs only
+    "clamped_swiglu": 4,  # for pairs only
 }  # fmt: skip
 ALIGN = 64  # bytes, of a packed matrix
 GROUP, GROUPS = 64, (32, 64, 128)  # inputs that share a scale in w4
@@ -56,7 +56,7 @@ class Packed:
 
     @property
     def fields(self) -> tuple[int, int, int, int, bool, int]:
-        """As the native functions take a matrix."""
+        """Arguments by which the native functions take a matrix."""
         code = CODES[self.format]
         return code, self.n, self.k, self.group, self.paired, self.data.data_ptr()
 

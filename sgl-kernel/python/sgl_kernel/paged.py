@@ -144,7 +144,7 @@ class Pass(Fields):
         if states is not None:
             self.width = states.shape[1]
         firsts = np.cumsum(counts, dtype=np.int32) - counts
-        # One block of memory, so that one address is asked for.
+        # One block of memory, so that one address is looked up.
         sizes = (tokens, tokens, rows, rows, rows, rows + 1, len(pages), len(at))
         block = np.concatenate(
             [ids, positions, starts, counts, firsts, tables, pages, at], dtype=np.int32
@@ -172,7 +172,11 @@ def append(
 ) -> None:
     """qkv [tokens, heads.qkv] float32: q is rotated in place; k is rotated, k and v are written to
     the pool."""
-    h, r, pool = heads.fields, rotary.fields, kv.fields  # they hold the memory of their addresses
+    h, r, pool = (
+        heads.fields,
+        rotary.fields,
+        kv.fields,
+    )  # owners of the addressed memory
     need().append(
         threads, pass_.address, h.address, r.address, qkv.data_ptr(), qkv.stride(0), pool.address
     )

@@ -11,7 +11,7 @@ from torch import Tensor
 from sgl_kernel.native import need
 from sgl_kernel.packed import ACTIVATIONS
 
-# The native record of a draw.
+# The native record of a sampled token's parameters.
 DRAW = np.dtype(
     [("temperature", "f4"), ("top_p", "f4"), ("min_p", "f4"), ("top_k", "i4"), ("uniform", "f8"),
      ("mask", "u8")],

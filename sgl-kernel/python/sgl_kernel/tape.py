@@ -49,7 +49,7 @@ class Tape:
         return out
 
     def choose(self, x: int) -> int:
-        """The tokens that ``run`` is asked for; what follows works on these alone."""
+        """The tokens that ``run`` is called for; later operations work on these alone."""
         out = self._out(self.buffer(self._widths[x]))
         need().tape_choose(self._tape, out, x)
         self._chooses = True
@@ -85,7 +85,7 @@ class Tape:
         return out
 
     def activate(self, x: int, act: str) -> None:
-        """In place."""
+        """Apply an activation in place."""
         need().tape_activate(self._tape, self._out(x), ACTIVATIONS[act])
 
     def place(self, x: int, table: Tensor) -> None:
@@ -109,8 +109,8 @@ class Tape:
         act: str = "silu",
         product: int = -1,
     ) -> int:
-        """As ``packed.linear``; ``into`` names the buffer written, a new one otherwise. ``product``
-        is what adapters call it."""
+        """See ``packed.linear``. ``into`` names the buffer written, a new one otherwise;
+        ``product`` is the adapters' name of the product."""
         if self._widths[x] != weight.k:
             raise ValueError(f"buffer {x} is {self._widths[x]} wide; the weight takes {weight.k}.")
         gain = None if gain is None else gain.float().contiguous()
@@ -130,7 +130,7 @@ class Tape:
         return out
 
     def _reorder(self, x: int, order: Tensor) -> int:
-        """The columns of x in this order, until the next is asked for."""
+        """The columns of x in this order, until the next call."""
         key = self._widths[x], self._chooses
         if key not in self._reordered:
             self._reordered[key] = self.buffer(key[0])
@@ -155,7 +155,7 @@ class Tape:
         need().tape_append(self._tape, qkv, *(f.address for f in fields))
 
     def attend(self, qkv: int, heads: Heads, kv: KV, into: int | None = None) -> int:
-        """As ``paged.attend``; ``into`` names the buffer written, a new one otherwise."""
+        """See ``paged.attend``. ``into`` names the buffer written, a new one otherwise."""
         fields = [heads.fields, kv.fields]
         into = self.buffer(heads.q * heads.value) if into is None else into
         out = self._out(into, *fields)

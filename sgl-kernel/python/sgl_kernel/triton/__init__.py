@@ -4,7 +4,7 @@
     append      rotary, q/k norm and the write of new keys and values, fused
     norm        RMSNorm with the residual, gated activations
     moe         top-k routing, grouping of tokens by expert, grouped matrix products
-    sampling    masks, penalties, top-k/top-p/min-p without a sort, the draw
+    sampling    masks, penalties, top-k/top-p/min-p without a sort, the sample
     reference   the same functions by definition, in plain torch
 
 Importing this package imports neither torch nor triton; importing a module of it imports both.
@@ -18,7 +18,7 @@ from importlib.util import find_spec
 
 
 def missing() -> str:
-    """Why the kernels cannot be used in this environment, "" where they can.
+    """Reason that the kernels cannot be used in this environment, "" where they can.
 
     Says nothing about the GPU: that is the caller's to ask torch.
     """

@@ -1,8 +1,8 @@
 """Paged attention: decode, extend, and a prefix that many rows share.
 
 Keys and values of a layer live in two pools [slots, kv_heads, head_dim] of one shape and strides.
-Token ``p`` of row ``r`` lies in page ``pages[tables[r] + p // page_size]``, at place
-``p % page_size`` of it; slot = page * page_size + place.
+Token ``p`` of row ``r`` lies in page ``pages[tables[r] + p // page_size]``, at offset
+``p % page_size`` of it; slot = page * page_size + offset.
 All rows' new keys and values are in the pools before any of these functions is launched.
 
 Sources: online softmax over blocks, FlashAttention-2 (Dao 2023); split keys, flash-decoding (Dao

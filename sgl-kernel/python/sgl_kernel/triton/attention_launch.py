@@ -1,4 +1,4 @@
-"""How ``attention_kernels`` is launched: block sizes by shape, and the arguments' order."""
+"""Launches of ``attention_kernels``: block sizes by shape, and the arguments' order."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def config(block: int, head_dim: int, item: int, tree: bool) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Call:
-    """What the launches of one call have in common; see ``attention.extend`` for the fields."""
+    """Arguments that the launches of one call share; see ``attention.extend`` for the fields."""
 
     q: Tensor
     keys: Tensor
@@ -60,7 +60,7 @@ class Call:
         """``sums``: ``out`` takes the parts ``part ...`` of the result. No ``tiles``: decode."""
         q, keys = self.q, self.keys
         dim = q.shape[2]
-        sinks = self.sinks if sums is None else None  # of parts: ``merge`` adds them
+        sinks = self.sinks if sums is None else None  # with parts: ``merge`` adds them
         causal = queries is None
         tree = causal and self.mask is not None
         options: dict[str, Any] = config(self.block, dim, q.element_size(), tree)

@@ -1,4 +1,4 @@
-"""What every launch checks of its tensors, with messages that name the argument."""
+"""Checks of every launch's tensors, with messages that name the argument."""
 
 from __future__ import annotations
 

@@ -95,7 +95,8 @@ def norm(x, residual, weight, out, eps, width, BLOCK: tl.constexpr, ADD: tl.cons
         y += tl.load(residual + row + i, mask=real, other=0.0).to(tl.float32)
         stored = y.to(residual.dtype.element_ty)
         tl.store(residual + row + i, stored, mask=real)
-        # Of what was stored, so that the norm agrees with the residual that later layers read.
+        # The norm is of the stored values, so that it agrees with the residual that later layers
+        # read.
         y = stored.to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.sum(y * y, 0) / width + eps)
     gain = tl.load(weight + i, mask=real, other=0.0).to(tl.float32)

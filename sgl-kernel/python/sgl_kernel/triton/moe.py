@@ -64,7 +64,7 @@ def group_tokens(experts: Tensor, num_experts: int, block: int) -> Grouping:
     if not experts.is_contiguous() or not 1 <= num_experts <= 1024:
         checks.fail(f"experts must be contiguous and at most 1024, not {num_experts}")
     pairs = experts.numel()
-    # Of the experts that have pairs at all, each has at most block - 1 of padding.
+    # Each expert that has any pairs has at most block - 1 of padding.
     blocks = (pairs + min(pairs, num_experts) * (block - 1)) // block
     order, owners = experts.new_empty(blocks * block), experts.new_empty(blocks)
     if pairs:

@@ -54,8 +54,8 @@ def place(
     chosen, counts, order, owners, pairs, blocks, SIZE: tl.constexpr, EXPERTS: tl.constexpr,
     BLOCK_E: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program: expert. Its pairs in their order, then padding, then whose its blocks are. The
-    last expert also marks the blocks that nobody has."""
+    """Program: expert. Its pairs in their order, then padding, then the owner of its blocks. The
+    last expert also marks the blocks without an owner."""
     e, i, x = tl.program_id(0), tl.arange(0, BLOCK), tl.arange(0, BLOCK_E)
     sizes = tl.load(counts + x, mask=x < EXPERTS, other=0)
     sizes = (sizes + SIZE - 1) // SIZE

@@ -1,4 +1,4 @@
-"""What the kernels compute, by definition: loops and float64, on any device. For tests."""
+"""Results of the kernels by definition: loops and float64, on any device. For tests."""
 
 from __future__ import annotations
 
@@ -112,7 +112,8 @@ def fused_moe(
 def distribution(
     logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> Tensor:
-    """What ``sampling.sample`` draws from, for one row [vocab], by sorting; float64."""
+    """The distribution that ``sampling.sample`` samples from, for one row [vocab], by sorting;
+    float64."""
     x = logits.double() / temperature
     if 0 < top_k < len(x):
         x = x.masked_fill(x < x.sort(descending=True).values[top_k - 1], float("-inf"))

@@ -1,4 +1,4 @@
-"""From logits to tokens on the device, with the meaning of the host's sampler.
+"""Sampling of tokens from logits on the device, with the meaning of the host's sampler.
 
 In order: penalties, masks; temperature, top-k, top-p, min-p; the first token in vocabulary order at
 which the cumulated probability exceeds ``uniform``. Each function is one launch; none waits.
@@ -21,12 +21,11 @@ def penalise(
     logits: Tensor, rows: Tensor, ids: Tensor, counts: Tensor, repetition: Tensor,
     frequency: Tensor, presence: Tensor,
 ) -> None:  # fmt: skip
-    """In place, for each of P different (row, id): divided (negative: multiplied) by the row's
-    repetition penalty (CTRL, Keskar et al. 2019), less frequency * count, less presence where
-    count > 0.
+    """Change P different (row, id) in place: divide (negative: multiply) by the row's repetition
+    penalty (CTRL, Keskar et al. 2019), subtract frequency * count, and presence where count > 0.
 
-    logits: float32 [n, vocab]. rows, ids, counts: int32 [P]; count: how often the row has drawn the
-    id, 0 for an id of its prompt alone. repetition, frequency, presence: float32 [n].
+    logits: float32 [n, vocab]. rows, ids, counts: int32 [P]; count: how often the row has
+    sampled the id, 0 for an id of its prompt alone. repetition, frequency, presence: float32 [n].
     """
     _logits(logits)
     checks.integers(len(rows), rows=rows, ids=ids, counts=counts)
@@ -40,8 +39,9 @@ def penalise(
 
 
 def apply_mask(logits: Tensor, mask: Tensor, rows: Tensor | None = None) -> None:
-    """In place: -inf where the bit is 0. mask: int32 [m, ceil(vocab / 32)], bit ``j % 32`` of word
-    ``j // 32``. rows: int32 [m], which rows of logits they are for (None: row i for mask i)."""
+    """Set logits to -inf in place where the bit is 0. mask: int32 [m, ceil(vocab / 32)], bit ``j %
+    32`` of word ``j // 32``. rows: int32 [m], which rows of logits they are for (None: row i for
+    mask i)."""
     _logits(logits)
     n, vocab = logits.shape
     checks.dtype("mask", mask, torch.int32)
