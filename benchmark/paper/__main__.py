@@ -1,8 +1,8 @@
 """``python -m benchmark.paper``: the paper's evaluation, measured and put into docs/evaluation.md.
 
 Every claim on every contender in turns, then our engine beside itself: with parts off, with some of
-its hits, for its answers, its hit rates and its overhead. A part that fails or has no time is told
-on the page and keeps no other from running; ``--resume`` measures those that were not whole.
+its hits, for its answers, its hit rates and its overhead. A part that fails or has no time is
+named on the page and keeps no other from running; ``--resume`` measures those that were not whole.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from benchmark.paper.records import Log, complete, read
 from benchmark.peers.child import ROOT
 
 RESULTS = ROOT / "benchmark" / "results" / "paper.jsonl"
-SPARE = 0.95  # of the time, planned: a round that was begun is ended
+SPARE = 0.95  # planned share of the time: a round that was begun is ended
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0; 1 where an answer differs or a part failed; 2 where nothing could be measured."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = parser().parse_args(given)
-    # Whoever was started is ended too where this process is told to end.
+    # Processes that were started end too where this one is ended by a signal.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         if options.smoke:
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of the command line."""
+    """Parser of the command line."""
     out = argparse.ArgumentParser(
         prog="python -m benchmark.paper", description=(__doc__ or "").split("\n\n")[1],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

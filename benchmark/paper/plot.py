@@ -17,8 +17,8 @@ from benchmark.paper.speeds import SPEED, title
 from benchmark.peers.figures import Middle
 
 GREY = "#808890"
-TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)  # of ratios on a logarithmic axis
-MISSING = "×"  # where a bar would stand that nobody has measured
+TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)  # ticks of ratios on a logarithmic axis
+MISSING = "×"  # mark in place of a bar that was not measured
 _COLOURS = ("#e0562b", "#3f7fd4", "#1f9e89", "#a86fd1", "#c29a20", "#d4588f", "#7a9a3a", "#8a8f98",
             "#4fb0c6")  # fmt: skip
 Values = Mapping[str, Sequence[Middle | None]]
@@ -55,7 +55,7 @@ def _ablations(figures: Figures, path: Path) -> str:
 def _ratios(
     figures: Figures, table: str, label: str, base: str, path: Path, mode: str = "throughput"
 ) -> str:
-    """Everybody over ``base``, claim by claim."""
+    """All contenders over ``base``, claim by claim."""
     claims, of = figures.claims(table, mode), "latency" if mode == "latency" else "rate"
     series = {
         side: [figures.ratio(table, claim, mode, side, base, of) for claim in claims]
@@ -67,7 +67,7 @@ def _ratios(
 
 
 def _hits(figures: Figures, path: Path) -> str:
-    """As much as a cache without bounds would find, and what ours found with two sizes."""
+    """Hits of a cache without bounds, and of ours with two sizes."""
     plenty = figures.hits()
     less = {record["claim"]: record for record in figures.hits(plenty=False)}
     series: Values = {
@@ -129,7 +129,7 @@ def short(name: str) -> str:
 
 
 def _spread(values: Sequence[Middle | None]) -> tuple[list[float], list[float]]:
-    """From the median to the least and to the most of the rounds."""
+    """Distances from the median to the least and to the most of the rounds."""
     return (
         [value.value - value.least if value else nan for value in values],
         [value.most - value.value if value else nan for value in values],

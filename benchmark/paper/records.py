@@ -14,7 +14,7 @@ KEY = ("table", "claim", "mode", "side")
 
 
 class Log:
-    """A file of records that grows: each is there as soon as it is told, with the part that it
+    """A file of records that grows: each is there as soon as it is given, with the part that it
     belongs to."""
 
     def __init__(self, path: Path, again: bool) -> None:
@@ -54,7 +54,7 @@ def dumped(record: Record) -> str:
 
 
 def of_run(table: str, run: Record, more: Record) -> Record:
-    """Of a run as ``harness.turns`` tells it, what the report is made of, into one of its tables.
+    """The report's part of a run's record from ``harness.turns``, for one of its tables.
     ``latency`` is the mean over the items, in seconds."""
     latencies = run["latencies"]
     found = {name: run.get(name) for name in _KEPT}
@@ -70,8 +70,8 @@ def _short(value: float) -> float:
 
 
 def condensed(records: Sequence[Record]) -> list[Record]:
-    """What the page is made of: of each part what its last beginning led to, the runs of a side
-    on a claim in one record, its values by round. Of what is condensed already, itself."""
+    """Records that the page is made of: of each part those since its last beginning, the runs of a
+    side on a claim in one record, its values by round. Condensed records stay as they are."""
     out: list[Record] = []
     merged: dict[tuple[Any, ...], Record] = {}
     for record in _last(records):
@@ -94,7 +94,7 @@ _VARYING = ("round", "rate", "latency", "hit_rate", "batch", "first_token")
 
 
 def _last(records: Sequence[Record]) -> Iterable[Record]:
-    """Without what a part measured before it was begun again."""
+    """Drop the records of a part from before it was begun again."""
     begun = {r["part"]: i for i, r in enumerate(records) if _is(r, "begun")}
     for at, record in enumerate(records):
         if at >= begun.get(record.get("part", ""), 0) and not _is(record, "begun"):

@@ -32,7 +32,7 @@ SECTIONS: dict[str, Callable[[Figures], str]] = {
 
 
 def text(name: str, figures: Figures) -> str:
-    """Of one section: its table, or what kept it from being measured."""
+    """Text of one section: its table, or the reason that it was not measured."""
     found = SECTIONS[name](figures)
     return f"{found}\n" if found else NOTHING
 

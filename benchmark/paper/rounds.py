@@ -27,7 +27,8 @@ class _Paced(Race):
 
 
 class Rounds:
-    """One claim in one mode, into one table of the report. Who fails is left out from there on.
+    """One claim in one mode, into one table of the report. A side that fails is left out from there
+    on.
 
     Attributes:
         alone: seconds of one item, by side, once that is known.
@@ -47,8 +48,8 @@ class Rounds:
         return self._race.sides
 
     def run(self, until: float, alone: Mapping[str, float] | None = None) -> str:
-        """Measure and tell. What was left undone, or "". Whose time for one item is known already
-        (``alone``, by side) are not asked for it.
+        """Measure and report; return what was left undone, or "". Sides whose time for one item is
+        known already (``alone``, by side) are not measured for it.
 
         Raises RuntimeError where ours, the first, fails.
         """
@@ -69,9 +70,9 @@ class Rounds:
         return ""
 
     def _try(self, until: float) -> None:
-        """One item of everybody, and another of ours and of whoever seems slow, as the first is
-        where it is a system's first of this kind; then, for throughput, a few of all who are not
-        slow, or of none: the times of an item are compared, and it takes less where more run at
+        """Run one item on every side, and another on ours and on each that seems slow, as a
+        system's first item of a kind is. Then, for throughput, run a few on all sides that are not
+        slow, or on none: the times of an item are compared, and it takes less where more run at
         once."""
         race, two = self._race, self._items(2, 0)
         most = SLOW_SHARE * (until - time.monotonic())
@@ -96,8 +97,8 @@ class Rounds:
         race.each = {side.name: race.each[side.name] for side in race.sides}
 
     def _items(self, count: int, round: int) -> list[Item]:
-        """Every round of every mode has its own, so that nobody answers from what an earlier one
-        left."""
+        """Items of a round. Every round of every mode has its own, so that no answer comes from a
+        cache that an earlier one filled."""
         scale = Scale(count, self._desk.long)
         number = round + (ROUNDS + 1) * MODES.index(self._mode)
         return self._claim.items(scale, self._desk.seed + SEEDS * number)

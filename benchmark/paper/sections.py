@@ -14,9 +14,9 @@ ABLATION, CURVE, FULL = "ablation", "curve", "full"
 
 
 def machine(figures: Figures) -> str:
-    """What all figures belong to: machine, releases, commit, command."""
+    """Origin of all figures: machine, releases, commit, command."""
     parts = [_machine(about) for about in figures.of("machine")]
-    releases: dict[str, list[str]] = {}  # who runs on the same is named together
+    releases: dict[str, list[str]] = {}  # sides on the same release are named together
     for record in figures.of("loaded"):
         versions = ", ".join(f"{name} {number}" for name, number in record["versions"].items())
         releases.setdefault(versions, []).append(record["side"])
@@ -41,7 +41,7 @@ def _machine(about: Record) -> str:
 
 def _size(name: str) -> str:
     shape = SHAPES[name]
-    parameters = shape.parameters + shape.vocab * shape.hidden  # its head is its own
+    parameters = shape.parameters + shape.vocab * shape.hidden  # the head is not tied
     return (
         f"{name} ({parameters / 1e6:.0f} million parameters: {shape.layers} layers of "
         f"{shape.hidden}, {shape.heads} query heads, {shape.kv_heads} key heads)"
@@ -96,7 +96,7 @@ def curve(figures: Figures) -> str:
 
 
 def _dense(rows: list[list[str]]) -> list[list[str]]:
-    """Without the columns that have nothing in any row."""
+    """Drop the columns that have nothing in any row."""
     kept = [i for i in range(len(rows[0])) if any(row[i] != "-" for row in rows[1:])]
     return [[row[i] for i in kept] for row in rows]
 
@@ -113,7 +113,7 @@ def ablations(figures: Figures) -> str:
 
 
 def overhead(figures: Figures) -> str:
-    """What keeping the radix tree costs where nothing is reused."""
+    """Cost of keeping the radix tree where nothing is reused."""
     found = figures.of("overhead")
     if not found:
         return ""
@@ -177,7 +177,7 @@ def answers(figures: Figures) -> str:
 
 
 def gaps(figures: Figures) -> str:
-    """Whatever was not measured, or not all of it, and why."""
+    """Parts that were not measured, or not wholly, and the reasons."""
     lines = [f"- {r['part']}: {r['state']}: {r['why']}" for r in figures.unfinished()]
     lines += [f"- {r['claim']}: without {r['side']}: {r['why']}"
               for r in figures.of("left out") if r["claim"]]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Sizing: how many items of a claim fit into a time, by a first small run of everybody."""
+"""Sizing: how many items of a claim fit into a time, by a first small run of every side."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from benchmark.harness.turns import PATIENCE
 from benchmark.paper.figures import OURS
 
 ROUNDS = 3
-SLOW_SHARE = 0.1  # of the time, at most, for one run of one side
+SLOW_SHARE = 0.1  # largest share of the time for one run of one side
 
 
 def sized(
     seconds: Mapping[str, float], budget: float, least: int, most: int, rounds: int = ROUNDS
 ) -> int:
-    """Items of a round. ``seconds`` an item by side, ours first; ``budget`` seconds in all. Whoever
-    is slow runs once, on as much as his share has room for.
+    """Items of a round. ``seconds`` an item by side, ours first; ``budget`` seconds in all. A slow
+    side runs once, on as much as its share has room for.
 
     No less than ``least`` items, even where they take longer: there are fewer rounds then. No more
     than the nearest of the others has the time for, so that one at least does all the work.

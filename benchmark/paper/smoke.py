@@ -98,7 +98,7 @@ class Small(Desk):
             self._server.close()
 
     def finished(self) -> list[str]:
-        """What was wrong, after a page was made of it, not where the real one is."""
+        """Make a page of the records, away from the real one, and return what was wrong."""
         docs = self.logs / "docs"
         docs.mkdir()
         shutil.copy(ROOT / "docs" / report.PAGE, docs)

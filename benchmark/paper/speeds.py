@@ -22,7 +22,7 @@ def times(ratio: Middle | None) -> str:
 
 
 def throughput(figures: Figures) -> str:
-    """Items a second of everybody, ours = 1; the median over rounds, then the least and most."""
+    """Items a second of every side, ours = 1; the median over rounds, then the least and most."""
     rows = _table(figures, "throughput", "rate")
     return table(rows) if rows else ""
 
@@ -56,7 +56,7 @@ def _cell(figures: Figures, claim: str, mode: str, side: str, of: str) -> str:
 
 
 def _fewer(figures: Figures, kind: str, claim: str, mode: str, side: str) -> str:
-    """On how many items it ran, where those are fewer than ours."""
+    """Note of the number of items that a side ran, where that is less than ours."""
     ours, found = (figures.runs(kind, claim, mode, who) for who in (OURS, side))
     if ours and found and found["items"] < ours["items"]:
         return f", {found['items']} items"
@@ -64,8 +64,8 @@ def _fewer(figures: Figures, kind: str, claim: str, mode: str, side: str) -> str
 
 
 def _longer(figures: Figures, kind: str, claim: str, mode: str, side: str) -> str:
-    """How long its texts of the same items are beside ours, where they are not alike: it then did
-    other work."""
+    """Note of the length of a side's texts beside ours, where they differ: it then did other
+    work."""
     ours, found = (figures.runs(kind, claim, mode, who) for who in (OURS, side))
     if not ours or not found or ours["items"] != found["items"]:
         return ""
@@ -76,7 +76,7 @@ def _longer(figures: Figures, kind: str, claim: str, mode: str, side: str) -> st
 
 
 def title(figures: Figures, claim: str) -> str:
-    """As the claim calls itself."""
+    """Title that the claim gives itself."""
     return next((r["title"] for r in figures.of("claim") if r["claim"] == claim), claim)
 
 
@@ -160,7 +160,7 @@ def _hits(figures: Figures) -> list[str]:
     if mean is None:
         return [what, "not measured", "-", "-"]
     told = f"{100 * mean:.1f} %"
-    if less is not None:  # told, and not held to an optimum that forgets nothing
+    if less is not None:  # reported, and not held to an optimum that forgets nothing
         told += f"; {100 * less:.1f} % with half the memory"
     return [what, told, "-", _verdict(mean >= published.OF_OPTIMAL)]
 

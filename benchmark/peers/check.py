@@ -1,6 +1,6 @@
-"""Check: what engines drew, held against one another and against float32.
+"""Check of texts that engines generated, against one another and against float32.
 
-In bf16 two nearly equal logits may change places, and after the first difference greedy texts go
+In bf16 two nearly equal logits may change order, and after the first difference greedy texts go
 their own ways. So equality is counted up to there, and every token of a sample of the texts must
 be a near tie at worst: float32, fed the same text, may prefer another by at most ``LIMIT``
 deviations of its logits.
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from benchmark.peers.sides.wire import Request
 
-# Of the worst token. Where one is computed wrongly, another is drawn: 1 to 4 deviations off.
+# Limit of the worst token. A wrong computation makes another token the best: 1 to 4 deviations off.
 LIMIT = {"bfloat16": 0.1, "int8": 0.5}
 
 
@@ -28,7 +28,7 @@ def agreed(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def wrong_lengths(requests: Sequence[Request], drawn: Sequence[Sequence[int]]) -> list[str]:
-    """What is wrong with the numbers of texts and tokens; [] where nothing is."""
+    """Mistakes in the numbers of texts and tokens; [] where there are none."""
     if len(requests) != len(drawn):
         return [f"{len(drawn)} texts for {len(requests)} requests"]
     return [

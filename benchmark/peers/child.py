@@ -18,12 +18,12 @@ from typing import Any
 from benchmark.peers.watcher import Watcher
 
 ROOT = Path(__file__).resolve().parents[2]
-LAST_LINES = 5  # of the log, shown where a contender fails
+LAST_LINES = 5  # lines of the log, shown where a contender fails
 CLOSE_SECONDS = 15.0
 
 
 class Failed(Exception):
-    """A contender did not do what it was asked; the text says why."""
+    """A contender did not carry out a request; the text says why."""
 
 
 class Group:
@@ -52,7 +52,7 @@ class Group:
                     preexec_fn=self._watcher.lead,
                     env={**os.environ, **(environment or {})},
                 )
-        except BaseException:  # an interrupt too: it may run, and nobody could close it
+        except BaseException:  # an interrupt too: the child may run, and no object could close it
             self._watcher.act()
             raise
 
@@ -90,7 +90,7 @@ class Group:
 
 
 class Child(Group):
-    """``python -m module``, asked over pipes as ``sides.wire`` says."""
+    """``python -m module``, used over pipes as ``sides.wire`` says."""
 
     def __init__(
         self, python: str, module: str, log: Path, environment: Mapping[str, str] | None = None
@@ -99,8 +99,8 @@ class Child(Group):
         self._pending, self._late = b"", False
 
     def ask(self, question: dict[str, Any], seconds: float) -> Any:
-        """Its answer. The process is left stopped. Raises Failed on an error or a late answer, and
-        from then on: what it would say next answers an earlier question."""
+        """The child's answer. The process is left stopped. Raises Failed on an error or a late
+        answer, and from then on: what it would say next answers an earlier question."""
         if self._late:
             raise Failed("an earlier answer of it did not come in time")
         self.resume()

@@ -1,4 +1,4 @@
-"""Contenders: who is measured, with which Python, settings and weights, on which work.
+"""Contenders: systems that are measured, each with its Python, settings, weights and work.
 
 Each has the settings that are best for it here: both cores, bf16 weights (and 8 bits beside them),
 prefix caches on.
@@ -21,7 +21,7 @@ LONGEST = 2048  # tokens of a sequence, prompt and output
 ROOM = 70_000  # tokens of KV: what W4 takes without sharing
 ALL = tuple(WORKS)
 _SIDES = "benchmark.peers.sides"
-# What the peers' own documents ask for, for both cores and room for W5.
+# Settings that the peers' own documents advise, for both cores and room for W5.
 _VLLM_ENVIRONMENT = {
     "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
     "VLLM_CPU_KVCACHE_SPACE": "2",
@@ -32,7 +32,7 @@ _VLLM_ENVIRONMENT = {
 
 @dataclass(frozen=True, eq=False)
 class Contender:
-    """``kind``: the weights' format, "bfloat16" or "int8". ``http`` tells those asked over HTTP,
+    """``kind``: the weights' format, "bfloat16" or "int8". ``http`` marks those used over HTTP,
     which are compared with one another. ``missing`` says why it cannot run; "" where it can."""
 
     name: str
@@ -53,7 +53,7 @@ def contenders(model: Path, files: Mapping[str, Path], peers: Path, cores: int) 
         model: the checkpoint.
         files: the same in GGUF, by format ("BF16", "Q8_0"); empty without llama.cpp.
         peers: folder of the peers' environments, ``vllm`` and ``llama``.
-        cores: threads for whoever wants to be told.
+        cores: threads, for those that take a number.
     """
     return [*_ours(model), _transformers(model), *_vllm(model, peers), *_llama(files, peers, cores)]
 

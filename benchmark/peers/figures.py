@@ -29,7 +29,8 @@ class Middle:
 
 
 class Figures:
-    """Of ``records`` as they were written. Where a run was made twice, the later one counts."""
+    """Figures from ``records`` as they were written. Where a run was made twice, the later one
+    counts."""
 
     def __init__(self, records: Sequence[Record]) -> None:
         self.records = records
@@ -69,7 +70,7 @@ class Figures:
         return Middle.of([run["seconds"] for run in self.runs(size, work, name)])
 
     def share(self, size: str, work: str, name: str) -> Middle | None:
-        """Of the roofline: least possible seconds over those it took."""
+        """Share of the roofline: least possible seconds over those it took."""
         runs = self.runs(size, work, name)
         return Middle.of([run["roofline"] / run["seconds"] for run in runs if run["roofline"]])
 
@@ -89,7 +90,7 @@ class Figures:
 
 
 def counterpart(name: str) -> str:
-    """Which of ours a contender is set beside: 8 bits beside 8 bits, HTTP beside HTTP."""
+    """Ours that a contender is set beside: 8 bits beside 8 bits, HTTP beside HTTP."""
     if name.endswith("HTTP"):
         return OURS_HTTP
     return OURS_SMALL if name.endswith(("Q8_0", "int8")) else OURS

@@ -1,4 +1,4 @@
-"""Race: contenders of one size take turns at every work, and what they drew is checked."""
+"""Race: contenders of one size take turns at every work, and their texts are checked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Rules:
-    """How a race is run.
+    """Rules of a race.
 
     Attributes:
         works: which, in order.
@@ -43,7 +43,7 @@ class Rules:
 
 @dataclass
 class Race:
-    """One size. ``tell`` takes every record as it comes; ``say`` a line for whoever waits."""
+    """One size. ``tell`` takes every record as it comes; ``say`` a line for the waiting user."""
 
     size: str
     shape: Shape
@@ -52,12 +52,12 @@ class Race:
     tell: Callable[[Record], None]
     say: Callable[[str], None]
     limits: roofline.Limits | None = None
-    # Of the first round, by work and contender; the first contender's are compared with.
+    # Texts of the first round, by work and contender, to compare with the first contender's.
     _texts: dict[tuple[str, str], list[list[int]]] = field(default_factory=dict)
     _running: dict[Contender, Child] = field(default_factory=dict)
 
     def run(self, contenders: Sequence[Contender]) -> None:
-        """Start them, race, end them. One that fails is left out from there on, and told of."""
+        """Start them, race, end them. One that fails is reported and left out from there on."""
         try:
             for contender in contenders:
                 self._start(contender)
@@ -184,6 +184,6 @@ class Race:
 
 
 def _turns(contenders: list[Contender], round: int) -> list[Contender]:
-    """The same order every round, begun one further: nobody always follows the same one's heat."""
+    """The same order every round, begun one further: none always follows the same one's heat."""
     at = round % max(1, len(contenders))
     return contenders[at:] + contenders[:at]

@@ -25,7 +25,7 @@ def read(path: Path) -> list[Record]:
 
 
 def into(docs: Path, records: Sequence[Record]) -> None:
-    """Into ``docs/benchmarks.md``, with the plot where matplotlib is installed.
+    """Write ``docs/benchmarks.md``, with the plot where matplotlib is installed.
 
     Raises ValueError where the page has no markers.
     """
@@ -39,7 +39,7 @@ def into(docs: Path, records: Sequence[Record]) -> None:
 
 
 def markdown(records: Sequence[Record]) -> str:
-    """Machine, a table a size, targets, checks, who was left out."""
+    """Machine, a table a size, targets, checks, contenders left out."""
     figures = Figures(records)
     parts = [_machine(figures)]
     parts += [_size(figures, size) for size in figures.sizes]
@@ -81,7 +81,7 @@ def _machine(figures: Figures) -> str:
 
 
 def _size(figures: Figures, size: str) -> str:
-    """Seconds of everybody, works down, contenders across."""
+    """Seconds of all contenders, works down, contenders across."""
     names, works = figures.contenders(size), figures.works(size)
     rows = [["", *names]]
     for work in works:

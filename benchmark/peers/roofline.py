@@ -8,7 +8,7 @@ A phase takes at least max(bytes / bandwidth, operations / peak), and phases fol
 
 with N layers, H heads of D, embedding width E, vocabulary V, and P weights in the layers. A prefix
 that prompts share counts once, in prefill and in the KV that a step reads. A schedule is as short
-as it can be: all prompts in one prefill, then all sequences draw together.
+as it can be: all prompts in one prefill, then all sequences sample together.
 
 Bandwidth is measured over a buffer as large as the weights, so a model that fits the cache gets the
 cache's. The peak is the fastest matrix product found here. Both are measured in the same run as the
@@ -30,13 +30,13 @@ from benchmark.models import Shape
 from benchmark.peers.sides.wire import Request, shared_beginning
 
 SOURCE = Path(__file__).with_name("bandwidth.c")
-BYTES_READ = 1 << 31  # of one measurement
-SIDE = 1536  # of the matrices of the peak
+BYTES_READ = 1 << 31  # bytes that one measurement reads
+SIDE = 1536  # rows and columns of the matrices of the peak
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one machine, for one size of weights: bytes a second, operations a second."""
+    """Limits of one machine, for one size of weights: bytes a second, operations a second."""
 
     bandwidth: float
     bfloat16: float
@@ -98,7 +98,7 @@ class Meter:
         return best
 
     def limits(self, weights: int) -> Limits:
-        """For weights of ``weights`` bytes."""
+        """Limits for weights of ``weights`` bytes."""
         bfloat16 = self.peak("bfloat16")
         # Where int8 is slow, weights may be rounded up to bf16 on the way.
         return Limits(self.bandwidth(weights), bfloat16, max(bfloat16, self.peak("int8")))

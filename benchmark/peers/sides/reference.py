@@ -1,7 +1,7 @@
-"""Reference: ``transformers`` in float32, fed what an engine drew. ``spec``: ``model_path``.
+"""Reference: ``transformers`` in float32, fed an engine's tokens. ``spec``: ``model_path``.
 
-A request here is a prompt and the ids that were drawn; the answer has, for each, the worst regret:
-by how much the likeliest token's logit exceeds that of the drawn one, in standard deviations of the
+A request here is a prompt and the generated ids; the answer has, for each, the worst regret: by how
+much the likeliest token's logit exceeds that of the generated one, in standard deviations of the
 logits over the vocabulary. 0 is a greedy choice; a near tie is a small number.
 """
 

@@ -7,7 +7,7 @@ method of the side and the rest are its arguments:
     {"do": "run", "requests": [[ids, n]...]}  -> {"ok": {"seconds": 1.5, "ids": [[...]...]}}
 
 An error is answered with {"error": "..."}. Libraries print where they like, so what is written to
-standard output by anybody else goes to standard error.
+standard output by other code goes to standard error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any, Protocol
 
-# A prompt's ids, and how many tokens to draw greedily, end tokens ignored. A list from the wire.
+# A prompt's ids, and how many tokens to generate greedily, end tokens ignored. A list from the
+# wire.
 Request = tuple[list[int], int]
 
 
@@ -35,7 +36,7 @@ def shared_beginning(prompts: Sequence[Sequence[int]]) -> int:
 
 
 class Loaded(Protocol):
-    """What has something to be loaded first; it may be asked for more."""
+    """A side that loads something first; it may have more methods."""
 
     def load(self, spec: dict[str, Any]) -> dict[str, Any]:
         """Get ready; returns what a reader wants to know: versions, settings."""
@@ -45,8 +46,9 @@ class Side(Loaded, Protocol):
     """A contender. Times are its own, by ``perf_counter``, around the work and nothing else."""
 
     def run(self, requests: list[Request]) -> dict[str, Any]:
-        """All requests at once: ``seconds`` from the first asked to the last answered, ``ids``
-        drawn for each, and where it streams ``ttft``, each request's seconds to its first token."""
+        """All requests at once: ``seconds`` from the first request to the last answer, ``ids``
+        generated for each, and where it streams ``ttft``, each request's seconds to its first
+        token."""
 
 
 def serve(side: Loaded) -> None:
