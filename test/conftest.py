@@ -1,5 +1,7 @@
-"""Makes ``helpers`` importable from every test folder, property tests free of clock and chance, and
-long files come first."""
+"""Set up every test run: property tests do not depend on clock or chance, and long files run first.
+
+``pythonpath`` in pyproject.toml makes ``helpers``, ``benchmark`` and ``tools`` importable.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,9 @@ import signal
 import sys
 from collections.abc import Iterator
 from operator import attrgetter
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 # A busy machine is no failure: pytest-timeout alone limits time. Examples are the same every time;
 # ``--hypothesis-profile random`` draws others.

@@ -3,19 +3,15 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import sglang as sgl
 from sglang.backend.base import Completion, Prompt
 from sglang.ir.params import GenParams
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmark.ablations.measure import hit_rate_curve, hit_rates, measure
 from benchmark.ablations.rounds import Size

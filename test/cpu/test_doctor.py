@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from helpers.http_server import serve_text
+from helpers.paths import PYTHON
 from helpers.toy_tokenizer import byte_level
 from sglang.srt import cli
 from sglang.srt.commands.doctor import machine_checks as machine
@@ -26,7 +27,6 @@ from sglang.srt.config import Config
 from sglang.srt.core.version import __version__
 from sglang.srt.tokenizer.tokenizer import EMBEDDED
 
-PYTHON = Path(__file__).resolve().parents[2] / "python"
 NEEDS_MODEL = pytest.mark.skipif(
     not (EMBEDDED / "model.safetensors").is_file(), reason="the embedded model is missing"
 )

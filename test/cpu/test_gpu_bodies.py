@@ -9,9 +9,9 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from helpers.paths import ROOT
+
 SETTINGS = {"SGLANG_TEST_DEVICE": "cpu", "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
 
 

@@ -15,8 +15,6 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from benchmark.few_shot.claim import CLAIM
 from benchmark.harness.apis import gbnf
 from benchmark.harness.apis.batches import Batches

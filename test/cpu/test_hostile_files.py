@@ -15,6 +15,7 @@ import pytest
 import torch
 from helpers import hf_models
 from helpers.gguf_files import Q, write_model
+from helpers.paths import TESTS
 from helpers.tokenizer_files import (
     gguf_file,
     gguf_of_json,
@@ -32,8 +33,7 @@ from sglang.srt.tokenizer import Tokenizer, TokenizerError
 from sglang.srt.tokenizer.templates import built_in
 from sglang.srt.worker.worker import plan_of
 
-TEST = Path(__file__).resolve().parents[1]
-CHILD = TEST / "helpers" / "hostile_child.py"
+CHILD = TESTS / "helpers" / "hostile_child.py"
 GROWTH = 256 << 20  # bytes of memory above what valid files take
 
 
@@ -66,7 +66,7 @@ def run(root: Path, seed: int, count: int, seconds: float = 280) -> dict[str, An
     done = subprocess.run(
         [sys.executable, str(CHILD), str(root), str(seed), str(count)],
         capture_output=True, text=True, timeout=seconds,
-        env={"PYTHONPATH": f"{TEST}:{TEST.parent / 'python'}", "OMP_NUM_THREADS": "1",
+        env={"PYTHONPATH": f"{TESTS}:{TESTS.parent / 'python'}", "OMP_NUM_THREADS": "1",
              "PATH": "/usr/bin:/bin"},
     )  # fmt: skip
     assert done.returncode == 0, f"{done.returncode}: {done.stderr[-2000:]}"

@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 import sglang as sgl
+from helpers.paths import ROOT
 from helpers.tiny_model import write_config
 from helpers.toy_tokenizer import byte_level
 
 pytest.importorskip("torch")
 
-GUIDE = Path(__file__).resolve().parents[2] / "docs" / "language.md"
+GUIDE = ROOT / "docs" / "language.md"
 TYPED = re.compile(r"```python\n(from pydantic.*?)```\n\n```text\n(.*?)```", re.DOTALL)
 SHEET = {
     "type": "object", "required": ["name", "age"], "additionalProperties": False,

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.paged import Paged, Sequence
+from helpers.paths import TESTS
 from helpers.tiny_model import write_config
 
 native = pytest.importorskip("sgl_kernel.native")
@@ -163,7 +164,7 @@ def test_a_second_worker_has_as_many_threads(tmp_path: Path) -> None:
     )
     run = subprocess.run(
         [sys.executable, "-c", child, path], capture_output=True, text=True, check=True,
-        cwd=Path(__file__).resolve().parents[1], env={**os.environ, "OMP_NUM_THREADS": "2"},
+        cwd=TESTS, env={**os.environ, "OMP_NUM_THREADS": "2"},
     )  # fmt: skip
     assert run.stdout.strip() == "[2, 2]"
 

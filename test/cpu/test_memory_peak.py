@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.paths import TESTS
 from helpers.tiny_model import write_config
 
 if not Path("/proc/self/status").exists():
@@ -52,7 +53,7 @@ def test_peak_is_weights_and_kv_and_a_little(
     run = subprocess.run(
         [sys.executable, "-c", CHILD, path, json.dumps(settings)],
         capture_output=True, text=True, timeout=200, check=False,
-        cwd=Path(__file__).resolve().parents[1],
+        cwd=TESTS,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,6 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
 pytest.importorskip("safetensors")
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tools.train_tiny.corpus import STAGES, make_batch
 from tools.train_tiny.evaluate import (

@@ -11,15 +11,15 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.paths import TESTS
 
 if find_spec("triton") is None:
     pytest.skip("needs triton, which has no build for this system", allow_module_level=True)
 
-TEST = Path(__file__).parents[1]
+
 CASES = (
     "decode 64", "decode 80", "decode 128", "decode 128 pages", "decode 256", "extend 64",
     "extend 96", "extend 128", "extend 128 fixed", "extend 128 options", "extend 128 tree",
@@ -35,7 +35,7 @@ def reports(request: pytest.FixtureRequest) -> dict[str, list[dict[str, Any]]]:
     """What was compiled is kept from run to run, by a hash of its source."""
     assert request.config.cache is not None
     cache = request.config.cache.mkdir("triton")
-    env = os.environ | {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(TEST)}
+    env = os.environ | {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(TESTS)}
     run = subprocess.run(
         [sys.executable, "-m", "helpers.triton_sm90", *CASES],
         env=env, capture_output=True, text=True, timeout=280,

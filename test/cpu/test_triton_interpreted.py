@@ -11,14 +11,14 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
+from helpers.paths import TESTS
 
 if find_spec("triton") is None:
     pytest.skip("needs triton, which has no build for this system", allow_module_level=True)
 
-TEST = Path(__file__).parents[1]
+
 CASES = (
     "attention.decode", "attention.decode_options", "attention.decode_padding", "attention.float8",
     "attention.decode_bits", "attention.extend", "attention.extend_options",
@@ -39,7 +39,7 @@ HALF = (
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, dict[str, str]]:
     """What went wrong: dtype -> case -> traceback."""
-    env = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(TEST), "OMP_NUM_THREADS": "1"}
+    env = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
     run = subprocess.run(
         [sys.executable, "-m", "helpers.triton_run", *CASES, "--half", *HALF],
         env=env, capture_output=True, text=True, timeout=280,

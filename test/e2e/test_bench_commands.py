@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import sglang as sgl
 from helpers.fake_endpoint import FakeEndpoint
+from helpers.paths import PYTHON
 from sglang import bench_offline_throughput, bench_one_batch, bench_serving, check_env
 from sglang.bench.dataset import Dataset
 
-PYTHON = Path(__file__).resolve().parents[2] / "python"
 RANDOM = ["--num-prompts", "6", "--random-input-len", "12", "--random-output-len", "5",
           "--random-range-ratio", "1.0"]  # fmt: skip
 SERVER = ["--max-total-tokens", "8192", "--device", "cpu", "--threads", "1",

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from benchmark.tables import Figure
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from benchmark.frontend import requests
 from benchmark.frontend.__main__ import main
 from benchmark.frontend.rounds import WrongAnswer, take_turns
+from benchmark.tables import Figure
 
 TINY = ["--rounds", "1", "--uses", "2", "--items", "3", "--real-items", "0"]
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-
-ROOT = Path(__file__).resolve().parents[2]
+from helpers.paths import ROOT
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

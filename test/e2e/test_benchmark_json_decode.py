@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,6 @@ from typing import Any
 import jsonschema
 import pytest
 from sglang import Engine
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmark.json_decode.__main__ import main
 from benchmark.json_decode.sides import Failed, run

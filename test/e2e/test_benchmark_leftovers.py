@@ -15,8 +15,6 @@ import psutil
 import pytest
 from helpers.launched import gone
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from benchmark.peers.child import ROOT, Group
 from benchmark.peers.watcher import Watcher
 

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from benchmark.curves.__main__ import main as curves
 from benchmark.models import SHAPES, cached
 from benchmark.peers import page, plot, report

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from helpers.fake_endpoint import FakeEndpoint
 from sglang.bench.load_client import Http, HttpError
 

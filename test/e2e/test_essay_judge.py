@@ -15,8 +15,8 @@ import openai
 import pytest
 import sglang as sgl
 from helpers.fake_openai import Body, FakeOpenAI, by_prompt
+from helpers.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 HERE = ROOT / "examples" / "essay_judge"
 sys.path.insert(0, str(HERE))
 

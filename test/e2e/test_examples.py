@@ -6,14 +6,14 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import sglang as sgl
+from helpers.paths import ROOT
 
 pytest.importorskip("torch")
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLES = ROOT / "examples"
 
 
 def on_the_way(path: list[str]) -> None:

@@ -26,6 +26,7 @@ from helpers.apis import APIS, Api, user
 from helpers.http_server import Client
 from helpers.launched import best_model, gone, launched
 from helpers.matrix import Bench, error_of, wait_for
+from helpers.paths import ROOT
 from sglang.ir.sampling import PARAMETERS
 from sglang.srt.http.routes import ROUTES
 
@@ -134,7 +135,7 @@ def warm(bench: Bench) -> None:
     api.text(bench.post(api.path, {**api.body("", **SHORT), "text": None, "input_ids": ids}))
 
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/reliability.md"
+PAGE = ROOT / "docs/reliability.md"
 
 
 def test_the_page_tells_every_row() -> None:

@@ -6,13 +6,11 @@ then what was recorded is looked through and made into a page.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from helpers.paths import ROOT
 
 from benchmark.harness.ablations import ABLATIONS
 from benchmark.paper import claims, report
@@ -102,7 +100,7 @@ def test_both_codes_ran_in_turns(small: Small) -> None:
 
 def test_a_page_is_made_of_it_and_the_real_one_is_left_alone(small: Small) -> None:
     found(small)
-    page = Path(__file__).resolve().parents[2] / "docs" / report.PAGE
+    page = ROOT / "docs" / report.PAGE
     before = page.read_bytes()
     assert small.finished() == []
     made = (small.logs / "docs" / report.PAGE).read_text(encoding="utf-8")

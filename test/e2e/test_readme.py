@@ -15,9 +15,9 @@ from pathlib import Path
 import httpx
 import pytest
 from helpers.launched import best_model, launched
+from helpers.paths import ROOT
 
 pytest.importorskip("torch")
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_program_prints_what_is_printed_below_it(tmp_path: Path) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
-from pathlib import Path
 
 import pytest
 from helpers.fake_worker import TOKEN_BYTES, FakeWorker, fake_info
@@ -18,8 +16,6 @@ from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Advance, Generate, Open
 from sglang.srt.engine.engine import Engine
 from sglang.srt.engine.executor import Inline
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmark.harness.hooks.matching import part_of_hits, whole_sequences
 from benchmark.harness.hooks.patch import patched

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
 import statistics
-import sys
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-import itertools
-
 from sglang import bench_one_batch
 from sglang.bench.arrivals import offsets
 from sglang.bench.result import BenchCall, Part, Result

@@ -15,12 +15,8 @@ prefix of another:
 from __future__ import annotations
 
 import random
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmark.cache_schedule.measure import longest, measure
 from benchmark.cache_schedule.workloads import WORKLOADS, Prompts, lower_bound, workload

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from helpers.http_server import is_error
+from helpers.paths import ROOT
 from helpers.scripted import Scripted, posted
 from helpers.toy_tokenizer import byte_level, sentencepiece
 from sglang.srt.runtime.chat.conversation import prompt_of
@@ -270,6 +271,6 @@ def test_a_model_without_a_template_says_so_on_chat_routes_alone(tmp_path: Path)
 
 
 def test_the_package_has_the_templates() -> None:
-    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    text = (ROOT / "pyproject.toml").read_text()
     assert '"tokenizer/templates/*.jinja"' in text
     assert set(WRITTEN) == set(NAMES)

@@ -6,35 +6,31 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import sys
 import threading
 from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
+from helpers.paths import ROOT
 from sglang.backend.base import Backend, Completion, Prompt
 from sglang.backend.mock import decided
 from sglang.ir.chat_template import template_named
 from sglang.ir.choices import ChoicesMethod, Decision
 from sglang.ir.params import GenParams, strings
 from sglang.ir.stops import cut
+from tokenizers import Tokenizer
 
 from benchmark.harness.claim import Claim, Item, Message, Scale
 from benchmark.harness.measure import run_program
 from benchmark.models import EMBEDDED
 from benchmark.paper import claims
 
-FOLDER = Path(__file__).resolve().parents[2] / "benchmark"
+FOLDER = ROOT / "benchmark"
 NAMES = sorted({path.parent.name for path in FOLDER.glob("*/claim.py")} - {"harness"})
 SCALES = (Scale(4), Scale(8, True))
 CHATML = template_named("chatml")

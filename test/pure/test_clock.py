@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 
 import pytest
+from helpers.paths import ROOT
 from sglang.srt.core.clock import SYSTEM_CLOCK, ManualClock
 
-SRT = Path(__file__).resolve().parents[2] / "python" / "srt"
+SRT = ROOT / "python" / "srt"
 READERS = {"monotonic", "monotonic_ns", "time", "time_ns"}  # processor time is not among them
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from pathlib import Path
 
+from helpers.paths import ROOT
 from sglang.inspect.timeline import command as trace_command
 from sglang.srt.commands import explain_command, schema_command
 from sglang.srt.commands.arguments import Parser
@@ -15,7 +15,6 @@ from sglang.srt.config import Config
 from sglang.srt.config.translation import FLAGS
 from sglang.srt.config.upstream import MEANS, SPELLINGS
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FOREIGN = {
     "http-overhead",

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 import sglang as sgl
 from helpers.fake_openai import FakeOpenAI, by_prompt
+from helpers.paths import ROOT
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = ROOT / "docs"
 BLOCKS = re.compile(r"```python\n(.*?)```\n(?:\n```text\n(.*?)```)?", re.DOTALL)
 
 # From a text of the prompt, the one that occurs last, to the answer.

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-import sys
-from pathlib import Path
 
 from hypothesis import given as drawn
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmark.dspy_rag.claim import CLAIM, messages, right, solved
 from benchmark.dspy_rag.retrieve import PASSAGES, Index

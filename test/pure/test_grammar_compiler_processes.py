@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 from helpers.compiling import ODD, alive, answer, descriptors, odd_compiler, until
+from helpers.paths import TESTS
 from helpers.threads import running_threads
 from sglang.ir.constraint import Constraint
 from sglang.srt.grammar import compile_plan, compile_worker
@@ -23,8 +24,7 @@ from sglang.srt.grammar.compile_plan import CompilePlan
 from sglang.srt.grammar.compile_worker import MAX_FRAME, PlanRequest
 from sglang.srt.grammar.grammar_protocol import CompilerBusy
 
-TEST = Path(__file__).resolve().parents[1]
-PYTHON = TEST.parent / "python"
+PYTHON = TESTS.parent / "python"
 LIMIT = 1.5
 
 pytestmark = pytest.mark.skipif(
@@ -258,7 +258,7 @@ print(*compiler.pids, flush=True)
 @contextmanager
 def parent(told: Path, text: str, last: str, seconds: float) -> Iterator[Any]:
     code = PARENT.format(told=str(told), text=text, last=last, seconds=seconds)
-    paths = os.pathsep.join([str(PYTHON), str(TEST)])
+    paths = os.pathsep.join([str(PYTHON), str(TESTS)])
     process = subprocess.Popen(
         [sys.executable, "-c", code],
         stdout=subprocess.PIPE,
@@ -306,7 +306,7 @@ def talk(data: bytes) -> tuple[list[bytes], int]:
     done = subprocess.run(
         [sys.executable, "-m", "sglang.srt.grammar.compile_worker", "--planner", ODD],
         input=data, capture_output=True, timeout=120,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(PYTHON), str(TEST)])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(PYTHON), str(TESTS)])},
     )  # fmt: skip
     out, at = [], 0
     while at < len(done.stdout):

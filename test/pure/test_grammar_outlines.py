@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import random
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from helpers.json_acceptor import BYTES, END, accepts, accepts_text
+from helpers.paths import TESTS
 from helpers.vocabularies import toy
 from sglang.ir.constraint import Constraint
 from sglang.srt.grammar import outlines
@@ -18,7 +18,7 @@ from sglang.srt.grammar.compile_plan import make_plan
 from sglang.srt.grammar.grammar_protocol import GrammarError
 from sglang.srt.grammar.outlines import OutlinesGrammar, pattern_of
 
-SUITE = Path(__file__).parents[1] / "data" / "json-schema-test-suite" / "draft2020-12"
+SUITE = TESTS / "data" / "json-schema-test-suite" / "draft2020-12"
 
 
 def schema_grammar(schema: Any, whitespace: str = "") -> OutlinesGrammar:

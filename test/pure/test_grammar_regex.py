@@ -8,10 +8,10 @@ import subprocess
 import sys
 import unicodedata
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.paths import ROOT
 from helpers.patterns import all_texts
 from sglang.srt.grammar.character_dfa import DEAD, CharacterDfa
 from sglang.srt.grammar.grammar_protocol import GrammarError
@@ -21,7 +21,6 @@ from sglang.srt.grammar.regex.charset import LIMIT, CharSet, cases, category, sh
 from sglang.srt.grammar.regex.parser import parse
 from sglang.srt.grammar.regex.simplify import simplify
 
-ROOT = Path(__file__).resolve().parents[2]
 CHARACTER = r"""\{\n    "name": "[\w\d\s]{1,16}",\n    "house": "(Gryffindor|Slytherin|Ravenclaw|Hufflepuff)",\n    "blood status": "(Pure-blood|Half-blood|Muggle-born)",\n    "occupation": "(student|teacher|auror|ministry of magic|death eater|order of the phoenix)",\n    "wand": \{\n        "wood": "[\w\d\s]{1,16}",\n        "core": "[\w\d\s]{1,16}",\n        "length": [0-9]{1,2}\.[0-9]{0,2}\n    \},\n    "alive": "(Alive|Deceased)",\n    "patronus": "[\w\d\s]{1,16}",\n    "bogart": "[\w\d\s]{1,16}"\n\}"""  # noqa: E501  # SGLang paper, appendix
 HARRY = """{
     "name": "Harry Potter",

@@ -7,18 +7,18 @@ import json
 import random
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.json_acceptor import BYTES, accepts, accepts_text
+from helpers.paths import TESTS
 from jsonschema import Draft4Validator, Draft202012Validator
 from sglang.ir.constraint import Constraint
 from sglang.srt.grammar.grammar_protocol import GrammarError
 from sglang.srt.grammar.guidance import GuidanceGrammar, check, grammar_of
 from sglang.srt.grammar.schema import Refusal, compile_schema
 
-SUITE = Path(__file__).parents[1] / "data" / "json-schema-test-suite" / "draft2020-12"
+SUITE = TESTS / "data" / "json-schema-test-suite" / "draft2020-12"
 FILES = sorted(path.stem for path in SUITE.glob("*.json"))
 
 

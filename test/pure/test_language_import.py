@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from helpers.paths import PYTHON
 
-PYTHON = str(Path(__file__).resolve().parents[2] / "python")
 HEAVY = [
     "torch",
     "numpy",

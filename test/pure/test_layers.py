@@ -7,11 +7,10 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from helpers.paths import PYTHON
 
-PYTHON = Path(__file__).resolve().parents[2] / "python"
 STANDARD = frozenset(sys.stdlib_module_names)
 
 # ``srt`` is short for ``sglang.srt`` in all names here.

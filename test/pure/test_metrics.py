@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 from helpers.http_server import Served, serve_text
+from helpers.paths import ROOT
 from prometheus_client.parser import text_string_to_metric_families
 from sglang.srt.config import Config
 
-DASHBOARD = Path(__file__).resolve().parents[2] / "docs" / "grafana" / "sglang.json"
+DASHBOARD = ROOT / "docs" / "grafana" / "sglang.json"
 GREEDY = {"max_new_tokens": 6, "temperature": 0, "ignore_eos": True}
 
 # What gateways and published dashboards read.

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.paths import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from benchmark.paper import claims
 from benchmark.paper.plan import Part, Plan, Short
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Clock:

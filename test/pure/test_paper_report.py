@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from helpers.paths import ROOT
 
 from benchmark.paper import plot, report, sections, speeds
 from benchmark.paper.figures import Figures
 from benchmark.paper.records import Log, complete, condensed, read, write
 from benchmark.peers.figures import Middle
 
-ROOT = Path(__file__).resolve().parents[2]
 Record = dict[str, Any]
 
 

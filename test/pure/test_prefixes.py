@@ -4,9 +4,7 @@ hit rates that a recorder finds, against the engine's own counters."""
 from __future__ import annotations
 
 import random
-import sys
 from itertools import permutations
-from pathlib import Path
 
 import pytest
 from helpers.fake_worker import TOKEN_BYTES, FakeWorker, fake_info
@@ -19,8 +17,6 @@ from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Advance, Fill, Generate, Goal, Open
 from sglang.srt.engine.engine import Engine
 from sglang.srt.engine.executor import Inline
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmark.cache_schedule.workloads import WORKLOADS, lower_bound, workload
 from benchmark.harness.hits import hits

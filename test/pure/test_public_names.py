@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import copy
 import json
-import sys
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from helpers.paths import TESTS
 
 from tools.public_names import MODULES, accepts_no_more, interface, lost
 
-BEFORE = Path(__file__).resolve().parents[1] / "data" / "public_names.json"
+BEFORE = TESTS / "data" / "public_names.json"
 
 # Losses that were decided, by sentence, with the reason.
 DECIDED: dict[str, str] = {}

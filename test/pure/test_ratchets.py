@@ -6,11 +6,10 @@ import ast
 import re
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from helpers.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 FILE_LINES = 500
 FUNCTION_LINES = 80
 

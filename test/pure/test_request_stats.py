@@ -7,9 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from helpers.paths import ROOT
 from sglang.srt.core.request_stats import CacheMiss, RequestCounts, RequestStats
-
-ROOT = Path(__file__).resolve().parents[2]
 
 # The one declaration and the one line that counts: a field ``added``, 7 for each computed row.
 ADDED = """

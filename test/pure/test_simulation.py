@@ -5,10 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 
 import histories
 import pytest
+from helpers.paths import PYTHON, ROOT, TESTS
 from helpers.simulation import History, simulate
 
 HISTORIES, CHUNK = 4000, 500
@@ -125,10 +125,9 @@ def test_a_history_is_a_function_of_its_seed() -> None:
 
 
 def test_make_histories_says_what_they_contain() -> None:
-    root = Path(__file__).parents[2]
     done = subprocess.run(
         [sys.executable, "-m", "histories", "--count", "101", "--seed", "5", "--jobs", "1"],
-        cwd=root, env={"PYTHONPATH": f"{root / 'python'}:{root / 'test'}"}, timeout=250,
+        cwd=ROOT, env={"PYTHONPATH": f"{PYTHON}:{TESTS}"}, timeout=250,
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -7,13 +7,10 @@ no homonyms, the rings within their limits.
 from __future__ import annotations
 
 import json
-import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tools.structure import CEILINGS, Structure, above, lowered, main, measure
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import sglang as sgl
 from helpers.http_server import serve_text
+from helpers.paths import PYTHON
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -25,7 +26,6 @@ from sglang.inspect.timeline.trace_formats import FORMATS, written
 from sglang.srt.cli import main
 from sglang.srt.http.telemetry.request_tracing import processed
 
-PYTHON = Path(__file__).resolve().parents[2] / "python"
 HOSTILE = "</script><script>document.title='owned'</script><!--<script>&amp;'\"\u2028\ud800$title"
 SECRET = "tell nobody"
 

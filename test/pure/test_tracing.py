@@ -8,11 +8,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.http_server import Served, serve_text
+from helpers.paths import PYTHON
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -21,7 +21,6 @@ from opentelemetry.trace import SpanKind, StatusCode
 from sglang.srt.http.telemetry import request_tracing as tracing
 from sglang.srt.http.telemetry.request_tracing import TracingError, connect, processed
 
-PYTHON = Path(__file__).resolve().parents[2] / "python"
 SECRET = "tell nobody"
 GREEDY = {"max_new_tokens": 6, "temperature": 0, "ignore_eos": True}
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

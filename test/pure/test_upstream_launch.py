@@ -10,10 +10,10 @@ import logging
 import re
 import shlex
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.paths import ROOT
 from sglang.backend.engine.runtime import _flags
 from sglang.srt.commands.arguments import ELSEWHERE, Parser
 from sglang.srt.config import Config, add_arguments, from_arguments
@@ -28,7 +28,7 @@ from sglang.srt.config.upstream import (
 )
 from sglang.srt.core.nearest import nearest
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "coming-from.md"
+DOCS = ROOT / "docs" / "coming-from.md"
 OPEN = {"host": "0.0.0.0"}
 QUIET = {**OPEN, "log_level": "warning"}
 AT_8000 = {**OPEN, "port": 8000}

@@ -17,13 +17,12 @@ from typing import Any
 import pytest
 import sglang as sgl
 from helpers.fake_endpoint import FakeEndpoint
+from helpers.paths import PYTHON
 from sglang import ServerArgs, utils
 from sglang.lang.chat_template import get_chat_template, register_chat_template
 from sglang.srt.config import Config
 from sglang.srt.utils import is_port_available, kill_process_tree
 from sglang.test import test_utils as helpers
-
-PYTHON = str(Path(__file__).resolve().parents[2] / "python")
 
 # A module, the names that it has, and the object that one of them is.
 MODULES = {

@@ -13,12 +13,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers.parity import NEW_TOKENS, Case, check_saved
+from helpers.paths import ROOT
 from helpers.ranks import split_logits
 from safetensors.torch import save_file
 from sglang.srt.models import registry
 from torch import Tensor
 
-PAGE = Path(__file__).parents[3] / "docs" / "adding-a-model.md"
+PAGE = ROOT / "docs" / "adding-a-model.md"
 # The inner width is that of all heads: what is attended must outlive the other branch.
 VOCAB, WIDTH, INNER, LAYERS, HEADS, KV, DIM, BASE = 96, 32, 32, 2, 4, 2, 8, 5000.0
 CONFIG = {

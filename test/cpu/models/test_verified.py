@@ -9,12 +9,12 @@ import json
 import runpy
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 from helpers import hf_models
 from helpers.parity import LENGTHS, MODELS, Case, all_cases
+from helpers.paths import ROOT
 from sglang.srt.cli import main
 from sglang.srt.layers.rotary import Rope, Rotary
 from sglang.srt.layers.weight import Place
@@ -23,7 +23,7 @@ from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.model_spec import ModelSpec
 from sglang.srt.models.verified import FILE, Verified, table, verified
 
-PAGE = Path(__file__).parents[3] / "docs" / "models.md"
+PAGE = ROOT / "docs" / "models.md"
 BEGIN, END = "<!-- architectures: written by test/cpu/models/test_verified.py -->", "<!-- end -->"
 
 
