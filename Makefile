@@ -95,7 +95,7 @@ $(RUNTIME): $(KERNELS)
 # release that the tests were run with, in a CPU build where pip can reach one: on Linux that is the
 # release with the label +cpu. With a GPU, pip chooses the build that fits the driver.
 TORCH := $(shell sed -n 's/^torch==//p' constraints-cpu.txt)
-$(RUNTIME): pyproject.toml constraints-cpu.txt
+$(RUNTIME): pyproject.toml setup.py constraints-cpu.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo "Python 3.10 or newer is needed; '$(PYTHON)' is not. Try: make PYTHON=python3.12" >&2; exit 1; }
 	@echo "Setting up $(VENV): torch and the runtime, about 300 MB to fetch and 1.1 GB on disk, 1-5 minutes ..."
