@@ -297,7 +297,7 @@ MUTATIONS = {
 
 
 def caught(within: int) -> str:
-    """How the first of ``within`` histories that fails does so; "" where none does."""
+    """Return the message of the first of ``within`` histories that fails, "" where none does."""
     for seed in range(within):
         try:
             simulate(seed)
