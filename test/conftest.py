@@ -63,18 +63,19 @@ def pytest_runtest_setup() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def certificates() -> Iterator[None]:
-    """Read the public certificates once: httpx reads them for each client, 30 ms, and the tests
-    make hundreds of clients that speak plain HTTP."""
+    """Read the public certificates once. OpenAI's and Anthropic's packages read them for each
+    client, 30 ms, and the tests make hundreds of clients that speak plain HTTP."""
     create, shared = ssl.create_default_context, list[ssl.SSLContext]()
 
     def create_once(*args: Any, **options: Any) -> ssl.SSLContext:
-        if args or options != {"cafile": certifi.where()}:
+        if args or options != {"cafile": bundle}:
             return create(*args, **options)
         if not shared:
             shared.append(create(**options))
         return shared[0]
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SSL_CERT_FILE", bundle := certifi.where())
         patch.setattr(ssl, "create_default_context", create_once)
         yield
 
