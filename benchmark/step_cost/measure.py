@@ -20,6 +20,7 @@ from sglang.srt.engine.executor import Inline
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.memory.radix import RadixTree
 from sglang.srt.worker.inputs import read_batch
+from sglang.srt.worker.page_tables import PageTables
 
 VOCAB = 1 << 20
 TREE = ("match", "lock", "deepen", "unlock", "continues", "exclusive", "publish", "evict", "walk")
@@ -62,8 +63,7 @@ class Clock:
 class Instant:
     """A worker that reads its batch, as a real one does, and draws at once."""
 
-    pages: int
-    page_size: int
+    tables: PageTables
     clock: Clock
     drawn: torch.Tensor | None = None
     outputs: list[RowOutput] = field(default_factory=list)
@@ -82,7 +82,7 @@ class Instant:
         pass
 
     def _read(self, batch: Batch) -> None:
-        read_batch(batch, self.drawn, VOCAB, 1 << 20, self.pages, self.page_size, CPU)
+        read_batch(batch, self.drawn, VOCAB, 1 << 20, self.tables, CPU)
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,8 @@ def make_engine(
         max_running_requests=rows, max_queued_requests=rows,
     )  # fmt: skip
     schedule = ScheduleConfig(max_running_requests=rows, chunked_prefill_size=-1)
-    executor = Inline(worker or Instant(pages, page_size, clock), depth=2 if overlap else 1)
+    worker = worker or Instant(PageTables(pages, page_size), clock)
+    executor = Inline(worker, depth=2 if overlap else 1)
     return Engine(executor, info, schedule, [b"x"] * 8)
 
 

@@ -132,10 +132,7 @@ def test_padding_changes_no_bit_of_a_row(path: str) -> None:
 def worker_states(worker: Paged, rows: list[Row]) -> list[torch.Tensor]:
     """Hidden states and logits of a pass."""
     runner = worker.worker.runner
-    pool = runner.pool
-    inputs = read_batch(
-        Batch(0, rows), None, runner.vocab, 256, pool.pages, pool.page_size, runner.device
-    )
+    inputs = read_batch(Batch(0, rows), None, runner.vocab, 256, runner.tables, runner.device)
     every = np.arange(len(rows), dtype=np.int32)
     hidden = runner.forward.hidden(inputs, every)
     return [hidden.clone(), runner.forward.logits(hidden).clone()]
@@ -197,10 +194,10 @@ def test_what_does_not_fit_runs_eagerly(path: str, monkeypatch: pytest.MonkeyPat
         one.results.append(one.run([row]).rows[0].token)  # type: ignore[attr-defined]
         sequence.tokens.append(3)
         row = one.row(sequence, 1, sample=GREEDY)
-        # The same pages twelve times over: tables may be longer than the pool.
-        long = Row(0, 4, ints([3]), ints([*sequence.pages[:4]] + [sequence.pages[4]] * 40))
-        long.sample = GREEDY
-        one.results.append(one.run([long]).rows[0].token)  # type: ignore[attr-defined]
+        # The same pages again and again: the tables of a pass may be longer than the pool.
+        pages = ints([*sequence.pages[:4]] + [sequence.pages[4]] * 36)
+        long = [Row(context, 39, ints([3]), pages, sample=GREEDY) for context in (1, 2)]
+        one.results.append(one.run(long).rows[0].token)  # type: ignore[attr-defined]
         one.results.append(one.run([row]).rows[0].token)  # type: ignore[attr-defined]
         three = [one.row(Sequence([i]), 1, sample=GREEDY) for i in range(3)]
         one.results += [o.token for o in one.run(three).rows]  # type: ignore[attr-defined]

@@ -104,7 +104,7 @@ def test_a_group_that_cannot_share_says_so(tmp_path: Path) -> None:
 
 
 def test_native_kernels_of_several_ranks_are_refused(tmp_path: Path) -> None:
-    """Products of native kernels would not be summed over the ranks."""
+    """Native products are not summed over the ranks."""
     native = pytest.importorskip("sglang.srt.worker.native")
     path = checkpoint(tmp_path / "model", "LlamaForCausalLM", vocab_size=96)
     fields, architecture = read_config(Path(path))

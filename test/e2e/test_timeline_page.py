@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import sglang as sgl
 from helpers.browser import chromium
-from sglang.inspect.timeline.trace import Lane, Span, Trace
+from sglang.inspect.timeline.trace import Trace
+from sglang.run.trace_record import TraceLane, TraceSpan
 
 HOSTILE = "</script><img src=x onerror=\"document.title='owned'\"><script>document.title='owned'"
 LANES, EACH = 250, 20
@@ -240,11 +241,11 @@ def test_thousands_of_spans_are_drawn_as_they_come_into_view(show: Callable[...,
     group = trace.groups[0]
     root = trace.lanes[0].number
     for lane in range(1000, 1000 + LANES):
-        trace.lanes.append(Lane(lane, group.number, root, lane, begin=0.0, source="f.py:1"))
+        trace.lanes.append(TraceLane(lane, group.number, root, lane, begin=0.0, source="f.py:1"))
         for place in range(EACH):
             begin = 0.1 + place * 0.5
-            node = Span(lane * 1000 + 2 * place, lane, "gen", f"v{place}", begin, begin + 0.4)
-            asked = Span(node.number + 1, lane, "request", "m", begin, begin + 0.4)
+            node = TraceSpan(lane * 1000 + 2 * place, lane, "gen", f"v{place}", begin, begin + 0.4)
+            asked = TraceSpan(node.number + 1, lane, "request", "m", begin, begin + 0.4)
             node.status = asked.status = "ok"
             asked.parent = node.number
             asked.data = {"prompt_tokens": 30, "cached_tokens": 20, "completion_tokens": 9}

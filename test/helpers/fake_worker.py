@@ -19,6 +19,7 @@ from operator import mul
 from typing import Any
 
 import msgspec
+from helpers.tables import Corrupt, Tables
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.batch import NONE_ALLOWED, Batch, Drawn, Row, RowOutput, Sample, StepResult
 from sglang.srt.core.ints import ints
@@ -32,11 +33,6 @@ EOS = 96
 ECHO = 80  # a text that begins with it goes round in circles; with a later token, mostly
 ADAPTED = 1 << 18  # times the adapter's number: added to what a token is shown as
 SALTED = 1 << 19  # added under a cache salt
-
-
-class Corrupt(BaseException):
-    """The engine has broken its promise to the worker. Not an Exception, which the engine would
-    take for a failed pass."""
 
 
 # A polynomial hash: value = value * 31 + item, from START on.
@@ -191,6 +187,7 @@ class FakeWorker:
     def __init__(self, page_size: int, fail_at: set[int] | None = None,
                  break_at: set[int] | None = None) -> None:  # fmt: skip
         self.page_size = page_size
+        self.tables = Tables(page_size)
         self.states: dict[int, int] = {}  # by slot
         self.shown: dict[int, int] = {}
         self.fail_at = fail_at or set()
@@ -232,7 +229,9 @@ class FakeWorker:
         self.batches.append([(row.context, len(row.tokens)) for row in batch.rows])
         self.adapters = max(self.adapters, len({row.adapter for row in batch.rows} - {0}))
         written: set[int] = set()
-        computed = [self._follow(row) if row.follows >= 0 else row for row in batch.rows]
+        computed = [
+            self._follow(row) if row.follows >= 0 else row for row in self.tables.rows(batch)
+        ]
         states = [self._write(row, written) for row in computed]
         made = masks.make()
         rows = [self._output(row, own, made) for row, own in zip(computed, states)]

@@ -14,6 +14,7 @@ from sglang.srt.config import Config
 from sglang.srt.core.batch import Batch, Row, Sample, StepResult
 from sglang.srt.core.ints import Ints, ints
 from sglang.srt.worker.inputs import read_batch
+from sglang.srt.worker.page_tables import PageTables
 from sglang.srt.worker.worker import ModelWorker
 from torch import Tensor
 
@@ -60,8 +61,8 @@ class Paged:
         """Logits of every token of every row, in one pass."""
         runner, pool = self.worker.runner, self.worker.runner.pool
         inputs = read_batch(
-            Batch(0, rows), None, runner.vocab, runner.context_length, pool.pages, pool.page_size,
-            runner.device,
+            Batch(0, rows), None, runner.vocab, runner.context_length,
+            PageTables(pool.pages, pool.page_size), runner.device,
         )  # fmt: skip
         hidden = runner.forward.hidden(inputs, np.arange(len(inputs.tokens), dtype=np.int32))
         return list(runner.forward.logits(hidden).split([len(row.tokens) for row in rows]))

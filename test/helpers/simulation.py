@@ -588,6 +588,7 @@ class History:
         self._handle(*[Close(c) for c in list(store.contexts)])
         assert not store.contexts
         self._finish_adapters()
+        self._check_tables()
         store.check()
         store.flush()
         assert store.pool.free == store.pool.size, "pages lost"
@@ -609,6 +610,14 @@ class History:
         self.seen["rows that follow with penalties"] += self.worker.penalised
         self.seen["histories that retract"] += s.retractions > 0
         self.seen["refused requests"] += s.rejected
+
+    def _check_tables(self) -> None:
+        """Workers keep no page table but those that the next pass would drop."""
+        left = set(self.worker.tables.known) - set(self.engine.store.dropped())
+        assert not left, f"page tables of contexts {left} are left at the worker"
+        if self.model is not None and self.guesser is not None and not self.model._failed:
+            left = set(self.guesser.tables.known) - set(self.model.store.dropped())
+            assert not left, f"page tables of contexts {left} are left at the draft model's worker"
 
     def _finish_adapters(self) -> None:
         for name in list(self.loaded):

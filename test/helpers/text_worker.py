@@ -10,6 +10,7 @@ from itertools import chain
 from typing import Any
 
 from helpers.fake_worker import contents
+from helpers.tables import Tables
 from sglang.srt.config import Config
 from sglang.srt.core.batch import Batch, Row, RowOutput, StepResult
 from sglang.srt.core.workers import NO_MASKS, Finish, Masks
@@ -46,6 +47,7 @@ class TextWorker:
 
     def __init__(self, vocab: int, page_size: int = 1, seconds: float = 0.0) -> None:
         self.vocab, self.page_size, self.seconds = vocab, page_size, seconds
+        self.tables = Tables(page_size)
         self.kv: dict[int, int] = {}
         self.drawn: list[int] = []  # by the rows of the last batch
 
@@ -61,13 +63,14 @@ class TextWorker:
 
     def run(self, batch: Batch) -> StepResult:
         time.sleep(self.seconds)
-        for row in batch.rows:
+        computed = self.tables.rows(batch)
+        for row in computed:
             tokens = contents(row)
             if row.follows >= 0:
                 tokens[0] = self.drawn[row.follows]
             for i, token in enumerate(tokens):
                 self.kv[self._slot(row, row.start + i)] = token
-        rows = [self._output(row) for row in batch.rows]
+        rows = [self._output(row) for row in computed]
         self.drawn = [out.token for out in rows]
         return StepResult(batch.id, rows)
 

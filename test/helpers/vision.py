@@ -182,8 +182,8 @@ def logits(paged: Paged, rows: list[Row]) -> list[Tensor]:
     """Logits of every token of every row, in one pass."""
     runner, batch = paged.worker.runner, Batch(0, rows)
     inputs = read_batch(
-        batch, None, runner.vocab, runner.context_length, runner.pool.pages, paged.page_size,
-        runner.device, runner.sections,
+        batch, None, runner.vocab, runner.context_length, runner.tables, runner.device,
+        runner.sections,
     )  # fmt: skip
     outputs = [RowOutput() for _ in rows]
     inputs, _ = runner.features.embed(batch, inputs, outputs)

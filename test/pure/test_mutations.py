@@ -51,6 +51,27 @@ MUTATIONS = {
     "spare pages are kept": [
         Edit(Store, "_publish", "self.pool.give(spare)", "pass"),
     ],
+    "a cut page table is believed to be whole": [
+        Edit(Store, "truncate", "context.sent = min(context.sent, keep)", "pass"),
+    ],
+    "a released page table is believed to be there": [
+        Edit(Store, "release", "context.sent = context.shared =", "context.shared ="),
+        Edit(Store, "check", "assert context.sent <= len(context.pages)", "assert True"),
+    ],
+    "exchanged pages are not sent": [
+        Edit(Store, "_publish", "context.sent = context.shared", "pass"),
+    ],
+    "page tables are never dropped": [
+        Edit(Store, "release", "self._dropped.append(context.id)", "pass"),
+    ],
+    "a failed pass drops its page tables": [
+        Edit(Engine, "_fail", "self.store.drop_again(dropped)", "pass"),
+    ],
+    "a page table lacks what a pass has brought": [
+        Edit(Store, "advance", "context.sent = len(context.pages)",
+             "context.sent = len(context.pages) + (context.saved % 7 == 3)"),
+        Edit(Store, "check", "assert context.sent <= len(context.pages)", "assert True"),
+    ],
     "pages are freed twice": [
         Edit(Store, "release", "context.pages[context.shared :])",
              "context.pages[context.shared :] * 2)"),
@@ -251,7 +272,7 @@ MUTATIONS = {
         Edit(Store, "disown", "self.numbers.forget(key)", "pass"),
     ],
     "a text sees its siblings": [
-        Edit(rows, "_row", "del view[segment.sees : segment.start]", "place = start"),
+        Edit(rows, "_row", "row.gap = (segment.sees, segment.start)", "row.start = start"),
     ],
     "texts side by side are cached as if they followed": [
         Edit(context, "key", "if not segments:", "if True:"),

@@ -21,6 +21,7 @@ from helpers.parallel import (
     tokens_of,
     views_of,
 )
+from helpers.tables import Tables
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.srt.core import context as context_module
@@ -53,6 +54,7 @@ class DeepWorker:
     def __init__(self) -> None:
         self.first: dict[int, tuple[int, int]] = {}
         self.second: dict[int, int] = {}
+        self.tables = Tables(1)
         self.batches: list[list[Row]] = []
         self.broken = -1  # row to fail in the next batch
 
@@ -67,15 +69,16 @@ class DeepWorker:
         pass
 
     def run(self, batch: Batch) -> StepResult:
-        self.batches.append(batch.rows)
-        places = [(row, i) for row in batch.rows for i in range(len(row.tokens))]
+        rows = self.tables.rows(batch)
+        self.batches.append(rows)
+        places = [(row, i) for row in rows for i in range(len(row.tokens))]
         written = [row.pages[row.start + i] for row, i in places]
         assert len(set(written)) == len(written), "two rows write one slot"
         for slot, (row, i) in zip(written, places):
             self.first[slot] = (row.tokens[i], row.start + i)
         for slot, (row, i) in zip(written, places):
             self.second[slot] = hash(tuple(self.first[p] for p in row.pages[: row.start + i + 1]))
-        outputs = [self._output(row) for row in batch.rows]
+        outputs = [self._output(row) for row in rows]
         if self.broken >= 0:
             outputs[self.broken] = RowOutput(error="injected")
             self.broken = -1
@@ -195,10 +198,10 @@ def test_histories_reach_what_they_are_about() -> None:
 
 FAULTS = {
     "a text sees its siblings": Edit(
-        rows, "_row", "del view[segment.sees : segment.start]", "place = start"),
+        rows, "_row", "row.gap = (segment.sees, segment.start)", "row.start = start"),
     "a text stands behind its siblings": Edit(
         rows, "_row", "place = segment.sees + start - segment.start",
-        "place = start; view = context.pages[:end]"),
+        "place, segment = start, type(segment)(0, 0)"),
     "texts side by side are cached as if they followed": Edit(
         context_module, "key", "if not segments:", "if True:"),
     "what follows is cached as one more text": Edit(

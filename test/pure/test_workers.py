@@ -6,7 +6,6 @@ import inspect
 from array import array
 from typing import Any
 
-import msgspec
 import pytest
 from helpers.desk import Desk, generate
 from helpers.either import Either
@@ -14,6 +13,7 @@ from helpers.fake_worker import TOKEN_BYTES, FakeWorker, fake_info
 from helpers.text_worker import TextWorker
 from helpers.toy_grammar import ToyGrammars
 from helpers.wired import Wired
+from sglang.ir.constraint import Constraint
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import ScheduleConfig
 from sglang.srt.core.batch import (
@@ -29,7 +29,6 @@ from sglang.srt.core.batch import (
     decode_result,
     encode,
 )
-from sglang.srt.core.constraint import Constraint
 from sglang.srt.core.ints import from_wire, ints
 from sglang.srt.core.media import Media
 from sglang.srt.core.messages import Score as ScoreGoal
@@ -130,9 +129,39 @@ def test_a_worker_behind_a_wire_computes_the_same(depth: int) -> None:
         desk.engine.executor = executor
         asked = [desk.ask([3, 1, 4, 1, 5, 3, 1, 4], goal) for goal in goals]
         desk.run()
-        ends = [msgspec.structs.replace(desk.done(q), queued=0.0, first=0.0) for q in asked]
+        ends = [desk.done(q) for q in asked]
         for end in ends:
-            end.origin = None
+            end.stats.queue_seconds = end.stats.first_token_seconds = 0.0
+            end.stats.miss = None
         texts.append(([desk.tokens(q) for q in asked], ends, desk.prompt(asked[-1])))
         desk.finish()
     assert texts[0] == texts[1]
+
+
+def sent_by(context: int, tokens: int, page_size: int) -> list[int]:
+    """Bytes of each batch of 4 requests with contexts of ``context`` tokens."""
+    desk = Desk(4 * (context + tokens + page_size), page_size, max_running_requests=4)
+    wired = Wired(desk.worker)
+    desk.engine.executor = Inline(wired)
+    for first in range(4):
+        desk.ask([first, *([7] * (context - 1))], generate(tokens, speculation="off"))
+    desk.run()
+    desk.finish()
+    return wired.sent
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_a_decode_step_sends_changes_only(page_size: int) -> None:
+    short, long = (sent_by(context, 20, page_size) for context in (64, 2048))
+    assert max(long) > 4 * 2048, "a prompt is sent"
+    short, long = short[-15:], long[-15:]
+    assert max(short) <= 4 * 480
+    assert max(long) <= max(short) + 4 * 8, "only positions are longer numbers"
+
+
+def test_page_tables_of_ended_requests_are_dropped() -> None:
+    desk = Desk()
+    for number in range(20):
+        desk.ask([number, 1, 2], generate(3))
+        desk.run()
+    assert len(desk.worker.tables.known) == 1, "of the last one, until the next pass"

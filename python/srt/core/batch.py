@@ -2,9 +2,10 @@
 
 A row is a run of new tokens of one context. Prefill chunks, decode steps and a user program's own
 forward are the same row. A context with segments (``core/segments``) has a row for each segment it
-computes, every one with a page table of its own. The rows' keys and values are written before any
-row attends, layer by layer, so a row may read pages that another row of the same batch writes:
-requests that share an uncached prefix compute it once.
+computes, which sees a part of the context's page table; the first of them brings what has changed
+in the table. The rows' keys and values are written before any row attends, layer by layer, so a row
+may read pages that another row of the same batch writes: requests that share an uncached prefix
+compute it once.
 
 A batch holds no callables and nothing that its receiver may change, so that it can be sent to
 another process as it is (``encode``).
@@ -25,7 +26,7 @@ NONE_ALLOWED = "no token may be drawn: mask, bias and forbidden tokens exclude a
 
 
 class Sample(msgspec.Struct, omit_defaults=True):
-    """How to sample one token from the distribution at a row's last position.
+    """Parameters for sampling one token at a row's last position.
 
     Attributes:
         params: temperature, top-k, top-p, min-p, penalties and bias.
@@ -92,26 +93,29 @@ class Row(msgspec.Struct, omit_defaults=True):
     """New tokens of one context.
 
     Attributes:
-        context: id of the context.
-        start: position of ``tokens[0]``; the KV of ``[0, start)`` is readable through ``pages``.
+        context: id of the context, whose page table the worker keeps from pass to pass.
+        start: position of ``tokens[0]``; the KV of ``[0, start)`` is readable through the table.
         tokens: ids to compute, at least one.
-        pages: page table covering ``[0, start + len(tokens))``; entry ``i`` holds positions
-            ``[i * page_size, (i + 1) * page_size)``. Keys and values of ``tokens`` are written
-            through the same table.
+        pages: entries of the table from index ``kept`` on; those that the worker had there are
+            forgotten. Less ``gap``, entry ``i`` of the table holds positions
+            ``[i * page_size, (i + 1) * page_size)``, and they cover ``[0, start + len(tokens))``.
+            Keys and values of ``tokens`` are written through the same table.
+        kept: leading entries of the table that the worker has; 0: ``pages`` is all of it.
+        gap: entries ``[gap[0], gap[1])`` of the table that the row does not see; None: it sees all.
         follows: where >= 0, ``tokens[0]`` is a placeholder for the token that row ``follows`` of
-            the previous batch drew (planning one step ahead of the device).
-        sample: draw a token at the last position.
+            the previous batch sampled (planning one step ahead of the device).
+        sample: sample a token at the last position.
         score: log-probabilities wanted inside the row.
-        tip_top: where > 0, the most likely tokens at the last position (no draw needed).
+        tip_top: where > 0, the most likely tokens at the last position, without a sample.
         adapter: number of the adapter to apply, 0 for the base model.
         probe: ids whose log-probability is wanted at the last position.
-        checks: draws at the ``len(checks)`` positions before the last, each to be compared with the
-            token behind it, a *draft*. Draw and draft agree up to some place; the draw there is the
-            next token, and the tokens behind it were computed in vain.
+        checks: samples at the ``len(checks)`` positions before the last, each to be compared with
+            the token behind it, a *draft*. The first sample that differs from its draft is the next
+            token, and the tokens behind it were computed in vain.
         pool: where >= 0, the sum of the final hidden states of ``tokens[pool:]`` is wanted; the
             states themselves where ``every``.
         pieces: of images and videos among the tokens, in order.
-        places: of models whose positions have three parts, those of the tokens: all times, all
+        places: positions of the tokens where a model's positions have three parts: all times, all
             heights, all widths, 3 * len(tokens); empty where all three are the position.
     """
 
@@ -119,6 +123,8 @@ class Row(msgspec.Struct, omit_defaults=True):
     start: int
     tokens: Ints
     pages: Ints
+    kept: int = 0
+    gap: tuple[int, int] | None = None
     follows: int = -1
     sample: Sample | None = None
     checks: Sequence[Sample] = ()
@@ -133,10 +139,16 @@ class Row(msgspec.Struct, omit_defaults=True):
 
 
 class Batch(msgspec.Struct, omit_defaults=True):
-    """Rows of one forward pass. ``id`` grows by one a pass."""
+    """Rows of one forward pass.
+
+    Attributes:
+        id: grows by one a pass.
+        dropped: contexts whose page tables the worker forgets before it reads the rows.
+    """
 
     id: int
     rows: list[Row]
+    dropped: Sequence[int] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -147,15 +159,15 @@ TopList = list[tuple[int, float]]  # (token id, log-probability), most likely fi
 
 
 class Drawn(msgspec.Struct, omit_defaults=True):
-    """What was read at one position. Log-probabilities are the model's own (natural logarithm,
+    """Outputs at one position. Log-probabilities are the model's own (natural logarithm,
     before temperature, penalties, bias and masks, unless ``Sample.masked``).
 
     Attributes:
-        token: the drawn token, -1 where none was asked for.
+        token: the sampled token, -1 where none was requested.
         logprob: its log-probability, where ``sample.top >= 0``.
-        top: most likely tokens, as many as ``sample.top`` or ``tip_top`` asked for.
+        top: most likely tokens, as many as ``sample.top`` or ``tip_top`` requested.
         probe: log-probabilities of ``Row.probe``.
-        error: set where no token could be drawn.
+        error: set where no token could be sampled.
         postponed: the mask was not made, since the budget of the pass for masks was spent.
     """
 
@@ -168,13 +180,13 @@ class Drawn(msgspec.Struct, omit_defaults=True):
 
 
 class RowOutput(Drawn, omit_defaults=True):
-    """What a row asked for; its own ``Drawn`` is that of its last position.
+    """Outputs of a row; its own ``Drawn`` is that of its last position.
 
     Attributes:
         scores: log-probabilities of ``score.targets``.
-        score_tops, score_probes: per scored position, what ``score.top`` and ``score.probe`` asked.
+        score_tops, score_probes: by scored position, of ``score.top`` and ``score.probe``.
         checks: one for each of ``Row.checks``.
-        pooled: the sum that ``Row.pool`` asked for, float64 [hidden size]; the states themselves,
+        pooled: the sum that ``Row.pool`` requested, float64 [hidden size]; the states themselves,
             one behind the other, where ``Row.every``.
         unseen: keys of the images and videos that could not be encoded; the row's KV is wrong.
         error: set where this row alone failed; the other rows are valid.

@@ -50,6 +50,7 @@ class Context:
         saved: tokens whose KV is on the device or in a lower tier.
         checked: tokens that are known to be ids of the vocabulary.
         pages: page table; page ``i`` holds positions ``[i * page_size, (i + 1) * page_size)``.
+        sent: how many leading entries of the page table the worker has, as they are now.
         shared: how many leading pages belong to the radix cache; the rest are this context's own.
         lock: handle of the locked radix node, None while the context holds nothing.
     """
@@ -64,6 +65,7 @@ class Context:
     saved: int = 0
     checked: int = 0
     pages: Ints = field(default_factory=_empty)
+    sent: int = 0
     shared: int = 0
     lock: object | None = None
 

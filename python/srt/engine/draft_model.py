@@ -132,7 +132,8 @@ class ModelDrafter:
             if not rows:
                 return
             self.passes += 1
-            result = self._worker.launch(Batch(next(self._steps), rows), masks)()
+            batch = Batch(next(self._steps), rows, self.store.dropped())
+            result = self._worker.launch(batch, masks)()
             for copy, row in sampling:
                 drafts = found.setdefault(copy.id, [])
                 if not self._take(copy, result.rows[row], drafts, limits[copy.id]):

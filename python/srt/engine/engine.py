@@ -354,8 +354,9 @@ class Engine:
         """Fail the requests of a pass that raised, restart all others, and empty the cache: the KV
         of the pass was never written, though the tree may hold it. Later passes may have read that
         KV, so their results are dropped."""
+        dropped = list(failed.batch.dropped)
         while self._in_flight:
-            self._in_flight.popleft()
+            dropped += self._in_flight.popleft().batch.dropped
             with suppress(Exception):
                 self.executor.result()
         self.stats.failed_passes += 1
@@ -368,6 +369,7 @@ class Engine:
             if request.context.active:
                 self.store.release(request.context, keep=False)
         self.planner.retract([r for r in self.running.values() if r.context.active])
+        self.store.drop_again(dropped)
         self.store.flush("failed")
         for request in self._requests.values():
             request.rewind()

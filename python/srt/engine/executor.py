@@ -1,10 +1,10 @@
-"""Executor: the seam between planning and computing; the one place that sees a worker.
+"""Executor: the seam between planning and computing; the engine's only file that sees a worker.
 
-    Inline      computes in the caller's thread, when its result is asked for
+    Inline      computes in the caller's thread, when its result is taken
     Threaded    computes in a thread of its own, one batch after the other, while the caller plans
-                the next: native code and torch let go of the interpreter's lock
+                the next: native code and torch release the interpreter's lock
 
-Either way a batch is computed when all before it are.
+Batches are computed in the order they are submitted.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Executor(Protocol):
         ...
 
     def load_adapter(self, number: int, path: str, pinned: bool) -> dict[str, Any]:
-        """As ``Worker.load_adapter``, for batches submitted from now on."""
+        """Load an adapter for batches submitted from now on (``Worker.load_adapter``)."""
         ...
 
     def unload_adapter(self, number: int) -> None:
-        """As ``Worker.unload_adapter``."""
+        """Forget an adapter (``Worker.unload_adapter``)."""
         ...
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class _Adapts:
 
 
 class Inline(_Adapts):
-    """Computes a batch when its result is asked for: nothing overlaps, whatever the depth. For
+    """Computes a batch when its result is taken: nothing overlaps, whatever the depth. For
     workers that use all processors, and for tests."""
 
     def __init__(self, worker: Worker, depth: int = 1) -> None:
@@ -94,7 +94,7 @@ class Inline(_Adapts):
 
 
 class Threaded(_Adapts):
-    """At most two batches in flight: one that is computed, one that waits for it.
+    """Computes in a thread. Two batches may be in flight: one is computed, one waits for it.
 
     Attributes:
         busy, idle: seconds spent computing, and waiting for a batch since the first one came.
@@ -121,7 +121,7 @@ class Threaded(_Adapts):
 
     def close(self) -> None:
         with suppress(queue.Empty):
-            while True:  # no result of these will be asked for
+            while True:  # results that are not taken
                 self._batches.get_nowait()
         self._batches.put(None)
         self._thread.join()
@@ -134,7 +134,7 @@ class Threaded(_Adapts):
             result: Finish | BaseException
             try:
                 result = self.worker.launch(*submitted)
-            except BaseException as error:  # it is raised again where the result is asked for
+            except BaseException as error:  # raised again by ``result``
                 result = error
             self.idle += started - ended
             ended = time.perf_counter()

@@ -157,6 +157,7 @@ class Planner:
             if len(planned.parts) == before or not (decision.retract or saved):
                 break
         if planned.parts:
+            planned.batch.dropped = self.store.dropped()
             self.step_number += 1
             self.reserve.passed()
         self._postponed = self.stats.postponed_rows

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from sglang.srt.core.batch import Piece, Row, Sample, Score
 from sglang.srt.core.context import Context
+from sglang.srt.core.ints import ints
 from sglang.srt.core.media import within
 from sglang.srt.core.messages import EVERY, Distribution, Embed, Generate
 from sglang.srt.core.places import places
@@ -14,6 +15,7 @@ from sglang.srt.core.segments import Segment, split
 from sglang.srt.engine.masks import PassMasks
 
 _MASK = (1 << 64) - 1
+_NO_PAGES = ints()
 
 
 def uniform(seed: int, index: int) -> float:
@@ -51,8 +53,10 @@ def make_rows(
     start, end = context.saved, context.saved + count
     if context.segments:
         rows = [_row(request, *run) for run in split(context.segments, start, end)]
+        rows[0].pages, rows[0].kept = context.pages[context.sent :], context.sent
     else:
-        rows = [Row(context.id, start, context.tokens[start:end], context.pages[:end])]
+        tokens, pages = context.tokens[start:end], context.pages[context.sent :]
+        rows = [Row(context.id, start, tokens, pages, context.sent)]
         rows[0].adapter = context.namespace.adapter
         if sections:
             rows[0].places = places(context.media, start, end)
@@ -75,13 +79,12 @@ def make_rows(
 
 
 def _row(request: Request, start: int, end: int, segment: Segment) -> Row:
-    """Tokens ``[start, end)`` of one segment. Its view is its page table: a page is one token where
-    there are segments."""
+    """Tokens ``[start, end)`` of one segment, whose page table is known. A page is one token where
+    there are segments, so the tokens that a segment does not see are a gap in the table."""
     context = request.context
-    view = context.pages[:end]
-    del view[segment.sees : segment.start]
     place = segment.sees + start - segment.start
-    row = Row(context.id, place, context.tokens[start:end], view)
+    row = Row(context.id, place, context.tokens[start:end], _NO_PAGES, len(context.pages))
+    row.gap = (segment.sees, segment.start)
     row.adapter = context.namespace.adapter
     row.pieces = _pieces(context, start, end)
     _ask(row, request, start, end)

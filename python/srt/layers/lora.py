@@ -63,7 +63,7 @@ class Weights:
 
     @cached_property
     def native(self) -> Adapter:
-        """As native products read it."""
+        """The same for native products."""
         from sgl_kernel import lora
 
         pairs = {
@@ -81,7 +81,7 @@ class Use:
         self._tokens: list[Tensor] | None = None
 
     def tokens(self, device: Any) -> list[Tensor]:
-        """Of each adapter, its tokens: ascending int64 indices."""
+        """Tokens of each adapter: ascending int64 indices."""
         if self._tokens is None:
             order = np.argsort(self.groups, kind="stable").astype(np.int64)
             places = np.arange(len(self.adapters) + 1, dtype=self.groups.dtype)
@@ -106,7 +106,7 @@ class Use:
 
     @cached_property
     def native(self) -> Adapted:
-        """As native products read it."""
+        """The same for native products."""
         from sgl_kernel.lora import Adapted
 
         return Adapted([adapter.native for adapter in self.adapters], self.groups)

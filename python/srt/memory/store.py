@@ -10,6 +10,7 @@ planned pass writes may be read by the rows of that same pass and of all later o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 from sglang.srt.core.clock import SYSTEM_CLOCK, Clock
@@ -56,6 +57,7 @@ class Store:
         self.contexts: dict[int, Context] = {}
         self.numbers = Numbers()
         self._active: dict[int, Context] = {}
+        self._dropped: list[int] = []  # contexts released since the last pass was planned
 
     # -- contexts --------------------------------------------------------------------------------
 
@@ -105,6 +107,7 @@ class Store:
         if keep < len(context.pages):
             self.pool.give(context.pages[keep:])
             del context.pages[keep:]
+            context.sent = min(context.sent, keep)
 
     def redo(self, context: Context) -> None:
         """Compute the last token again, into the page it has: the same keys and values."""
@@ -170,7 +173,9 @@ class Store:
         return True
 
     def advance(self, context: Context, count: int, publish: bool) -> None:
-        """``count`` tokens are in a planned pass; ``publish`` shows them to other contexts."""
+        """``count`` tokens are in a planned pass, whose rows bring the worker's page table up to
+        date; ``publish`` shows the tokens to other contexts."""
+        context.sent = len(context.pages)
         context.saved += count
         context.ready = context.saved
         if publish:
@@ -189,9 +194,21 @@ class Store:
         self.pool.give(context.pages[context.shared :])
         self.tree.unlock(self._node(context))
         context.lock = None
+        self._dropped.append(context.id)
         context.pages = ints()
-        context.shared = context.ready = context.saved = 0
+        context.sent = context.shared = context.ready = context.saved = 0
         del self._active[context.id]
+
+    def dropped(self) -> list[int]:
+        """Contexts released since the last call. The next pass tells the worker to forget their
+        page tables."""
+        found, self._dropped = self._dropped, []
+        return found
+
+    def drop_again(self, contexts: Sequence[int]) -> None:
+        """Name these once more: a pass that named them has failed. They must have been released
+        since."""
+        self._dropped.extend(contexts)
 
     def flush(self, why: str = "flushed") -> int:
         """Forget all KV that nobody uses. Returns the tokens forgotten."""
@@ -221,6 +238,7 @@ class Store:
         for context in self.contexts.values():
             assert 0 <= context.ready <= context.saved <= len(context.tokens), "watermarks"
             assert context.active == (context.id in self._active), "active set"
+            assert context.sent <= len(context.pages), "the worker has pages that are gone"
             assert len(context.head) <= len(context.tokens), "marks behind the tokens"
             if not context.active:
                 assert not context.pages, "an idle context holds pages"
@@ -285,6 +303,8 @@ class Store:
             self._node(context), key, start, context.pages[context.shared : full]
         )
         self.pool.give(spare)
+        if context.sent > context.shared and pages != context.pages[context.shared : full]:
+            context.sent = context.shared
         context.pages[context.shared : full] = pages
         context.shared = full
         context.lock = node

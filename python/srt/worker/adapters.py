@@ -27,7 +27,7 @@ from sglang.srt.worker.inputs import Inputs
 
 
 class Adapters:
-    """Those of one rank, by number.
+    """Adapters of one rank, by number.
 
     Loading and unloading may happen beside a pass, in another thread: a pass uses what was there
     when it was launched.
@@ -50,7 +50,7 @@ class Adapters:
 
     @staticmethod
     def none() -> Adapters:
-        """Of a model that has none."""
+        """Adapters of a model that has none."""
         return Adapters({}, LoraConfig(), torch.device("cpu"), torch.float32)
 
     def load(self, number: int, path: str, pinned: bool = False) -> dict[str, Any]:
@@ -80,7 +80,8 @@ class Adapters:
         return {"rank": found.rank, "bytes": weights.bytes, "modules": found.kinds}
 
     def unload(self, number: int) -> None:
-        """Its memory is free when no pass uses it any more. No effect where it is not loaded."""
+        """Forget an adapter. Its memory is free when no pass uses it any more. No effect where it
+        is not loaded."""
         with self._lock:
             self._loaded.pop(number, None)
             self._resident.pop(number, None)
@@ -88,7 +89,7 @@ class Adapters:
 
     @property
     def bytes(self) -> int:
-        """Of all that are loaded."""
+        """Bytes of all loaded adapters."""
         return sum(weights.bytes for weights in list(self._loaded.values()))
 
     def applied(self, batch: Batch, inputs: Inputs, outputs: Sequence[RowOutput]) -> Inputs:
@@ -150,7 +151,7 @@ def resident_bytes(
 def adapters_of(
     model: DecoderModel, settings: LoraConfig, device: torch.device, dtype: torch.dtype
 ) -> Adapters | None:
-    """For a model whose weights have not been packed, None where there are to be none. Raises
+    """Adapters of a model whose weights have not been packed, None where they are off. Raises
     ValueError where the model has nothing to adapt."""
     if not settings.enabled:
         return None

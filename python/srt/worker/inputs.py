@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from sglang.srt.attention.attention_protocol import Int32Array, Layout
 from sglang.srt.core.batch import Batch, Row
-from sglang.srt.core.ints import Ints
 from sglang.srt.layers.lora import Use
 from sglang.srt.parallel.staging import send
+from sglang.srt.worker.page_tables import PageTables, joined, outside
 from torch import Tensor
 
 
@@ -25,7 +25,7 @@ class Embedded(NamedTuple):
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the model reads.
+    """Tensors that the model reads.
 
     Attributes:
         tokens: int32 [T] on the device, row after row.
@@ -50,26 +50,18 @@ def _counts(lengths: list[int]) -> Int32Array:
     return np.array(lengths, dtype=np.int32)
 
 
-def _joined(parts: list[Ints]) -> Int32Array:
-    return np.frombuffer(bytearray().join(parts), dtype=np.int32)
-
-
-def _outside(values: Int32Array, limit: int) -> bool:
-    return int(values.view(np.uint32).max()) >= limit  # a negative number is a large one
-
-
 def read_batch(
     batch: Batch,
     drawn: Tensor | None,
     vocab: int,
     context_length: int,
-    pages: int,
-    page_size: int,
+    tables: PageTables,
     device: torch.device,
     sections: bool = False,
 ) -> Inputs:
-    """Arrays and tensors of a batch. ``drawn``: tokens that the previous batch sampled, one a row,
-    for rows that follow it. ``sections``: positions have three parts.
+    """Arrays and tensors of a batch, whose changes are applied to ``tables``. ``drawn``: tokens
+    that the previous batch sampled, one a row, for rows that follow it. ``sections``: positions
+    have three parts.
 
     Raises ValueError where the batch would read or write outside the model or the pool: on a GPU
     that would take the whole process down, so it is never tried.
@@ -79,21 +71,17 @@ def read_batch(
         raise ValueError(f"batch {batch.id} has no rows.")
     counts = _counts([len(row.tokens) for row in rows])
     starts = _counts([row.start for row in rows])
-    tables = np.zeros(len(rows) + 1, dtype=np.int32)
-    np.cumsum([len(row.pages) for row in rows], out=tables[1:])
     ends = starts + counts
     firsts = np.cumsum(counts, dtype=np.int32) - counts
-    tokens = _joined([row.tokens for row in rows])
-    table = _joined([row.pages for row in rows])
+    tokens = joined([row.tokens for row in rows])
     sources = _counts([row.follows for row in rows])
     following = np.flatnonzero(sources >= 0)
     if following.size:
         tokens[firsts[following]] = 0
-    _verify(batch, counts, starts, ends, tables, context_length, page_size)
-    if _outside(tokens, vocab):
+    _verify(batch, counts, starts, ends, context_length)
+    if outside(tokens, vocab):
         raise ValueError(f"batch {batch.id} has a token id outside [0, {vocab}).")
-    if _outside(table, pages):
-        raise ValueError(f"batch {batch.id} has a page outside [0, {pages}).")
+    offsets, pages = tables.views(batch, ends)
     if len(tokens) == len(rows):  # a token each
         positions = starts
     else:
@@ -101,7 +89,7 @@ def read_batch(
     parts = _places(batch, positions, firsts, context_length) if sections else positions
     both = send(np.concatenate([tokens, parts.ravel()]), device)
     ids, places = both[: len(tokens)], both[len(tokens) :].view(parts.shape)
-    layout = Layout(starts, counts, tables, table, positions)
+    layout = Layout(starts, counts, offsets, pages, positions)
     if not following.size:
         return Inputs(ids, places, firsts, layout)
     given = _given(batch, sources[following], drawn)
@@ -123,7 +111,7 @@ def _places(
         if row.places:
             own = np.frombuffer(row.places, dtype=np.int32)
             parts[:, first : first + len(row.tokens)] = own.reshape(3, len(row.tokens))
-    if _outside(parts.ravel(), context_length):
+    if outside(parts.ravel(), context_length):
         raise ValueError(f"batch {batch.id} has a position outside [0, {context_length}).")
     return parts
 
@@ -133,15 +121,12 @@ def _verify(
     counts: Int32Array,
     starts: Int32Array,
     ends: Int32Array,
-    tables: Int32Array,
     context_length: int,
-    page_size: int,
 ) -> None:
     checks = (
         (counts < 1, "has no tokens"),
         (starts < 0, "starts before position 0"),
         (ends > context_length, f"ends beyond the context length ({context_length})"),
-        (np.diff(tables) * np.int64(page_size) < ends, "has too few pages for its tokens"),
     )
     for wrong, problem in checks:
         if wrong.any():
@@ -150,7 +135,7 @@ def _verify(
 
 
 def _shown(row: Row) -> str:
-    return f"start {row.start}, {len(row.tokens)} tokens, {len(row.pages)} pages"
+    return f"start {row.start}, {len(row.tokens)} tokens"
 
 
 def _given(batch: Batch, sources: Int32Array, drawn: Tensor | None) -> Tensor:

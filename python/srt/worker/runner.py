@@ -30,6 +30,7 @@ from sglang.srt.worker.features import Features
 from sglang.srt.worker.forward import Forward, pick
 from sglang.srt.worker.inputs import Inputs, read_batch
 from sglang.srt.worker.kv import KVPool
+from sglang.srt.worker.page_tables import PageTables
 from sglang.srt.worker.pooling import pooled_span, sum_states
 from sglang.srt.worker.readback import Fetched, readback_of
 from sglang.srt.worker.sampler import NOT_FINITE, mask_bytes, narrowed
@@ -69,7 +70,7 @@ class _Job(NamedTuple):
 
 
 class ModelRunner:
-    """Runs batches in order on a model that owns all layers. Mutates the KV pool."""
+    """Runs batches in order on a model that owns all layers. Mutates the KV pool and its tables."""
 
     def __init__(
         self,
@@ -88,22 +89,22 @@ class ModelRunner:
         self.adapters = adapters or Adapters.none()
         self.features, self.sections, self.classifies = features, sections, classifies
         self.forward, self.pool = forward, pool
+        self.tables = PageTables(pool.pages, pool.page_size)
         self.context_length, self.vocab = context_length, vocab
         self.device = pool.keys[0].device
         self.readback = readback_of(self.device)
-        self._later: list[Callable[[], None]] = []  # what fills outputs when a pass is done
-        self.drawn: Tensor | None = None  # tokens the last batch drew [rows]; 0 where none
+        self._later: list[Callable[[], None]] = []  # fill outputs when the pass is done
+        self.drawn: Tensor | None = None  # tokens that the last batch sampled [rows]; 0 where none
 
     @torch.inference_mode()
     def launch(self, batch: Batch, masks: Masks = NO_MASKS) -> Finish:
         """Queue a pass. The returned function waits for it and returns its outputs. A pass may be
-        launched before the outputs of the one before it are asked for. Raises ValueError for a
+        launched before the outputs of the one before it are taken. Raises ValueError for a
         batch that cannot be computed; none of it is then."""
         self._later = []
-        pool = self.pool
         inputs = read_batch(
-            batch, self.drawn, self.vocab, self.context_length, pool.pages, pool.page_size,
-            self.device, self.sections,
+            batch, self.drawn, self.vocab, self.context_length, self.tables, self.device,
+            self.sections,
         )  # fmt: skip
         outputs = [RowOutput() for _ in batch.rows]
         looked = (0, 0)
@@ -123,7 +124,8 @@ class ModelRunner:
         return partial(_finish, batch, outputs, self._later, looked)
 
     def _tips(self, batch: Batch, tips: list[_Tip], wanted: Int32Array, hidden: Tensor) -> None:
-        """Draws, most likely tokens and probes at the rows' last positions. Sets ``drawn``."""
+        """Sample and read at the rows' last positions: tokens, most likely tokens, probes. Sets
+        ``drawn``."""
         whole = len(tips) == len(batch.rows) and not any(row.checks for row in batch.rows)
         drawn = None
         size = max(1, LOGITS // self.vocab)
@@ -145,7 +147,7 @@ class ModelRunner:
         self.drawn = drawn
 
     def _draw(self, tips: list[_Tip], logits: Tensor) -> Tensor:
-        """Tokens of ``tips`` [len(tips)], 0 where none is asked for."""
+        """Tokens of ``tips`` [len(tips)], 0 where none is requested."""
         drawn = [tip for tip in tips if tip.sample is not None]
         samples = [tip.sample for tip in drawn if tip.sample is not None]
         if len(drawn) == len(tips):
@@ -168,7 +170,7 @@ class ModelRunner:
         wants = [j for j, tip in enumerate(tips) if tip.reads]
         if not wants:
             return
-        while self._later:  # what is read depends on what was drawn
+        while self._later:  # log-probabilities are those of the sampled tokens
             self._later.pop(0)()
         index = torch.tensor(wants, device=self.device)
         reading = [tips[j] for j in wants]
@@ -235,7 +237,7 @@ def _finish(
 
 
 def _masked(tips: list[_Tip], masks: Sequence[Mask], vocab: int) -> list[_Tip]:
-    """The tips with their masks in place of indices. A mask that was not made becomes one that
+    """The positions with masks in place of indices. A mask that was not made becomes one that
     allows all tokens, for a sample that does not count."""
     if not masks:
         return tips
@@ -267,7 +269,7 @@ def _wanted(rows: list[Row], inputs: Inputs, tips: list[_Tip], jobs: list[_Job])
 
 
 def _jobs(rows: list[Row], inputs: Inputs, outputs: list[RowOutput]) -> Iterator[_Job]:
-    """What is to be scored."""
+    """Scores that the rows request."""
     for i, row in enumerate(rows):
         if row.score is None:
             continue
@@ -281,7 +283,7 @@ def _jobs(rows: list[Row], inputs: Inputs, outputs: list[RowOutput]) -> Iterator
 
 
 def _tips(rows: list[Row], inputs: Inputs, outputs: list[RowOutput]) -> Iterator[_Tip]:
-    """What is to be sampled or read, by ascending position."""
+    """Positions at which something is sampled or read, ascending."""
     ends = (inputs.firsts + inputs.layout.counts - 1).tolist()
     for i, row in enumerate(rows):
         if row.checks:

@@ -119,7 +119,7 @@ def test_a_pass_has_the_adapters_that_it_is_given(kernels: str, tmp_path: Path) 
     made = [
         runner.adapters.applied(
             batch,
-            read_batch(batch, None, 97, 64, runner.pool.pages, 1, runner.device),
+            read_batch(batch, None, 97, 64, runner.tables, runner.device),
             [RowOutput()],
         )
         for batch in batches

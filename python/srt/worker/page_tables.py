@@ -1,0 +1,92 @@
+"""Page tables of the contexts that a worker computes, kept from pass to pass.
+
+A batch brings changes only: the entries of a table from some index on, and which tables to forget.
+A row's *view* is what attention reads: its table without the gap that a segment does not see, as
+long as the row's tokens need.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from sglang.srt.attention.attention_protocol import Int32Array
+from sglang.srt.core.batch import Batch, Row
+from sglang.srt.core.ints import Ints, ints
+
+_NO_PAGES = ints()
+
+
+class PageTables:
+    """Tables by context.
+
+    Attributes:
+        pages, page_size: of the pool that the entries are pages of.
+    """
+
+    def __init__(self, pages: int, page_size: int) -> None:
+        self.pages, self.page_size = pages, page_size
+        self._tables: dict[int, Ints] = {}
+
+    def __len__(self) -> int:
+        """Number of tables."""
+        return len(self._tables)
+
+    def views(self, batch: Batch, ends: Int32Array) -> tuple[Int32Array, Int32Array]:
+        """Apply the changes of a batch. Return offsets [R + 1] and the rows' views, one behind the
+        other. ``ends``: number of tokens that each row sees, its own included [R].
+
+        Raises ValueError for a change that does not fit. The tables of the batch are then
+        undefined: its contexts are to be sent anew.
+        """
+        new = joined([row.pages for row in batch.rows])
+        if len(new) and outside(new, self.pages):
+            raise ValueError(f"batch {batch.id} has a page outside [0, {self.pages}).")
+        for context in batch.dropped:
+            self._tables.pop(context, None)
+        used = -(-ends // self.page_size)
+        parts = [
+            self._view(batch, i, row, count)
+            for i, (row, count) in enumerate(zip(batch.rows, used.tolist()))
+        ]
+        offsets = np.zeros(len(parts) + 1, dtype=np.int32)
+        np.cumsum(used, out=offsets[1:])
+        return offsets, joined(parts)
+
+    def _view(self, batch: Batch, index: int, row: Row, count: int) -> Ints:
+        """The first ``count`` entries that the row sees, of its changed table."""
+        table = self._tables.get(row.context)
+        if table is not None and row.kept == len(table):
+            table.extend(row.pages)
+        else:
+            table = self._changed(batch, index, row)
+        if row.gap is not None:
+            low, high = row.gap
+            table = table[:low] + table[high : high + count - low]
+        elif len(table) > count:
+            table = table[:count]
+        if len(table) < count:
+            raise ValueError(
+                f"batch {batch.id}: row {index} has too few pages for its tokens: start "
+                f"{row.start}, {len(row.tokens)} tokens, {len(table)} pages of {self.page_size}."
+            )
+        return table
+
+    def _changed(self, batch: Batch, index: int, row: Row) -> Ints:
+        """A new table: the entries that are kept and the new ones."""
+        before = self._tables.get(row.context, _NO_PAGES)
+        if len(before) < row.kept:
+            raise ValueError(
+                f"batch {batch.id}: row {index} keeps {row.kept} pages of context {row.context}; "
+                f"{len(before)} are known. Send its whole table."
+            )
+        table = self._tables[row.context] = before[: row.kept] + row.pages
+        return table
+
+
+def joined(parts: list[Ints]) -> Int32Array:
+    """The arrays one behind the other."""
+    return np.frombuffer(bytearray().join(parts), dtype=np.int32)
+
+
+def outside(values: Int32Array, limit: int) -> bool:
+    """Whether any of the values, at least one, is outside ``[0, limit)``."""
+    return int(values.view(np.uint32).max()) >= limit  # a negative number is a large one
