@@ -184,7 +184,7 @@ def test_recursive_alternatives_name_their_limit(compiler: GrammarCompiler, name
         compiler.submit(Constraint("json_schema", recursive(100)[name])).result(120)
     assert neighbour.mask() == before
     assert compiler.killed == killed
-    assert end(compiler, Constraint("json_schema", recursive(20)[name])) is not None
+    assert end(compiler, Constraint("json_schema", recursive(10)[name])) is not None
     with pytest.raises(GrammarError, match="too much work to compile; simplify it"):
         compiler.submit(Constraint("json_schema", recursive(200)[name])).result(120)
     serves(compiler)

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.json_acceptor import BYTES, accepts, accepts_text
-from helpers.vocabularies import embedded
+from helpers.vocabularies import embedded, tekken
 from sglang.ir.constraint import Constraint
 from sglang.srt.grammar.compile_plan import make_plan
 from sglang.srt.grammar.grammar_protocol import GrammarError
 from sglang.srt.grammar.guidance import GuidanceGrammar, check, grammar_of
-from sglang.srt.grammar.guidance.work_limits import SCHEMA
+from sglang.srt.grammar.guidance.guidance_tokenizer import TOKENIZERS
+from sglang.srt.grammar.guidance.work_limits import SCHEMA, limits
 from sglang.srt.grammar.schema import normal_form
 from sglang.srt.grammar.schema.string_patterns import pattern_of
 
@@ -99,6 +100,77 @@ def test_taken(schema: Any, right: Any, wrong: Any) -> None:
     matcher = GuidanceGrammar(text, BYTES, step=SCHEMA).matcher()
     assert accepts(matcher, right)
     assert not accepts(matcher, wrong)
+
+
+def arrays(count: int) -> dict[str, Any]:
+    """Nested arrays, each of at least i items for each i: they begin alike."""
+    return {"anyOf": [{"type": "array", "items": {"$ref": "#"}, "minItems": i}
+                      for i in range(count)]}  # fmt: skip
+
+
+def objects(count: int) -> dict[str, Any]:
+    return {"anyOf": [
+        {"type": "object", "additionalProperties": False,
+         "properties": {"a": {"$ref": "#"}, f"k{i}": {"type": "null"}}} for i in range(count)
+    ]}  # fmt: skip
+
+
+def expressions(count: int) -> dict[str, Any]:
+    """As in a syntax tree: what the first property is tells the alternatives apart."""
+    nodes: list[Any] = [
+        {"type": "object", "required": ["op", "left", "right"], "additionalProperties": False,
+         "properties": {"op": {"const": f"op{i}"}, "left": {"$ref": "#/$defs/e"},
+                        "right": {"$ref": "#/$defs/e"}}}
+        for i in range(count)
+    ]  # fmt: skip
+    return {"$defs": {"e": {"anyOf": [*nodes, {"type": "number"}]}}, "$ref": "#/$defs/e"}
+
+
+@pytest.mark.parametrize("make", [arrays, objects])
+def test_nested_alternatives_that_begin_alike_are_refused(make: Any) -> None:
+    """Their masks compute rows of cubes of their number, before anything counts these. So are they
+    inside of structural tags."""
+    tag = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": make(40)}}
+    for kind, text in (("json_schema", make(40)), ("structural_tag", tag)):
+        error = make_plan(Constraint(kind, json.dumps(text)), "auto", "").error
+        assert re.match(rf"{kind}: (its parser keeps|a step takes) more than \d+ ", error), error
+    assert make_plan(Constraint("json_schema", json.dumps(make(8))), "auto", "").error == ""
+
+
+def test_nested_alternatives_that_differ_early_are_taken() -> None:
+    assert make_plan(Constraint("json_schema", json.dumps(expressions(30))), "auto", "").error == ""
+
+
+def items_of_masks(text: str, path: str) -> list[int]:
+    """Parser items of the masks along a text, with a large vocabulary."""
+    from llguidance import LLInterpreter
+
+    tokenizer, _ = TOKENIZERS.get(tekken())
+    walker = LLInterpreter(tokenizer, text, enable_backtrack=False, enable_ff_tokens=False,
+                           log_level=0, limits=limits(SCHEMA))  # fmt: skip
+    walker.start_without_prompt()
+    found = []
+    for token in tekken().encode([path])[0]:
+        _, report = walker.compute_mask()
+        progress = json.loads(report)["progress"]
+        found += [part["stats"]["all_items"] for part in progress if "stats" in part]
+        try:
+            walker.commit_token(token)
+        except ValueError:  # a limit was met
+            break
+    return found
+
+
+@pytest.mark.parametrize("count", [4, 8, 12, 16, 20, 24, 40, 60])
+def test_a_mask_of_a_schema_has_few_items(count: int) -> None:
+    """Of one that is accepted: those that the limit counts, and one more row."""
+    for make, path in ((arrays, "[ [ [ [ 1"), (objects, '{"a":{"a":{"a":{}}}}')):
+        plan = make_plan(Constraint("json_schema", json.dumps(make(count))), "auto", "")
+        assert plan.error or count < 40
+        if not plan.error:
+            found = items_of_masks(plan.text, path)
+            assert found
+            assert max(found) <= SCHEMA.items + 4 * SCHEMA.row
 
 
 def test_work_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from sglang.srt.grammar.guidance.gbnf_lark import gbnf_to_lark
 from sglang.srt.grammar.guidance.lark import check_depth
 from sglang.srt.grammar.guidance.lark_recursion import lark_without_tail_recursion
 from sglang.srt.grammar.guidance.tags import tags_grammar
+from sglang.srt.grammar.guidance.trial_text import verify_nesting
 from sglang.srt.grammar.guidance.work_limits import too_hard
 from sglang.srt.grammar.schema import Compiled, Refusal, compile_schema, whitespace_pattern
 
@@ -71,10 +72,12 @@ class Schemas:
 
 
 def _walkable(compiled: Compiled) -> Compiled:
-    """The same. Raises Refusal where the masks of a terminal would exceed the limits of a step."""
+    """The same. Raises Refusal where the masks of a terminal would exceed the limits of a step, and
+    GrammarError where those of nested alternatives would."""
     for terminal, pointer in compiled.combined.items():
         if too_hard(terminal):
             raise Refusal(pointer, TOO_HARD)
+    verify_nesting(compiled.rules)
     return compiled
 
 

@@ -50,6 +50,7 @@ class StepLimits(NamedTuple):
 
 RULES = StepLimits(8_000, 400)  # rules by a user: the worst mask found takes 14 ms
 SCHEMA = StepLimits(8_000, 1_600)  # rules of a schema: many properties make a wide row
+ARRAYS = StepLimits(8_000, 800)  # trial texts of nested arrays, a byte an item
 
 _LIMITS = (
     ("initial lexer configuration", f"it takes more than {COMPILE_FUEL} units of lexer work to "
