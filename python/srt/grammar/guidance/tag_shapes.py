@@ -30,6 +30,22 @@ def begins_free(value: Any) -> bool:
     return begins_free(value.get("content"))
 
 
+def begins_mixed(value: Any) -> bool:
+    """Whether a format may begin with free text, and otherwise with something else: such free text
+    runs over the other beginning, which it cannot be told from."""
+    if not isinstance(value, dict):
+        return False
+    kind = value.get("type")
+    if kind == "or":
+        free = [begins_free(one) for one in _list(value, "elements")]
+        return (any(free) and not all(free)) or any(map(begins_mixed, _list(value, "elements")))
+    if kind == "sequence":
+        return any(map(begins_mixed, _list(value, "elements")[:1]))
+    if kind == "tag" and value.get("begin"):
+        return False
+    return begins_mixed(value.get("content"))
+
+
 def is_open(value: Any) -> bool:
     """Whether a format may end in free text, which ends only at what follows it."""
     if not isinstance(value, dict):

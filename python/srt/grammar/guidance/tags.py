@@ -23,7 +23,7 @@ from sglang.srt.grammar.guidance.tag_fields import (
     text_of,
 )
 from sglang.srt.grammar.guidance.tag_rules import END, MORE, Rest, TagRules, any_of, before, either
-from sglang.srt.grammar.guidance.tag_shapes import FREE, begins_free, is_open
+from sglang.srt.grammar.guidance.tag_shapes import FREE, begins_free, begins_mixed, is_open
 from sglang.srt.grammar.guidance.tag_styles import BEGINS, Argument, arguments
 from sglang.srt.grammar.schema.arrays import repeated
 
@@ -232,6 +232,12 @@ class Formats:
                     at,
                     "begins with free text, which cannot be told from what follows; "
                     "begin it with a literal.",
+                )
+            if high not in (0, 1) and begins_mixed(content):
+                raise refusal(
+                    at,
+                    "begins with free text in one of its alternatives, which cannot be told from "
+                    "the others when it is repeated; begin each with a literal.",
                 )
             made = self.write(content, at, END if high == 0 else MORE)
             return self._repeated(made, rest, low, high)
