@@ -426,10 +426,17 @@ ALPHABET = {*b"ab<>()[]-0123456789", END}
 
 
 def written(grammar: GuidanceGrammar, dice: random.Random, most: int) -> str | None:
-    """A text that the masks allow, or None where it grows longer than ``most`` bytes."""
+    """A text that the masks allow, or None where it grows longer than ``most`` bytes, or ends with
+    an error: llguidance panics in rare states of free text."""
     matcher, data = grammar.matcher(), b""
     while len(data) < most:
-        bits = np.unpackbits(np.frombuffer(matcher.mask(), np.uint8), bitorder="little")
+        try:
+            mask = matcher.mask()
+        except GrammarError as error:
+            if "panic" not in str(error):
+                raise
+            return None
+        bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
         allowed = [n for n in np.flatnonzero(bits).tolist() if n in ALPHABET]
         if not allowed:
             return None
