@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 from helpers.tables import Tables
 from hypothesis import given
 from hypothesis import strategies as st
+from sglang.ir.sampling import SamplingParams
+from sglang.srt.config import Config
 from sglang.srt.core.batch import Batch, Row, encode
 from sglang.srt.core.ints import Ints, ints
+from sglang.srt.core.messages import Advance, Failed, Generate, Open, Tokens
+from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.executor import Executor, Inline, Threaded, load_worker
+from sglang.srt.schedule.scheduler import Reserve
 from sglang.srt.worker.page_tables import PageTables
+
+from benchmark.models import EMBEDDED
 
 PAGES = 1000
 
@@ -75,3 +84,59 @@ def test_a_change_that_does_not_fit_is_refused(row: Row, message: str) -> None:
     batch = Batch(2, [row])
     with pytest.raises(ValueError, match=message):
         tables.views(batch, ends_of(batch))
+
+
+def generated(tokens: int, page_size: int, depth: int, fail_at: int = 0) -> tuple[Any, Engine]:
+    """Texts of 12 requests by a real model with room for ``tokens``, "" for those that fail."""
+    config = Config.of(
+        model_path=str(EMBEDDED), max_total_tokens=tokens, page_size=page_size, threads=1,
+        dtype="float32", max_running_requests=4, chunked_prefill_size=16,
+    )  # fmt: skip
+    worker, info = load_worker(config)
+    runner: Any = worker.runner  # type: ignore[attr-defined]
+    hidden, passes = runner.forward.hidden, 0
+
+    def counted(*given: Any) -> Any:
+        nonlocal passes
+        passes += 1
+        if passes == fail_at:
+            raise RuntimeError("injected")
+        return hidden(*given)
+
+    runner.forward.hidden = counted
+    executor: Executor = Threaded(worker) if depth == 2 else Inline(worker)
+    engine = Engine(executor, info, config.schedule, [b"x"] * info.vocab_size)
+    engine.planner.reserve = Reserve(share=0.0, low=0.0, step_up=0.0)
+    r, texts = random.Random(5), {}
+    for number in range(12):
+        prompt = ints([300 + number // 4, *(r.randrange(300, 800) for _ in range(9))])
+        sampling = SamplingParams(
+            max_new_tokens=20, temperature=0.0, ignore_eos=True, speculation="ngram"
+        )
+        goal = Generate(sampling)
+        engine.handle([Open(number, prompt.tobytes()), Advance(number, number, goal, close=True)])
+        texts[number] = []
+    while engine.busy:
+        for event in engine.step():
+            if isinstance(event, Tokens):
+                texts[event.request] += event.tokens
+            elif isinstance(event, Failed):
+                texts[event.request] = []
+    engine.close()
+    engine.store.check()
+    assert len(runner.tables) <= len(engine.store.dropped())
+    return texts, engine
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_retraction_and_a_failed_pass_change_no_text(page_size: int, depth: int) -> None:
+    wanted, _ = generated(2000, page_size, 1)
+    found, engine = generated(80, page_size, depth)
+    assert engine.stats.retractions > 0
+    assert found == wanted
+    found, engine = generated(80, page_size, depth, fail_at=9)
+    assert engine.stats.failed_passes == 1
+    failed = [number for number, text in found.items() if not text]
+    assert 0 < len(failed) <= 4
+    assert all(found[number] == wanted[number] for number in found if number not in failed)
