@@ -191,8 +191,8 @@ def _sections() -> Iterator[tuple[str, Any]]:
 
 
 def _several(value: Any) -> Any:
-    """What may be given of a setting with several entries: a list of texts, or a dict, whose
-    entries are NAME=VALUE."""
+    """Entries of a setting that takes several: a list of texts, or a dict, whose entries become
+    NAME=VALUE."""
     if isinstance(value, Mapping):
         return tuple(f"{name}={entry}" for name, entry in value.items())
     return tuple(value) if isinstance(value, (list, set)) else value

@@ -45,7 +45,7 @@ def flag(
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Which weights, read how, on what device."""
+    """The model: its weights, their format and the device."""
 
     model_path: str = flag(
         "", "local directory, GGUF file or hub id; omitted: the embedded sglang-tiny"
@@ -96,7 +96,7 @@ class MemoryConfig:
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """Who runs when."""
+    """Scheduling policy and limits."""
 
     schedule_policy: str = flag("lpm", "order of waiting requests", choices=POLICIES)
     max_running_requests: int = flag(256, "requests computed at once", type=int)
@@ -155,7 +155,7 @@ class GrammarConfig:
 
     @property
     def jumps(self) -> str:
-        """How forced text is written: "exact", "string" or "off"."""
+        """Mode of jump-forward: "exact", "string" or "off"."""
         return "off" if self.disable_jump_forward else self.jump_forward
 
 
@@ -236,7 +236,7 @@ class ServerConfig:
 
 @dataclass(frozen=True)
 class EdgeConfig:
-    """Who may connect, and how long he may take."""
+    """Keys, hosts, limits and timeouts of connections."""
 
     admin_api_key: str = flag(
         "", "required for what concerns others; also SGLANG_ADMIN_API_KEY; default: any key will do"
@@ -262,7 +262,7 @@ class EdgeConfig:
 
 @dataclass(frozen=True)
 class OperationsConfig:
-    """How it is kept alive and watched."""
+    """Restarts, logs, metrics and traces."""
 
     max_engine_restarts: int = flag(
         3, "times in ten minutes that a lost engine is started again; 0: the server ends", type=int

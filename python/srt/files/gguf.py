@@ -7,8 +7,8 @@
     padding to a multiple of ``general.alignment``, then the data that the offsets count from
 
 Only headers are read here, through a mapping. Files may come from anywhere: every count and length
-is held against what is left of the file before anything is made of it, and arrays are not unpacked
-before they are asked for. Everything is little endian; big-endian files are refused.
+is checked against the rest of the file before it is used, and arrays are unpacked at their first
+use. Everything is little endian; big-endian files are refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ VERSIONS = (2, 3)
 MAX_HEADER_BYTES = 1 << 28
 MAX_ENTRIES = 1 << 16
 MAX_TENSORS = 1 << 17
-MAX_ITEMS = 1 << 22  # of an array
+MAX_ITEMS = 1 << 22  # items of an array
 MAX_KEY = 1 << 12  # bytes of a key or a tensor's name
 MAX_STRING = 1 << 24
 MAX_SHARDS = 1 << 10
@@ -34,7 +34,7 @@ ALIGNMENT = 32  # where the file does not say
 
 
 class GgufKind(NamedTuple):
-    """How a tensor's values are stored: ``block`` of them in ``size`` bytes."""
+    """Storage of a tensor's values: ``block`` of them in ``size`` bytes."""
 
     name: str
     block: int

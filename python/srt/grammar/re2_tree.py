@@ -27,7 +27,7 @@ _ASSERTIONS = {r"\b": "word", r"\B": "not word", r"\A": "begin text", r"\z": "en
 @dataclass(frozen=True, slots=True)
 class Atom:
     """One character. ``source``: its pattern with the flags it stands under. ``text``: the one
-    character it takes, empty where RE2 is to be asked."""
+    character it takes, empty where RE2 decides."""
 
     source: str
     text: str = ""
@@ -134,7 +134,7 @@ class _Re2Parser:
             self._at = flags.end()
             self._flags = self._flags.union(flags["on"]).difference(flags["off"] or "")
             if flags["end"] == ")":
-                return  # they hold to the end of the group around
+                return  # flags hold to the end of the group around
         elif name := _NAME.match(self._pattern, self._at):
             self._at = name.end()
         if len(self._groups) > MAX_DEPTH:
@@ -153,7 +153,7 @@ class _Re2Parser:
             most = least if found[2] is None else int(found[3]) if found[3] else -1
         if self._pattern[self._at : self._at + 1] == "?":
             self._at += 1
-        if not _takes(branch[-1]):  # of nothing, one copy says it all
+        if not _takes(branch[-1]):  # repeating nothing is doing it once
             least, most = min(least, 1), 1
         branch[-1] = Re2Repeat(branch[-1], least, most)
 

@@ -9,7 +9,7 @@ A transition crosses one boundary between two characters, and the assertions on 
 ``$``, ``\\b``, ...) depend on the two bytes around that boundary alone: nothing, a line feed, a
 byte of a word, another. ``Moves`` are made for each such pair, so assertions are exact.
 
-Which atoms take a character is asked of RE2, once for each character that comes (``_taken``): the
+RE2 decides which atoms take a character, once for each character that comes (``_taken``): the
 dialect's classes and case folding are not repeated here. Characters are split as RE2's own UTF-8
 programs split them, see ``length``.
 """
@@ -32,7 +32,7 @@ _FEW = 64  # transitions of an edge that may be written one by one
 
 Matching: TypeAlias = Callable[[bytes], list[int] | None]
 
-EDGE, LINE, WORD, OTHER = range(4)  # what is on one side of a boundary; EDGE: the text begins, ends
+EDGE, LINE, WORD, OTHER = range(4)  # one side of a boundary; EDGE: the text begins or ends
 KIND = bytes(
     LINE if b == 10 else WORD if chr(b) in "_" or (b < 128 and chr(b).isalnum()) else OTHER
     for b in range(256)

@@ -1,4 +1,4 @@
-"""StopWatch: the stops of one request, looked for in its text token by token.
+"""StopWatch: the stops of one request, searched for in its text token by token.
 
 Stop strings are one Aho-Corasick automaton: its depth after each byte is the length of the longest
 suffix that may still become a stop, exactly what a stream has to hold back.
@@ -185,7 +185,7 @@ class Patterns:
         for byte in data:
             at += 1
             kind = KIND[byte]
-            if pending and byte & 0xC0 != 0x80:  # it was no character
+            if pending and byte & 0xC0 != 0x80:  # the bytes were no character
                 reached, before, pending = 0, OTHER, b""
                 self._open, self._live = at - 1, 0
             move = moves[4 * before + kind]

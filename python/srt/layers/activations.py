@@ -26,7 +26,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "quick_gelu": _quick_gelu,  # CLIP's
     "relu": F.relu,
 }
-# Of text models, which native kernels compute too.
+# Activations of text models, which native kernels compute too.
 TEXT = tuple(name for name in ACTIVATIONS if name != "quick_gelu")
 
 # GPT-OSS's gate, whose constants are part of its name here.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExpertNames:
-    """What a checkpoint calls the weights; ``{}`` is an expert's number.
+    """Names of the weights in a checkpoint; ``{}`` is an expert's number.
 
     ``fused``: the experts' matrices are two tensors, ``experts.gate_up_proj`` [experts, width,
     2 inner], gates and what they gate in turn, and ``experts.down_proj`` [experts, inner, width].
@@ -153,7 +153,7 @@ class Experts:
         return y
 
     def _fused(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """By grouped products on the device, without waiting for it."""
+        """Compute by grouped products on the device, without waiting for it."""
         from sgl_kernel.triton import moe
 
         n = self.shape.routing.experts
@@ -246,7 +246,7 @@ def packed(layer: Stored) -> Packed:
 
 
 def stack(layers: Sequence[Stored], what: str = "weight") -> Tensor:
-    """[layers, ...]: the tensor whose parts ``side_by_side`` gave them. Nobody keeps it, since the
-    weights go when they are packed."""
+    """[layers, ...]: the tensor whose parts ``side_by_side`` gave them. It is not kept, since the
+    weights are freed when they are packed."""
     first: Tensor = getattr(layers[0], what)
     return first.as_strided((len(layers), *first.shape), (first.numel(), *first.stride()), 0)

@@ -61,7 +61,7 @@ class LatentShape:
 
 class LatentAttention:
     def __init__(self, shape: LatentShape, index: int, place: Place, rotary: Rotary) -> None:
-        """``index``: the layer's place among the KV pools. ``rotary``: of ``shape.turned``
+        """``index``: the layer's index among the KV pools. ``rotary``: of ``shape.turned``
         dimensions."""
         self.shape, self.rotary = shape, rotary
         heads = place.group.share(shape.num_heads, "num_attention_heads")
@@ -73,7 +73,7 @@ class LatentAttention:
             scale=shape.scale,
             value_dim=shape.rank,
         )
-        alone = replace(place, group=Group())  # what every rank holds all of
+        alone = replace(place, group=Group())  # for weights that every rank holds whole
         unit = shape.still + shape.turned
         # Queries from the hidden states, or from a latent of their own.
         self.query_latent: ColumnLinear | None = None
@@ -146,7 +146,7 @@ class PerHead:
 
     @cached_property
     def packed(self) -> Parts | None:
-        """All of them once they are packed; to be asked for when they are loaded."""
+        """All of them once they are packed; to be called after loading."""
         found = [part.packed for part in self.parts if part.packed is not None]
         if not found:
             return None

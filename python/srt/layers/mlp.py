@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class FeedForward(Protocol):
-    """What a block runs on every token by itself."""
+    """The part of a block that computes each token by itself."""
 
     def __call__(self, x: Tensor, use: Use | None = None) -> Tensor:
         """[T, width] -> [T, width]. ``use``: the pass's adapters."""
@@ -29,7 +29,7 @@ class FeedForward(Protocol):
         ...
 
     def slots(self, prefix: str) -> Slots:
-        """Its checkpoint tensors, whose names begin with ``prefix``."""
+        """Checkpoint tensors of the layer, whose names begin with ``prefix``."""
         ...
 
 

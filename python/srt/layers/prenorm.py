@@ -35,8 +35,8 @@ class PreNorm:
         return x + self.mlp(self.mlp_norm(x), step.use)
 
     def record(self, tape: TapeRecorder, x: int, last: bool) -> int:
-        """Behind the last layer's attention tokens no longer need each other, so only those whose
-        outputs are wanted go on."""
+        """Record the layer. Behind the last one's attention only the tokens go on whose outputs are
+        wanted: tokens no longer need each other."""
         assert isinstance(self.attention, SelfAttention)
         y = self.attention.record(tape, self.attention_norm.record(tape, x))
         if last:

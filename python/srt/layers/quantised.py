@@ -1,4 +1,4 @@
-"""Quantised: a matrix as somebody else has quantised it, in integers with what they stand for."""
+"""Quantised: a matrix as its checkpoint has quantised it, as integers with scales."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _equal(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 class PackedForm(NamedTuple):
-    """How native kernels hold a quantised matrix: arguments of ``packed.pack_integers``."""
+    """A quantised matrix as native kernels hold it: arguments of ``packed.pack_integers``."""
 
     format: str
     group: int

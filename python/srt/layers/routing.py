@@ -1,4 +1,4 @@
-"""Which experts a token goes to, and how much of each it takes.
+"""Routing: the experts of a token, and the weight of each.
 
 Softmax over all experts and the best of them is Mixtral's rule (Jiang et al. 2024, "Mixtral of
 Experts", section 2.1). Experts in groups of which only the best count are DeepSeek-V2's (2024,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class AttentionNames:
-    """What a checkpoint calls the projections; ``fused``: q, k and v are one tensor."""
+    """Names of the projections in a checkpoint; ``fused``: q, k and v are one tensor."""
 
     q: str = "q_proj"
     k: str = "k_proj"
@@ -76,7 +76,7 @@ class SelfAttention:
     def __init__(
         self, shape: AttentionShape, index: int, place: Place, rotary: Rotary | None
     ) -> None:
-        """``index``: the layer's place among the KV pools."""
+        """``index``: the layer's index among the KV pools."""
         d, group = shape.head_dim, place.group
         self.shape, self.group = shape, group
         queries = group.share(shape.num_heads, "num_attention_heads")
@@ -109,7 +109,7 @@ class SelfAttention:
         self.split = (self.heads.num_heads, self.heads.num_kv_heads)
 
     def head_norm(self, shape: AttentionShape, heads: int, place: Place) -> HeadNorm | None:
-        """What norms ``heads`` heads of q or k."""
+        """The norm of ``heads`` heads of q or k."""
         if not shape.qk_eps:
             return None
         if shape.qk_whole:

@@ -39,7 +39,7 @@ class TapeRecorder:
     def __init__(self, tape: Tape, pools: Sequence[paged.KV]) -> None:
         self.tape, self.pools = tape, pools
         self._angles: dict[int, tuple[Tensor, Tensor]] = {}
-        self._buffers: dict[int, int] = {}  # of products, by width
+        self._buffers: dict[int, int] = {}  # buffers of products, by width
         self._attended: dict[int, int] = {}  # by width
         self._normed: dict[int, int] = {}  # by width
 
@@ -93,7 +93,7 @@ class TapeRecorder:
         return self.tape.attend(qkv, shape, pool, self._attended[width])
 
     def choose(self, x: int) -> int:
-        """From here on only the tokens whose outputs are wanted."""
+        """Keep only the tokens whose outputs are wanted."""
         return self.tape.choose(x)
 
     def norm(
@@ -116,7 +116,7 @@ class TapeRecorder:
         self.tape.norm(x, gain, eps, into=x, first=first)
 
     def activate(self, x: int, act: str) -> None:
-        """In place."""
+        """Apply an activation in place."""
         self.tape.activate(x, act)
 
     def place(self, x: int, table: Tensor) -> None:

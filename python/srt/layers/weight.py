@@ -1,4 +1,4 @@
-"""Place: where a layer's weights live; Slot: where one checkpoint tensor goes."""
+"""``Place``: device, dtype, ranks of a layer's weights. ``Slot``: target of a checkpoint tensor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Kind: TypeAlias = Literal["matrix", "bias", "gain"]
 
 @dataclass(frozen=True)
 class Place:
-    """What a model is built for.
+    """Device, dtypes and rank group that a model is built for.
 
     Attributes:
         dtype: of its weights.
@@ -53,7 +53,7 @@ class Slot:
         target: view of the layer's weight; written by ``load`` and ``randomise``.
         shape: the whole checkpoint tensor's.
         start: this rank holds ``[start, start + target.shape[dim])`` of dimension ``dim``.
-        kind: how dummy values are drawn.
+        kind: distribution of dummy values.
         adapt: makes what the layer holds of the checkpoint's tensor, which has ``shape``: another
             order of rows, the transpose, a fused tensor's part. Its result is what ``dim`` and
             ``start`` are about.
@@ -77,7 +77,7 @@ class Slot:
 
     def randomise(self, generator: torch.Generator) -> None:
         """Normal values: matrices keep the variance of their input (1 / fan-in), gains are near 1,
-        biases small. The whole tensor is drawn, so every rank's part agrees with the others'."""
+        biases small. The whole tensor is sampled, so that the parts of all ranks agree."""
         values = torch.randn(
             self.shape, generator=generator, device=self.target.device, dtype=torch.float32
         )

@@ -23,7 +23,7 @@ def resized(picture: Image.Image, height: int, width: int, filter: int) -> Image
 
 
 def shortest(picture: Image.Image, side: int, filter: int) -> Image.Image:
-    """With its shortest side ``side`` pixels long."""
+    """The picture resized so that its shortest side has ``side`` pixels."""
     width, height = picture.size
     if width <= height:
         return resized(picture, int(side * height / width), side, filter)
@@ -40,7 +40,7 @@ def centre(values: Levels, height: int, width: int) -> Levels:
     """The middle [3, height, width] of [3, ...], black where there is nothing."""
     out = np.zeros((3, height, width), dtype=np.uint8)
     tall, wide = values.shape[1:]
-    # Of an odd difference the spare line is cut below and right, added above and left.
+    # The spare line of an odd difference is cut below and right, added above and left.
     top, left = (tall - height) // 2, (wide - width) // 2
     rows = slice(max(top, 0), max(top, 0) + min(height, tall))
     columns = slice(max(left, 0), max(left, 0) + min(width, wide))
@@ -60,7 +60,7 @@ def centred(picture: Image.Image, height: int, width: int) -> Levels:
 
 
 def squared(picture: Image.Image, colour: tuple[int, int, int]) -> Image.Image:
-    """In the middle of a square of that colour."""
+    """The picture in the middle of a square of ``colour``."""
     side = max(picture.size)
     if picture.width == picture.height:
         return picture

@@ -13,14 +13,14 @@ from sglang.srt.media.processor_settings import Settings
 MAX_TARGETS, MAX_TILES = 1024, 256
 Sides = tuple[int, int]  # height, width
 
-# What the models' releases fit pictures into, where config.json does not say.
+# Default targets of the models' releases.
 NEXT: tuple[Sides, ...] = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
 ONEVISION: tuple[Sides, ...] = tuple((384 * i, 384 * j) for i in range(1, 7) for j in range(1, 7))
 
 
 @dataclass(frozen=True)
 class Squares:
-    """What LLaVA and its kin make of the squares that their tower reads.
+    """The squares that the tower of a LLaVA-like model reads, and their hidden states.
 
     Attributes:
         pixels: of a square's side.
@@ -41,8 +41,8 @@ class Squares:
 
     @staticmethod
     def of(config: Settings, missing: Sequence[Sides] = (), siglip: bool = False) -> Squares:
-        """Of a ``config.json``. ``missing``: the targets where it lists none; ``siglip``: the tower
-        where it does not say, all of whose hidden states count. Raises ValueError."""
+        """Read a ``config.json``. ``missing``: default targets; ``siglip``: default tower, all of
+        whose hidden states count. Raises ValueError."""
         vision = config.object("vision_config")
         full = siglip
         siglip = "siglip" in vision.text("model_type", "siglip" if siglip else "clip")
@@ -70,7 +70,7 @@ class Squares:
 
     @staticmethod
     def onevision(config: Settings) -> Squares:
-        """As ``of``, for LLaVA-OneVision."""
+        """Read a LLaVA-OneVision ``config.json``; see ``of``."""
         most = config.text("vision_aspect_ratio", "anyres_max_9").removeprefix("anyres_max_")
         if not most.isdecimal() or not 0 < int(most) <= MAX_TILES:
             raise config.error("vision_aspect_ratio", "it must be anyres_max_ and a number.")
@@ -100,7 +100,7 @@ def _targets(config: Settings, missing: Sequence[Sides], pixels: int) -> tuple[S
 
 
 class TileLayout(NamedTuple):
-    """Where a picture's features lie among those of its tiles.
+    """The picture's own features among those of its tiles.
 
     Attributes:
         tiles: rows and columns of tiles.
@@ -144,7 +144,7 @@ def inside(picture: Sides, target: Sides) -> Sides:
 
 
 def layout(picture: Sides, target: Sides, tile: int, side: int, most: int) -> TileLayout:
-    """Of a picture in tiles of ``tile`` pixels and ``side * side`` features that fill ``target``.
+    """Layout of a picture in tiles of ``tile`` pixels and ``side**2`` features, in ``target``.
 
     ``most``: of more features than that many tiles have the grid is shrunk (LLaVA-OneVision's
     ``anyres_max``); 0 for no limit.

@@ -36,9 +36,9 @@ class CausalLM:
     LAYERS: ClassVar[str] = "model.layers."
     NORM: ClassVar[str] = "model.norm.weight"
     HEAD: ClassVar[str] = "lm_head.weight"
-    # What a checkpoint may call some of them instead, whole names.
+    # Other names of some tensors in checkpoints, whole names.
     ALIASES: ClassVar[Mapping[str, str]] = {}
-    # Ends of the names of tensors that old releases saved and nobody needs.
+    # Ends of the names of needless tensors that old releases saved.
     BUFFERS: ClassVar[tuple[str, ...]] = (".rotary_emb.inv_freq",)
 
     def __init__(
@@ -64,8 +64,8 @@ class CausalLM:
 
     @classmethod
     def names(cls, given: Iterable[str]) -> dict[str, str]:
-        """By our names, what a checkpoint with the tensors ``given`` calls them. One that was saved
-        without a head leaves out the prefix."""
+        """The checkpoint's tensor names by ours, for a checkpoint with the tensors ``given``. One
+        that was saved without a head leaves out the prefix."""
         given = list(given)
         bare = not any(name.startswith(cls.PREFIX) for name in given)
         names = {cls.ALIASES.get(name, name): name for name in given}
@@ -86,7 +86,7 @@ class CausalLM:
         return self.local_rotary if self.spec.windows[layer] else self.rotary
 
     def final_norm(self) -> RMSNorm | LayerNorm:
-        """What stands behind the last layer."""
+        """The norm behind the last layer."""
         return RMSNorm(self.spec.hidden_size, self.spec.eps, self.place)
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ class CausalLM:
         self.norm.alone(tape, x)
 
     def record_embedding(self, tape: TapeRecorder) -> int:
-        """As the first block wants the tokens: the buffer of the residual stream."""
+        """Record the embedding: the buffer of the residual stream."""
         assert self.embedding is not None
         return self.embedding.record(tape, self.embedding_scale)
 
@@ -139,7 +139,7 @@ class CausalLM:
         return self.adjust(self.head.logits(hidden))
 
     def adjust(self, scores: Tensor) -> Tensor:
-        """What the family does to the products with the head; nothing, mostly."""
+        """Logits from the products with the head; unchanged in most families."""
         return scores
 
     def slots(self) -> Slots:

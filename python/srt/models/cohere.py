@@ -98,7 +98,7 @@ class CohereForCausalLM(CausalLM):
         self, spec: CohereSpec, place: Place, length: int, layers: range | None = None
     ) -> None:
         super().__init__(spec, place, length, layers)
-        self.recordable = not spec.qk_norm  # whose heads have gains of their own
+        self.recordable = not spec.qk_norm  # a tape has no gains by head
 
     def final_norm(self) -> RMSNorm | LayerNorm:
         return LayerNorm(self.spec.hidden_size, self.spec.eps, self.place, bias=False)

@@ -77,7 +77,7 @@ class DeepseekV2ForCausalLM(CausalLM):
 
 
 def in_groups(config: Fields, routing: Routing) -> Routing:
-    """With the groups of ``n_group`` and ``topk_group``."""
+    """The routing with the groups of ``n_group`` and ``topk_group``."""
     groups, kept = config.int("n_group"), config.int("topk_group")
     each = routing.experts // groups
     if routing.experts % groups:
@@ -93,7 +93,7 @@ def in_groups(config: Fields, routing: Routing) -> Routing:
 def deepseek_spec(
     config: Fields, architecture: str, routing: Routing, query_rank: int
 ) -> DeepseekSpec:
-    """What V2 and V3 share. ``query_rank``: of a config that does not say; null is none."""
+    """Spec shared by V2 and V3. ``query_rank``: the default; null in the config is none."""
     turned, still = config.int("qk_rope_head_dim", 64), config.int("qk_nope_head_dim", 128)
     spec = decoder_spec(config, architecture, head_dim=turned, mlp_bias=config.flag("mlp_bias"))
     spec = replace(spec, head_dim=turned)

@@ -14,7 +14,7 @@ from sglang.srt.models.model_spec import ModelSpec, read_rope
 
 
 def ropes(config: Fields) -> tuple[Rope, Rope]:
-    """Of the layers that see everything, and of those with a window."""
+    """Rotary embeddings of the layers that see everything, and of those with a window."""
     params = config.fields("rope_parameters")
     found = []
     for kind in ("full_attention", "sliding_attention"):
@@ -47,7 +47,7 @@ class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):
     themselves, image tokens would attend to what comes after them. Prompts with images are refused.
     """
 
-    # What a checkpoint puts before our names, or in their place: now, and before transformers 4.52.
+    # Prefixes of a checkpoint and ours: now, and before transformers 4.52.
     TEXT: ClassVar[dict[str, str]] = {"model.language_model.": "model.", "language_model.": ""}
     UNREAD = (
         "vision_tower.", "multi_modal_projector.",

@@ -21,7 +21,7 @@ from sglang.srt.models.model_spec import ModelSpec, decoder_spec
 from torch import Tensor
 
 NAMES = AttentionNames(out="c_proj", fused=Fused("c_attn", transposed=True), transposed=True)
-# Our names of what GPT-2's config calls otherwise.
+# GPT-2's own names of config keys, and ours.
 RENAMED = {
     "n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
     "n_positions": "max_position_embeddings", "activation_function": "hidden_act",

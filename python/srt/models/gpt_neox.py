@@ -20,7 +20,7 @@ from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.model_spec import ModelSpec, decoder_spec, extended
 from torch import Tensor
 
-# Our names of what its config calls otherwise.
+# GPT-NeoX's own names of config keys, and ours.
 RENAMED = {
     "rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta",
     "layer_norm_eps": "rms_norm_eps",

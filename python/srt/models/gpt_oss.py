@@ -15,7 +15,7 @@ from sglang.srt.models.model_spec import ModelSpec, decoder_spec, extended, slid
 
 # Gates and what they gate stand in turns, all experts in one tensor.
 NAMES = ExpertNames(router="router", fused=True)
-# Of a config that says nothing about the rotary embeddings.
+# Default rotary embedding.
 YARN = {
     "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
     "original_max_position_embeddings": 4096,

@@ -110,7 +110,7 @@ class LlavaForConditionalGeneration(VisionLanguageModel):
         return layer is not None and max(self.spec.wanted) <= int(layer[1]) < self.spec.tower.layers
 
     def features(self, media: Media) -> Tensor:
-        """Those of each square that count [N, features, tower's width]."""
+        """Hidden states of each square that count [N, features, tower's width]."""
         seen = self.tower(pixels(media, self.spec.norms, self.place))
         return seen[:, self.spec.squares.skip :]
 

@@ -12,7 +12,7 @@ from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.llama import LlamaBlock, LlamaForCausalLM
 from sglang.srt.models.model_spec import ModelSpec
 
-MAX_EXPERTS, MAX_EXPERTS_IN_ALL = 1024, 1 << 15  # of a layer; of a model
+MAX_EXPERTS, MAX_EXPERTS_IN_ALL = 1024, 1 << 15  # experts of a layer; of a model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ def read_routing(config: Fields, count: str, top_k: int, renormalise: bool) -> R
 
 
 def sparse_layers(config: Fields) -> tuple[bool, ...]:
-    """By ``mlp_only_layers`` and ``decoder_sparse_step``: every so many layers have experts."""
+    """Whether each layer has experts: ``mlp_only_layers`` and ``decoder_sparse_step``."""
     layers = config.int("num_hidden_layers")
     dense = config.values.get("mlp_only_layers") or []
     if not isinstance(dense, list) or any(type(n) is not int for n in dense):

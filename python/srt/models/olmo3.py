@@ -12,8 +12,8 @@ from sglang.srt.models.olmo2 import Olmo2ForCausalLM
 
 
 def ropes(config: Fields) -> tuple[Rope, Rope]:
-    """Of the layers that see everything, and of those with a window. Older configs have one
-    ``rope_scaling``, which is of the former."""
+    """Rotary embeddings of the layers that see everything, and of those with a window. The one
+    ``rope_scaling`` of older configs belongs to the former."""
     config = config.assuming(rope_theta=500_000.0)
     params = config.fields("rope_parameters")
     wide = (

@@ -27,7 +27,7 @@ from torch import Tensor
 
 CONFIG, FILE = "adapter_config.json", "adapter_model.safetensors"
 _TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
-# What must be unset, and why.
+# Unsupported keys, which must be unset, and the reason.
 _REFUSED = {
     "use_dora": "DoRA scales whole columns of the merged weight",
     "modules_to_save": "whole modules beside the adapter are not loaded",
@@ -112,7 +112,7 @@ def sites_of(blocks: Sequence[tuple[str, Block]]) -> dict[str, Site]:
 
 @dataclass(frozen=True)
 class Adapter:
-    """What a directory holds, found without reading a weight.
+    """An adapter's directory, checked without reading a weight.
 
     Attributes:
         modules: A and B's names in the file and the scale, by site.
@@ -280,7 +280,7 @@ def _module(
 
 
 def _pattern(config: Fields, key: str, module: str) -> float | None:
-    """What the first name in a table that is the module's, or the end of it, gives."""
+    """The value of the first name in a table that is the module's or its end."""
     table = config.fields(key)
     for pattern in table.values:
         if _names(pattern, module):

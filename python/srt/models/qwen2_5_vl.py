@@ -1,5 +1,5 @@
-"""Qwen2.5-VL (Bai et al. 2025): Qwen2.5 whose tokens have places in time, height and width, and a
-vision tower with windows that reads pictures and videos at their own resolution."""
+"""Qwen2.5-VL (Bai et al. 2025): Qwen2.5 with token positions in time, height and width, and
+a vision tower with windows that reads pictures and videos at their own resolution."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SectionedSpec(ModelSpec):
 
 
 class SectionedQwen2(Qwen2ForCausalLM):
-    """Its text model."""
+    """The text model of Qwen2.5-VL."""
 
     recordable = False  # a tape's positions have one part
     spec: SectionedSpec

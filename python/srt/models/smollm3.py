@@ -18,7 +18,7 @@ class SmolLM3Spec(ModelSpec):
 
 
 def rotating_layers(config: Fields) -> tuple[bool, ...]:
-    """By ``no_rope_layers``, which has 1 for a layer that rotates, or every so many does not."""
+    """Whether each layer rotates: ``no_rope_layers`` (1 where it does), or all but every n-th."""
     layers = config.int("num_hidden_layers")
     listed = config.values.get("no_rope_layers")
     if listed is None:

@@ -43,7 +43,7 @@ class Verified:
 
 
 def verified() -> dict[str, Verified]:
-    """By name, in the order of names."""
+    """Rows by name, sorted."""
     found: dict[str, dict[str, Any]] = json.loads(FILE.read_text(encoding="utf-8"))
     for row in found.values():
         row.update({key: tuple(value) for key, value in row.items() if isinstance(value, list)})
@@ -51,7 +51,7 @@ def verified() -> dict[str, Verified]:
 
 
 def table(rows: dict[str, Verified]) -> list[str]:
-    """As lines of Markdown."""
+    """The table as lines of Markdown."""
     heads = ("architecture", "what it is", "rotary", "window", "sees", "native", "split")
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name, row in rows.items():

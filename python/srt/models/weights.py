@@ -56,7 +56,7 @@ def load(
     """Fill every slot, reading only what is needed. To be called after ``match``.
 
     Takes the slots out of ``slots`` as it goes, and calls ``filled`` with the last view of each
-    weight once all of it is there: who packs it may then free it. ``keep`` is offered what is
+    weight once all of it is there: the callee may pack and free it. ``keep`` is offered what is
     quantised, and returns whether it took it in place of the slot.
     """
     watch = _Watch(slots, filled)

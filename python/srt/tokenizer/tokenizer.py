@@ -105,7 +105,7 @@ class Tokenizer:
 
     @staticmethod
     def load(path: str = "", revision: str = "", chat_template: str = "") -> Tokenizer:
-        """From a directory or a hub id; ``""`` is the embedded model. Raises TokenizerError."""
+        """Load a directory or a hub id; ``""`` is the embedded model. Raises TokenizerError."""
         try:
             found = locate(path, revision, TOKENIZER_FILES)
         except ValueError as error:
@@ -135,7 +135,7 @@ class Tokenizer:
         try:
             if len(text) < LONG:
                 found = self._model.encode(text, add_special_tokens=False).ids
-            else:  # of the library's methods only those for batches release the GIL
+            else:  # only the library's methods for batches release the GIL
                 found = self._model.encode_batch_fast([text], add_special_tokens=False)[0].ids
         except (UnicodeEncodeError, TypeError) as error:
             raise ValueError("the text is not valid Unicode: it holds a lone surrogate") from error
@@ -275,7 +275,7 @@ class InfixEncoder:
     """Encodes texts as they are tokenized in the middle of a longer one.
 
     Sentencepiece-style tokenizers put a space before a text. Such a text is encoded behind a mark,
-    and the mark's tokens are left out. Where the mark cannot be told apart, the text's own tokens
+    and the mark's tokens are left out. Where the mark cannot be separated, the text's own tokens
     are returned; their bytes then begin with the space.
     """
 

@@ -65,7 +65,7 @@ class Canonical:
     def _filter(
         self, state: State, head: tuple[int, ...], ids: tuple[int, ...]
     ) -> tuple[int, ...] | None:
-        """Those of ``ids`` that stay; None where the tokenizer writes other bytes than the text."""
+        """The tokens of ``ids`` that stay; None where the tokenizer does not write the text."""
         table = self.masks.table
         stay: set[int] = set()
         bodies: dict[bytes, list[int]] = {}
@@ -118,7 +118,7 @@ class Canonical:
         return data + rest
 
     def _crossed(self, body: bytes) -> list[int]:
-        """The places in ``body`` at which tokens begin that end behind it, legal or not."""
+        """The offsets in ``body`` at which tokens begin that end behind it, legal or not."""
         ordered, found = self.masks.table.ordered, list[int]()
         for at in range(max(1, len(body) - self.masks.table.longest + 1), len(body)):
             place = bisect_right(ordered, body[at:])
@@ -208,5 +208,5 @@ def _next(tokens: list[int], head: tuple[int, ...]) -> set[int]:
 
 
 def _kind(char: str) -> str:
-    """What tokenizers tell apart: Unicode's category; white space and quotes each by itself."""
+    """Kind of a character, as tokenizers split: Unicode's category; spaces and quotes by itself."""
     return char if char in " \n\r\t'\"/" else category(char)

@@ -22,7 +22,7 @@ _AFTER = b"\xff"  # sorts behind every byte of UTF-8
 
 
 class ChoicePosition(NamedTuple):
-    """Where a text stands: the strings ``texts[low:high]`` begin with it."""
+    """Position of a text: the strings ``texts[low:high]`` begin with it."""
 
     low: int
     high: int
@@ -56,14 +56,14 @@ class ChoicesGrammar:
 
     @property
     def nbytes(self) -> int:
-        """About; the masks are kept by the table."""
+        """Estimated bytes; the table keeps the masks."""
         return sum(map(len, self.texts)) + 100 * len(self.texts) + 150 * len(self.children)
 
     def matcher(self) -> ChoicesMatcher:
         return ChoicesMatcher(self)
 
     def walk(self, place: ChoicePosition, token: int) -> ChoicePosition | None:
-        """The place behind a token, or None where no string goes on with it."""
+        """The position behind a token, or None where no string goes on with it."""
         tokens = self.table.tokens
         data = tokens[token] if 0 <= token < len(tokens) else b""
         if not data:
@@ -92,7 +92,7 @@ class ChoicesGrammar:
         return row
 
     def common(self, place: ChoicePosition) -> bytes:
-        """What all strings of ``place`` begin with; beyond ``place``, whole characters."""
+        """Common beginning of all strings of ``place``, behind ``place``, in whole characters."""
         first, last = self.texts[place.low], self.texts[place.high - 1]
         size = place.size
         while size < len(first) and first[size] == last[size]:
@@ -105,7 +105,7 @@ class ChoicesGrammar:
 
     def _tokenise(self, texts: list[str]) -> list[list[int]]:
         """The canonical tokens of each string; where they do not spell it, or are no plain tokens,
-        the longest token at each place."""
+        the longest token at each offset."""
         ways = self.table.encode(texts)
         for at, data in enumerate(self.texts):
             if self.table.text(ways[at]) != data:

@@ -45,7 +45,7 @@ class Masks:
 
     @property
     def nbytes(self) -> int:
-        """Of what only this grammar holds, its rows not counted."""
+        """Bytes that only this grammar holds, its rows not counted."""
         parts = (self.automaton.next, self._live, self.automaton.edges, self.automaton.labels)
         sets = sum(subtrie.nbytes for subtrie in list(self._sets.values()))
         return sum(part.nbytes for part in parts) + sets + self.trie.nbytes
@@ -241,8 +241,8 @@ class Masks:
         return self._sets[key]
 
     def _chain(self, q: int, subtrie: Subtrie) -> tuple[int, Numbers]:
-        """How many moves by W follow one another from ``q``, at most ``subtrie.deepest``, and the
-        states passed, one more than that."""
+        """The number of moves by W in a row from ``q``, at most ``subtrie.deepest``, and the states
+        passed, one more than that."""
         states = [q]
         while len(states) <= subtrie.deepest:
             found, target = self._subtrie(states[-1])
@@ -279,7 +279,7 @@ class Masks:
 
     @cached_property
     def _characters(self) -> list[str]:
-        """By class, its only character, "" where it has several."""
+        """The only character of each class, "" where it has several."""
         found = [""] * self.automaton.classes
         for edge, label in zip(self._edges, self._labels):
             if label != DEAD and self._sizes[label] == 1:
@@ -302,7 +302,7 @@ class Masks:
         return [chars[at] for at in named.tolist()], labels[named]
 
     def _singles(self) -> list[str]:
-        """By state, ``only`` between two characters."""
+        """The value of ``only`` between two characters, by state."""
         if not self.automaton.classes:
             return [""] * self.automaton.states
         alone = (self._live.sum(axis=1) == 1) & ~self.automaton.final

@@ -29,7 +29,7 @@ def opened(partial: int) -> bytes:
 
 
 def missing(partial: int) -> int:
-    """How many bytes an open character still needs."""
+    """The number of bytes that an open character still needs."""
     data = opened(partial)
     return (0 if not data else 2 if data[0] < 0xE0 else 3 if data[0] < 0xF0 else 4) - len(data)
 

@@ -33,7 +33,7 @@ from sglang.srt.grammar.guidance.trial_text import probe
 from sglang.srt.grammar.guidance.work_limits import check
 from sglang.srt.grammar.regex.charset import EVERYTHING, CharSet
 
-LEVELS = 16  # of parts within each other, in a rule
+LEVELS = 16  # nested parts of a rule
 SMALL = 16  # parts of a rule that is written where it is used
 LARGEST_TERMINAL = 260_000  # parts, with what they refer to
 LARGEST = 30_000  # parts of a grammar with rules; llguidance numbers them in 16 bits
@@ -132,7 +132,7 @@ class _LarkWriter:
         self.lines.append(f"{self.names[name]}: {self._write(body, 1)}")
 
     def _write(self, node: GbnfNode, level: int) -> str:
-        """What is deep is a rule of its own: llguidance bounds parentheses within each other."""
+        """Text of a node. Deep nodes become rules: llguidance bounds nested parentheses."""
         inner = children(node)
         if not inner:
             return self.leaf(node)
@@ -241,7 +241,7 @@ class _Rules(_LarkWriter):
         return "\n".join([f"start: {self.names['root']}", *self.lines, *terminals])
 
     def _lower(self, node: GbnfNode) -> GbnfNode:
-        """A copy, for each place its own, with the runs of one set named."""
+        """A copy for each use, with the runs of one set named."""
         if isinstance(node, GbnfRef):
             body = self._inlined.get(node.name)
             return node if body is None else self._lower(body)

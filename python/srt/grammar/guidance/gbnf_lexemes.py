@@ -1,6 +1,6 @@
-"""Which parts of a grammar may be read as a whole by llguidance's lexer.
+"""The parts of a grammar that llguidance's lexer may read as a whole.
 
-The lexer takes the longest match and never goes back. What it reads as one is right only where no
+The lexer takes the longest match and never goes back. Such a match is right only where no
 other reading of the same text ends sooner and goes on with a character that lengthens the match.
 Here that is decided for a superset of what the grammar allows: what may stand after a character is
 taken from the rules without regard to where they were called from.
@@ -43,7 +43,7 @@ def bits(mask: int) -> Iterator[int]:
 
 
 class _Follow:
-    """Positions are the places of characters in the grammar; a set of them is an int's bits.
+    """Positions are the character sets of a grammar, numbered; a set of them is an int's bits.
 
     Attributes:
         inner: positions that follow a position inside its part [positions].
@@ -54,8 +54,8 @@ class _Follow:
         self.rules = rules
         self.sets: list[CharSet] = []
         self.inner: list[int] = []
-        self.places: dict[int, range] = {}  # of a part, by its id
-        self.exits: dict[int, range] = {}  # those of them that may be its last
+        self.places: dict[int, range] = {}  # positions by id of a part
+        self.exits: dict[int, range] = {}  # positions that may be its last
         for body in rules.values():
             self._number(body)
         self.leave = [0] * len(self.sets)
@@ -114,7 +114,7 @@ class _Follow:
                     waiting = True
         return found
 
-    # -- what follows what -----------------------------------------------------------------------
+    # -- followers -------------------------------------------------------------------------------
 
     def _settle(self) -> bool:
         """False where it takes too many rounds."""
@@ -178,7 +178,7 @@ class _Follow:
                 self._visit(part, then)
 
     def _beside(self, start: str) -> list[int] | None:
-        """For each position, those that may have read the same text. None if they are too many."""
+        """Positions that may have read the same text, by position; None if they are too many."""
         sets = list(dict.fromkeys(self.sets))
         keys = [sum(1 << one for one in members) for members in partition(sets).members]
         key_of = dict(zip(sets, keys))

@@ -1,5 +1,5 @@
-"""What a grammar of a user must not be: one that llguidance, which follows rules by recursion, may
-overflow its stack with, and rules so wide that one row of its parser is a step's whole work."""
+"""Limits of a user's grammar. llguidance follows rules by recursion, and a deep rule may overflow
+its stack. A single parser row of a wide rule may take a step's whole work."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from sglang.srt.grammar.grammar_protocol import GrammarError
 
 DEEPEST = 200
-MOST_ALTERNATIVES = 8000  # of all rules; a row compares each item with the others
+MOST_ALTERNATIVES = 8000  # alternatives of all rules; a row compares each item with the others
 _PLAIN = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*|#[^\n]*')
 _RULE = re.compile(r"(?m)^[ \t]*[?!]*([A-Za-z_][\w-]*)(?:\[[^\]\n]*\])?(?:::_|\.\d+)?[ \t]*:(?!:)")
 _BRANCH = re.compile(r"[|?*\[]")
@@ -25,7 +25,7 @@ def check_depth(text: str) -> None:
     for at, rule in enumerate(found):
         end = found[at + 1].start() if at + 1 < len(found) else len(text)
         bodies.setdefault(rule[1], []).extend(_NAME.findall(text, rule.end(), end))
-        if not rule[1].isupper():  # those of a terminal are the lexer's
+        if not rule[1].isupper():  # the lexer handles those of a terminal
             alternatives += 1 + len(_BRANCH.findall(text, rule.end(), end))
     seen: set[str] = set()
     for start in ["start", *bodies]:
@@ -39,7 +39,7 @@ def check_depth(text: str) -> None:
 
 
 def _walk(start: str, bodies: dict[str, list[str]], seen: set[str]) -> None:
-    """Depth first, as llguidance goes: what was met already costs nothing."""
+    """Visit depth first, as llguidance does: a rule visited before costs nothing."""
     seen.add(start)
     stack = [iter(bodies[start])]
     while stack:

@@ -30,8 +30,8 @@ from sglang.srt.grammar.guidance.gbnf import (
     sequence,
 )
 
-MOST_ALTERNATIVES = 256  # of one rule, with the groups at its ends opened
-MOST_RULES = 16  # that end with one another
+MOST_ALTERNATIVES = 256  # alternatives of a rule with the groups at its ends opened
+MOST_RULES = 16  # rules that end with one another
 DEEPEST = 128  # parts within each other, of rules written into others
 MOST_GROWTH = 8  # times the size before; what grows more stays as it was written
 Parts = tuple[GbnfNode, ...]

@@ -61,7 +61,7 @@ class Alternating:
         return number
 
     def needs(self, number: int) -> tuple[bool, int]:
-        """What a configuration asks of its place: see ``AssertionContext.needs``."""
+        """Facts that a configuration needs of its ``Place``: see ``AssertionContext.needs``."""
         if number not in self._needs:
             before, behinds = False, 0
             for state, obligations in self.configs[number]:

@@ -60,7 +60,7 @@ class CharSet:
 
     @staticmethod
     def of(pairs: Iterable[tuple[int, int]]) -> CharSet:
-        """From [from, to) pairs in any order."""
+        """The set of [from, to) pairs in any order."""
         points: list[int] = []
         for begin, end in sorted(pairs):
             if points and begin <= points[-1]:
@@ -141,11 +141,11 @@ def category(name: str) -> CharSet | None:
 
 def _lower(char: str) -> str:
     low = char.lower()
-    return low if len(low) == 1 else low[0]  # of them all, only U+0130 has two
+    return low if len(low) == 1 else low[0]  # only U+0130 has two
 
 
 class Cases:
-    """What IGNORECASE makes of a character.
+    """Variants of a character under IGNORECASE.
 
     ``re`` compares ``lower(char)`` with the lower case of the pattern's character and with the
     lower-case characters that have the same upper case as that one.

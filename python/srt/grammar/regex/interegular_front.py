@@ -21,8 +21,8 @@ from sglang.srt.grammar.regex.partition import Partition, partition
 from sglang.srt.grammar.regex.simplify import plain
 from sglang.srt.grammar.regex.tree import Node
 
-CALLS = 3_000_000  # of functions, Python's and C's: about a second
-STATES = 1000  # of our own automata; interegular compares each new state with all before
+CALLS = 3_000_000  # function calls, Python's and C's: about a second
+STATES = 1000  # states of our own automaton; interegular compares each new state with all before
 
 
 def interegular(pattern: str, tree: Node, budget: Budget) -> tuple[Dfa, Partition]:
@@ -43,7 +43,7 @@ def interegular(pattern: str, tree: Node, budget: Budget) -> tuple[Dfa, Partitio
         machine = _limited(work)
     except BeyondBudget:
         raise
-    except Exception as error:  # it fails on what it does not know, in any way
+    except Exception as error:  # unknown syntax raises any exception
         raise _refusal(f"not understood ({type(error).__name__}: {error})") from None
     return _converted(machine)
 

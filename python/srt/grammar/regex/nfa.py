@@ -37,7 +37,7 @@ class Nfa:
         self._known: dict[State, int] = {}
         self._sets: dict[CharSet, int] = {}
         self._conditions: dict[tuple[str, bool], int] = {}
-        self._bodies: dict[int, int] = {}  # of look-arounds, by node
+        self._bodies: dict[int, int] = {}  # bodies of look-arounds, by node
         self.accept = self._new((ACCEPT,))
 
     @property

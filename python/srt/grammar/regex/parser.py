@@ -39,7 +39,7 @@ MOST_REPEATS = (1 << 32) - 1  # re's own limit
 
 @dataclass(frozen=True)
 class Flags:
-    """Those in force at a place of the pattern. ``a`` is the absence of ``u``."""
+    """Flags in force at a position of the pattern. ``a`` is the absence of ``u``."""
 
     a: bool = False
     i: bool = False
@@ -72,7 +72,7 @@ def parse(pattern: str, budget: Budget) -> Node:
 
 
 def _possessive(part: Chars, low: int, high: int | None) -> Repeat:
-    """As many of one set of characters as there are: the next is none of them, or all are taken."""
+    """A possessive repeat of one set of characters: the next is not in it, or all are taken."""
     end = Look(part, behind=False, negative=True)
     if high is None:
         return Repeat(concat([Repeat(part, low, None), end]), 1, 1)
@@ -174,7 +174,7 @@ class _RegexParser:
         parts[-1] = Repeat(parts[-1], *counts)
 
     def _counts(self, begin: int) -> tuple[int, int | None] | None:
-        """What the braces say; None where they are plain characters."""
+        """Limits in the braces; None where they are plain characters."""
         scanner = self.scanner
         here = scanner.at
         if scanner.next == "}":
@@ -231,7 +231,7 @@ class _RegexParser:
     # -- groups ----------------------------------------------------------------------------------
 
     def _group(self, flags: Flags, depth: int, first: bool, begin: int) -> Node | Flags | None:
-        """What a parenthesis opens: a part, new flags for all that follows, or a comment."""
+        """Read a parenthesis: a part, new flags for all that follows, or a comment."""
         scanner = self.scanner
         if not scanner.match("?"):
             scanner.groups += 1

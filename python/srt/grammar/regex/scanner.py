@@ -58,7 +58,7 @@ class Scanner:
         return False
 
     def until(self, end: str, what: str) -> str:
-        """What stands before ``end``, which is taken too."""
+        """Take the text before ``end``, and ``end`` itself."""
         stop = self.text.find(end, self.at)
         if stop < 0:
             self.invalid(f"missing {end}, unterminated {what}")
@@ -77,9 +77,9 @@ class Scanner:
     # -- escapes ---------------------------------------------------------------------------------
 
     def escape(self, in_class: bool, ascii_only: bool) -> int | CharSet:
-        """What stands for characters, the backslash being taken: one, or a set of them.
+        """Read an escape behind its backslash: a character, or a set of them.
 
-        Assertions are the caller's. Raises BeyondBudget for a back-reference.
+        The caller reads assertions. Raises BeyondBudget for a back-reference.
         """
         begin = self.at - 1
         letter = self.take()

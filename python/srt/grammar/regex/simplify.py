@@ -82,7 +82,7 @@ def _adds_up(inner: Repeat, low: int) -> bool:
 
 
 def trim(node: Node, kinds: tuple[str, ...], last: bool) -> Node:
-    """Without the assertions of ``kinds`` before anything is read (``last``: after everything)."""
+    """The tree without assertions of ``kinds`` at its beginning (``last``: at its end)."""
     if isinstance(node, Assert):
         return EMPTY if node.kind in kinds else node
     if isinstance(node, Either):

@@ -12,7 +12,7 @@ from sglang.srt.grammar.schema.quoted import literal
 from sglang.srt.grammar.schema.schema_document import Refusal
 from sglang.srt.grammar.schema.value_shapes import ANY, Array, Number, Shape, State, String, Word
 
-MOST_CONTAINING = 16  # places where an item of ``contains`` may stand
+MOST_CONTAINING = 16  # indices at which an item of ``contains`` may stand
 MOST_UNIQUE = 64  # bits of llguidance's parameters
 
 

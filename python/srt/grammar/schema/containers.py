@@ -111,7 +111,7 @@ def _at_most(shape: Array, most: int) -> Array:
 
 
 def _without_false(schemas: AppliedSchemas, shape: Array) -> Array:
-    """Where an item is ``false`` the array ends before it."""
+    """The array cut before the first item that is ``false``."""
     for at in range(shape.prefix + 1):
         if any(schemas.document.nodes[n].value is False for n in shape.item(at) if n >= 0):
             return _at_most(shape, at)
@@ -243,7 +243,7 @@ def _few(shape: Object, most: int) -> Object:
 def _dependent(
     schemas: AppliedSchemas, shape: Object, node: SchemaNode, keyword: str
 ) -> Iterator[Shape]:
-    """For each name: it is not there, or what depends on it holds."""
+    """Shapes in which each name is missing, or its dependents hold."""
     found: list[Shape] = [shape]
     rules = node.value[keyword]
     if not isinstance(rules, dict):

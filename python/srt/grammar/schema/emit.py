@@ -27,7 +27,7 @@ MOST_STATES = 20_000
 
 
 class Emitter:
-    """Rules for the states met from one schema.
+    """Rules for the states reachable from one schema.
 
     Args:
         space: pattern for the white space between tokens, of one character or more; "" for none.
@@ -67,7 +67,7 @@ class Emitter:
             empty = [one for one in list(self._rules) if not self._write(one)]
             if not empty:
                 return found
-            for one in empty:  # what no rule could be written for, which counting shows alone
+            for one in empty:  # states without a rule, which only counting shows
                 self._shapes[one] = []
             self.rules.clear()
             self._rules.clear()
@@ -97,7 +97,7 @@ class Emitter:
         return self._shapes[state]
 
     def pointer(self, shape: Object) -> str:
-        """Where a schema of the object stands."""
+        """JSON pointer of a schema of the object."""
         nodes = self.normal.document.nodes
         found = [state for scope in shape.scopes for state in scope.properties.values() if state]
         return nodes[max(found[0])].pointer.rpartition("/")[0] if found else ""
@@ -118,7 +118,7 @@ class Emitter:
         self.rules.append(f"{name}: {body}")
         return name
 
-    # -- what there is ---------------------------------------------------------------------------
+    # -- reachable states ------------------------------------------------------------------------
 
     def _reach(self, state: State, pointer: str) -> None:
         waiting = [state]

@@ -125,8 +125,8 @@ class _Counter:
         return found or ""
 
     def _from(self, at: int, count: int) -> str | None:
-        """What follows ``count`` pairs, from the pair ``at`` on; None where nothing may. It is not
-        empty where no pair came before."""
+        """The text behind ``count`` pairs, from the pair ``at`` on; None where there is none. Never
+        empty without a pair before."""
         if self._shape.high is None:
             count = min(count, self._cap) if count else 0
         key = (at, count)

@@ -1,5 +1,5 @@
-"""sample: a text that a grammar accepts, drawn byte by byte. The dice are loaded: towards letters
-and digits, and the longer the text, the more towards what closes it."""
+"""A sampled text that a grammar accepts, byte by byte. Letters and digits are likelier, and in a
+long text the bytes that close it."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def _uri(more: str, relative: bool) -> str:
 
 
 _PATTERNS = {
-    "byte": "(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?",  # of OpenAPI
+    "byte": "(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?",  # from OpenAPI
     "date": _DATE,
     "date-time": f"{_DATE}T{_TIME}",
     "duration": f"P(?:{_DATES}(?:{_CLOCKS})?|{_CLOCKS}|[0-9]+W)",
@@ -81,9 +81,9 @@ _PATTERNS = {
     },
 }
 LENGTHS = {"hostname": 253, "idn-hostname": 253, "email": 254, "idn-email": 254}
-HINTS = frozenset({"binary", "multiline", "password", "text", "textarea"})  # how to show a field
+HINTS = frozenset({"binary", "multiline", "password", "text", "textarea"})  # ways to show a field
 NAMES = tuple(sorted(_PATTERNS))
-# Of the standards, but not enforced.
+# Standard formats that are not enforced.
 REFUSED = frozenset({"regex"})
 ALIASES = {"datetime": "date-time", "timestamp": "date-time", "url": "uri", "mail": "email",
            "ip": "ipv4", "ip-address": "ipv4", "host-name": "hostname", "guid": "uuid",

@@ -14,8 +14,8 @@ float-quantized: ``float8``.
 
     W[i, j] = scale[i, g] * (q[i, j] - zero[i, g])
 
-Which modules are quantised, and how, is told by their tensors; the configuration's targets and
-``ignore`` list say the same in patterns. Activations: of int8 weights for which the scheme has int8
+The tensors show which modules are quantised, and how; the configuration's targets and ``ignore``
+list say the same in patterns. Activations: of int8 weights for which the scheme has int8
 activations they may be quantised too, always as they come; a checkpoint's own scales for them (and
 for keys and values) are not needed.
 """
@@ -48,7 +48,7 @@ HIDDEN = (
 
 @dataclass(frozen=True)
 class Scheme:
-    """How the weights of one config group are quantised.
+    """Quantisation of the weights of one config group.
 
     Attributes:
         group: inputs that share a scale; 0: all of a row or of the tensor.
@@ -158,7 +158,7 @@ def _integers(files: QuantisedFiles, name: str, scheme: Scheme, packed: bool) ->
 
 
 def _shape(files: QuantisedFiles, name: str, bits: int) -> tuple[int, int]:
-    """What ``weight_shape`` says, which the packed tensor must be able to hold."""
+    """The shape in ``weight_shape``, which the packed tensor must be able to hold."""
     entry = files.need(f"{name}.weight_packed", ("I32",), -1, -1)
     files.need(f"{name}.weight_shape", ("I64",), 2)
     n, k = files.read(f"{name}.weight_shape").tolist()

@@ -51,7 +51,7 @@ class GptqModule:
         """float32 [n, groups], in the units of centred values."""
         words = files.read(f"{self.name}.qzeros")
         if self.less_one and self.width in ONES:
-            # Of whole words, as it was taken off: a zero of 0 borrowed from its neighbour.
+            # Added to whole words, as it was taken off: a zero of 0 borrowed from its neighbour.
             words = (words.long() + ONES[self.width]).to(torch.int32)
         fields = unpack(words, self.width)
         if self.less_one and self.width not in ONES:

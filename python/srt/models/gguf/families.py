@@ -57,7 +57,7 @@ MIXTURE = {
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says: ``facts`` by their names without the architecture, the tensors, and the
+    """Metadata of a file: ``facts`` by their names without the architecture, the tensors, and the
     values of small ones."""
 
     facts: Fields
@@ -205,5 +205,5 @@ FAMILIES: dict[str, Family] = {
     "qwen2moe": Family("Qwen2MoeForCausalLM", MIXTURE, lambda h: _qwen_experts(h, False)),
     "qwen3moe": Family("Qwen3MoeForCausalLM", MIXTURE, lambda h: _qwen_experts(h, True)),
 }
-# What "llama" is where it has experts.
+# "llama" with experts.
 MIXTRAL_FAMILY = Family("MixtralForCausalLM", MIXTRAL, _experts, changes=PAIRS)

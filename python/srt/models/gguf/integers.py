@@ -20,7 +20,7 @@ from sglang.srt.models.gguf.quants import (
 from torch import Tensor
 
 GROUP = 32
-# Of blocks [N, bytes]: integers [N, values], scales [N, groups], lows [N, groups] or None.
+# Parts of blocks [N, bytes]: integers [N, values], scales [N, groups], lows [N, groups] or None.
 Parts: TypeAlias = tuple[Tensor, Tensor, Tensor | None]
 
 

@@ -107,7 +107,7 @@ def q3_k(raw: Tensor) -> Tensor:
 
 
 def scales_and_minima(raw: Tensor) -> tuple[Tensor, Tensor]:
-    """Of Q4_K's and Q5_K's blocks the scales of eight parts, and what is taken off, each [N, 8]."""
+    """Scales and minima of the eight parts of Q4_K's and Q5_K's blocks, each [N, 8]."""
     a, b, c = raw[:, 4:8], raw[:, 8:12], raw[:, 12:16]
     scales = torch.cat([a & 63, (c & 15) | (a >> 6 << 4)], dim=1)
     minima = torch.cat([b & 63, (c >> 4) | (b >> 6 << 4)], dim=1)

@@ -44,7 +44,7 @@ class TowerSpec:
 
     @staticmethod
     def of(config: Fields) -> TowerSpec:
-        """Of a ``vision_config``; what it leaves out is LLaVA's. Raises ValueError."""
+        """Read a ``vision_config``, with LLaVA's defaults. Raises ValueError."""
         kind = config.text("model_type", "clip_vision_model")
         if kind not in ("clip_vision_model", "siglip_vision_model"):
             raise config.error(

@@ -18,7 +18,7 @@ from sglang.srt.models.model_spec import read_activation
 from sglang.srt.models.vision.tower_layers import PatchEmbedding, Projector, attend
 from torch import Tensor
 
-EPS = 1e-6  # of its norms, whatever the config says
+EPS = 1e-6  # the norms' epsilon, whatever the config says
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class WindowTowerSpec:
 
     @staticmethod
     def of(config: Fields, outputs: int) -> WindowTowerSpec:
-        """Of a ``vision_config``; ``outputs``: the text model's width. Raises ValueError."""
+        """Read a ``vision_config``. ``outputs``: the text model's width. Raises ValueError."""
         width, heads = config.int("hidden_size", 1280), config.int("num_heads", 16)
         if width % heads or width // heads % 4:
             raise config.error("hidden_size", f"the {heads} heads need multiples of 4 of it.")
@@ -102,7 +102,7 @@ class Windows(NamedTuple):
 
 
 class WindowAttention:
-    """Over the frame or within its windows; queries and keys turn by row and by column."""
+    """Attention over the frame or within its windows, with rotary positions by row and column."""
 
     def __init__(self, spec: WindowTowerSpec, place: Place) -> None:
         width, self.heads = spec.width, spec.heads
