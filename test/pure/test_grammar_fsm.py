@@ -14,7 +14,7 @@ from sglang.srt.core.vocabulary import Vocabulary
 from sglang.srt.grammar.character_dfa import CharacterDfa
 from sglang.srt.grammar.fsm import TokenTable
 from sglang.srt.grammar.fsm.mask_cache import MaskCache, MaskRow
-from sglang.srt.grammar.fsm.masks import Masks, State
+from sglang.srt.grammar.fsm.state_masks import State, StateMasks
 from sglang.srt.grammar.fsm.utf8 import missing, opened, span, split
 from sglang.srt.grammar.regex import compile_regex
 
@@ -118,7 +118,7 @@ def bounds(data: bytes) -> tuple[int, int]:
     return _starts.get(data, (1 << 30, -1))
 
 
-def reached(masks: Masks, count: int, generator: random.Random) -> list[State]:
+def reached(masks: StateMasks, count: int, generator: random.Random) -> list[State]:
     """Some states that tokens lead to, those inside characters among them."""
     tokens = [data for data in masks.table.tokens if data]
     seen = {(0, 0): None}
@@ -160,7 +160,7 @@ def test_what_is_no_utf8_is_refused(data: bytes) -> None:
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_masks_of_the_toy_equal_a_walk_of_every_token(pattern: str) -> None:
     vocabulary, automaton = toy(), compile_regex(pattern)
-    masks, naive = Masks(automaton, TokenTable.of(vocabulary)), Bytes(automaton)
+    masks, naive = StateMasks(automaton, TokenTable.of(vocabulary)), Bytes(automaton)
     states = {(q, 0) for q in range(automaton.states)}
     for q in range(automaton.states):
         for data in TOY:
@@ -186,7 +186,7 @@ def test_masks_of_the_toy_equal_a_walk_of_every_token(pattern: str) -> None:
 )
 def test_masks_of_real_vocabularies(make, pattern: str) -> None:
     vocabulary, automaton = make(), compile_regex(pattern)
-    masks, naive = Masks(automaton, TokenTable.of(vocabulary)), Bytes(automaton)
+    masks, naive = StateMasks(automaton, TokenTable.of(vocabulary)), Bytes(automaton)
     count = CASES or (6 if make is embedded else 2)
     for state in reached(masks, count, random.Random(pattern)):
         table = masks.table

@@ -22,8 +22,8 @@ from sglang.srt.grammar.stop_automaton import (
 from sglang.srt.grammar.stop_watch import (
     PATTERN_HOLD,
     PROGRAM_LIMIT,
+    FoundStop,
     Patterns,
-    StopHit,
     StopWatch,
     compile_pattern,
 )
@@ -32,7 +32,7 @@ LETTERS = "abé€😀"  # characters of 1 to 4 bytes
 words = st.text(LETTERS, min_size=1, max_size=4)
 
 
-def first_stop(text: bytes, stops: list[str]) -> StopHit | None:
+def first_stop(text: bytes, stops: list[str]) -> FoundStop | None:
     """The stop that ends first; among those that end there, the longest."""
     found = []
     for stop in stops:
@@ -43,7 +43,7 @@ def first_stop(text: bytes, stops: list[str]) -> StopHit | None:
     if not found:
         return None
     end, length, stop = min(found)
-    return StopHit(end + length, end, stop)
+    return FoundStop(end + length, end, stop)
 
 
 def longest_hold(text: bytes, stops: list[str]) -> int:
@@ -100,12 +100,12 @@ def test_a_character_split_over_tokens() -> None:
     assert watch.held == 1
     assert watch.feed(euro[1:2]) is None
     assert watch.held == 2
-    assert watch.feed(euro[2:] + b"rest") == StopHit(1, 4, "€")
+    assert watch.feed(euro[2:] + b"rest") == FoundStop(1, 4, "€")
 
 
 def test_a_stop_inside_a_longer_one_wins_by_ending_first() -> None:
-    assert StopWatch(["abcd", "bc"]).feed(b"abcd") == StopHit(1, 3, "bc")
-    assert StopWatch(["abc", "bc", "c"]).feed(b"abc") == StopHit(0, 3, "abc")
+    assert StopWatch(["abcd", "bc"]).feed(b"abcd") == FoundStop(1, 3, "bc")
+    assert StopWatch(["abc", "bc", "c"]).feed(b"abc") == FoundStop(0, 3, "abc")
 
 
 PATTERNS = [r"[0-9]+", r"a{2,3}", r"x|yz", r"é\.", r"(?i)end"]
@@ -136,8 +136,8 @@ def test_patterns_are_found_where_a_search_finds_them(
 
 
 def test_the_earlier_of_string_and_pattern_wins() -> None:
-    assert StopWatch(["stop"], ["[0-9]"]).feed(b"a1stop") == StopHit(1, 2, "1")
-    assert StopWatch(["stop"], ["[0-9]"]).feed(b"stop1") == StopHit(0, 4, "stop")
+    assert StopWatch(["stop"], ["[0-9]"]).feed(b"a1stop") == FoundStop(1, 2, "1")
+    assert StopWatch(["stop"], ["[0-9]"]).feed(b"stop1") == FoundStop(0, 4, "stop")
 
 
 def test_patterns_take_linear_time() -> None:
@@ -315,7 +315,7 @@ def test_braces_that_re2_takes_literally(text: str) -> None:
     (literal,) = usable([text])
     example = {"[": "x{٣}", "(": "{٢}x"}.get(text[0], text).encode()
     assert literal.search(example).span() == (0, len(example))
-    assert StopWatch((), [text]).feed(example) == StopHit(0, len(example), example.decode())
+    assert StopWatch((), [text]).feed(example) == FoundStop(0, len(example), example.decode())
     assert StopWatch((), [text]).feed(b"aaa xxx b") is None
 
 
@@ -384,7 +384,7 @@ def test_patterns_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         with pytest.raises(ValueError, match="103 operations"):
             StopWatch((), ["(a?){100}bb?c"])
-        assert StopWatch((), ["(a?){3}bb?c"]).feed(b"abc") == StopHit(0, 3, "abc")
+        assert StopWatch((), ["(a?){3}bb?c"]).feed(b"abc") == FoundStop(0, 3, "abc")
     assert made == ["(a?){100}bb?c", "(a?){3}bb?c"]
 
 
@@ -397,7 +397,7 @@ def test_repeats_of_nothing_cost_nothing() -> None:
     patterns = Patterns(("x" + r"(?:(?:\b){1000})?" * 50 + "y",))
     assert patterns.cost < 10
     assert patterns.feed(b"x.y") is None
-    assert patterns.feed(b"xy") == StopHit(3, 5, "xy")
+    assert patterns.feed(b"xy") == FoundStop(3, 5, "xy")
 
 
 def test_a_search_that_costs_too_much_is_not_made() -> None:
@@ -412,13 +412,13 @@ def test_a_stop_string_is_kept_where_a_search_costs_too_much() -> None:
     """The pattern ends in the same token, and where it begins is too much work to find."""
     watch = StopWatch(["Z1"], [r"[a-m][^Z]{900}Z1"])
     watch.feed(b"abcdefghijklm" * 300)
-    assert watch.feed(b"Z1") == StopHit(3900, 3902, "Z1")
+    assert watch.feed(b"Z1") == FoundStop(3900, 3902, "Z1")
 
 
 def test_classes_that_re2_does_not_take_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """None of them is left out: the numbers of the others would be wrong."""
     text = r"[ab][cd]\pL"
-    assert StopWatch((), [text]).feed("xadλ".encode()) == StopHit(1, 5, "adλ")
+    assert StopWatch((), [text]).feed("xadλ".encode()) == FoundStop(1, 5, "adλ")
     stop_watch._stop_patterns.cache_clear()
     monkeypatch.setattr("sglang.srt.grammar.stop_watch.ATOMS_MEMORY", 1000)
     with pytest.raises(ValueError, match=r"3 different classes.* 1000 bytes .*Use fewer"):

@@ -32,7 +32,7 @@ CACHED = 64  # automata kept, and patterns: each may be as large as a request ma
 
 
 @dataclass(frozen=True, slots=True)
-class StopHit:
+class FoundStop:
     """A stop was found: the bytes before it, and the stop as text."""
 
     cut: int
@@ -171,7 +171,7 @@ class Patterns:
         self._live = 0  # positions reached since then, added up over the characters
         self.cost = self._automaton.cost
 
-    def feed(self, data: bytes) -> StopHit | None:
+    def feed(self, data: bytes) -> FoundStop | None:
         """The leftmost match of the pattern that ends first in the text so far. Raises
         TooMuchWork."""
         self._text += data
@@ -211,7 +211,7 @@ class Patterns:
         end = moves[4 * before + EDGE]
         return not pending and bool(reached & end.last or end.empty)
 
-    def _search(self) -> StopHit:
+    def _search(self) -> FoundStop:
         """The match that ``_scan`` says is there. RE2 at its slowest steps once for each byte and
         each position reached there. Matches that are open two or three times everywhere are always
         found, however long the text is. Raises TooMuchWork."""
@@ -227,7 +227,7 @@ class Patterns:
         if not spans:
             raise RuntimeError("RE2 finds no match where the stop automaton does")
         start, end = min(spans, key=lambda span: span[1])
-        return StopHit(start, end, self._text[start:end].decode(errors="replace"))
+        return FoundStop(start, end, self._text[start:end].decode(errors="replace"))
 
 
 _BYTES = [bytes((byte,)) for byte in range(256)]
@@ -247,7 +247,7 @@ class StopWatch:
         self._strings = stop_strings(tuple(stops)) if stops else None
         self._patterns = Patterns(tuple(patterns)) if patterns else None
         self._state = 0
-        self._hit: StopHit | None = None
+        self._hit: FoundStop | None = None
         self.length = 0
         self.cost = self._patterns.cost if self._patterns else 0
 
@@ -260,7 +260,7 @@ class StopWatch:
         strings = self._strings.depth[self._state] if self._strings else 0
         return max(strings, min(self.length, PATTERN_HOLD) if self._patterns else 0)
 
-    def feed(self, data: bytes) -> StopHit | None:
+    def feed(self, data: bytes) -> FoundStop | None:
         """Take the next bytes. The first stop to end in them wins; of those the longest. Raises
         TooMuchWork where a pattern matches, finding where costs too much, and no string is there
         to stop at."""
@@ -278,7 +278,7 @@ class StopWatch:
         self._hit = hit
         return hit
 
-    def _feed_strings(self, data: bytes) -> StopHit | None:
+    def _feed_strings(self, data: bytes) -> FoundStop | None:
         strings, state = self._strings, self._state
         assert strings is not None
         hit = None
@@ -287,7 +287,7 @@ class StopWatch:
             stop = strings.found[state]
             if stop is not None:
                 end = self.length + at + 1
-                hit = StopHit(end - len(stop.encode()), end, stop)
+                hit = FoundStop(end - len(stop.encode()), end, stop)
                 break
         self._state = state
         return hit

@@ -15,9 +15,9 @@ from sglang.srt.files.location import EMBEDDED, TOKENIZER_FILES, locate
 from sglang.srt.tokenizer import tokenizer_source
 from sglang.srt.tokenizer.control_tokens import ControlTokenEscaper
 from sglang.srt.tokenizer.detokenizer import Detokenizer
+from sglang.srt.tokenizer.encoding_pieces import can_cut, pieces
 from sglang.srt.tokenizer.jinja_chat_template import ChatTemplateError, JinjaChatTemplate
 from sglang.srt.tokenizer.templates import NAMES, built_in, family_of
-from sglang.srt.tokenizer.text_pieces import can_cut, pieces
 from sglang.srt.tokenizer.token_bytes import piece_bytes
 from sglang.srt.tokenizer.tokenizer_files import MAX_TOKENS, TokenizerError, failed, told
 

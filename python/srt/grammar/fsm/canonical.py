@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from unicodedata import category
 
 from sglang.srt.grammar.fsm.mask_cache import MaskRow
-from sglang.srt.grammar.fsm.masks import Masks, State
+from sglang.srt.grammar.fsm.state_masks import State, StateMasks
 from sglang.srt.grammar.fsm.utf8 import opened, span
 
 WINDOW = 32  # tokens of head; where it is longer the plain mask stays
@@ -40,7 +40,7 @@ _FEW = 8  # characters up to which all that may come next are tried
 class Canonical:
     """Narrow rows of one grammar, by state and by the tokens of head."""
 
-    def __init__(self, masks: Masks) -> None:
+    def __init__(self, masks: StateMasks) -> None:
         self.masks = masks
         self._probes: dict[State, list[str]] = {}
         masks.table.prepare()

@@ -6,7 +6,7 @@ from sglang.srt.core.vocabulary import Vocabulary
 from sglang.srt.grammar.character_dfa import CharacterDfa
 from sglang.srt.grammar.fsm.canonical import Canonical
 from sglang.srt.grammar.fsm.mask_cache import MaskRow
-from sglang.srt.grammar.fsm.masks import START, Masks, State
+from sglang.srt.grammar.fsm.state_masks import START, State, StateMasks
 from sglang.srt.grammar.fsm.token_table import TokenTable, difference
 
 REWRITTEN = 1024  # characters of forced text that one step appends as text
@@ -22,7 +22,7 @@ class FsmGrammar:
     def __init__(
         self, automaton: CharacterDfa, vocabulary: Vocabulary, canonical: bool = True
     ) -> None:
-        self.masks = Masks(automaton, TokenTable.of(vocabulary))
+        self.masks = StateMasks(automaton, TokenTable.of(vocabulary))
         self.canonical = Canonical(self.masks) if canonical else None
 
     @property
@@ -43,7 +43,7 @@ class FsmMatcher:
 
     __slots__ = ("_canonical", "_heads", "_masks", "_states", "_tokens")
 
-    def __init__(self, masks: Masks, canonical: Canonical | None) -> None:
+    def __init__(self, masks: StateMasks, canonical: Canonical | None) -> None:
         self._masks, self._canonical = masks, canonical
         self._states: list[State] = [START]
         self._heads = [0]

@@ -1,4 +1,4 @@
-"""Masks: which tokens an automaton allows, state by state, made at the first need and kept.
+"""StateMasks: the tokens that an automaton allows in each state, made at the first use and kept.
 
 A state is a pair (q, u): the automaton is in q, and u is the character that is still open, as
 ``utf8`` numbers them. It is live where some character that u may become leads on from q.
@@ -26,7 +26,7 @@ SUBTRIES = 16  # sets W kept for one automaton; the states of further ones are w
 RUN = 256  # characters up to which a forced run is followed for drafts
 
 
-class Masks:
+class StateMasks:
     """The rows of one automaton over one vocabulary."""
 
     def __init__(self, automaton: CharacterDfa, table: TokenTable) -> None:

@@ -12,7 +12,7 @@ import pytest
 from helpers.toy_tokenizer import CORPUS, byte_level, sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sglang.srt.tokenizer import Tokenizer, text_pieces
+from sglang.srt.tokenizer import Tokenizer, encoding_pieces
 from sglang.srt.tokenizer.split_patterns import GPT2, GPT4O, LLAMA3, QWEN2, TEKKEN
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Library
@@ -67,11 +67,11 @@ WORDS = st.sampled_from([
 @given(parts=st.lists(WORDS, max_size=60))
 def test_pieces_have_the_ids_of_the_whole(name: str, parts: list[str]) -> None:
     tokenizer = library(name)
-    assert text_pieces.can_cut(json.loads(tokenizer.to_str()))
+    assert encoding_pieces.can_cut(json.loads(tokenizer.to_str()))
     text = "".join(parts)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text_pieces, "PIECE", 1)  # a cut at every possible position
-        pieces = list(text_pieces.pieces(text))
+        patch.setattr(encoding_pieces, "PIECE", 1)  # a cut at every possible position
+        pieces = list(encoding_pieces.pieces(text))
     assert "".join(pieces) == text
     ids = [token for piece in pieces for token in tokenizer.encode(piece).ids]
     assert ids == tokenizer.encode(text).ids
@@ -79,19 +79,21 @@ def test_pieces_have_the_ids_of_the_whole(name: str, parts: list[str]) -> None:
 
 def test_there_are_cuts() -> None:
     text = "the quick brown fox " * 100_000
-    pieces = list(text_pieces.pieces(text))
+    pieces = list(encoding_pieces.pieces(text))
     assert "".join(pieces) == text
-    assert all(text_pieces.PIECE <= len(piece) < text_pieces.PIECE + 10 for piece in pieces[:-1])
-    assert list(text_pieces.pieces("")) == [""]
+    assert all(
+        encoding_pieces.PIECE <= len(piece) < encoding_pieces.PIECE + 10 for piece in pieces[:-1]
+    )
+    assert list(encoding_pieces.pieces("")) == [""]
     for rest in (
         ". " * 100_000,
         "a" * 200_000,
         "日本語" * 100_000,
     ):  # no cut, or too far
-        assert list(text_pieces.pieces(rest)) == [rest]
-        first, *others = text_pieces.pieces(text[: text_pieces.PIECE + 100] + rest)
-        assert len(first) < text_pieces.PIECE + 10
-        assert "".join([first, *others]) == text[: text_pieces.PIECE + 100] + rest
+        assert list(encoding_pieces.pieces(rest)) == [rest]
+        first, *others = encoding_pieces.pieces(text[: encoding_pieces.PIECE + 100] + rest)
+        assert len(first) < encoding_pieces.PIECE + 10
+        assert "".join([first, *others]) == text[: encoding_pieces.PIECE + 100] + rest
 
 
 OTHERS: dict[str, Callable[[], Library]] = {
@@ -109,7 +111,7 @@ OTHERS: dict[str, Callable[[], Library]] = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_might_see_across_a_cut_allows_none(name: str) -> None:
-    assert not text_pieces.can_cut(json.loads(OTHERS[name]().to_str()))
+    assert not encoding_pieces.can_cut(json.loads(OTHERS[name]().to_str()))
 
 
 def test_a_tokenizer_cuts_where_it_may(tmp_path: Path) -> None:
