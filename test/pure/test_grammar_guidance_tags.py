@@ -16,7 +16,7 @@ from sglang.ir.constraint import Constraint
 from sglang.srt.core.vocabulary import Vocabulary
 from sglang.srt.grammar.grammar_protocol import GrammarError
 from sglang.srt.grammar.guidance import GuidanceGrammar, check, grammar_of
-from sglang.srt.grammar.guidance.tag_shapes import begins_mixed
+from sglang.srt.grammar.guidance.tag_free_text import begins_mixed
 from sglang.srt.grammar.guidance.work_limits import SCHEMA
 
 ROUNDS = int(os.environ.get("GRAMMAR_CASES", "120"))

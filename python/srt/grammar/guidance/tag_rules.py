@@ -24,7 +24,7 @@ _MARKED = re.compile(r'(?m)^(\w+): (.*) //@(?:(\w+) )?("(?:[^"\\]|\\.)*")$')
 
 @dataclass(frozen=True)
 class Rest:
-    """What follows a part of the text.
+    """The continuation of a text behind one of its parts.
 
     Attributes:
         text: expression of Lark; "" for nothing.
@@ -44,7 +44,7 @@ class Rest:
 
 
 END = Rest()
-MORE = Rest("", (("", ""),), False)  # added later, by ``before``: what stands before says its end
+MORE = Rest("", (("", ""),), False)  # added later by ``before``, by the part before
 
 
 def either(options: Iterable[str]) -> str:

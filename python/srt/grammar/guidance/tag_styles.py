@@ -1,5 +1,7 @@
-"""Styles of ``json_schema`` in structural tags: an object whose properties are written as tags, in
-the ways of some model families. Strings stand in them as text, all else as JSON."""
+"""Styles of ``json_schema`` in structural tags: objects whose properties are written as tags.
+
+Each style is that of a model family. Strings are written as text, other values as JSON.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ NOTES = {"$comment", "$defs", "$schema", "default", "definitions", "deprecated",
 
 
 @dataclass(frozen=True)
-class Argument:
-    """One property. ``schema`` is None where its value is text: any, or one of ``texts``."""
+class TagArgument:
+    """A property of an object. ``schema`` is None for a text: any, or one of ``texts``."""
 
     begin: str
     end: str
@@ -34,8 +36,8 @@ class Argument:
     texts: tuple[str, ...] = ()
 
 
-def arguments(style: str, schema: Any, at: str) -> list[Argument]:
-    """The properties of an object. Raises GrammarError for what a style does not carry.
+def arguments(style: str, schema: Any, at: str) -> list[TagArgument]:
+    """The properties of an object. Raises GrammarError for keywords that a style does not carry.
 
     Args:
         at: pointer of the schema.
@@ -62,7 +64,7 @@ def arguments(style: str, schema: Any, at: str) -> list[Argument]:
 
 def _argument(
     style: str, name: str, schema: Any, at: str, required: bool, shared: dict[str, Any]
-) -> Argument:
+) -> TagArgument:
     said = set(schema) - NOTES if isinstance(schema, dict) else set[str]()
     values = schema.get("enum", [schema.get("const")]) if said & {"enum", "const"} else []
     texts = tuple(value for value in values if isinstance(value, str))
@@ -80,4 +82,4 @@ def _argument(
         )
     begin = BEGINS[style].format(name=name, text="true" if is_text else "false")
     value = None if is_text else {**shared, **schema}
-    return Argument(begin, ENDS.get(style, END), at, required, value, texts)
+    return TagArgument(begin, ENDS.get(style, END), at, required, value, texts)

@@ -22,12 +22,12 @@ from sglang.srt.grammar.guidance.tag_fields import (
     strings,
     text_of,
 )
+from sglang.srt.grammar.guidance.tag_free_text import FREE, begins_free, begins_mixed, is_open
 from sglang.srt.grammar.guidance.tag_rules import END, MORE, Rest, TagRules, any_of, before, either
-from sglang.srt.grammar.guidance.tag_shapes import FREE, begins_free, begins_mixed, is_open
-from sglang.srt.grammar.guidance.tag_styles import BEGINS, Argument, arguments
+from sglang.srt.grammar.guidance.tag_styles import BEGINS, TagArgument, arguments
 from sglang.srt.grammar.schema.arrays import repeated
 
-MOST_CHARS = 4096  # of a free text whose characters are counted
+MOST_CHARS = 4096  # characters of a free text with a limit
 MOST_REPEATS = 4096
 MOST_SPACE = 8
 NEWLINES = r"\n\r\t"
@@ -99,7 +99,7 @@ class Formats:
         self.rules = TagRules()
         self._schema_rule = schema_rule
         self._regex_rule = regex_rule
-        self._ends: list[str] = []  # of the innermost tag: free text in it holds none of them
+        self._ends: list[str] = []  # ends of the innermost tag; its free text holds none of them
 
     def write(self, value: Any, at: str, rest: Rest) -> Rest:
         """Raises GrammarError."""
@@ -143,7 +143,7 @@ class Formats:
             raise refusal(f"{at}/style", f"{style!r} is not supported; use {names}.")
         return self._styled(arguments(style, schema, f"{at}/json_schema"), most, rest)
 
-    def _styled(self, properties: Sequence[Argument], most: int | None, rest: Rest) -> Rest:
+    def _styled(self, properties: Sequence[TagArgument], most: int | None, rest: Rest) -> Rest:
         """The properties of an object as tags, with white space between them."""
         wide = MOST_SPACE if most is None else most
         space = f"{self.rules.rule(f'/[ {NEWLINES}]{{1,{wide}}}/', 'SPACE')}?" if wide else ""
@@ -331,7 +331,7 @@ class Formats:
         """Free text with tags in it. ``where``: the pointer of the tags."""
         begun: dict[str, list[str]] = {}
         for i, tag in enumerate(tags):
-            # Of two triggers that begin alike the shorter one is met first.
+            # The shorter of two triggers that begin alike is found first.
             fitting = [name for name in free.triggers if tag.begin.startswith(name)]
             trigger = min(fitting, key=len, default=None)
             if trigger is None:
@@ -358,7 +358,7 @@ class Formats:
         found = Rest(f"{many} {end}", None, False)
         return before(starts, found) if free.some else found
 
-    # -- what follows ----------------------------------------------------------------------------
+    # -- continuations ---------------------------------------------------------------------------
 
     def _stops(self, at: str, rest: Rest) -> list[str]:
         """The literals that free text does not hold. Raises GrammarError where what follows may

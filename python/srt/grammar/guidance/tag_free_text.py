@@ -1,5 +1,7 @@
-"""How formats of structural tags begin and end, as far as free text is concerned. What is
-malformed has no free text: it is refused when it is written."""
+"""Free text at the beginning and the end of formats of structural tags.
+
+A malformed format has no free text: it is refused when it is written.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ def begins_free(value: Any) -> bool:
 
 
 def begins_mixed(value: Any) -> bool:
-    """Whether a format may begin with free text, and otherwise with something else: such free text
-    runs over the other beginning, which it cannot be told from."""
+    """Whether a format may begin with free text, and otherwise with something else. Such free text
+    runs over the other beginning: the two cannot be separated."""
     if not isinstance(value, dict):
         return False
     kind = value.get("type")
