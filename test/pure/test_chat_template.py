@@ -190,7 +190,7 @@ def test_a_hostile_template_is_a_400_and_holds_nobody_up(tmp_path: Path) -> None
     assert (error["param"], "it takes more than 1 s" in error["message"]) == ("messages", True)
 
     async def both() -> int:
-        """How often a loop that runs beside comes to its turn."""
+        """The number of turns of a loop that runs beside."""
         from sglang.srt.config import Config
         from sglang.srt.http.server_state import ServerState
         from sglang.srt.program.request_error import RequestError

@@ -1,4 +1,4 @@
-"""Which path carries a constraint, and what is refused before any tokenizer is asked."""
+"""The path that carries a constraint, and refusals before any tokenizer is used."""
 
 from __future__ import annotations
 

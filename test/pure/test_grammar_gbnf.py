@@ -1,4 +1,4 @@
-"""GBNF: what a grammar allows is what it says, character by character; errors name the place."""
+"""GBNF: a grammar allows its texts, character by character; errors name the position."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def takes(grammar: str, text: str) -> bool:
 
 
 def language(grammar: str) -> set[str]:
-    """Those of TEXTS that a grammar accepts, found by walking it once."""
+    """The TEXTS that a grammar accepts, found by walking it once."""
     found: set[str] = set()
 
     def walk(matcher: Matcher, text: str) -> None:

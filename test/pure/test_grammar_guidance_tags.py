@@ -59,7 +59,7 @@ def compiled(form: dict[str, Any], vocabulary: Vocabulary = BYTES) -> GuidanceGr
 
 
 def verdicts(form: dict[str, Any], texts: list[str]) -> list[str]:
-    """Those of the texts that may be written."""
+    """The texts that a format allows."""
     grammar = compiled(form)
     return [text for text in texts if accepts_text(grammar.matcher(), text)]
 
@@ -260,7 +260,7 @@ def test_control_tokens_end_free_text() -> None:
 
 
 def ends_of(form: dict[str, Any], text: str, at: int, ends: tuple[str, ...] = ()) -> set[int]:
-    """Where a part of ``form`` that begins at ``at`` may end. ``ends``: of the innermost tag."""
+    """Ends of a part of ``form`` that begins at ``at``. ``ends``: those of the innermost tag."""
     kind = form["type"]
     if kind == "const_string":
         return {at + len(form["value"])} if text.startswith(form["value"], at) else set()
@@ -328,7 +328,7 @@ def ends_of_triggered(form: dict[str, Any], text: str, at: int, ends: tuple[str,
 
 
 class Formats:
-    """Formats at random, and texts of them. The literals of ``sharp`` ones are told apart at once
+    """Formats at random, and texts of them. The literals of ``sharp`` ones differ at once
     and stand in no free text, so that a text is read in one way only."""
 
     def __init__(self, seed: str, sharp: bool) -> None:

@@ -83,7 +83,7 @@ def test_masks_forced_rollback_and_forks(pattern: str) -> None:
 
 
 def test_suite() -> None:
-    """What is not enforced is refused, never accepted."""
+    """Keywords that are not enforced are refused, never accepted."""
     enforced, wrong = 0, []
     for path in sorted(SUITE.glob("*.json")):
         for group in json.loads(path.read_text()):

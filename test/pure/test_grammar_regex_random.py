@@ -59,7 +59,7 @@ def both(pattern: str) -> tuple[CharacterDfa | None, re.Pattern[str]] | None:
 
 
 def check_form(automaton: CharacterDfa) -> None:
-    """What the CharacterDfa promises, and that it is minimal."""
+    """Check the invariants of a CharacterDfa, and that it is minimal."""
     assert automaton.edges[0] == 0
     assert (automaton.edges[1:] > automaton.edges[:-1]).all()
     assert (automaton.labels[1:] != automaton.labels[:-1]).all()

@@ -278,8 +278,8 @@ ORDERS = [
 def test_properties_are_written_as_the_schema_mentions_them(
     schema: dict[str, Any], order: str
 ) -> None:
-    """Where keywords that mention names stand beside each other, in the order in which they are
-    written; what only ``required`` names comes behind."""
+    """Names of several keywords come in the order in which these are written; names that only
+    ``required`` mentions come behind."""
     grammar = compiled({"type": "object", **schema})
     for one in itertools.permutations(order):
         text = "{" + ",".join(f'"{name}":1' for name in one) + "}"
@@ -359,7 +359,7 @@ def test_text_that_is_not_a_schema() -> None:
     [(r"^(?!admin$)[a-z]{5}$", "stayn"), (r"^(?=.*\d)[a-z0-9]{4}$", "st4n"), ("^[a-z]+$", "a")],
 )
 def test_the_end_of_a_pattern_is_the_end_of_the_text(pattern: str, word: str) -> None:
-    """As in ECMA-262; Python's ``$`` also stands before a final line feed."""
+    """Anchors are those of ECMA-262; Python's ``$`` also stands before a final line feed."""
     schema = {"type": "string", "pattern": pattern}
     assert takes(schema, word)
     assert not takes(schema, word + "\n")

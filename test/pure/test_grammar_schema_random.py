@@ -229,7 +229,7 @@ SOURCES = ["a", "^a", "a$", "^a$", "^$", "", ".", "^.$", "^.*$", "\\d", "^\\D$",
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_pattern_is_found_as_re_and_ecma_find_it(source: str) -> None:
-    """Where the two readings agree on a text, so does the terminal; else it does not match."""
+    """The terminal agrees with both readings of a text, and where they differ matches nothing."""
     grammar = GuidanceGrammar(f"start: T\nT: {pattern_of(source).expression}", BYTES)
     for text in TEXTS:
         wide = re.search(source, text) is not None
@@ -244,7 +244,7 @@ def test_a_pattern_is_found_as_re_and_ecma_find_it(source: str) -> None:
 
 @pytest.mark.parametrize("name", _PATTERNS)
 def test_formats_against_jsonschema(name: str) -> None:
-    """What is written in a format satisfies the format's own checker, where there is one."""
+    """Texts of a format satisfy the format's own checker, where there is one."""
     grammar = compiled({"type": "string", "format": name})
     validator = Draft202012Validator(
         {"format": name}, format_checker=Draft202012Validator.FORMAT_CHECKER
