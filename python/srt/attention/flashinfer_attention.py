@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from sglang.srt.attention.attention_protocol import Attention, Heads, Int32Array, Layout
-from sglang.srt.attention.shared import groups
+from sglang.srt.attention.shared_prefix import groups
 from sglang.srt.attention.slots import tables_of, written
 from sglang.srt.parallel.staging import send, send_into
 from torch import Tensor

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from sglang.srt.attention.attention_protocol import Heads, Layout
-from sglang.srt.attention.shared import Rows, kin
-from sglang.srt.attention.shared import common as shared_pages
+from sglang.srt.attention.shared_prefix import Rows, kin
+from sglang.srt.attention.shared_prefix import common as shared_pages
 from sglang.srt.parallel.staging import send, send_all
 from torch import Tensor
 

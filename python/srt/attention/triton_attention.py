@@ -19,7 +19,7 @@ import torch
 from sgl_kernel.triton import append as appending
 from sgl_kernel.triton import attention as kernels
 from sglang.srt.attention.attention_protocol import Attention, Heads, Int32Array, Layout
-from sglang.srt.attention.shared import groups
+from sglang.srt.attention.shared_prefix import groups
 from sglang.srt.attention.slots import subset, written
 from sglang.srt.parallel.staging import send_all, send_into
 from torch import Tensor

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from sglang.srt.files.gguf import Gguf, endings
-from sglang.srt.tokenizer.layouts import (
+from sglang.srt.tokenizer.split_patterns import GGUF, PATTERNS
+from sglang.srt.tokenizer.tokenizer_files import MAX_TOKENS
+from sglang.srt.tokenizer.tokenizer_json import (
     BYTE,
     CONTROL,
     NORMAL,
@@ -18,8 +20,6 @@ from sglang.srt.tokenizer.layouts import (
     byte_level,
     sentencepiece,
 )
-from sglang.srt.tokenizer.split_patterns import GGUF, PATTERNS
-from sglang.srt.tokenizer.tokenizer_files import MAX_TOKENS
 
 _PREFIX = "tokenizer.ggml."
 _ROLES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}

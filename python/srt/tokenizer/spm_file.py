@@ -15,8 +15,8 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sglang.srt.tokenizer.layouts import NORMAL, SentencePieces
 from sglang.srt.tokenizer.tokenizer_files import MAX_TOKENS
+from sglang.srt.tokenizer.tokenizer_json import NORMAL, SentencePieces
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ import base64
 import binascii
 import re
 
-from sglang.srt.tokenizer.layouts import Added
 from sglang.srt.tokenizer.split_patterns import GPT4O, LLAMA3, QWEN2
 from sglang.srt.tokenizer.tokenizer_files import MAX_PIECE, MAX_TOKENS
+from sglang.srt.tokenizer.tokenizer_json import Added
 
 _LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d{1,9}\s*")
 

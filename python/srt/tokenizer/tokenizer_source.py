@@ -16,7 +16,6 @@ from typing import Any
 
 from sglang.srt.files.location import gguf_of
 from sglang.srt.tokenizer import gguf_tokenizer, spm_file, tiktoken
-from sglang.srt.tokenizer.layouts import Added, byte_level, from_ranks, sentencepiece
 from sglang.srt.tokenizer.split_patterns import PATTERNS
 from sglang.srt.tokenizer.tokenizer_files import (
     MAX_FILE,
@@ -27,6 +26,7 @@ from sglang.srt.tokenizer.tokenizer_files import (
     read_text,
     told,
 )
+from sglang.srt.tokenizer.tokenizer_json import Added, byte_level, from_ranks, sentencepiece
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 

@@ -9,7 +9,7 @@ from typing import Any
 from sglang.ir.constraint import Constraint
 from sglang.srt.grammar.grammar_protocol import GrammarError
 from sglang.srt.grammar.guidance.gbnf_lark import gbnf_to_lark
-from sglang.srt.grammar.guidance.lark import check_depth
+from sglang.srt.grammar.guidance.lark_limits import check_depth
 from sglang.srt.grammar.guidance.lark_recursion import lark_without_tail_recursion
 from sglang.srt.grammar.guidance.tags import tags_grammar
 from sglang.srt.grammar.guidance.trial_text import verify_nesting

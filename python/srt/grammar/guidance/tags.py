@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sglang.srt.grammar.grammar_protocol import GrammarError
-from sglang.srt.grammar.guidance.lark import check_depth
+from sglang.srt.grammar.guidance.lark_limits import check_depth
 from sglang.srt.grammar.guidance.tag_fields import (
     NO_LIMIT,
     count,

@@ -16,8 +16,8 @@ from sglang.srt.grammar.grammar_protocol import GrammarError
 from sglang.srt.grammar.regex import BeyondBudget, Budget, compile_regex
 from sglang.srt.grammar.regex.parser import parse
 from sglang.srt.grammar.regex.tree import Assert, Chars, Concat, Either, Look, Node, Repeat
-from sglang.srt.grammar.schema.eliminate import from_automaton
 from sglang.srt.grammar.schema.quoted import CHAR, any_of, common, literals
+from sglang.srt.grammar.schema.state_elimination import from_automaton
 from sglang.srt.grammar.schema.unmatched_terminal import unmatched
 
 BUDGET = Budget(pattern=16 << 10)

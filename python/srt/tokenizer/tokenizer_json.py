@@ -1,4 +1,4 @@
-"""Layouts: other formats written as a ``tokenizer.json``, which the library reads."""
+"""Other tokenizer formats written as a ``tokenizer.json``, which the library reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared: which rows of a pass begin with the same keys, so that these are read once for all.
+"""Shared prefixes: rows of a pass that begin with the same keys, which are read once for all.
 
 A layout here may be a ``slots.subset``, whose page tables have beginnings alone.
 """

@@ -1,5 +1,7 @@
-"""An automaton as a pattern again, by eliminating its states one by one: for patterns with
-assertions in the middle, which only an automaton carries."""
+"""State elimination: an automaton as a pattern again.
+
+Patterns with assertions in the middle need it, since only an automaton carries them.
+"""
 
 from __future__ import annotations
 
