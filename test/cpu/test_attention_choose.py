@@ -1,4 +1,4 @@
-"""Which attention implementation is chosen, and what is said of one that cannot run."""
+"""The choice of an attention implementation, and messages about one that cannot run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The FlashInfer backend over a stand-in that computes by definition what it is asked for."""
+"""The FlashInfer backend over a stand-in that computes by definition."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_what_is_no_video_is_refused(data: bytes) -> None:
 
 
 def test_playlists_fetch_nothing(tmp_path: Path) -> None:
-    """Formats that name other files and addresses are not opened, whoever listens there."""
+    """Formats that name other files and addresses are not opened."""
     (tmp_path / "secret.mp4").write_bytes(CLIP)
     asked = []
     with socket.create_server(("127.0.0.1", 0)) as server:

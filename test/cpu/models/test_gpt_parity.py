@@ -55,7 +55,7 @@ def test_gpt(case: Case, tmp_path: Path) -> None:
 
 
 def test_names_without_their_prefix_are_known(tmp_path: Path) -> None:
-    """As the first release's files have them, its buffers included."""
+    """Tensors as in the files of the first release, its buffers included."""
     model = hf_models.make("GPT2LMHeadModel", 2)
     path = Path(hf_models.save(model, tmp_path))
     tensors = load_file(path / "model.safetensors")

@@ -1,4 +1,4 @@
-"""Architectures that differ from Llama in a few places."""
+"""Architectures that differ little from Llama."""
 
 from __future__ import annotations
 

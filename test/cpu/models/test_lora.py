@@ -247,7 +247,7 @@ def test_limits_are_named(small: tuple[Any, Paged], tmp_path: Path) -> None:
 
 
 def test_modules_of_a_text_model_that_sees() -> None:
-    """It has had several names; the layers of its tower have the same ends and are none of it."""
+    """The text model has had several names. The tower's layers have the same endings."""
     sites: dict[str, Any] = {"model.layers.0.self_attn.q_proj": None}
     for name in ("model.language_model.layers", "language_model.model.layers", "model.layers"):
         found = _site(f"{name}.0.self_attn.q_proj", sites)

@@ -160,7 +160,7 @@ def test_what_lies_is_refused(number: int, sources: dict[str, Path], tmp_path: P
 
 
 def test_groups_of_any_size_are_read(sources: dict[str, Path], tmp_path: Path) -> None:
-    """What kernels do not know becomes floats: the group of each input is what g_idx says."""
+    """Unsupported groupings become floats: g_idx names the group of each input."""
 
     def uneven(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
         tensors[LAYER + "g_idx"] = torch.arange(96, dtype=torch.int32).clamp(max=60) // 30
@@ -183,7 +183,7 @@ def test_groups_of_any_size_are_read(sources: dict[str, Path], tmp_path: Path) -
 
 
 def test_a_bias_of_zeros_is_needless(sources: dict[str, Path], tmp_path: Path) -> None:
-    """As older tools write it beside every matrix of GPTQ; one that says something is refused."""
+    """Older tools write a bias of zeros beside every matrix of GPTQ; another bias is refused."""
 
     def bias(value: float) -> Change:
         return lambda tensors, config: tensors.update({LAYER + "bias": torch.full((64,), value)})
@@ -239,7 +239,7 @@ def test_published_weights_of_larger_models_are_kept(plain: Path) -> None:
 def test_float16_on_a_cpu_is_computed_in_float32(
     plain: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its native kernels keep their promise, which torch's float16 did not; the log says so."""
+    """Native kernels keep their promise for float16, unlike torch's; the log says so."""
     config = Config.of(model_path=str(plain), device="cpu", dtype="float16")
     with caplog.at_level("WARNING"):
         storage = plan_of(config).storage

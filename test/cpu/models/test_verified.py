@@ -1,4 +1,4 @@
-"""What ``sglang models`` and docs/models.md say is verified is what the parity tests compare.
+"""``sglang models`` and docs/models.md list as verified the cases of the parity tests.
 
 Run as a program it writes both anew: ``PYTHONPATH=test python test/cpu/models/test_verified.py``.
 """
@@ -28,7 +28,7 @@ BEGIN, END = "<!-- architectures: written by test/cpu/models/test_verified.py --
 
 
 def found() -> dict[str, Verified]:
-    """By the cases of the parity tests, in the order of names."""
+    """Rows by the cases of the parity tests, sorted by name."""
     cases: dict[str, list[Any]] = {}
     for case in all_cases():
         cases.setdefault(case.architecture, []).append(case)

@@ -1,5 +1,7 @@
-"""Models that see: our pixels and our logits equal those of transformers, for pictures of odd sizes
-and for frames of videos, whatever the way through the paged cache."""
+"""Multimodal models: our pixels and our logits equal those of transformers.
+
+Pictures have odd sizes; videos have frames; prompts take several ways through the paged cache.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,7 @@ def patches(x: Tensor, size: int) -> Tensor:
 def pictures_of(
     case: Case, pictures: list[Image.Image], prepared: list[Prepared]
 ) -> dict[str, Any]:
-    """What transformers' own processor makes of the pictures; ours must have made the same."""
+    """Inputs by transformers' own processor of the pictures; ours must be the same."""
     values = dict(vision.KINDS[case.architecture].files["preprocessor_config.json"])
     theirs = THEIRS[case.architecture](**{k: v for k, v in values.items() if "type" not in k})
     asked = [pictures] if case.architecture == ONEVISION else pictures
@@ -183,7 +185,7 @@ def test_logits_and_text(case: Case, tmp_path: Path) -> None:
     assert vision.greedy(paged, prompt.tokens, prompt.media, parity.NEW_TOKENS) == text
 
 
-# What checkpoints call their tensors: as transformers saves them now, and by these rules otherwise.
+# Names of tensors in checkpoints: those that transformers saves now, and others by these rules.
 LLAVA_NEW = (
     (r"^language_model\.lm_head", "lm_head"), (r"^language_model\.model", "model.language_model"),
     (r"^(vision_tower|multi_modal_projector|image_newline)", r"model.\1"),
@@ -199,7 +201,7 @@ LAYOUTS = [
 
 @pytest.mark.parametrize(("architecture", "rules"), LAYOUTS)
 def test_names_of_other_releases(architecture: str, rules: Any, tmp_path: Path) -> None:
-    """Whatever its names, a checkpoint is the same model."""
+    """A checkpoint is the same model under all names of its tensors."""
 
     def other(name: str) -> str:
         for pattern, new in rules:
