@@ -1,4 +1,4 @@
-"""Slots: where a pass's new keys and values go, and layouts made of other layouts."""
+"""Slots: the targets of a pass's new keys and values, and layouts made of other layouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Translation: what upstream SGLang's flags and values mean here (the tables of ``upstream``)."""
+"""Translation: upstream SGLang's flags and values as ours (the tables of ``upstream``)."""
 
 from __future__ import annotations
 

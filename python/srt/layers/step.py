@@ -1,4 +1,4 @@
-"""ForwardStep: what every layer of a pass needs beside the hidden states."""
+"""ForwardStep: the arguments of every layer in a forward pass beside the hidden states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processors of LLaVA and its kin: a picture becomes squares of the size that the tower reads.
+"""Processors of LLaVA-like models: a picture becomes squares of the size that the tower reads.
 
 LLaVA-1.5          one square
 LLaVA-NeXT         the whole picture in one, and its tiles (``tiles``)

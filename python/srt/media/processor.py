@@ -1,4 +1,4 @@
-"""Processor: what a model wants made of an image or a video before its vision tower sees it."""
+"""Processor: the preparation of images and videos for a model's vision tower."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Registry: architectures that see, and their processors."""
+"""Registry: multimodal architectures and their processors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CausalLM: what decoder-only models share. Tokens are embedded, go through blocks, and are normed;
+"""CausalLM: the base of decoder-only models. Tokens are embedded, go through blocks and are normed;
 logits are products with the output head.
 
 A family says what its blocks are (``block``) and, where they differ from the usual ones, the names

@@ -33,7 +33,7 @@ class HeadsNorm:
     """LayerNorm of each head by itself, with gains of its own."""
 
     def __init__(self, shape: AttentionShape, heads: int, turned: int, place: Place) -> None:
-        """``turned``: how many dimensions of a head turn, which are reordered when loaded."""
+        """``turned``: the number of a head's dimensions that turn; loading reorders them."""
         self.dim, self.eps, self.turned = shape.head_dim, shape.qk_eps, turned
         self.whole, self.group = (heads, self.dim), place.group
         self.weight = place.empty(place.group.share(heads, "the heads of a norm"), self.dim)
@@ -116,7 +116,7 @@ class CohereForCausalLM(CausalLM):
 
 
 def cohere_spec(config: Fields, architecture: str, **more: Any) -> CohereSpec:
-    """``more``: as for ``decoder_spec``."""
+    """Spec of a Cohere model. ``more``: as for ``decoder_spec``."""
     config = config.assuming(tie_word_embeddings=True)
     bias, eps = config.flag("attention_bias"), config.float("layer_norm_eps", 1e-5)
     spec = decoder_spec(config, architecture, qkv_bias=bias, out_bias=bias, **more)

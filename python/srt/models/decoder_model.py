@@ -1,4 +1,4 @@
-"""The contract between a model and what runs it."""
+"""The contract between a model and its worker."""
 
 from __future__ import annotations
 

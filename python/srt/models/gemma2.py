@@ -40,7 +40,8 @@ class GemmaSpec(ModelSpec):
 
 
 def gemma_spec(config: Fields, architecture: str, every: int) -> GemmaSpec:
-    """``every``: of so many layers the last sees everything, where ``layer_types`` is missing."""
+    """Spec of a Gemma 2 model. ``every``: without ``layer_types`` the last of so many layers sees
+    everything."""
     if config.flag("use_bidirectional_attention"):
         raise config.error("use_bidirectional_attention", "only causal attention is supported.")
     layers, window = config.int("num_hidden_layers"), config.int("sliding_window", 4096)

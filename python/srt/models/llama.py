@@ -39,7 +39,7 @@ class LlamaBlock(PreNorm):
         rotary: Rotary | None,
         mlp: FeedForward | None = None,
     ) -> None:
-        """``mlp``: in place of the gated one."""
+        """A block. ``mlp`` replaces the gated layer."""
         self.attention = SelfAttention(self.shape(spec, layer), index, place, rotary)
         self.mlp: FeedForward = mlp or GatedMLP(
             spec.hidden_size, spec.intermediate_size, spec.activation, spec.mlp_bias, place

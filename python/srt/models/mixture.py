@@ -1,4 +1,4 @@
-"""Mixture of experts: what these families share. A Llama with experts in all or some of its
+"""Mixture of experts: the base of such families. A Llama with experts in all or some of its
 feed-forward layers."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Renamed: a checkpoint's tensors under other names."""
+"""RenamedCheckpoint: a checkpoint's tensors under other names."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def named(checkpoint: Checkpoint, family: type[DecoderModel]) -> Checkpoint:
     names = family.names(checkpoint.shapes)
     if all(new == old for new, old in names.items()):
         return checkpoint
-    return Renamed(checkpoint, names)
+    return RenamedCheckpoint(checkpoint, names)
 
 
-class Renamed:
+class RenamedCheckpoint:
     """``names``: by the new name, what ``inner`` calls a tensor. It has no others.
 
     Implements ``models.checkpoint.Checkpoint``.

@@ -1,4 +1,4 @@
-"""Verified: what the tests compare with transformers, by architecture.
+"""Verified: architectures and options that the tests compare with transformers.
 
 ``assets/verified.json`` is read off the tests' cases by ``test/cpu/models/test_verified.py``, which
 fails where it is stale and, run as a program, writes it.

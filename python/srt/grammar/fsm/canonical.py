@@ -1,4 +1,4 @@
-"""Canonical: which of the allowed tokens can belong to the canonical tokenisation of a legal text.
+"""Canonical: the allowed tokens that can belong to the canonical tokenisation of a legal text.
 
     head    the generated text behind the last boundary that no token can cross
     body    a candidate token t and the characters that are forced behind it

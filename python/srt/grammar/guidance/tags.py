@@ -37,7 +37,7 @@ Regex = Callable[[str], str]
 
 @dataclass(frozen=True)
 class Tag:
-    """``body``: what stands behind ``begin``, up to the end of the tag and what follows it."""
+    """A tag. ``body``: its text behind ``begin``, up to its end, and the continuation."""
 
     begin: str
     body: Rest

@@ -1,4 +1,4 @@
-"""Probe: a short walk through a grammar, which shows limits that compiling it does not."""
+"""Trial text: a short walk through a grammar, which shows limits that compiling it does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Budget: what one pattern may cost, counted in steps and never in seconds."""
+"""Budget: the limits of one pattern, counted in steps and never in seconds."""
 
 from __future__ import annotations
 

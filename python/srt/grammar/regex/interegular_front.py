@@ -26,7 +26,7 @@ STATES = 1000  # states of our own automaton; interegular compares each new stat
 
 
 def interegular(pattern: str, tree: Node, budget: Budget) -> tuple[Dfa, Partition]:
-    """``tree``: what our own parser makes of the pattern. Raises BeyondBudget."""
+    """Compile a pattern. ``tree``: its syntax tree, by our own parser. Raises BeyondBudget."""
     if not plain(tree):
         raise _refusal("assertions and look-arounds are not carried")
     if "[]" in pattern or "[^]" in pattern:

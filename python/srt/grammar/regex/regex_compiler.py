@@ -1,4 +1,4 @@
-"""A pattern as an CharacterDfa.
+"""A pattern as a CharacterDfa.
 
     text -> tree (parser) -> tree (simplify) -> Nfa -> Dfa over classes of characters -> minimal
 

@@ -1,4 +1,4 @@
-"""JSON schemas: what of them is enforced, and how."""
+"""JSON schemas as rules that are enforced in full."""
 
 from sglang.srt.grammar.schema.schema_compiler import Compiled, compile_schema
 from sglang.srt.grammar.schema.schema_document import Refusal

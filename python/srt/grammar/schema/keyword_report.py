@@ -1,4 +1,4 @@
-"""The schema doctor: every keyword of a schema, with what becomes of it."""
+"""Report on every keyword of a schema: enforced, without effect or refused."""
 
 from __future__ import annotations
 

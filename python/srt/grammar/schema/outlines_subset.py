@@ -1,4 +1,4 @@
-"""Schemas that outlines-core enforces: few keywords, and only those side by side that it heeds."""
+"""The subset of JSON Schema that outlines-core enforces: few keywords, in few combinations."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Checkpoints whose weights are quantised, a file a format; ``open`` knows them all."""
+"""Quantised checkpoints, one file a format; ``models/checkpoint_format`` lists them."""

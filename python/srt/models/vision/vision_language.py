@@ -72,10 +72,8 @@ class VisionLanguageModel:
     ) -> None:
         self.spec, self.place = spec, place
         self.text = cast(type[CausalLM], self.family(spec))(spec.text, place, length, layers)
-        self.layers, self.owned = (
-            self.text.layers,
-            self.text.owned,
-        )  # for adapters
+        self.layers = self.text.layers  # adapters change these
+        self.owned = self.text.owned
         self.embedding, self.head = self.text.embedding, self.text.head
         first = layers is None or layers.start == 0
         self.parts: dict[str, VisionPart] = self.vision_parts() if first else {}
