@@ -36,7 +36,7 @@ from sglang.srt.engine.socket import EXIT, SocketChannel, configure
 from sglang.srt.grammar.grammar_protocol import CompiledGrammar, Matcher
 from sglang.srt.grammar.stop_watch import Patterns, StopWatch
 from sglang.srt.schedule.scheduler import plan
-from sglang.srt.schedule.view import Decision, View
+from sglang.srt.schedule.scheduler_view import PassDecision, View
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 HOSTILE = (r"[a-m][^Z]{900}Z1", r"[a-m][^Z]{800}Z2")
@@ -400,7 +400,7 @@ def test_a_step_looks_at_so_many_waiting_requests(
     """The bound holds in any order. Requests of highest priority are still admitted first."""
     looked: list[int] = []
 
-    def counted(view: View, policy: str, max_overtakes: int) -> Decision:
+    def counted(view: View, policy: str, max_overtakes: int) -> PassDecision:
         looked.append(len(view.waiting))
         return plan(view, policy, max_overtakes)
 

@@ -149,8 +149,8 @@ MUTATIONS = {
         Edit(ModelDrafter, "forget", "if copy is not None:", "if False:"),
     ],
     "an older request gives way": [
-        Edit(scheduler, "victims", "item.arrival > asker.arrival and item.id not in taken",
-             "item.id != asker.id"),
+        Edit(scheduler, "victims", "item.arrival > older.arrival and item.id not in taken",
+             "item.id != older.id"),
         Edit(scheduler, "victims", "-item.arrival", "item.arrival"),
     ],
     "nobody gives way": [

@@ -10,7 +10,7 @@ from helpers.lru import evicts_least_recently_used
 from helpers.mutation import Edit, mutate
 from sglang.srt.core.ints import common_prefix, ints
 from sglang.srt.memory.pages import PagePool
-from sglang.srt.memory.radix import Node, RadixTree
+from sglang.srt.memory.radix import RadixNode, RadixTree
 
 SIZE = 48  # pages
 
@@ -69,7 +69,7 @@ class Model:
 class Handle:
     """A lock: its node, and the tokens and pages of the path."""
 
-    node: Node
+    node: RadixNode
     space: str
     tokens: list[int]
     pages: list[int]
@@ -220,7 +220,7 @@ MUTATIONS = {
         Edit(RadixTree, "evict", "node.used != used", "node.used != -used"),
     ],
     "releasing is no use": [
-        Edit(RadixTree, "unlock", "step.used, step.at = clock, now", "pass")
+        Edit(RadixTree, "unlock", "step.used, step.at = use, now", "pass")
     ],
     "pins of shared pages": [
         Edit(RadixTree, "match", "if node.locks == 0:", "if node.locks <= 1:"),

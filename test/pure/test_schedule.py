@@ -9,10 +9,9 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sglang.srt.schedule.order import AGING, ORDERS, order
-from sglang.srt.schedule.preemption import victims
-from sglang.srt.schedule.scheduler import Reserve, pages, plan
-from sglang.srt.schedule.view import Decision, Item, View
+from sglang.srt.schedule.policies import AGING, ORDERS, order
+from sglang.srt.schedule.scheduler import Reserve, pages, plan, victims
+from sglang.srt.schedule.scheduler_view import Item, PassDecision, View
 
 
 class Found(NamedTuple):
@@ -130,7 +129,7 @@ def test_the_overdue_go_first_oldest_first(policy: str) -> None:
 def test_decoding_rows_come_before_prompts_and_outside_the_budget() -> None:
     running = [Item(1, 1, 1, 5), Item(2, 2, 30, 5), Item(3, 3, 1, 5)]
     decision = plan(view(running, [new(4)], budget=20), "fcfs", 0)
-    assert decision == Decision([], [(1, 1), (2, 20), (3, 1)])
+    assert decision == PassDecision([], [(1, 1), (2, 20), (3, 1)])
 
 
 def test_a_prompt_is_cut_to_the_budget_and_the_next_gets_the_rest() -> None:
@@ -212,7 +211,7 @@ def test_the_youngest_give_way_until_there_is_room() -> None:
 def test_nobody_is_admitted_in_a_pass_that_retracts() -> None:
     running = [Item(1, 1, 1, 9), Item(2, 2, 1, 9)]
     decision = plan(view(running, [new(0, 1)], exclusive={2: 50}, available=0), "fcfs", 0)
-    assert decision == Decision([2], [(1, 1)])
+    assert decision == PassDecision([2], [(1, 1)])
 
 
 @settings(max_examples=500, deadline=None, derandomize=True)

@@ -24,7 +24,7 @@ from sglang.srt.config import Config
 from sglang.srt.core.progress import PASS, STOP_PATTERNS, Progress
 from sglang.srt.engine import process
 from sglang.srt.engine.client import EngineLost
-from sglang.srt.engine.stall import Stall
+from sglang.srt.engine.process import Stall
 from sglang.srt.http.app import make_app
 from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.ask import Ask

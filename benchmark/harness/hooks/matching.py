@@ -17,9 +17,9 @@ from sglang.srt.core.context import Context
 from sglang.srt.core.ints import Ints
 from sglang.srt.core.namespace import Namespace
 from sglang.srt.engine.engine import Engine
-from sglang.srt.engine.passes import Pass
+from sglang.srt.engine.planner import PlannedPass
 from sglang.srt.memory.lost import checksum
-from sglang.srt.memory.radix import Node
+from sglang.srt.memory.radix import RadixNode
 from sglang.srt.memory.store import Store
 
 from benchmark.harness.hooks.patch import patched
@@ -59,7 +59,7 @@ def part_of_hits(engine: Engine, rate: float) -> Iterator[None]:
         held = store.tree.match(context.key, limit, context.namespace)[0]
         return int(held * rate + 1e-9)  # 0.29 * 100 is 29
 
-    def planned(under_way: Pass | None = None) -> Pass:
+    def planned(under_way: PlannedPass | None = None) -> PlannedPass:
         for request in planner.running.values():
             store._publish(request.context, min(request.context.saved, request.spec.prompt))
         return plan(under_way)
@@ -152,9 +152,9 @@ class _Table:
 def _cutting(store: Store, table: _Table) -> Iterator[None]:
     """Entries that end in what is evicted are gone from the table."""
     evict, lose = store.tree.evict, store.tree._lose
-    cut: list[tuple[Node, Namespace, int, int, Ints]] = []
+    cut: list[tuple[RadixNode, Namespace, int, int, Ints]] = []
 
-    def losing(node: Node, why: str) -> None:
+    def losing(node: RadixNode, why: str) -> None:
         cut.append((node, store.tree.namespace(node), node.depth, node.mark, node.tokens[:]))
         lose(node, why)
 

@@ -14,7 +14,7 @@ from sglang.srt.core.messages import Event, Fill
 from sglang.srt.core.namespace import Namespace
 from sglang.srt.core.request import Request
 from sglang.srt.engine.engine import Engine
-from sglang.srt.engine.passes import Pass
+from sglang.srt.engine.planner import PlannedPass
 
 from benchmark.harness.hooks.patch import patched
 
@@ -101,7 +101,7 @@ class _Watch:
         seen = self._seen[request.id]
         seen.computed += max(min(start + count, request.spec.prompt) - start, 0)
 
-    def plan(self, under_way: Pass | None = None) -> Pass:
+    def plan(self, under_way: PlannedPass | None = None) -> PlannedPass:
         planned = self._plan(under_way)
         if planned.parts:
             self.recorder.batches.append(len(planned.parts))

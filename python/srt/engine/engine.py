@@ -28,12 +28,16 @@ from sglang.srt.core.messages import (
     Advance,
     Append,
     Close,
+    Control,
     Done,
     Event,
     Failed,
     Fork,
+    LoadAdapter,
     Open,
+    Reply,
     Truncate,
+    UnloadAdapter,
     Verb,
 )
 from sglang.srt.core.namespace import Namespace
@@ -43,17 +47,17 @@ from sglang.srt.engine import admission
 from sglang.srt.engine.adapters import Adapters
 from sglang.srt.engine.collect import Collector
 from sglang.srt.engine.compiling import Compiling, Grammars
-from sglang.srt.engine.control import control, stats_of
 from sglang.srt.engine.drafts import Drafts
 from sglang.srt.engine.engine_stats import EngineStats
 from sglang.srt.engine.executor import MOST_DEPTH, Executor
 from sglang.srt.engine.grammar_budget import GrammarBudget
 from sglang.srt.engine.info import EngineInfo
-from sglang.srt.engine.passes import Pass
-from sglang.srt.engine.planner import Planner
+from sglang.srt.engine.planner import PlannedPass, Planner
+from sglang.srt.engine.snapshot import snapshot
 from sglang.srt.memory.store import Store
 
 log = logging.getLogger("sglang.srt.engine")
+OPS = ("stats", "flush", "ping", "tree", "pause", "retract", "continue")
 
 
 class Engine:
@@ -103,7 +107,7 @@ class Engine:
         self.planner = Planner(info, schedule, self.store, self.stats, self._drafts, clock)
         self.paused = False  # no pass is planned; set by a Control
         self._requests: dict[int, Request] = {}  # by context id
-        self._in_flight: deque[Pass] = deque()
+        self._in_flight: deque[PlannedPass] = deque()
         self._accepted = 0
         self._seed = seed
         self._compiling = Compiling(grammars)
@@ -153,7 +157,7 @@ class Engine:
         elif isinstance(verb, Close):
             context = self.store.contexts.get(verb.context)
             if context is None:
-                return  # its request has closed it, and the client had not read that yet
+                return  # the request has closed it, and the client had not read that yet
             request = self._requests.get(verb.context)
             if request is not None:
                 events += self._end(request, "abort")
@@ -174,7 +178,8 @@ class Engine:
                 raise ValueError(f"a context cannot be cut to {verb.length} tokens")
             self.store.truncate(self._idle(verb.context), verb.length)
         else:
-            events += control(self, verb)
+            reply = self._control(verb)
+            events += [] if reply is None else [reply]
 
     def _idle(self, number: int) -> Context:
         context = self.store.contexts[number]
@@ -293,7 +298,7 @@ class Engine:
         self.stats.computed(oldest.batch, result)
         return self._collect(oldest, result.rows)
 
-    def _collect(self, computed: Pass, outputs: Sequence[RowOutput]) -> list[Event]:
+    def _collect(self, computed: PlannedPass, outputs: Sequence[RowOutput]) -> list[Event]:
         events: list[Event] = []
         rows, budget = computed.batch.rows, self.planner.new_budget()
         # First, since other rows of the pass may have read that KV. Requests that have ended count
@@ -302,8 +307,8 @@ class Engine:
             events += self._unseen(key, error)
         for request, first, last, complete in computed.parts.values():
             if self._requests.get(request.context.id) is not request:
-                continue  # it has ended meanwhile
-            index = last  # of the row that counts: the first that failed, or else the last
+                continue  # the request has ended meanwhile
+            index = last  # the first row that failed counts, or else the last
             if first != last:
                 index = next((i for i in range(first, last) if outputs[i].error), last)
             row, out = rows[index], outputs[index]
@@ -350,7 +355,7 @@ class Engine:
             text = f"the grammar failed: {type(error).__name__}: {error}"
             return self._collector.failed(request, text)
 
-    def _fail(self, failed: Pass, error: Exception) -> list[Event]:
+    def _fail(self, failed: PlannedPass, error: Exception) -> list[Event]:
         """Fail the requests of a pass that raised, restart all others, and empty the cache: the KV
         of the pass was never written, though the tree may hold it. Later passes may have read that
         KV, so their results are dropped."""
@@ -397,15 +402,61 @@ class Engine:
         if request.spec.close:
             self.store.close(context)
 
+    # -- controls --------------------------------------------------------------------------------
+
     @property
     def requests(self) -> Mapping[int, Request]:
-        """By context id."""
+        """Requests by context id."""
         return self._requests
 
     @property
     def compile_counts(self) -> Mapping[str, int]:
+        """Counts of the grammars that are being made and were made."""
         return {"compiling": len(self._compiling), **self._compiling.counts}
 
     def stats_now(self) -> dict[str, float]:
-        """Counters since the start and gauges of this moment."""
-        return stats_of(self)
+        """Return counters since the start and gauges of this moment."""
+        store, size = self.store, self.info.page_size
+        return {
+            **self.stats.as_dict(),
+            "running": len(self.running) + len(self.planner.draining),
+            "waiting": len(self.waiting),
+            "paused": int(self.paused),
+            **self.compile_counts,
+            **self.adapters.counts,
+            "contexts": len(store.contexts),
+            "free_tokens": store.pool.free * size,
+            "evictable_tokens": store.tree.evictable * size,
+            "protected_tokens": store.protected * size,
+            "total_tokens": store.pool.size * size,
+            "evicted_tokens": store.tree.evicted * size,
+        }
+
+    def _control(self, verb: Control | LoadAdapter | UnloadAdapter) -> Reply | None:
+        """Return the answer; None to a verb about adapters that has begun (``Adapters.settle``)."""
+        if isinstance(verb, LoadAdapter):
+            return self.adapters.load(verb)
+        if isinstance(verb, UnloadAdapter):
+            return self.adapters.unload(verb)
+        if verb.op == "stats":
+            return Reply(verb.id, data=self.stats_now())
+        if verb.op == "flush":
+            held = len(self.running) + len(self.planner.draining)
+            busy = held if self.paused else len(self._requests)  # waiting ones hold no memory
+            if busy:
+                return Reply(verb.id, False, f"{busy} requests are under way; flush when idle")
+            return Reply(verb.id, data={"tokens": self.store.flush()})
+        if verb.op == "ping":
+            return Reply(verb.id)
+        if verb.op in ("pause", "retract", "continue"):
+            self.paused = verb.op != "continue"
+            if verb.op == "retract":
+                self.planner.retract([r for r in self.running.values() if r.context.active])
+            return Reply(verb.id)
+        if verb.op == "tree":
+            requests, stats = self._requests.values(), self.stats_now()
+            data = snapshot(
+                self.planner, requests, stats, verb.limit, self.adapters.name, self.clock.now()
+            )
+            return Reply(verb.id, data=data)
+        return Reply(verb.id, False, f"unknown control {verb.op!r}; use {', '.join(OPS)}")

@@ -16,7 +16,7 @@ from sglang.srt.engine.engine import Engine
 from sglang.srt.engine.executor import Executor, local_executor
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.engine.loop import serve
-from sglang.srt.engine.speculation import make_drafts
+from sglang.srt.engine.speculation_setup import make_drafts
 
 
 class _QueueChannel:
@@ -55,7 +55,7 @@ class _QueueChannel:
         assert self.loop is not None
         try:
             self.loop.call_soon_threadsafe(function, value)
-        except RuntimeError:  # the loop is closed: nobody listens any more
+        except RuntimeError:  # the loop is closed, and with it the client
             self.client = None
 
 
@@ -67,7 +67,7 @@ class LocalEngine:
         executor: another (executor, info) than the worker that ``config`` asks for.
         vocabulary: makes what constraints are compiled with; without it they are refused.
 
-    Raises what ``engine.executor.local_executor`` and ``engine.speculation.make_drafts`` raise.
+    Raises what ``local_executor`` and ``make_drafts`` raise.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class LocalEngine:
             raise RuntimeError("this engine has a client already")
         client = Client(self.info, self._channel.verbs.put)
         self._channel.loop, self._channel.client = loop, client
-        if self._channel.lost is not None:  # it ended before anybody could be told
+        if self._channel.lost is not None:  # the engine ended before it had a client
             client.fail(self._channel.lost)
         return client
 

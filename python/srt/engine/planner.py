@@ -14,8 +14,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter, itemgetter
+from typing import NamedTuple
 
 from sglang.srt.config import ScheduleConfig
 from sglang.srt.core.batch import Batch
@@ -29,17 +31,47 @@ from sglang.srt.engine.engine_stats import EngineStats
 from sglang.srt.engine.grammar_budget import GrammarBudget, by_cost
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.engine.masks import PassMasks
-from sglang.srt.engine.passes import Part, Pass
 from sglang.srt.engine.rows import make_rows
 from sglang.srt.memory.store import Match, Store
-from sglang.srt.schedule.order import AGING
+from sglang.srt.schedule.policies import AGING
 from sglang.srt.schedule.scheduler import Reserve, plan
-from sglang.srt.schedule.view import Item, View
+from sglang.srt.schedule.scheduler_view import Item, View
 
 ROUNDS = 4  # plans a pass: a later round uses what prefix sharing or retraction has freed
 WINDOW = 512  # waiting requests that a step looks at: the oldest, or those of highest priority
 _arrival = attrgetter("scheduling.arrival")
 _item_arrival = itemgetter(Item._fields.index("arrival"))
+
+
+class PassPart(NamedTuple):
+    """Rows ``first`` to ``last`` of a pass, which are one request's.
+
+    ``complete``: they end the work of its context, so that the last position is sampled or read.
+    """
+
+    request: Request
+    first: int
+    last: int
+    complete: bool
+
+
+@dataclass(slots=True)
+class PlannedPass:
+    """A pass: the worker's batch, and what only the engine knows of it.
+
+    Attributes:
+        masks: of the batch's samples.
+        parts: by request id.
+        adapters: numbers of its requests' adapters.
+        waits: whether the next pass depends on what this one samples, so that it cannot be planned
+            before the results.
+    """
+
+    batch: Batch
+    masks: PassMasks
+    parts: dict[int, PassPart] = field(default_factory=dict)
+    adapters: set[int] = field(default_factory=set)
+    waits: bool = False
 
 
 class Planner:
@@ -78,7 +110,7 @@ class Planner:
         self.running: dict[int, Request] = {}
         self.draining: dict[int, Request] = {}
         self.filled: list[Request] = []
-        self._matches: dict[int, Match] = {}  # of waiting requests, at ``_matched_at``
+        self._matches: dict[int, Match] = {}  # by id of a waiting request, at ``_matched_at``
         self._matched_at = -1  # version of the radix tree
         self._arrivals = 0
         self._follows: dict[int, int] = {}  # by request id: the row that samples its last token
@@ -112,7 +144,7 @@ class Planner:
             request.stats.retractions += 1
         self.waiting = {r.id: r for r in sorted(self.waiting.values(), key=_arrival)}
         self.stats.retractions += len(requests)
-        self._matches.clear()  # they may have grown since they were matched
+        self._matches.clear()  # a context may have grown since it was matched
 
     def _rank(self, request: Request) -> None:
         """Note the priority of a request that waits."""
@@ -127,7 +159,7 @@ class Planner:
 
     # -- the plan --------------------------------------------------------------------------------
 
-    def plan(self, in_flight: Pass | None = None) -> Pass:
+    def plan(self, in_flight: PlannedPass | None = None) -> PlannedPass:
         """Decide and prepare the next pass: take memory, move watermarks, make rows. The pass may
         have no rows.
 
@@ -139,7 +171,7 @@ class Planner:
         self._admitted, self._numbers = 0, STEP_NUMBERS
         if in_flight is not None:
             self._foresee(in_flight)
-        planned = Pass(Batch(self.step_number + 1, []), PassMasks(self.new_budget()))
+        planned = PlannedPass(Batch(self.step_number + 1, []), PassMasks(self.new_budget()))
         budget = self.schedule.chunked_prefill_size
         budget = budget if budget > 0 else 1 << 30
         retracted = False
@@ -163,7 +195,7 @@ class Planner:
         self._postponed = self.stats.postponed_rows
         return planned
 
-    def _foresee(self, in_flight: Pass) -> None:
+    def _foresee(self, in_flight: PlannedPass) -> None:
         """Account for the pass in flight. A request that will sample again gets a placeholder
         token, filled on the device (``Row.follows``). A request on its last token moves to
         ``draining`` and frees its pages now: passes run in the order they were planned, so a later
@@ -178,7 +210,7 @@ class Planner:
                 self.draining[number] = self.running.pop(number)
                 self.store.release(request.context)
 
-    def _view(self, planned: Pass, budget: int, slots: int) -> View:
+    def _view(self, planned: PlannedPass, budget: int, slots: int) -> View:
         size, parts, running = self.info.page_size, planned.parts, []
         for number, r in self.running.items():
             context = r.context
@@ -224,7 +256,9 @@ class Planner:
             self._matches[number] = self.store.match(request.context, request.match_limit)
         return self._matches[number]
 
-    def _ordered(self, decided: list[tuple[int, int]], planned: Pass) -> list[tuple[int, int]]:
+    def _ordered(
+        self, decided: list[tuple[int, int]], planned: PlannedPass
+    ) -> list[tuple[int, int]]:
         """The decided rows, those of cheap grammars first where a row was postponed since the last
         plan. Adapters are taken in order of arrival before that, so that each gets its turn."""
         if self.stats.postponed_rows == self._postponed:
@@ -236,7 +270,7 @@ class Planner:
 
     # -- rows ------------------------------------------------------------------------------------
 
-    def _apply(self, decided: list[tuple[int, int]], planned: Pass) -> tuple[int, int]:
+    def _apply(self, decided: list[tuple[int, int]], planned: PlannedPass) -> tuple[int, int]:
         """Make rows of what was decided.
 
         Returns (prompt tokens used, prompt tokens that another row of this very pass computes).
@@ -276,13 +310,13 @@ class Planner:
             if prompt:
                 request.plan_outputs(context.saved + count)
             self.store.advance(context, count, publish=prompt)
-            count -= len(drafts)  # they are no part of the plan
+            count -= len(drafts)  # drafts are no part of the plan
             if count > 1 or prompt:
                 used += count
         return used, saved
 
     def _reported(self, request: Request, count: int) -> int:
-        """How many of the next ``count`` tokens have log-probabilities that fit this step; at least
+        """Number of tokens, of the next ``count``, whose log-probabilities fit this step: at least
         one."""
         spec, unscored = request.spec, request.outputs.unscored
         each = spec.top + len(spec.probe)
@@ -293,7 +327,7 @@ class Planner:
         self._numbers -= max(count - silent, 0) * each
         return count
 
-    def _adapts(self, planned: Pass, context: Context) -> bool:
+    def _adapts(self, planned: PlannedPass, context: Context) -> bool:
         """Whether the pass has room for the context's adapter. The oldest requests come first, so
         each adapter gets its turn when the requests before it have ended."""
         adapter = context.namespace.adapter
@@ -303,7 +337,9 @@ class Planner:
             planned.adapters.add(adapter)
         return True
 
-    def _add(self, request: Request, count: int, drafts: Sequence[int], planned: Pass) -> None:
+    def _add(
+        self, request: Request, count: int, drafts: Sequence[int], planned: PlannedPass
+    ) -> None:
         """Add the request's next ``count`` tokens to the pass."""
         context, rows = request.context, planned.batch.rows
         follows = self._follows.get(request.id, -1)
@@ -311,7 +347,7 @@ class Planner:
         rows += make_rows(request, count, self.info.eos, drafts, follows, self.info.sections,
                           planned.masks)  # fmt: skip
         complete = context.saved + count == len(context.tokens)
-        planned.parts[request.id] = Part(request, first, len(rows) - 1, complete)
+        planned.parts[request.id] = PassPart(request, first, len(rows) - 1, complete)
         if rows[-1].sample is not None:
             request.pending += 1
             planned.waits = planned.waits or self._waits(request)

@@ -2,9 +2,9 @@
 
 The two meet in a directory that only this user may enter: ``config`` and ``vocab`` (MessagePack)
 for the child to read, ``wire`` (a ZMQ ipc socket) to talk, ``progress`` (memory that both map) to
-see where its loop is. The child starts with ``config`` alone and loads the model; ``vocab`` comes
-while it does. The first frame the child sends is a Reply numbered 0: EngineInfo, or the reason why
-there is none.
+see the stage of its loop. The child starts with ``config`` alone and loads the model; ``vocab``
+comes meanwhile. The first frame from the child is a Reply numbered 0: EngineInfo, or the reason
+that there is none.
 
 A child that dies or is stopped is lost: its parent notices within ``WATCH_SECONDS``, or two times
 that, and every pending request ends with EngineLost. A child whose loop has been in one step for
@@ -37,19 +37,18 @@ from sglang.srt.config import Config, EdgeConfig
 from sglang.srt.core import logs
 from sglang.srt.core.import_root import IMPORT_ROOT
 from sglang.srt.core.messages import Reply, decode_events, encode
-from sglang.srt.core.progress import SIZE, Progress
+from sglang.srt.core.progress import PASS, SIZE, STAGES, Progress
 from sglang.srt.core.vocabulary import Vocabulary
 from sglang.srt.engine.client import Client, EngineLost
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.engine.parent import follow
-from sglang.srt.engine.stall import Stall
 
 log = logging.getLogger("sglang.srt.engine")
 WATCH_SECONDS = 0.25
 STALL_SECONDS = 10.0
 POLL_SECONDS = 0.002
 SOCKET = "wire"
-SOCKET_BYTES = 103 if sys.platform == "darwin" else 107  # of the path of a Unix socket
+SOCKET_BYTES = 103 if sys.platform == "darwin" else 107  # the longest path of a Unix socket
 SHORT_DIRECTORIES = ("/tmp", "/var/tmp", "/dev/shm")  # tried where TMPDIR is too long
 
 
@@ -88,6 +87,38 @@ class Started:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
+
+
+class Stall:
+    """Looks at the progress of a loop, again and again, ``interval`` seconds apart.
+
+    Time is counted in looks: where this process was stopped or late too, nothing is held against
+    the other. A forward pass may be long, so it does not count; it is the watchdog's.
+    """
+
+    def __init__(self, progress: Progress, interval: float, seconds: float) -> None:
+        self._progress = progress
+        self._interval, self._seconds = interval, seconds
+        self._turn, self._stage, self._request = progress.read()
+        self._looks = 0  # in this turn, none of them in a forward pass
+
+    def look(self) -> bool:
+        """Whether one turn has been at work for ``seconds`` outside of its forward pass."""
+        turn, self._stage, self._request = self._progress.read()
+        if turn != self._turn:
+            self._turn, self._looks = turn, 0
+        if self._stage != PASS:
+            self._looks += 1
+        return self._looks * self._interval > self._seconds
+
+    @property
+    def request(self) -> int:
+        """The request that the loop worked for at the last look; 0: none in particular."""
+        return self._request
+
+    @property
+    def stage(self) -> str:
+        return STAGES[self._stage] if self._stage < len(STAGES) else f"stage {self._stage}"
 
 
 class EngineProcess:
@@ -174,15 +205,15 @@ class EngineProcess:
         self._started.kill()
 
     async def ready(self) -> None:
-        """Until it has loaded the model; ``client`` and ``info`` are there then.
+        """Wait until the child has loaded the model, which sets ``client`` and ``info``.
 
-        Raises EngineLost with the child's own words where it could not start.
+        Raises EngineLost with the child's own message where it could not start.
         """
         first, stopped = self._first, _stopped(self.pid)
         while not first.done():
             dead = self._child.poll() is not None
             await asyncio.wait([first], timeout=WATCH_SECONDS)
-            if not first.done() and dead:  # its last words would be here by now
+            if not first.done() and dead:  # a last message would be here by now
                 code = self._child.returncode
                 raise EngineLost(f"the engine exited with code {code} while starting")
             if stopped():
@@ -230,8 +261,8 @@ class EngineProcess:
 
 
 def _stopped(pid: int) -> Callable[[], bool]:
-    """Whether a process is stopped (SIGSTOP) and was so when last asked: where this process was
-    stopped too, the other one is about to go on as well."""
+    """Return a function that looks at a process: whether it is stopped (SIGSTOP) and was so at the
+    last look. Where this process was stopped too, the other one is about to go on as well."""
     import psutil
 
     seen = False
@@ -317,7 +348,7 @@ def read_vocab(directory: Path) -> list[bytes]:
 
 
 def main(directory: str, parent: int) -> int:
-    """The child. Exits with 0 when told to, with 1 where it cannot start."""
+    """The child. Exits with 0 when its parent stops it, with 1 where it cannot start."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -328,7 +359,7 @@ def main(directory: str, parent: int) -> int:
     from sglang.srt.engine.executor import local_executor
     from sglang.srt.engine.loop import serve
     from sglang.srt.engine.socket import SocketChannel
-    from sglang.srt.engine.speculation import make_drafts
+    from sglang.srt.engine.speculation_setup import make_drafts
 
     config = msgspec.msgpack.decode((root / "config").read_bytes(), type=Config)
     logs.configure(config.server.log_level, config.operations.log_format)

@@ -1,4 +1,4 @@
-"""Misses: why the rest of a prompt was not in the cache. Reads the tree, changes nothing."""
+"""Misses: reasons that the rest of a prompt was not in the cache. The tree is not changed."""
 
 from __future__ import annotations
 
@@ -9,24 +9,22 @@ from sglang.srt.core.ints import Ints, common_prefix
 from sglang.srt.core.namespace import Namespace
 from sglang.srt.core.request_stats import CacheMiss
 from sglang.srt.core.segments import unmarked
-from sglang.srt.memory.radix import Node, RadixTree
+from sglang.srt.memory.radix import RadixNode, RadixTree
 
-SHOWN = 16  # tokens of what the cache holds instead
-MAX_NAMESPACES = 64  # looked into
-MAX_CHILDREN = 16  # compared, the youngest
+SHOWN = 16  # tokens that the cache holds instead
+MAX_NAMESPACES = 64  # searched
+MAX_CHILDREN = 16  # compared, the youngest ones
 
 
 def miss_of(tree: RadixTree, tokens: Ints, limit: int, namespace: Namespace) -> CacheMiss:
-    """What ``tree`` knows of ``tokens``, of which ``limit`` may come from the cache.
-
-    To be called before the tree is changed on behalf of ``tokens``.
-    """
+    """Explain how much of ``tokens[:limit]`` the tree holds. To be called before the tree is
+    changed for ``tokens``."""
     path = list(tree.walk(tokens, limit, namespace))
     matched = sum(length for _, length in path)
     found = CacheMiss(matched, limit)
     if limit - matched < tree.page_size:
         return found
-    _past(tree, tokens, namespace, path, found)
+    _find_evicted(tree, tokens, namespace, path, found)
     if path:
         found.cached_next = list(
             unmarked(_instead(*path[-1], tokens[matched : matched + tree.page_size]))
@@ -39,19 +37,19 @@ def miss_of(tree: RadixTree, tokens: Ints, limit: int, namespace: Namespace) -> 
 
 
 def _more(matched: int, lengths: Iterable[int]) -> int:
-    """The largest, 0 where that is no more than ``matched``."""
+    """The largest length, 0 where that is no more than ``matched``."""
     most = max(lengths, default=0)
     return most if most > matched else 0
 
 
-def _past(
+def _find_evicted(
     tree: RadixTree,
     tokens: Ints,
     namespace: Namespace,
-    path: list[tuple[Node, int]],
+    path: list[tuple[RadixNode, int]],
     found: CacheMiss,
 ) -> None:
-    """What was there before, behind any node of the path."""
+    """Find the tokens that were evicted behind any node of the path."""
     starts = [(node.depth, node.mark) for node, _ in path if node.parent is not None] or [(0, 0)]
     if path and path[-1][1] == len(path[-1][0].tokens):
         node = path[-1][0]
@@ -63,9 +61,9 @@ def _past(
             found.evicted_ago = tree.clock.now() - edge.at
 
 
-def _instead(node: Node, length: int, wanted: Ints) -> Ints:
-    """The tokens that the cache holds in place of ``wanted``: along the child that agrees longest
-    with it, of several such ones the most recently used."""
+def _instead(node: RadixNode, length: int, wanted: Ints) -> Ints:
+    """The tokens that the cache holds instead of ``wanted``: along the child with the longest
+    common prefix; of several such children along the most recently used."""
     count = len(wanted) + SHOWN
     if length < len(node.tokens):
         return node.tokens[length : length + count]

@@ -1,7 +1,7 @@
 """RadixTree: the KV cache as a tree over token prefixes, with LRU eviction of leaves.
 
 SGLang paper, section 3. An edge is a run of tokens and the pages that hold their KV; its length is
-a multiple of the page size. A node whose path somebody uses is locked: ``locks`` counts the
+a multiple of the page size. A node on the path of an active context is locked: ``locks`` counts the
 contexts at it or below it, and a locked node is never evicted. A lock is a handle on a node; a
 split leaves the node object at the lower end, so that handles stay true.
 
@@ -9,7 +9,7 @@ split leaves the node object at the lower end, so that handles stay true.
     evictable        pages of unlocked nodes
     protected        pages of locked nodes
 
-Contexts meet each other's KV only below the same root: one root a namespace.
+Contexts share KV only below the same root. Each namespace has one root.
 """
 
 from __future__ import annotations
@@ -27,23 +27,21 @@ from sglang.srt.memory.pages import PagePool
 Key = int | bytes
 
 
-class Node:
-    """The edge that leads here, and what hangs below.
-
-    ``depth`` tokens with checksum ``mark`` stand before the edge.
-    """
+class RadixNode:
+    """The edge that leads to a node, and its children. ``depth`` tokens with checksum ``mark`` come
+    before the edge."""
 
     __slots__ = (
         "_summed", "at", "children", "depth", "locks", "mark", "number", "pages", "parent",
         "tokens", "used",
     )  # fmt: skip
 
-    def __init__(self, number: int, parent: Node | None, tokens: Ints, pages: Ints) -> None:
+    def __init__(self, number: int, parent: RadixNode | None, tokens: Ints, pages: Ints) -> None:
         self.number = number
         self.parent = parent
         self.tokens = tokens
         self.pages = pages
-        self.children: dict[Key, Node] = {}
+        self.children: dict[Key, RadixNode] = {}
         self.locks = 0
         self.used = 0  # number of the last use, for LRU
         self.at = 0.0  # moment of the last use
@@ -53,7 +51,7 @@ class Node:
 
     @property
     def sum(self) -> int:
-        """Checksum of all tokens up to the end of the edge, which may shrink, never grow."""
+        """Checksum of all tokens up to the end of the edge. An edge may shrink and never grows."""
         if self._summed[0] != len(self.tokens):
             self._summed = (len(self.tokens), checksum(self.tokens, self.mark))
         return self._summed[1]
@@ -80,18 +78,20 @@ class RadixTree:
         self.version = 0
         self.evicted = 0  # pages, since the start
         self.lost = Lost(clock)
-        self._roots: dict[Namespace, Node] = {}
+        self._roots: dict[Namespace, RadixNode] = {}
         self._namespaces: dict[int, Namespace] = {}  # by the root's number
         self._numbers = itertools.count()
         self._uses = itertools.count(1)
-        self._heap: list[tuple[int, int, Node]] = []  # candidates for eviction; entries may be old
+        self._heap: list[
+            tuple[int, int, RadixNode]
+        ] = []  # candidates for eviction; entries may be old
 
     # -- reading ---------------------------------------------------------------------------------
 
     def match(
         self, tokens: Ints, limit: int, namespace: Namespace
     ) -> tuple[int, int, tuple[int, ...]]:
-        """How far ``tokens[:limit]`` is cached, changing nothing.
+        """Look how far ``tokens[:limit]`` is cached, changing nothing.
 
         Returns (tokens matched, pages of it that are evictable now, numbers of the nodes passed).
         """
@@ -112,16 +112,18 @@ class RadixTree:
 
     # -- locking ---------------------------------------------------------------------------------
 
-    def lock(self, tokens: Ints, limit: int, namespace: Namespace) -> tuple[Node, Ints]:
+    def lock(self, tokens: Ints, limit: int, namespace: Namespace) -> tuple[RadixNode, Ints]:
         """Lock the longest cached prefix of ``tokens[:limit]``. Returns its node and its pages."""
         root = self._roots.get(namespace)
         if root is None:
-            root = self._roots[namespace] = Node(next(self._numbers), None, ints(), ints())
+            root = self._roots[namespace] = RadixNode(next(self._numbers), None, ints(), ints())
             self._namespaces[root.number] = namespace
         root.locks += 1
         return self.deepen(root, tokens, 0, limit)
 
-    def deepen(self, node: Node, tokens: Ints, start: int, limit: int) -> tuple[Node, Ints]:
+    def deepen(
+        self, node: RadixNode, tokens: Ints, start: int, limit: int
+    ) -> tuple[RadixNode, Ints]:
         """Move a lock from ``node``, which ends at ``start``, down along ``tokens[start:limit]``.
 
         Returns the node now locked and the pages gained.
@@ -145,10 +147,10 @@ class RadixTree:
             node = child
         return node, gained
 
-    def unlock(self, node: Node) -> None:
-        """Give back one lock on ``node`` and so on all its path."""
+    def unlock(self, node: RadixNode) -> None:
+        """Give back one lock on ``node`` and on all nodes of its path."""
         use, now = next(self._uses), self.clock.now()
-        step: Node | None = node
+        step: RadixNode | None = node
         while step is not None:
             step.locks -= 1
             step.used, step.at = use, now
@@ -160,14 +162,14 @@ class RadixTree:
             step = step.parent
         self._drop_root_if_empty(node)
 
-    def continues(self, node: Node, tokens: Ints, start: int) -> bool:
+    def continues(self, node: RadixNode, tokens: Ints, start: int) -> bool:
         """Whether the tree holds at least a page of ``tokens[start:]`` below ``node``."""
         return self._child(node, tokens, start, len(tokens))[1] > 0
 
-    def exclusive(self, node: Node) -> int:
+    def exclusive(self, node: RadixNode) -> int:
         """Pages that one ``unlock(node)`` would make evictable."""
         pages = 0
-        step: Node | None = node
+        step: RadixNode | None = node
         while step is not None and step.locks == 1:
             pages += len(step.pages)
             step = step.parent
@@ -175,11 +177,13 @@ class RadixTree:
 
     # -- growing and shrinking -------------------------------------------------------------------
 
-    def publish(self, node: Node, tokens: Ints, start: int, pages: Ints) -> tuple[Node, Ints, Ints]:
-        """Hang ``pages``, the KV of as many tokens from ``start`` on, below ``node``.
+    def publish(
+        self, node: RadixNode, tokens: Ints, start: int, pages: Ints
+    ) -> tuple[RadixNode, Ints, Ints]:
+        """Add ``pages``, the KV of the tokens from ``start`` on, below ``node``.
 
-        ``node`` must be locked by the caller, end at ``start``; the lock moves to the new end. What
-        the tree holds already is kept, and the caller's pages for it come back.
+        The caller must hold a lock on ``node``, which ends at ``start``; the lock moves to the new
+        end. The tree keeps the pages that it has already and returns the caller's for them.
 
         Returns (node now locked, the tree's pages for the range, the caller's pages not taken).
         """
@@ -188,7 +192,7 @@ class RadixTree:
         spare, rest = pages[: len(kept)], pages[len(kept) :]
         if rest:
             at = start + len(kept) * self.page_size
-            leaf = Node(next(self._numbers), node, tokens[at:end], rest)
+            leaf = RadixNode(next(self._numbers), node, tokens[at:end], rest)
             leaf.locks = 1
             leaf.used, leaf.at = next(self._uses), self.clock.now()
             node.children[self._key(tokens, at)] = leaf
@@ -232,8 +236,8 @@ class RadixTree:
         return self.evict(self.evictable, why)
 
     def drop(self, namespace: Namespace) -> int:
-        """Give back all pages of a namespace, of which nothing is locked; nobody is told why they
-        are gone. Returns the pages."""
+        """Give back all pages of a namespace, of which nothing is locked. ``lost`` gets no record
+        of them. Returns the number of pages."""
         root = self._roots.pop(namespace)
         assert not root.locks, "a namespace in use cannot be dropped"
         del self._namespaces[root.number]
@@ -250,24 +254,26 @@ class RadixTree:
 
     # -- auditing --------------------------------------------------------------------------------
 
-    def root(self, namespace: Namespace) -> Node | None:
-        """Where the paths of ``namespace`` begin."""
+    def root(self, namespace: Namespace) -> RadixNode | None:
+        """Return the root of a namespace."""
         return self._roots.get(namespace)
 
-    def namespace(self, node: Node) -> Namespace:
-        """Whose path ``node`` is on."""
+    def namespace(self, node: RadixNode) -> Namespace:
+        """Return the namespace that ``node`` belongs to."""
         while node.parent is not None:
             node = node.parent
         return self._namespaces[node.number]
 
     @property
     def namespaces(self) -> Iterator[Namespace]:
-        """Those with a root."""
+        """All namespaces with a root."""
         return iter(self._roots)
 
-    def walk(self, tokens: Ints, limit: int, namespace: Namespace) -> Iterator[tuple[Node, int]]:
-        """The nodes on the path of ``tokens[:limit]`` from the root on, each with how many tokens
-        of it match: all but for the last one's."""
+    def walk(
+        self, tokens: Ints, limit: int, namespace: Namespace
+    ) -> Iterator[tuple[RadixNode, int]]:
+        """Yield the nodes on the path of ``tokens[:limit]`` from the root on, each with the number
+        of its tokens that match. Only the last node may match in part."""
         node, length, done = self._roots.get(namespace), 0, 0
         while node is not None:
             yield node, length
@@ -278,8 +284,8 @@ class RadixTree:
             if not length:
                 return
 
-    def nodes(self) -> Iterator[Node]:
-        """Every node with an edge, parents first."""
+    def nodes(self) -> Iterator[RadixNode]:
+        """Yield every node with an edge, parents first."""
         stack = list(self._roots.values())
         while stack:
             node = stack.pop()
@@ -317,7 +323,9 @@ class RadixTree:
             return tokens[at]
         return tokens[at : at + self.page_size].tobytes()
 
-    def _child(self, node: Node, tokens: Ints, at: int, limit: int) -> tuple[Node | None, int]:
+    def _child(
+        self, node: RadixNode, tokens: Ints, at: int, limit: int
+    ) -> tuple[RadixNode | None, int]:
         """The child that continues ``tokens[at:limit]`` and for how many tokens, whole pages."""
         limit = min(limit, len(tokens))
         if limit - at < self.page_size:
@@ -328,13 +336,13 @@ class RadixTree:
         length = min(common_prefix(child.tokens, tokens, 0, at), limit - at)
         return child, length - length % self.page_size
 
-    def _split(self, node: Node, length: int) -> Node:
+    def _split(self, node: RadixNode, length: int) -> RadixNode:
         """Cut the edge to ``node`` after ``length`` tokens. Returns the new upper node."""
         self.version += 1
         pages = length // self.page_size
         parent = node.parent
         assert parent is not None
-        upper = Node(next(self._numbers), parent, node.tokens[:length], node.pages[:pages])
+        upper = RadixNode(next(self._numbers), parent, node.tokens[:length], node.pages[:pages])
         upper.locks, upper.used, upper.at = node.locks, node.used, node.at
         parent.children[self._key(node.tokens, 0)] = upper
         node.tokens, node.pages = node.tokens[length:], node.pages[pages:]
@@ -343,12 +351,12 @@ class RadixTree:
         upper.children[self._key(node.tokens, 0)] = node
         return upper
 
-    def _lose(self, node: Node, why: str) -> None:
+    def _lose(self, node: RadixNode, why: str) -> None:
         """Remember an edge that is about to be cut."""
-        place = (self.namespace(node), node.depth, node.mark, node.tokens[0])
-        self.lost.note(place, node.number, node.tokens, why)
+        start = (self.namespace(node), node.depth, node.mark, node.tokens[0])
+        self.lost.note(start, node.number, node.tokens, why)
 
-    def _offer(self, node: Node) -> None:
+    def _offer(self, node: RadixNode) -> None:
         """Note an evictable leaf."""
         if node.parent is not None and not node.locks and not node.children:
             heapq.heappush(self._heap, (node.used, next(self._numbers), node))
@@ -357,7 +365,7 @@ class RadixTree:
                 self._heap = [e for e in self._heap if e[2].used == e[0] and e[2].pages]
                 heapq.heapify(self._heap)
 
-    def _drop_root_if_empty(self, node: Node) -> None:
+    def _drop_root_if_empty(self, node: RadixNode) -> None:
         while node.parent is not None:
             node = node.parent
         if not node.locks and not node.children:

@@ -24,11 +24,11 @@ from sglang.srt.core.request_stats import CacheMiss
 from sglang.srt.core.segments import Segments, cut, verify
 from sglang.srt.memory.misses import miss_of
 from sglang.srt.memory.pages import PagePool
-from sglang.srt.memory.radix import Node, RadixTree
+from sglang.srt.memory.radix import RadixNode, RadixTree
 
 
 class Match(NamedTuple):
-    """What the cache holds of a context: tokens, pages it would pin, nodes it would pass."""
+    """Cached prefix of a context: tokens, pages that a lock would pin, numbers of the nodes."""
 
     tokens: int
     pins: int
@@ -77,8 +77,8 @@ class Store:
         return self._add(context)
 
     def fork(self, context: Context, child: int, length: int) -> Context:
-        """A new context with the first ``length`` tokens, none of them a guess; it meets their KV
-        in the tree."""
+        """Open a context with the first ``length`` tokens, none of them a draft; their KV is in the
+        tree."""
         self._publish(context, length)
         tokens = context.tokens[:length]
         segments = cut(context.segments, len(tokens))
@@ -127,13 +127,13 @@ class Store:
         return self.pool.free + self.tree.evictable
 
     def match(self, context: Context, limit: int) -> Match:
-        """What ``acquire(context, limit)`` would find, changing nothing."""
+        """Return the prefix that ``acquire(context, limit)`` would lock, changing nothing."""
         if not self.share:
             return Match(0, 0, ())
         return Match(*self.tree.match(context.key, limit, context.namespace))
 
     def miss(self, context: Context, limit: int) -> CacheMiss:
-        """Why the cache holds no more of the context; before ``acquire(context, limit)``."""
+        """Explain why the cache holds no more of the context. To be called before ``acquire``."""
         if not self.share:
             return CacheMiss(0, limit)
         return miss_of(self.tree, context.key, limit, context.namespace)
@@ -157,7 +157,8 @@ class Store:
         return len(pages) * self.page_size
 
     def grow(self, context: Context, count: int) -> bool:
-        """Pages for ``count`` tokens behind ``saved``, evicting if need be. False: too few."""
+        """Get pages for ``count`` tokens behind ``saved``, evicting if need be. Return False where
+        there are too few."""
         need = self._pages(context.saved + count) - len(context.pages)
         if need <= 0:
             return True
@@ -173,8 +174,8 @@ class Store:
         return True
 
     def advance(self, context: Context, count: int, publish: bool) -> None:
-        """``count`` tokens are in a planned pass, whose rows bring the worker's page table up to
-        date; ``publish`` shows the tokens to other contexts."""
+        """Note that a planned pass computes the next ``count`` tokens and brings the worker's page
+        table up to date. ``publish`` shares their KV with other contexts."""
         context.sent = len(context.pages)
         context.saved += count
         context.ready = context.saved
@@ -211,11 +212,11 @@ class Store:
         self._dropped.extend(contexts)
 
     def flush(self, why: str = "flushed") -> int:
-        """Forget all KV that nobody uses. Returns the tokens forgotten."""
+        """Forget all KV that no active context uses. Returns the number of tokens forgotten."""
         return self.tree.clear(why) * self.page_size
 
     def disown(self, key: bytes) -> None:
-        """What the cache holds of this image or video is wrong. No context that has it may be
+        """Forget the KV of an image or video, which is wrong. No context that has it may be
         active."""
         self.numbers.forget(key)
         for context in self.contexts.values():
@@ -224,7 +225,7 @@ class Store:
                 context.head = marked(context.tokens, context.media, self.numbers)[:length]
 
     def drop_adapter(self, number: int) -> int:
-        """Forget all KV of an adapter that no context has. Returns the tokens forgotten."""
+        """Forget all KV of an adapter that no context has. Returns the number of tokens."""
         gone = [space for space in self.tree.namespaces if space.adapter == number]
         return sum(self.tree.drop(space) for space in gone) * self.page_size
 
@@ -250,7 +251,7 @@ class Store:
             owned.update(own)
             shared = ints()
             root = self._node(context)
-            step: Node | None = root
+            step: RadixNode | None = root
             while step is not None:
                 root = step
                 locks[step.number] = locks.get(step.number, 0) + 1
@@ -278,20 +279,20 @@ class Store:
         self.contexts[context.id] = context
         return context
 
-    def _node(self, context: Context) -> Node:
-        return cast(Node, context.lock)
+    def _node(self, context: Context) -> RadixNode:
+        return cast(RadixNode, context.lock)
 
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self.page_size)
 
     def _publish(self, context: Context, length: int, planned: bool = False) -> None:
-        """Move the full pages of the first ``length`` tokens into the tree; those it has already
-        come back as spare. They may be freed though a pass under way writes them: whoever gets them
+        """Move the full pages of the first ``length`` tokens into the tree. Pages whose KV the
+        tree has already are freed, though a pass in flight may write them: their next owner
         writes in a later pass.
 
-        Pages that the pass being planned is to write cannot be exchanged for the tree's: another
-        row of it might get them. Where the tree has some of them, they stay the context's own until
-        its release.
+        Pages of the pass that is being planned cannot be exchanged for the tree's: another row of
+        it might get them. Where the tree has some of that KV, the pages stay the context's own
+        until its release.
         """
         full = min(length, context.saved) // self.page_size
         if not self.share or not context.active or full <= context.shared:

@@ -1,32 +1,35 @@
-"""plan: what the next pass computes. A pure function of a view; memory and torch are elsewhere.
+"""Scheduler: what the next pass computes. ``plan`` is a pure function of a view.
 
 Order of service within a pass:
 
 1. running requests, oldest first: one token each of those that generate, then prompt chunks within
-   the token budget. Where pages are short, younger ones are retracted.
+   the token budget. Where pages are short, younger requests are retracted.
 2. waiting requests in the policy's order, while slots, budget and pages last. The first that does
-   not fit ends it, so that nobody slips past it for ever.
+   not fit ends the pass, so that no later one overtakes it for ever.
 
-A request is admitted only if its whole prompt fits and a reserve for what the running ones may
-still draw stays free; with nothing running it is admitted whatever the reserve. The reserve grows
-with every retraction and decays with every pass (as in gLLM).
+A request is admitted only if its whole prompt fits and a reserve stays free for what the running
+requests may still generate. With nothing running it is admitted whatever the reserve. The reserve
+grows with every retraction and decays with every pass (as in gLLM).
+
+Only a younger request is retracted for an older one. So the oldest always advances, and two
+requests never take pages from each other in turn: there is no deadlock and no livelock.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sglang.srt.schedule.order import order
-from sglang.srt.schedule.preemption import victims
-from sglang.srt.schedule.view import Decision, View
+from sglang.srt.schedule.policies import order
+from sglang.srt.schedule.scheduler_view import Item, PassDecision, View
 
-# What a request may draw counts up to here: few that ask for a whole long context use it.
+# The growth of a request counts up to here: few that may fill a whole long context do so.
 EXPECTED = 4096
 
 
 @dataclass(slots=True)
 class Reserve:
-    """The share of the possible growth to keep free, learnt from retractions."""
+    """Share of the possible growth to keep free, learnt from retractions."""
 
     share: float = 0.3
     low: float = 0.02
@@ -34,24 +37,26 @@ class Reserve:
     step_down: float = 0.002
 
     def passed(self) -> None:
+        """Decay, after a pass."""
         self.share = max(self.low, self.share - self.step_down)
 
     def retracted(self) -> None:
+        """Grow, after a retraction."""
         self.share = min(1.0, self.share + self.step_up)
 
 
-def plan(view: View, policy: str, max_overtakes: int) -> Decision:
-    """The next pass. See the module's head."""
+def plan(view: View, policy: str, max_overtakes: int) -> PassDecision:
+    """Return what the next pass retracts and computes."""
     retract: list[int] = []
     rows: list[tuple[int, int]] = []
     available, budget = _run(view, retract, rows)
     if not retract:
         _admit(view, policy, max_overtakes, available, budget, rows)
-    return Decision(retract, rows)
+    return PassDecision(retract, rows)
 
 
 def _run(view: View, retract: list[int], rows: list[tuple[int, int]]) -> tuple[int, int]:
-    """Rows of running requests. Returns pages and budget left."""
+    """Add rows of running requests. Returns (pages left, budget left)."""
     available, budget = view.available, view.budget
     taken: set[int] = set()
     for item in view.running:
@@ -79,6 +84,41 @@ def _run(view: View, retract: list[int], rows: list[tuple[int, int]]) -> tuple[i
     return available, budget
 
 
+def victims(
+    older: Item,
+    need: int,
+    running: Sequence[Item],
+    taken: set[int],
+    exclusive: Callable[[int], int],
+) -> tuple[list[int], int]:
+    """Choose requests to retract for an older one: the youngest first, until ``need`` pages are
+    free.
+
+    Args:
+        taken: ids that may not be chosen.
+        exclusive: pages that retracting a request would free, by id.
+
+    Returns (ids, pages gained). Where the sum is too small, there are no victims, except for the
+    oldest request of all: shared paths may free more than the single counts say, which shows only
+    once the victims are retracted.
+    """
+    chosen: list[int] = []
+    gained = 0
+    candidates = [
+        item
+        for item in running
+        if item.arrival > older.arrival and item.id not in taken and not item.fixed
+    ]
+    for item in sorted(candidates, key=lambda item: -item.arrival):
+        if gained >= need:
+            break
+        chosen.append(item.id)
+        gained += exclusive(item.id)
+    if gained < need and any(item.arrival < older.arrival for item in running):
+        return [], 0
+    return chosen, gained
+
+
 def _admit(
     view: View,
     policy: str,
@@ -87,19 +127,19 @@ def _admit(
     budget: int,
     rows: list[tuple[int, int]],
 ) -> None:
-    """Rows of waiting requests, appended to ``rows``."""
+    """Add rows of waiting requests."""
     slots = view.slots
     if not view.waiting or slots <= 0 or budget <= 0:
         return
     planned = dict(rows)
-    for item in view.running:  # prompts under way keep the room for their rest
+    for item in view.running:  # prompts that were begun keep the pages for their rest
         rest = item.work - planned.get(item.id, 0)
         if rest > 1:
             available -= pages(rest - max(item.room - planned.get(item.id, 0), 0), view.page_size)
     growth = sum(min(item.growth, EXPECTED) for item in view.running)
     alone = not view.running
     if not alone and pages(int(view.reserve * growth), view.page_size) > available:
-        return  # not even a request that needs no page: the order need not be known
+        return  # not even a request that needs no page fits: the order need not be known
     for item in order(policy, view, max_overtakes):
         if slots <= 0 or budget <= 0:
             break
@@ -119,5 +159,5 @@ def _admit(
 
 
 def pages(tokens: int, page_size: int) -> int:
-    """Pages that hold ``tokens`` tokens."""
+    """Return the number of pages that hold ``tokens`` tokens."""
     return -(-tokens // page_size) if tokens > 0 else 0

@@ -1,5 +1,5 @@
-"""View: the engine of this moment as plain data, for somebody who watches: the hot part of the
-radix tree, who runs, who waits."""
+"""Snapshot: the state of the engine as plain data, for the page that shows it: the hot part of the
+radix tree, the running and the waiting requests."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from sglang.srt.core.request import Request
 from sglang.srt.core.segments import unmarked
 from sglang.srt.engine.planner import Planner
-from sglang.srt.memory.radix import Node, RadixTree
+from sglang.srt.memory.radix import RadixNode, RadixTree
 
-MAX_ENTRIES = 1024  # of each list
+MAX_ENTRIES = 1024  # nodes or requests in a list
 TEXT_IDS = 16
 
 
-def view(
+def snapshot(
     planner: Planner,
     requests: Iterable[Request],
     stats: Mapping[str, float],
@@ -24,8 +24,12 @@ def view(
     adapter: Callable[[int], str],
     now: float,
 ) -> dict[str, Any]:
-    """At most ``limit`` nodes and requests of each kind; those nodes' ancestors come with them.
-    ``adapter``: the name of a number. ``now``: of the clock that the tree has."""
+    """Return at most ``limit`` nodes, with their ancestors, and requests of each kind.
+
+    Args:
+        adapter: returns the name of an adapter's number.
+        now: the time of the tree's clock.
+    """
     limit = max(0, min(limit, MAX_ENTRIES))
     running = [*planner.running.values(), *planner.draining.values()]
     queued = [r for r in requests if r.id not in planner.running and r.id not in planner.draining]
@@ -39,19 +43,19 @@ def view(
 
 
 def _tree(tree: RadixTree, limit: int, now: float, adapter: Callable[[int], str]) -> dict[str, Any]:
-    """The hottest nodes: in use, then used last, then the largest."""
+    """The hottest nodes: locked, then used last, then the largest."""
     total = 0
 
-    def counted() -> Iterable[Node]:
+    def counted() -> Iterable[RadixNode]:
         nonlocal total
         for node in tree.nodes():
             total += 1
             yield node
 
     hottest = heapq.nlargest(limit, counted(), key=lambda n: (n.locks > 0, n.used, len(n.tokens)))
-    shown: dict[int, Node] = {}
+    shown: dict[int, RadixNode] = {}
     for node in hottest:
-        step: Node | None = node
+        step: RadixNode | None = node
         while step is not None and step.number not in shown:
             shown[step.number] = step
             step = step.parent
@@ -59,7 +63,9 @@ def _tree(tree: RadixTree, limit: int, now: float, adapter: Callable[[int], str]
     return {"nodes": nodes, "total_nodes": total, "shown": len(nodes)}
 
 
-def _node(tree: RadixTree, node: Node, now: float, adapter: Callable[[int], str]) -> dict[str, Any]:
+def _node(
+    tree: RadixTree, node: RadixNode, now: float, adapter: Callable[[int], str]
+) -> dict[str, Any]:
     assert node.parent is not None
     space = tree.namespace(node)
     return {

@@ -1,4 +1,4 @@
-"""View: all the scheduler may know, read-only; Decision: all it may say, in counts."""
+"""View: all that the scheduler reads. PassDecision: all that it returns, in counts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 
 class Matched(Protocol):
-    """What the cache holds of a waiting request (``memory.store.Match``)."""
+    """Prefix of a waiting request that the cache holds (``memory.store.Match``)."""
 
     @property
     def tokens(self) -> int: ...
@@ -23,9 +23,9 @@ class Item(NamedTuple):
 
     Attributes:
         work: tokens to compute; for a waiting request, all its tokens (see ``View.match``).
-        growth: tokens it may draw after that.
-        room: tokens that fit into pages it holds already.
-        fixed: it is in the pass being planned already: neither a row nor a victim.
+        growth: tokens it may generate after that.
+        room: tokens that fit into the pages it holds.
+        fixed: whether the planned pass has it already: it gets no row and is no victim.
     """
 
     id: int
@@ -66,7 +66,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class PassDecision:
     """Request ids to retract, then (id, tokens) to compute, in this order. Rows of waiting requests
     admit them."""
 

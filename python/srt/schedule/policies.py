@@ -1,9 +1,9 @@
-"""In which order waiting requests are considered: functions over a view, chosen by name.
+"""Order of the waiting requests: functions over a view, chosen by name.
 
 The cache-aware orders, ``lpm`` and ``dfs-weight``, are those of the SGLang paper (section 3,
 Theorem 3.1: longest shared prefix first visits the radix tree depth first, so every edge is
-computed once). They would let a request without a cached prefix wait for ever, so they stop being
-in force for a request that too many later arrivals have passed: ``order`` puts such requests first.
+computed once). They would let a request without a cached prefix wait for ever. So ``order`` puts a
+request first once too many later arrivals have overtaken it.
 """
 
 from __future__ import annotations
@@ -11,35 +11,35 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from sglang.srt.schedule.view import Item, View
+from sglang.srt.schedule.scheduler_view import Item, View
 
 Order = Callable[[Sequence[Item], View], list[Item]]
 
 
 def fcfs(items: Sequence[Item], view: View) -> list[Item]:
-    """First come, first served."""
+    """Order by arrival."""
     return sorted(items, key=lambda item: item.arrival)
 
 
 def priority(items: Sequence[Item], view: View) -> list[Item]:
-    """Higher ``priority`` first, whatever the age; first come among equals."""
+    """Order by ``priority``, the highest first; equals by arrival."""
     return sorted(items, key=lambda item: (-item.priority, item.arrival))
 
 
 def shuffled(items: Sequence[Item], view: View) -> list[Item]:
-    """A random order, the same for the same pass number."""
+    """Order at random, the same way for the same pass number."""
     out = fcfs(items, view)
     random.Random(view.step).shuffle(out)
     return out
 
 
 def lpm(items: Sequence[Item], view: View) -> list[Item]:
-    """Longest prefix match first; first come among equals."""
+    """Order by matched prefix, the longest first; equals by arrival."""
     return sorted(items, key=lambda item: (-view.match(item.id).tokens, item.arrival))
 
 
 def dfs_weight(items: Sequence[Item], view: View) -> list[Item]:
-    """Depth first over the radix tree, the subtree with most waiting requests first."""
+    """Order depth first over the radix tree, the subtree with most waiting requests first."""
     paths = {item.id: view.match(item.id).path for item in items}
     weight: dict[int, int] = {}
     for path in paths.values():
@@ -66,7 +66,7 @@ AGING = ("lpm", "dfs-weight", "random")
 
 
 def order(policy: str, view: View, max_overtakes: int) -> list[Item]:
-    """Waiting items in the order of ``policy``, the overdue first, oldest first.
+    """Return the waiting items in the order of ``policy``, behind the overdue ones by arrival.
 
     Under the policies in ``AGING`` an item is overdue once ``max_overtakes`` later arrivals were
     admitted before it.

@@ -1,4 +1,4 @@
-"""Speculation: who guesses tokens ahead in an engine, made from its configuration."""
+"""Speculation setup: the drafters of an engine, made from its configuration."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from sglang.srt.engine.drafts import Drafts
 from sglang.srt.engine.executor import load_worker
 from sglang.srt.engine.info import EngineInfo
 
-GPU_SHARE = 0.4  # of the memory that the model and its KV cache leave, for the draft model's
+GPU_SHARE = 0.4  # share of the memory left by the model and its KV cache, for the draft model's
 # Tokens of a pass up to which reading the weights takes longer than computing with them.
 ROOM, GPU_ROOM = 64, 256
 
 
 def make_drafts(config: Config, info: EngineInfo) -> tuple[Drafts, EngineInfo]:
-    """The drafts of an engine, and ``info`` with its draft model, which is loaded here.
+    """Load the draft model, if there is one; return the drafts and ``info`` with its name.
 
-    Raises ValueError where there is none that can be served or its vocabulary is another,
-    MemoryError where it does not fit.
+    Raises ValueError where the draft model cannot be served or has another vocabulary, MemoryError
+    where it does not fit.
     """
     settings, model = config.speculation, None
     if settings.speculative_draft_model_path:
