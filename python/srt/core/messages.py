@@ -16,7 +16,7 @@ a list of messages a frame. Contexts and requests are numbered by the client.
 
     event      meaning
     Prompt     log-probabilities of a run of the context's own tokens
-    Tokens     newly drawn tokens of a request, log-probabilities with them
+    Tokens     newly generated tokens of a request, log-probabilities with them
     Done       the request's one terminal event; the context is idle again
     Failed     the request's one terminal event; the context is idle again
     Reply      answer to a Control, LoadAdapter or UnloadAdapter
@@ -42,14 +42,14 @@ class Fill(msgspec.Struct, frozen=True, tag="fill"):
 
 
 class Generate(msgspec.Struct, frozen=True, tag="generate", omit_defaults=True):
-    """Draw tokens until a limit, a stop or an end token.
+    """Generate tokens until a limit, a stop or an end token.
 
     Attributes:
         sampling: includes max_new_tokens, stops and the seed; ``n`` is the program's business.
         top: top log-probabilities with each token; -1 for no log-probabilities.
         score_from: also report log-probabilities of the context's tokens from this index; -1 not.
         probe: ids whose log-probability is wanted at every reported position.
-        interval: tokens that are told of at once, behind the first.
+        interval: tokens in one event, after the first.
         masked: log-probabilities are those among the tokens that the constraint allows.
     """
 
@@ -70,7 +70,7 @@ class Score(msgspec.Struct, frozen=True, tag="score", omit_defaults=True):
 
 
 class Distribution(msgspec.Struct, frozen=True, tag="distribution", omit_defaults=True):
-    """The ``top`` most likely next tokens, and ``probe``, without drawing one."""
+    """The ``top`` most likely next tokens, and ``probe``, without sampling one."""
 
     top: int = 256
     probe: tuple[int, ...] = ()
@@ -186,7 +186,7 @@ Verb: TypeAlias = (
 
 
 class Tokens(msgspec.Struct, tag="tokens", omit_defaults=True):
-    """Newly drawn tokens.
+    """Newly generated tokens.
 
     ``held`` is how many trailing bytes of the generated text so far may turn out to belong to a
     stop string: a stream does not show them yet. ``taken`` tokens before these are void: their

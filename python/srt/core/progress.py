@@ -1,7 +1,7 @@
 """Progress of the engine's loop: its turn, its stage and the request it works for.
 
 They are numbers in memory that another process may map (``engine/process``), so that a loop that
-does not come back can still be asked where it is. A worker in a thread of its own has a stage of
+does not come back still shows its stage. A worker in a thread of its own has a stage of
 its own, which counts while the loop waits for the forward pass.
 """
 
@@ -56,4 +56,4 @@ class Progress:
         return turn, stage, request
 
 
-NOWHERE = Progress()  # of requests and engines that nobody watches
+NOWHERE = Progress()  # default of requests and engines that no process watches

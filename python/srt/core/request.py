@@ -48,7 +48,7 @@ class Watch(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestSpec:
-    """What the client requested.
+    """Goal and limits of a request, as the client gave them.
 
     Attributes:
         prompt: number of tokens in the context when the request arrived.
@@ -80,7 +80,7 @@ class RequestSpec:
 
     @property
     def top(self) -> int:
-        """How many most likely tokens are wanted at each scored position."""
+        """Number of most likely tokens that are wanted at each scored position."""
         if isinstance(self.goal, (Score, Generate)):
             return max(self.goal.top, 0)
         return 0
@@ -141,7 +141,7 @@ class PromptOutputs:
 
 @dataclass(slots=True, eq=False)
 class Scheduling:
-    """What decides when a request is served.
+    """Facts that decide when a request is served.
 
     Attributes:
         arrival: position in the order of arrival, given when it enters the queue.

@@ -16,7 +16,7 @@ from sglang.srt.grammar.stop_watch import StopWatch
 
 
 def verify(goal: Goal, context: Context, info: EngineInfo) -> None:
-    """Raise ValueError, naming value, limit and fix, where the goal cannot be met."""
+    """Raise ValueError, naming value, limit and fix, where the engine cannot reach the goal."""
     tokens = context.tokens
     if not tokens:
         raise ValueError("the context is empty; give it at least one token")

@@ -39,7 +39,9 @@ class Inbox:
         self._client, self.request, self.name = client, request, name
         self._events: list[Event] = []
         self._lost: EngineLost | None = None
-        self._news: asyncio.Future[None] | None = None  # somebody waits for the next event
+        self._news: asyncio.Future[None] | None = (
+            None  # pending while a reader waits for the next event
+        )
         self.ended = False
 
     def put(self, event: Event) -> None:
@@ -79,7 +81,7 @@ class Inbox:
         return events
 
     async def _some(self) -> None:
-        """Until there is an event. Raises EngineLost."""
+        """Wait until there is an event. Raises EngineLost."""
         while not self._events:
             if self._lost is not None:
                 self.close()
@@ -124,7 +126,7 @@ class Client:
         return len(self._inboxes)
 
     def send(self, *verbs: Verb) -> None:
-        """In order, and again in a while where the transport does not take them now. Raises
+        """Send verbs in order; try again later where the transport does not take them now. Raises
         EngineLost."""
         if self.lost is not None:
             raise self.lost.again()

@@ -1,4 +1,4 @@
-"""Compiling: requests whose grammar is being made, beside the loop."""
+"""Compiling: requests whose grammar is being made, in parallel to the loop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MakeVocabulary: TypeAlias = Callable[[int, Sequence[int]], Vocabulary]
 
 
 class Grammars(Protocol):
-    """Where grammars come from (``grammar.compiler.GrammarCompiler``)."""
+    """Source of grammars (``grammar.compiler.GrammarCompiler``)."""
 
     def submit(self, constraint: Constraint) -> Future[CompiledGrammar]: ...
     @property
@@ -40,26 +40,26 @@ class Compiling:
 
     @property
     def counts(self) -> dict[str, int]:
-        """What the grammars' maker has counted."""
+        """Counts of the compiler."""
         return self._grammars.counts if self._grammars is not None else {}
 
     def __contains__(self, request: int) -> bool:
         return request in self._pending
 
     def put(self, request: Request, constraint: Constraint) -> None:
-        """Ask for the grammar. Raises ValueError where nobody makes grammars."""
+        """Request the grammar. Raises ValueError where the engine has no compiler."""
         if self._grammars is None:
             raise ValueError(f"{constraint.kind} cannot be enforced: this engine has no grammars")
         self._pending[request.id] = (request, self._grammars.submit(constraint))
 
     def drop(self, request: int) -> None:
-        """Wait for it no longer. Nobody else who wants the same grammar is harmed."""
+        """Stop waiting. Other requests that wait for the same grammar are not affected."""
         dropped = self._pending.pop(request, None)
         if dropped is not None:
             dropped[1].cancel()
 
     def ready(self) -> list[tuple[Request, Exception | None]]:
-        """Requests that now have their matcher, or else what was raised in place of one."""
+        """Return requests that now have their matcher, or else the exception in place of one."""
         done = [number for number, (_, future) in self._pending.items() if future.done()]
         found: list[tuple[Request, Exception | None]] = []
         for number in done:

@@ -182,7 +182,7 @@ class Drafts:
         found: dict[int, list[int]] = {}
         left = max(self._room - running, 0)
         for source, drafter in self._drafters.items():
-            free = source == "grammar"  # its drafts are few, and most of them are accepted
+            free = source == "grammar"  # grammars propose few drafts, and most are accepted
             wanted = self._wanted(source, [r for r in requests if r.id not in found])
             if not wanted or not (free or left):
                 continue

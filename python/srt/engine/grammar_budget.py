@@ -1,10 +1,10 @@
-"""GrammarBudget: what the grammars of one pass may cost the loop, all requests together.
+"""GrammarBudget: processor time that the grammars of one pass may take, all requests together.
 
-The work of one mask has limits of its own (``grammar/guidance/work_limits``). Many
-copies of a request multiply it. So once a pass's grammars have taken SECONDS, the requests whose
-turn has not come wait for the next pass: their last token is computed again, and what they sample
-is the same, since it depends on the context, the mask and a random number that belongs to the
-token. The budget decides when a request is served, never what it writes.
+The work for one mask has limits of its own (``grammar/guidance/work_limits``). Many copies of a
+request multiply it. So once a pass's grammars have taken SECONDS, the requests whose turn has not
+come wait for the next pass: their last token is computed again. The sample is the same, since it
+depends on the context, the mask and a random number that belongs to the token. The budget decides
+when a request is served, never its text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 from sglang.srt.core.request import Request
 
-SECONDS = 0.012  # of this thread's processor time, for masks, and as much for what follows a sample
+SECONDS = 0.012  # for the masks of a pass, and as much again for advancing its grammars
 
 
 class GrammarBudget:
@@ -37,7 +37,7 @@ class GrammarBudget:
 
     @property
     def open(self) -> bool:
-        """Whether anything is left. Before the first charge it is: some request is served."""
+        """Whether time is left. It is before the first charge, so one request is always served."""
         running = self._clock() - self._since if self._since >= 0 else 0.0
         return self._spent + running < self._limit
 
@@ -58,13 +58,13 @@ UNLIMITED = GrammarBudget(float("inf"))
 
 
 def by_cost(rows: list[tuple[int, int]], running: dict[int, Request]) -> list[tuple[int, int]]:
-    """Planned rows (request id, tokens) with the grammars that cost least first, so that a costly
-    one delays none but its like. A request that has waited moves forward (``postponed``)."""
+    """Return planned rows (request id, tokens) with the cheapest grammars first, so that a costly
+    one delays only others as costly. A request that has waited moves forward (``postponed``)."""
     return sorted(rows, key=lambda row: _rank(running.get(row[0])))
 
 
 def _rank(request: Request | None) -> float:
-    if request is None:  # those to be admitted come last, as planned
+    if request is None:  # requests to be admitted come last, as planned
         return float("inf")
     if request.generation.matcher is None:
         return 0.0

@@ -1,4 +1,4 @@
-"""EngineInfo: what a client must know of the engine it talks to."""
+"""EngineInfo: facts that a client needs of its engine."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         context_length: longest sequence, prompt and generation together.
         eos: ids that end a generation.
         hidden_size: numbers of an embedding.
-        purpose: "generate"; "embed" or "classify" where the model writes nothing.
-        labels: of a classifier, by number; its scores come in place of an embedding.
-        kernels: what computes on a CPU: the instruction set of native kernels, or "torch".
+        purpose: "generate"; "embed" or "classify" where the model generates nothing.
+        labels: of a classifier, by number; its scores are returned in place of an embedding.
+        kernels: on a CPU, the instruction set of the native kernels, or "torch".
         quantization: as ``ModelConfig``'s.
-        vision: it sees images and videos.
+        vision: the model reads images and videos.
         sections: positions of its tokens have three parts (``Row.places``).
         lora: adapters may be loaded; adapters: those loaded at the start.
-        json_whitespace_pattern: what may stand between two tokens of JSON, where a request does
-            not say.
-        draft_model: guesses tokens ahead of requests that want it; "" where there is none.
+        json_whitespace_pattern: white space allowed between two tokens of JSON, unless a request
+            has its own.
+        draft_model: proposes tokens for requests that choose it; "" where there is none.
     """
 
     model_path: str
@@ -60,7 +60,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     json_whitespace_pattern: str = JSON_WHITESPACE
 
     def verify_media(self, media: Medias, segments: Segments) -> None:
-        """Raise ValueError where the model cannot see them."""
+        """Raise ValueError where the model cannot read images and videos."""
         if media and not self.vision:
             raise ValueError(
                 f"the prompt has {len(media)} images or videos and {self.model_path} "
@@ -73,13 +73,13 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def room(self, length: int, media: Medias) -> int:
-        """Tokens that may follow a prompt. A video's frames may lie further apart than its tokens
-        are many."""
+        """Return the number of tokens that may follow a prompt. A video's frames may span more
+        positions than it has tokens."""
         end = reach(media, length) if self.sections else length
         return min(self.context_length - end, self.capacity - length)
 
     def verify_purpose(self) -> None:
-        """Raise ValueError where the model writes nothing and has no probabilities of tokens."""
+        """Raise ValueError where the model has no probabilities of tokens."""
         if self.purpose == "generate":
             return
         use = "/classify" if self.labels else "/v1/embeddings"
@@ -88,9 +88,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
             f"write or score text; use {use}, or serve a ...ForCausalLM model."
         )
 
-    def verify_speculation(self, asked: str) -> None:
-        """Raise ValueError where nobody can guess as a request wants."""
-        if asked == "draft" and not self.draft_model:
+    def verify_speculation(self, requested: str) -> None:
+        """Raise ValueError where the engine does not have the drafter that a request chooses."""
+        if requested == "draft" and not self.draft_model:
             raise ValueError(
                 "speculation is 'draft' and this server has no draft model; start it with "
                 "--speculative-draft-model-path, or use 'ngram'."

@@ -1,4 +1,4 @@
-"""The engine's main loop: receive verbs, step, emit events, for whatever channel brings them."""
+"""The engine's main loop: receive verbs, step, emit events, over any channel."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from sglang.srt.engine.engine import Engine
 log = logging.getLogger("sglang.srt.engine")
 AUDIT_SECONDS = 10.0  # least time between two audits of an idle engine
 IDLE_SECONDS = 1.0
-MOST_PATTERNS = STEP_VERBS // 2  # cost of the largest stop patterns that are taken
-_COUNT = re.compile(r"(?<=[{,])[0-9]{1,4}(?=[,}])")  # of a repeat, or of what may be one
-SOON_SECONDS = 0.001  # until it is asked again whether a grammar is there, or events are taken
+MOST_PATTERNS = STEP_VERBS // 2  # cost of the largest stop patterns that are accepted
+_COUNT = re.compile(r"(?<=[{,])[0-9]{1,4}(?=[,}])")  # count of a repeat, or of its like
+SOON_SECONDS = 0.001  # between two looks whether a grammar is ready, or events can be sent
 
 
 class Channel(Protocol):
-    """Where verbs come from and events go. Two: a queue in this process, a socket between two."""
+    """Transport of verbs and events: a queue in this process, or a socket between two."""
 
     def receive(self, seconds: float, limit: int) -> list[Verb] | None:
-        """The next verbs: messages of ``limit`` bytes, the last of them whole; no verbs where that
-        is 0. Waits at most so long for the first. None: the client is gone, and verbs that were
-        not received go with it."""
+        """Return the next verbs: messages of ``limit`` bytes, the last of them whole; none where
+        ``limit`` is 0. Wait at most ``seconds`` for the first. None: the client is gone, and verbs
+        that were not received are lost."""
         ...
 
     def emit(self, events: Sequence[Event]) -> None:
-        """Raises OSError where none of them was taken."""
+        """Send events. Raises OSError where none of them was sent."""
         ...
 
 
 def serve(engine: Engine, channel: Channel) -> None:
-    """Until the client is gone."""
+    """Run the engine until the client is gone."""
     clock = engine.clock
     audited, passes = clock.now(), 0
-    events: list[Event] = []  # that were not taken yet
-    verbs: list[Verb] = []  # that were not obeyed yet
+    events: list[Event] = []  # not sent yet
+    verbs: list[Verb] = []  # not applied yet
     progress = engine.progress
     while True:
         progress.turn()
         idle = SOON_SECONDS if engine.compiling or events else IDLE_SECONDS
-        # Verbs left over are obeyed first: no more of them than a step receives are kept.
+        # Verbs left over are applied first: no more of them than a step receives are kept.
         more = channel.receive(0.0 if engine.busy or verbs else idle, 0 if verbs else STEP_BYTES)
         if more is None:
             return
@@ -67,13 +67,13 @@ def serve(engine: Engine, channel: Channel) -> None:
             try:
                 channel.emit(events)
             except OSError as error:
-                log.warning("events were not taken, once more: %s", error)
+                log.warning("events were not sent; trying again: %s", error)
             else:
                 events = []
 
 
 def affordable(verbs: Sequence[Verb], contexts: Mapping[int, Context]) -> int:
-    """Number of verbs, from the first, that fit one step: at least one."""
+    """Return the number of verbs, from the first, that fit one step: at least one."""
     total, costs = 0, VerbCosts(contexts)
     for count, verb in enumerate(verbs):
         total += costs.of(verb)
@@ -95,7 +95,7 @@ class VerbCosts:
         self._stops: set[tuple[tuple[str, ...], tuple[str, ...]]] = set()
 
     def of(self, verb: Verb) -> int:
-        """Cost of a verb."""
+        """Return the cost of a verb."""
         if isinstance(verb, Fork):
             size = self._sizes[verb.child] = self._size(verb.context)
             return 64 + size
@@ -124,8 +124,8 @@ class VerbCosts:
 
 
 def pattern_cost(patterns: Sequence[str]) -> int:
-    """Cost of the automaton of stop patterns. It grows with their characters, repeats written out:
-    all counts of a pattern multiplied are a bound of these."""
+    """Return the cost of the automaton of stop patterns. It grows with their characters, with
+    repeats written out: the product of all counts of a pattern is a bound of the copies."""
     if not patterns:
         return 0
     characters = 0
@@ -137,7 +137,7 @@ def pattern_cost(patterns: Sequence[str]) -> int:
 
 
 def audit(engine: Engine) -> None:
-    """Check the books; a fault is logged and counted, and serving goes on."""
+    """Check the store; log and count a fault, and go on serving."""
     try:
         engine.store.check()
     except AssertionError as error:

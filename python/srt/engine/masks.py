@@ -56,7 +56,7 @@ class DraftMasks:
         self._matcher, self._drafts, self._without = request.generation.matcher, drafts, without
         self._request, self._budget = request, budget
         self._made: list[bytes] = []
-        self._error = ""  # reason that there is no further one
+        self._error = ""  # reason that no further mask can be made
 
     def make(self) -> list[Mask]:
         """All masks; those behind the budget or behind an error have the reason in place of

@@ -109,7 +109,7 @@ def _pieces(context: Context, start: int, end: int) -> list[Piece]:
 
 
 def _ask(row: Row, request: Request, start: int, end: int) -> None:
-    """Request the outputs that the goal needs of the prompt's tokens ``[start, end)``."""
+    """Request the outputs that are wanted of the prompt's tokens ``[start, end)``."""
     row.score = _score(request, start, end)
     if request.spec.reads_all and end > request.outputs.unsummed:
         row.pool = request.outputs.unsummed - start
@@ -133,7 +133,7 @@ def _samples(
     drafts: Sequence[int],
     masks: PassMasks | None,
 ) -> list[Sample]:
-    """Samples before each of the drafts and after the last."""
+    """Samples before each of the drafts, and after the last."""
     generation, params, tokens = request.generation, goal.sampling, request.context.tokens
     count, pending, mask = len(drafts), request.pending, -1
     index = len(generation.tokens) + pending  # the next token's

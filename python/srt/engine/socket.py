@@ -28,7 +28,7 @@ def configure(socket: Any) -> Any:
 
 
 class SocketChannel:
-    """Ends when asked to. No send waits for a receiver: the parent may be gone."""
+    """Ends when its client stops it. No send waits for a receiver: the parent may be gone."""
 
     def __init__(self, address: str) -> None:
         self._socket = configure(zmq.Context.instance().socket(zmq.PAIR))
