@@ -43,7 +43,7 @@ from sglang.srt.core.request_stats import RequestStats
 from sglang.srt.engine.collect import Collector
 from sglang.srt.program.completion import Completion
 from sglang.srt.http.app import make_app
-from sglang.srt.http.service import Service
+from sglang.srt.http.server_state import ServerState
 from sglang.srt.tokenizer import Tokenizer
 
 collect = Collector.collect
@@ -57,7 +57,7 @@ assert decode_events(encode([Done(1, "stop", stats=RequestStats(added=3))]))[0].
 
 async def main(engine, tokenizer):
     completion = Completion(engine.client_on(asyncio.get_running_loop()), tokenizer)
-    app = make_app(Service(Config.of(), completion))
+    app = make_app(ServerState(Config.of(), completion))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         for count in (1, 2):
