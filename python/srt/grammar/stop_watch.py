@@ -1,4 +1,6 @@
-"""StopWatch: the stops of one request, searched for in its text token by token.
+"""StopWatch: the search for one request's stops in its text, token by token.
+
+This is the home of stops: it alone says which bytes a stop holds back and where it cuts the text.
 
 Stop strings are one Aho-Corasick automaton: its depth after each byte is the length of the longest
 suffix that may still become a stop, exactly what a stream has to hold back.
