@@ -68,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure; 0 where every request was answered, 1 where not, 2 where nothing could be asked."""
+    """Measure. Return 0 where every request was answered, 1 otherwise, 2 where none was sent."""
     options = parser().parse_args(argv)
     try:
         run = asyncio.run(_measure(options, Dataset.from_cli_args(options)))

@@ -92,7 +92,7 @@ def refusal(status: int | None) -> type[BackendError]:
 
 
 class InvalidOutput(SglangError, ValueError):
-    """What the model wrote does not satisfy its constraint. ``text`` is what it wrote."""
+    """The generated ``text`` does not satisfy its constraint."""
 
     def __init__(self, message: str, text: str = "") -> None:
         super().__init__(message)

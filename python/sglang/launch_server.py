@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Run the server until it is told to end."""
+    """Run the server until a signal ends it."""
     try:
         from sglang.srt.http.launch import main as launch
 

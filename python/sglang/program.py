@@ -406,7 +406,7 @@ class SglFunction:
 
         Raises:
             SglangError: as ``explain``; the program shows media and ``media_tokens`` is not given.
-            BackendError: the backend cannot be asked how it tokenizes.
+            BackendError: the backend does not show its tokenizer.
         """
         from sglang.batch.run_batch import item_of
         from sglang.forecast.batch_plan import items_of, plan

@@ -71,7 +71,7 @@ class Program(Protocol):
 
 
 class ProgramState:
-    """What a program appends to and reads from.
+    """The ``s`` of a program: it appends to it and reads from it.
 
     Appending (``s += ...``) never waits for the model; reading a variable or the text does, and
     raises ProgramError, with the line of the ``s += ...``, where it failed. Methods whose names
@@ -84,7 +84,7 @@ class ProgramState:
 
     @property
     def ret_value(self) -> Any:
-        """What the program returned. Of one that runs on its own, waits; raises."""
+        """Result of the program. Wait for a program that still runs; raise its error."""
         if self._executor.others_append():
             self._executor.wait()
             self._executor.check()
@@ -166,7 +166,7 @@ class ProgramState:
 
     @contextmanager
     def var_scope(self, name: str) -> Iterator[ProgramState]:
-        """What is appended inside also becomes variable ``name``."""
+        """Make variable ``name`` of the text that is appended inside."""
         self._executor.submit(ScopeBegin(name), caller())
         try:
             yield self
@@ -337,8 +337,8 @@ class ProgramState:
     # Looking
 
     def trace(self) -> Trace:
-        """What the run that this state belongs to has done, forks and all. Raises SglangError where
-        it was not recorded."""
+        """Return the trace of this state's run, forks included. Raise SglangError where the run was
+        not recorded."""
         recording = self._executor.run.recording
         if recording is None:
             raise SglangError(

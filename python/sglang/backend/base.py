@@ -31,7 +31,7 @@ Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a state has written: as one text, and as chat messages where roles were used.
+    """A state's text, and its chat messages where roles were used.
 
     Attributes:
         text: everything, chat template included; each medium stands in it as its marker

@@ -28,7 +28,7 @@ class Cancellation:
         with self._lock:
             self.cancelled = True
             for abort in list(self._aborts):
-                with suppress(Exception):  # what cannot be aborted ends by itself
+                with suppress(Exception):  # a call whose abort fails ends by itself
                     abort()
 
     @contextmanager
@@ -43,7 +43,8 @@ class Cancellation:
 
 @contextmanager
 def aborted_by(abort: Callable[[], object]) -> Iterator[None]:
-    """While inside, cancelling the run calls ``abort`` in the cancelling thread; it must not wait.
+    """Have a cancelled run call ``abort``, while inside, in the cancelling thread; it must not
+    wait.
 
     Raises BackendError where the run is cancelled already.
     """

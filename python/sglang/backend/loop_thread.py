@@ -51,7 +51,7 @@ class LoopThread:
             thread.join(CLOSE_SECONDS)
 
     def _begin(self, make: Callable[[], Coroutine[Any, Any, T]], future: Future[T]) -> None:
-        """Under the lock, so that nothing comes to a loop that is ending already."""
+        """Schedule a call. Called locked, so that no call reaches a loop that is ending."""
         with self._lock:
             if self._closed:
                 raise CancelledError
@@ -86,7 +86,7 @@ def begin(
 ) -> None:
     """Run ``make()`` on another thread's loop, for ``future``; to cancel that cancels it.
 
-    The future is there before the call begins: whoever is interrupted meanwhile can cancel it.
+    The future exists before the call begins, so that an interrupted caller can cancel it.
     """
     loop.call_soon_threadsafe(_run, loop, make, future)
 

@@ -40,7 +40,7 @@ class MockCall:
 
 
 class Mock(Backend):
-    """Answers by a script, or echoes; ``calls`` keeps what it was asked.
+    """Answers by a script, or echoes; ``calls`` keeps the calls.
 
     Args:
         script: a list of replies used in turn; a dict from a text that occurs in the prompt (the
@@ -79,7 +79,7 @@ class Mock(Backend):
         self._delay = delay
         self._next = 0
         self._seen: list[str] = []
-        self._ids: dict[str, int] = {}  # of words
+        self._ids: dict[str, int] = {}  # ids of words
         self._lock = threading.Lock()
 
     def complete(self, prompt: Prompt, params: GenParams) -> list[Completion]:
@@ -225,7 +225,7 @@ class Mock(Backend):
 
 
 def decided(answer: str, options: Sequence[str], method: ChoicesMethod) -> Decision:
-    """What ``method`` makes of scores by which ``answer`` is the likeliest of ``options``."""
+    """The decision of ``method`` for scores by which ``answer`` is the likeliest option."""
     ids: dict[str, int] = {}
     rows = [
         [
@@ -243,7 +243,7 @@ def _words(text: str) -> list[str]:
 
 
 def common(a: str, b: str) -> int:
-    """How many characters two texts begin with alike."""
+    """Return the length of the common beginning of two texts."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,9 +1,9 @@
-"""Constraint: what generated text must be, by ``dtype``, ``regex``, ``json_schema``, ``schema``,
+"""Constraints of generated text, by ``dtype``, ``regex``, ``json_schema``, ``schema``,
 ``ebnf``, ``structural_tag``.
 
 A backend that enforces it while generating is sent the regex, JSON schema, grammar or tag. For the
-others the text is checked afterwards, and the model is asked again with what was wrong
-(``feedback``); a grammar or tag is refused.
+others the text is checked afterwards, and the model is called again with the complaint
+(``run/retry``); a grammar or tag is refused.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class OutputConstraint:
         self.parse(text)
 
     def instruction(self) -> str:
-        """What to tell a model that is not held to the constraint."""
+        """Instruction for a model that is not held to the constraint."""
         raise NotImplementedError
 
     def extract(self, text: str, continues: bool = False) -> str:
@@ -97,7 +97,7 @@ class OutputConstraint:
         return True
 
     def _parts(self, text: str) -> Iterator[str]:
-        """Parts of a reply that look like what was asked for."""
+        """Parts of a reply that may satisfy the constraint."""
         yield from ()
 
     def _leading(self, text: str) -> str | None:
@@ -177,8 +177,8 @@ class Dtype(OutputConstraint):
         return found[1] if found else None
 
     def _parts(self, text: str) -> Iterator[str]:
-        """Of numbers what the text begins with; else matches not inside a longer word, number or
-        date. Of a bool the only one, where nothing is negated."""
+        """The number that the text begins with; else matches outside of longer words, numbers and
+        dates. For a bool the only match, where nothing is negated."""
         pattern = f"({DTYPES[self.name][0]})"
         if self.name == "str" and "\\" in text:
             return
@@ -210,8 +210,8 @@ class JsonSchema(OutputConstraint):
 
     @cached_property
     def sent(self) -> dict[str, Any]:
-        """What a backend that enforces is sent. A type has no keys beside its own, so a model that
-        could still write others is not let to."""
+        """The schema for a backend that enforces. A type has no keys beside its own, so the schema
+        forbids others."""
         if isinstance(self.source, (str, Mapping)):
             return self.schema
         return dict(types.closed(self.schema))
@@ -232,14 +232,15 @@ class JsonSchema(OutputConstraint):
         )
 
     def _parts(self, text: str) -> Iterator[str]:
-        """What a Markdown code fence holds, and outermost objects and arrays, where it is JSON."""
+        """The content of Markdown code fences, and outermost objects and arrays, where they are
+        JSON."""
         fences = (fence[1].strip() for fence in re.finditer(FENCE, text, re.DOTALL))
         yield from filter(_is_json, (*fences, *_bracketed(text)))
 
 
 @dataclass(frozen=True)
 class GrammarConstraint(OutputConstraint):
-    """Text of a grammar, or with a structural tag's parts: nobody can check it afterwards."""
+    """Text of a grammar, or with a structural tag's parts; it cannot be checked afterwards."""
 
     kind: str  # type: ignore[misc]
     source: Any
@@ -263,7 +264,8 @@ BRACKET_OR_STRING = re.compile(r'[{}\[\]]|"(?:[^"\\]|\\.)*"?', re.DOTALL)
 
 
 def _bracketed(text: str) -> Iterator[str]:
-    """From each outermost { or [ to its end. What is cut off has no end and hides what it holds."""
+    """The text from each outermost { or [ to its end. A bracket without an end hides its
+    content."""
     begin, depth, at = 0, 0, 0
     while found := BRACKET_OR_STRING.search(text, at):
         at = found.end()

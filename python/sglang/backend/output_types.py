@@ -291,7 +291,7 @@ def _typed(kind: Any, data: Any) -> Any:
 
 
 def _plain(kind: Any) -> Any:
-    """Without Annotated, and ``X`` for ``X | None``."""
+    """The type without Annotated, and ``X`` for ``X | None``."""
     while True:
         origin: Any = get_origin(kind)
         args = [arg for arg in get_args(kind) if arg is not NoneType]

@@ -95,7 +95,8 @@ class TokenUsage:
 
 
 class Slots:
-    """At most ``limit`` holders at a time, of all event loops, first come first served."""
+    """Slots for at most ``limit`` holders at a time, of all event loops, first come first
+    served."""
 
     def __init__(self, limit: int) -> None:
         if limit < 1:
@@ -125,7 +126,7 @@ class Slots:
         return turn
 
     def _leave(self, turn: Future[None]) -> None:
-        """Pass the slot on; who was interrupted while it waited has none."""
+        """Pass the slot on; a caller that was interrupted while it waited has none."""
         if turn.cancel():
             return
         with self._lock:
@@ -196,7 +197,7 @@ class ApiBackend(Backend):
 
     @contextmanager
     def _unless_aborted(self) -> Iterator[None]:
-        """While a thread waits for a call."""
+        """Raise BackendError where the call of a waiting thread was aborted."""
         try:
             yield
         except CancelledError as error:
@@ -219,7 +220,7 @@ class ApiBackend(Backend):
         return {}
 
     def translated(self, error: Exception, prompt: Prompt) -> BackendError | None:
-        """What to raise for an exception of the client; None: the exception itself."""
+        """The error to raise for an exception of the client; None: the exception itself."""
         kinds = _kinds(error)
         status, reason = getattr(error, "status_code", None), said(error)
         kind: type[BackendError] = BackendError
@@ -279,7 +280,7 @@ class ApiBackend(Backend):
                 del self._loops[closed]
             client = self.open_client()
         lifetime = _lifetime(client, loop, self._loops)
-        await anext(lifetime)  # which does not wait
+        await anext(lifetime)  # does not wait
         with self._lock:
             self._loops[loop] = client, lifetime
         return client
@@ -311,7 +312,7 @@ def _kinds(error: BaseException | None) -> set[str]:
 
 
 def said(error: BaseException | None) -> str:
-    """What the service said, else the exception's own words."""
+    """The message of the service, else that of the exception."""
     body = getattr(error, "body", None)
     detail = body.get("error", body) if isinstance(body, Mapping) else None
     message = detail.get("message") if isinstance(detail, Mapping) else None

@@ -39,7 +39,7 @@ class Workers:
         _ALL.add(self)
 
     def _begin(self) -> None:
-        """Without threads and jobs: at first, and in a forked process, which has not got them."""
+        """Reset to no threads and no jobs: at first, and in a forked process, which lacks them."""
         self._changed = threading.Condition()
         self._jobs: deque[Callable[[], None]] = deque()
         self._idle = 0
@@ -94,7 +94,7 @@ class Workers:
                 return
             try:
                 result = context.run(function, *args)
-            except StopIteration as error:  # which no future of an event loop can hold
+            except StopIteration as error:  # no future of an event loop can hold it
                 raised = RuntimeError("the program raised StopIteration")
                 raised.__cause__ = error
                 future.set_exception(raised)
@@ -125,12 +125,12 @@ async def in_worker(function: Callable[..., T], *args: Any) -> T:
 
 
 async def pumped(iterate: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
-    """The items of ``iterate()``, drawn in a worker; drawing ends when the reader is gone."""
+    """The items of ``iterate()``, read in a worker until the reader is gone."""
     loop, gone = asyncio.get_running_loop(), threading.Event()
     items: asyncio.Queue[Any] = asyncio.Queue()
 
     def put(item: object) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody reads
+        with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(items.put_nowait, item)
 
     def draw() -> None:

@@ -66,7 +66,7 @@ class ResultsFile:
         self._lines = {n: known[key].popleft() for n, key in enumerate(self._keys) if known[key]}
 
     def __len__(self) -> int:
-        """How many items need not run."""
+        """Number of items that need not run."""
         return len(self._lines)
 
     def __contains__(self, number: int) -> bool:
@@ -111,7 +111,7 @@ class ResultsFile:
             self._file.close()
 
     def _scan(self) -> dict[str, deque[int]]:
-        """Where the lines of each key begin."""
+        """Byte offsets of the lines of each key."""
         known: dict[str, deque[int]] = defaultdict(deque)
         begin, number = 0, 1
         self._file.seek(0)
@@ -161,7 +161,7 @@ def _key(program: Program, item: Mapping[str, Any], defaults: GenParams) -> str:
 
 
 def _said(code: Any) -> list[Any]:
-    """What a function does: its instructions and constants, those of functions in it too."""
+    """Instructions and constants of a function, with those of the functions in it."""
     if code is None:
         return []
     constants = [_said(c) if hasattr(c, "co_code") else repr(c) for c in code.co_consts]
@@ -226,7 +226,7 @@ def _constraint(described: dict[str, Any]) -> OutputConstraint:
 
 
 def _class_at(module: str, name: str) -> Any:
-    """What has this name in a module that is loaded, or None."""
+    """The object of this name in a loaded module, or None."""
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)

@@ -86,7 +86,7 @@ class ProgramBatch:
                 yield _first(waiting)
         except KeyboardInterrupt:
             _abort(waiting)
-            waiting.clear()  # waited for by nobody
+            waiting.clear()  # no caller waits for them
             raise
         finally:
             wait(_abort(waiting))
@@ -177,7 +177,7 @@ class ProgramBatch:
         return Prompt(prefix, lora_path=self._defaults.lora_path or "")
 
     def _prefix(self) -> str:
-        """What all items that are to run begin with; "" where it does not pay to compute it first.
+        """Return the common beginning of all items that will run; "" where it is short.
 
         Arguments with the same plain value in every item count as constants.
         """

@@ -33,7 +33,7 @@ async def offer(
     """Begin conversation ``i`` at ``offsets[i]`` seconds; its turns follow one another.
 
     Args:
-        max_concurrency: requests under way at once, 0 for any number. A request held back by it is
+        max_concurrency: requests in flight at once, 0 for any number. A request held back by it is
             due when it may go.
         timeout: seconds a request may take.
     """

@@ -153,7 +153,7 @@ async def _body(
 
 
 def _message(body: bytes) -> str:
-    """What an error answer says, in a line."""
+    """The message of an error answer, in a line."""
     try:
         error = json.loads(body)
         error = error.get("error", error.get("detail", error))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Part:
-    """What was said in one turn: ``tokens`` is empty where only the text is known."""
+    """Text of one turn: ``tokens`` is empty where only the text is known."""
 
     role: str
     tokens: tuple[int, ...]

@@ -3,10 +3,10 @@
 The opening of a program, what it appends before the first call or fork, is cut into pieces; a
 language model, or any function, proposes another order of them in which the constant ones come
 first, so that more of the prompt is shared between runs. This is the one pass that changes prompts,
-so nobody runs it unasked, and an order is taken only if it
+so it runs on request only, and an order is taken only if it
 
 - is a permutation in which every piece stays in its turn;
-- keeps what a piece says of places: one that says "above" stays behind all that it was behind, one
+- keeps references between pieces: one that says "above" stays behind all that it was behind, one
   that says "below" or "following" before all that it was before;
 - leaves the piece that the model is to continue where it is;
 - makes the constant prefix no shorter.
@@ -71,7 +71,7 @@ class PromptPiece:
 
     Attributes:
         nodes: ConstantText, Argument and Image, without the white space ``tail`` behind them.
-        turn: pieces of one turn may change places.
+        turn: pieces of one turn may be exchanged.
         fixed: the model continues it, so it stays where it is.
     """
 
@@ -170,7 +170,7 @@ def _glued(pieces: Sequence[PromptPiece]) -> list[PromptPiece]:
 
 
 def refusal(pieces: Sequence[PromptPiece], order: Sequence[int]) -> str:
-    """Why ``order``, numbers from 1, must not be taken; "" where it may."""
+    """The reason to refuse ``order``, numbers from 1; "" where it is allowed."""
     if sorted(order) != list(range(1, len(pieces) + 1)):
         return f"{list(order)} is no permutation of 1 to {len(pieces)}"
     for place, number in enumerate(order, 1):

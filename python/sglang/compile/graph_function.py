@@ -101,7 +101,7 @@ class Splice:
             ends = tuple(self._numbers[end] for end in node.ends)
             branches = [self._branches[end] for end in node.ends]
             recorder.gather(Join(ends, node.made, node.mode), branches, location)
-        elif not isinstance(node, GetForkItem):  # which came with its Fork
+        elif not isinstance(node, GetForkItem):  # made with its Fork
             recorder.submit(node_of(rebuild(node, self._value)), location)
 
     def _value(self, leaf: Any) -> Any:

@@ -35,12 +35,12 @@ from sglang.run.stream_executor import StreamExecutor
 
 
 class GraphSchedule:
-    """What is known of a graph before it runs.
+    """Facts about a graph before it runs.
 
     Attributes:
         steps: all steps in topological order, each with its stream.
-        kept: steps after which the stream's state is kept aside, because somebody reads it and the
-            stream goes on to change it.
+        kept: steps after which the stream's state is kept aside, because a later step reads it and
+        the stream goes on to change it.
     """
 
     def __init__(self, graph: Graph, continued: bool = False) -> None:
@@ -82,7 +82,7 @@ class GraphRun:
         return self
 
     def result(self) -> Any:
-        """What the program returns. Waits for what it is made of; raises as reading does."""
+        """Return the result of the program. Wait and raise as reading its values does."""
         return rebuild(self._schedule.graph.result, self._value)
 
     async def aresult(self) -> Any:
@@ -137,7 +137,7 @@ class GraphRun:
         return Later(branches, partial(self._joined, node, into), node.made)
 
     def _joined(self, node: Join, into: StreamExecutor) -> Node:
-        """What a Join appends once its branches are done. Raises the first one's failure."""
+        """Return the nodes of a Join whose branches are done. Raise the first one's failure."""
         branches = [self._after(end) for end in node.ends]
         streams = [self._executors[self._schedule.homes[end]] for end in node.ends]
         record_join(into, streams, node.mode)

@@ -76,8 +76,8 @@ def trace(program: Program, known: Mapping[str, Any]) -> Graph:
 
 @contextmanager
 def _refusals_located(program: Program) -> Iterator[None]:
-    """What Python itself refuses to do with an Unknown (``"".join``, ``re.match``) is a TraceError
-    with the program's line too."""
+    """Turn Python's own refusals of an Unknown (``"".join``, ``re.match``) into TraceErrors with
+    the program's line."""
     try:
         yield
     except TypeError as error:
@@ -92,7 +92,7 @@ def _refusals_located(program: Program) -> Iterator[None]:
 
 
 def tracing() -> TracedStreams | None:
-    """What the calling program is traced into; its ``call`` stands for running another one."""
+    """Return the streams that the calling program is traced into; None where it is not traced."""
     return _TRACING.get()
 
 
@@ -127,7 +127,7 @@ class TracedStreams:
     ) -> ProgramState:
         """``program.run(...)``: a stream of its own, whose steps wait only for what they read."""
         if backend is None:
-            backend = getattr(program, "backend", None)  # that of a compiled program
+            backend = getattr(program, "backend", None)  # set in a compiled program
         if backend is not None or stream:
             option = "stream" if stream else "backend"
             raise TraceError(
@@ -350,7 +350,7 @@ def constant_prefix(program: Program, backend: Backend, arguments: Mapping[str, 
         returned = program.func(ProgramState(executor), **known, **unknown)
         if inspect.iscoroutine(returned):
             with closing(returned):
-                returned.send(None)  # what is awaited ends the prefix
+                returned.send(None)  # an await ends the prefix
     return executor.stream.text
 
 

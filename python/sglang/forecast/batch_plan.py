@@ -26,7 +26,7 @@ from sglang.ir.source_location import Location
 from sglang.run.usage import Usage
 from sglang.state import Program, ProgramState
 
-SHORTEST, STEP = 1024, 128  # of a hit in the caches of API services, which round down
+SHORTEST, STEP = 1024, 128  # tokens of a hit in the caches of API services, which round down
 MILLION = 1_000_000
 
 
@@ -52,7 +52,7 @@ class Prices:
         return cls(**found, known=True)
 
     def hit(self, tokens: int) -> int:
-        """What a service counts of a prefix that it has read before."""
+        """Return the cached tokens that a service bills of a prefix that it has read before."""
         if self.cached is None or tokens < SHORTEST:
             return 0
         return tokens - tokens % STEP
@@ -89,7 +89,7 @@ class Compared(NamedTuple):
 
     @property
     def error(self) -> float:
-        """How far the plan was off, as a share of what happened."""
+        """Error of the plan, as a share of the real count."""
         return (self.planned - self.happened) / (self.happened or 1)
 
 
@@ -118,7 +118,7 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """Of the tokens to compute: how far the plan was off, as a share of what happened."""
+        """Error of the tokens to compute, as a share of the real count."""
         return next(row.error for row in self.rows if row.name == "computed")
 
     def __str__(self) -> str:
@@ -134,7 +134,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a batch will need, if nothing of it is in the cache before and nothing is evicted.
+    """Work of a batch, if nothing of it is in the cache before and nothing is evicted.
 
     Attributes:
         items: how many.
@@ -329,5 +329,12 @@ def _planned(asked: RehearsedCall, bill: Bill, found: list[int]) -> Planned:
         prompt, told = sum(len(need.prompt) for need in needs), sum(found)
     title, location, _ = asked.request
     return Planned(
-        asked.item, title, location, prompt, max(prompt - computed, 0), computed, bill.drawn, told
+        asked.item,
+        title,
+        location,
+        prompt,
+        max(prompt - computed, 0),
+        computed,
+        bill.generated,
+        told,
     )

@@ -26,12 +26,12 @@ def units(values: object = ()) -> Units:
 
 @dataclass(frozen=True)
 class Need:
-    """What one request has a backend read and write.
+    """Units that one request has a backend read and write.
 
     Attributes:
         prompt: its units.
         limit: the longest prefix that may come from the cache.
-        kept: what is drawn behind the prompt and lies in the cache afterwards.
+        kept: generated units behind the prompt that stay in the cache.
         space: prompts share nothing across spaces (adapters).
     """
 
@@ -64,7 +64,7 @@ class Cache:
         self.roots: dict[str, CacheNode] = {}
 
     def read(self, need: Need) -> int:
-        """How many units of the prompt are found; afterwards all of ``need`` is there."""
+        """Return the number of cached units of the prompt; afterwards all of ``need`` is cached."""
         found = self._add(need.space, need.prompt, 1)
         if need.kept:
             self._add(need.space, need.prompt + need.kept, 0)
@@ -84,7 +84,7 @@ class Cache:
         return sum(len(node.edge) for node in self.nodes())
 
     def _add(self, space: str, key: Units, requests: int) -> int:
-        """How much of ``key`` was there. An edge ends where a prompt does."""
+        """Insert ``key``. Return the length that was cached. An edge ends where a prompt does."""
         node, at = self.roots.setdefault(space, CacheNode(units(), 0)), 0
         while at < len(key):
             child = node.children.get(key[at])
@@ -103,7 +103,7 @@ class Cache:
 
 
 def common(edge: Units, key: Units, at: int) -> int:
-    """How many units ``edge`` and ``key[at:]`` begin with alike."""
+    """Return the length of the common beginning of ``edge`` and ``key[at:]``."""
     low, high = 0, min(len(edge), len(key) - at)
     if edge[:high] == key[at : at + high]:
         return high

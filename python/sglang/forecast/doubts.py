@@ -12,7 +12,7 @@ from sglang.forecast.rehearsal import Answers
 from sglang.forecast.script import RehearsedCall
 from sglang.forecast.unknowns import STANDS, Unknowns
 
-NAMED = 4  # of the values that nobody knows
+NAMED = 4  # unknown values that are named
 SERVICE = "an API service keeps its cache as it likes: cached tokens are a hope"
 
 
@@ -26,8 +26,10 @@ def doubts(
     facts: Mapping[str, Any],
     serves: bool,
 ) -> str:
-    """In words, "" where there are none. ``facts``: of the backend, which ``serves`` the model
-    itself; ``needed``: tokens of KV."""
+    """Return the doubts in words, "" where there are none.
+
+    ``facts`` describe the backend, which ``serves`` the model itself; ``needed``: tokens of KV.
+    """
     found = [
         *_of_values(asked, given, lengths, unknowns),
         *(_of_the_runtime(bills, needed, facts) if serves else [SERVICE]),
@@ -41,7 +43,7 @@ def _of_values(
     lengths: Mapping[str, int],
     unknowns: Unknowns,
 ) -> Iterator[str]:
-    """What follows from a value that nobody knows may be otherwise."""
+    """Doubts because of unknown values."""
     stands = {found for one in asked for found in re.findall(STANDS, one.call.prompt.text)}
     texts = {unknown.label for text in stands if (unknown := unknowns.of(text)) is not None}
     if guessed := texts - lengths.keys():
@@ -64,7 +66,7 @@ def _chosen(asked: Sequence[RehearsedCall], given: Sequence[Answers]) -> Iterato
 
 
 def _some(names: Iterable[str]) -> str:
-    """In the order of the alphabet, not all of many."""
+    """Names in the order of the alphabet; the first few of many."""
     shown = sorted(names)
     return ", ".join([*shown[:NAMED], *(["..."] if len(shown) > NAMED else [])])
 

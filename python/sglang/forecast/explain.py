@@ -19,12 +19,12 @@ from sglang.inspect.display import described
 from sglang.ir.params import GenParams
 from sglang.state import Program
 
-MAX_DATA_CHARS = 100  # of a medium's data URL, where it is printed
+MAX_DATA_CHARS = 100  # printed characters of a medium's data URL
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a program would send, in order. Print it; ``requests`` has it as plain data."""
+    """Requests that a program would send, in order, printable and as data (``requests``)."""
 
     requests: tuple[Request, ...]
 

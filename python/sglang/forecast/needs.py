@@ -18,16 +18,16 @@ CONSTRAINTS = ("regex", "json_schema", "ebnf", "structural_tag")
 
 @dataclass(frozen=True)
 class Bill:
-    """What a call needs, one request after the other.
+    """Needs of a call, one request after the other.
 
     Attributes:
-        drawn: tokens that it writes at most.
-        several: how many completions go on from the first need, each a need of its own; the usage
-            of the call counts the first once for each, and the others not at all.
+        generated: most tokens that it generates.
+        several: number of completions that go on from the first need, each a need of its own; the
+        usage of the call counts the first once for each, and the others not at all.
     """
 
     needs: tuple[Need, ...]
-    drawn: int = 0
+    generated: int = 0
     several: int = 0
 
 
@@ -36,7 +36,7 @@ class Biller(Protocol):
         """All prompts that ``bill`` will read."""
 
     def bill(self, asked: RehearsedCall) -> Bill:
-        """What the call needs."""
+        """Return the needs of a call."""
 
 
 class NativeBiller:
@@ -66,11 +66,11 @@ class NativeBiller:
             return Bill((alone,))
         found = [self._drawn(call.prompt, prompt, text) for text in asked.texts]
         kept = [one[: self._kept(asked, len(one), text)] for one, text in zip(found, asked.texts)]
-        drawn = sum(min(most, len(one) + 1) for one in found)
+        generated = sum(min(most, len(one) + 1) for one in found)
         if len(kept) == 1:
-            return Bill((Need(prompt, _limit(prompt, start, -1), kept[0], space),), drawn)
+            return Bill((Need(prompt, _limit(prompt, start, -1), kept[0], space),), generated)
         branches = [Need(prompt, len(prompt) - 1, one, space) for one in kept]
-        return Bill((alone, *branches), drawn, len(branches))
+        return Bill((alone, *branches), generated, len(branches))
 
     def _drawn(self, prompt: Prompt, read: Units, text: str) -> Units:
         """Units of a text behind a prompt that has been read."""
@@ -80,9 +80,12 @@ class NativeBiller:
         return self._reader.behind(text)  # the tokenizer joins the two, which a model cannot
 
     def _kept(self, asked: RehearsedCall, length: int, text: str) -> int:
-        """How many drawn tokens were computed: what ends a text is drawn last and is not. A text
-        that nobody knows is taken to be as long as it may, and where stops or end tokens are to end
-        it, to end by one right there; where end tokens are ignored, by its length."""
+        """Return the number of generated tokens that were computed: the last token of a text is
+        not.
+
+        An unknown text is assumed to be as long as allowed and to end there by a stop or end token,
+        or by its length where end tokens are ignored.
+        """
         call = asked.call
         assert not isinstance(call, (Choose, Commit))
         params = call.params
@@ -96,8 +99,11 @@ class NativeBiller:
         return length if stops or call.prompt.messages else length - 1
 
     def _scored(self, prompt: Units, call: Choose, space: str) -> Iterator[Need]:
-        """As ``backend/native`` scores options: the prompt alone; then prompt and options from some
-        tokens before the prompt's end on, further back where a tokenization parts before that."""
+        """Needs of a select, scored as ``backend/native`` does.
+
+        The prompt alone; then prompt and options from some tokens before the prompt's end on,
+        further back where a tokenization parts before that.
+        """
         text = call.prompt.text
         rows = [
             self._reader.units(replace(call.prompt, text=text + option)) for option in call.options
@@ -134,10 +140,10 @@ class ServiceBiller:
         rows = self._rows(call.prompt, body)
         times = 1 if "n" in body else params.n or 1
         needs = [Need(row, len(row) - 1) for row in rows * times]
-        drawn = (params.max_new_tokens or 0) * (params.n or 1)
+        generated = (params.max_new_tokens or 0) * (params.n or 1)
         if isinstance(call, Choose):
-            drawn = max(len(self._reader.behind(option)) for option in call.options)
-        return Bill(tuple(needs), drawn)
+            generated = max(len(self._reader.behind(option)) for option in call.options)
+        return Bill(tuple(needs), generated)
 
     def _rows(self, prompt: Prompt, body: Mapping[str, Any]) -> list[Units]:
         texts = body.get("prompt")

@@ -18,7 +18,7 @@ from sglang.forecast.token_units import UnitTokens
 from sglang.forecast.unknowns import STANDS, Unknowns, run
 from sglang.ir.chat_template import ChatTemplate
 
-# What marks the first unit of a text that is encoded side by side with others, and of what follows
+# Marks of the first unit of a text that is encoded side by side with others, and of the text behind
 # them: the runtime finds KV by such keys (its core/segments).
 OPENS, SIBLING = 1 << 60, 1 << 61
 TURN = 4  # tokens around a chat message
@@ -65,7 +65,7 @@ class PromptReader:
                 self._known[text, special] = row
 
     def units(self, prompt: Prompt) -> Units:
-        """Of all of it, marked where texts are side by side."""
+        """Units of the whole prompt, marked where texts are side by side."""
         media = self._media(prompt)
         if not prompt.parallel:
             return self._units(self._line(prompt.text, True, media))
@@ -80,7 +80,7 @@ class PromptReader:
         return _marked(found, marks)
 
     def behind(self, text: str) -> Units:
-        """Of a text that follows another."""
+        """Units of a text that follows another."""
         return self._units(self._line(text, False, None))
 
     def knows(self, text: str) -> bool:
@@ -88,7 +88,7 @@ class PromptReader:
         return not self._plain.search(text)
 
     def conversation(self, messages: Sequence[tuple[str, Any]]) -> Units:
-        """Of a chat's turns, each a role and a text or a list of content parts."""
+        """Units of a chat's turns, each a role and a text or a list of content parts."""
         found = units()
         for role, content in messages:
             found += run(self._unknowns.number(("turn", role), role), TURN)
@@ -180,12 +180,12 @@ def _add(found: Units, marks: list[tuple[int, int]], texts: Sequence[Units]) -> 
 
 
 def _marked(found: Units, marks: list[tuple[int, int]]) -> Units:
-    """What follows the last text side by side sees them all, if it is their last token."""
+    """Set the marks on the units. A mark at the end goes to the last unit, which sees all texts."""
     if marks and marks[-1][0] == len(found):
-        tip = len(found) - 1
-        while marks and marks[-1][0] >= tip:
+        last = len(found) - 1
+        while marks and marks[-1][0] >= last:
             marks.pop()
-        marks.append((tip, OPENS))
+        marks.append((last, OPENS))
     for start, mark in marks:
         found[start] |= mark
     return found

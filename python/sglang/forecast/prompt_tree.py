@@ -10,10 +10,10 @@ from sglang.forecast.cache_model import Cache, CacheNode, Units
 from sglang.forecast.prompt_reader import PromptReader
 from sglang.forecast.token_units import UnitTokens
 
-UNITS = 24  # of an edge, whose text is kept
-CHARACTERS = 48  # of its text, that are printed
+UNITS = 24  # units of an edge whose text is kept
+CHARACTERS = 48  # printed characters of its text
 WIDE, DEEP = 4, 8  # branches of a node that are printed, and levels
-ROOT = -1  # the place of what the first branches hang on
+ROOT = -1  # index of the parent of the first branches
 
 
 class Branch(NamedTuple):
@@ -32,7 +32,7 @@ def tree_of(cache: Cache, reader: PromptReader, tokens: UnitTokens) -> tuple[Bra
     rows = [part for parts in stretches for part in parts if not isinstance(part, str)]
     texts = iter(tokens.decode(rows))
     said = ["".join(p if isinstance(p, str) else next(texts) for p in ps) for ps in stretches]
-    below: list[list[Branch]] = [[] for _ in range(len(cuts) + 1)]  # by place, ROOT last
+    below: list[list[Branch]] = [[] for _ in range(len(cuts) + 1)]  # by index, ROOT last
     for place, cut in reversed(list(enumerate(cuts))):
         text = said[place].rstrip("\ufffd")
         branch = Branch(text, cut.tokens, cut.requests, tuple(below[place]))
@@ -41,8 +41,7 @@ def tree_of(cache: Cache, reader: PromptReader, tokens: UnitTokens) -> tuple[Bra
 
 
 class _Cut(NamedTuple):
-    """A branch whose text is not known yet, but by its beginning; ``above``: the place of the one
-    that it hangs on."""
+    """A branch of which the first units are known; ``above`` is the index of its parent."""
 
     above: int
     edge: Units

@@ -75,7 +75,7 @@ class Script:
         self.requests.append(Request(title, caller(), body))
 
     def replied(self, texts: list[str]) -> None:
-        """These texts have answered the last gen."""
+        """Note the texts that answered the last gen."""
 
     def text(self, name: str | None, number: int = 0) -> str:
         """The next text of a variable; ``number``: which of n texts."""
@@ -119,14 +119,14 @@ class Script:
         return state
 
     def check_used(self) -> None:
-        """Raises SglangError for an answer that nothing asked for."""
+        """Raise SglangError for an answer that no call used."""
         unused = [name for name in self.answers if name not in self._used]
         if unused:
             raise SglangError(f"no call asks for {unused[0]!r}, for which there is an answer")
 
 
 class Absent(Backend):
-    """What a program's flow depends on of a backend; its calls raise."""
+    """The properties of a backend that a program's flow depends on; its calls raise."""
 
     def __init__(self, real: Backend) -> None:
         self._real = real
@@ -151,7 +151,7 @@ class Absent(Backend):
 
 
 class Stage(TracedStreams):
-    """Where programs run that an explained one runs."""
+    """Stage for the programs that an explained one runs."""
 
     def __init__(self, script: Script) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ class Stage(TracedStreams):
 
 
 class ScriptedReply(NamedTuple):
-    """How the next call is answered: by ``text(number)`` for each of its n texts."""
+    """Answer to the next call: ``text(number)`` for each of its n texts."""
 
     name: str | None
     text: Callable[[int], str]
@@ -181,7 +181,7 @@ class ScriptedReply(NamedTuple):
 
 
 class Rehearsal(Interpreter):
-    """An interpreter whose calls are answered by a script; its backend is asked for nothing."""
+    """An interpreter whose calls are answered by a script; its backend is not called."""
 
     def __init__(self, real: Interpreter, script: Script) -> None:
         super().__init__(
@@ -224,7 +224,7 @@ class Rehearsal(Interpreter):
         return {"reasoning_content": self._script.text((name or "") + REASONING)}
 
     def _speculated(self, name: str | None, params: GenParams) -> Steps:
-        """What the model would write beyond the stop is not known: nothing is saved."""
+        """Answer up to the stop: the text beyond it is unknown, so no call is saved."""
         stop = strings(params.stop)[0]
         meta = {"finish_reason": {"type": "length", "length": 1}}
         self._reply = ScriptedReply(name, lambda _: self._script.text(name) + stop, meta)
@@ -281,7 +281,7 @@ def _until(text: str, stops: Sequence[str]) -> str:
 
 
 def _awaited(body: Coroutine[Any, Any, Any]) -> Any:
-    """Its result, from an event loop of its own: the caller may be in one. Nothing in it waits."""
+    """Return the coroutine's result from an event loop of its own: the caller may be in one."""
     context = contextvars.copy_context()
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(context.run, asyncio.run, body).result()

@@ -13,7 +13,7 @@ from sglang.ir.nodes import REASONING
 from sglang.ir.params import GenParams, given
 from sglang.ir.source_location import Location
 
-# Of these the first tokens of a text do not depend.
+# Parameters that do not change the first tokens of a text.
 LENGTHS = ("max_new_tokens", "n", "stop", "stop_token_ids", "stop_regex", "ignore_eos")
 SAMPLING = ("top_p", "top_k", "min_p", "seed", "temperature")
 
@@ -36,7 +36,7 @@ class PlanScript(Script):
 
     Args:
         lengths: tokens of variables that have no answer; without one, as many as are allowed.
-        asked: of all items; the calls of this one are appended.
+        calls: calls of all items; those of this one are appended.
     """
 
     def __init__(
@@ -45,28 +45,28 @@ class PlanScript(Script):
         answers: Answers,
         lengths: Mapping[str, int],
         unknowns: Unknowns,
-        asked: list[RehearsedCall],
+        calls: list[RehearsedCall],
     ) -> None:
         super().__init__(answers)
         self._item, self._lengths = item, lengths
-        self._unknowns, self._asked = unknowns, asked
+        self._unknowns, self._calls = unknowns, calls
 
     @property
     def used(self) -> set[str]:
-        """Names that have been asked for."""
+        """Names that calls have used."""
         return set(self._used)
 
     def note(self, title: str, body: dict[str, Any], call: Call) -> None:
         super().note(title, body, call)
         if body and not (isinstance(call, Commit) and not call.prompt.text):
-            self._asked.append(RehearsedCall(self._item, self.requests[-1], call))
+            self._calls.append(RehearsedCall(self._item, self.requests[-1], call))
 
     def replied(self, texts: list[str]) -> None:
-        self._asked[-1] = replace(self._asked[-1], texts=tuple(texts))
+        self._calls[-1] = replace(self._calls[-1], texts=tuple(texts))
 
     def text(self, name: str | None, number: int = 0) -> str:
-        """A text of the length of what is asked for, which a greedy call gets again."""
-        call = self._asked[-1].call if self._asked else None
+        """A text of the requested length; a greedy call gets the same text again."""
+        call = self._calls[-1].call if self._calls else None
         known = name in self.answers or (name or "").endswith(REASONING)
         if known or call is None or isinstance(call, (Choose, Commit)):
             return super().text(name, number)
@@ -74,12 +74,12 @@ class PlanScript(Script):
         if name is not None and name in self._lengths:
             self._used[name] += 1
             length = min(length, self._lengths[name])
-        key = _key(call.prompt, call.params, number, len(self._asked))
+        key = _key(call.prompt, call.params, number, len(self._calls))
         return self._unknowns.pair(key, name or "gen", length) if length else ""
 
 
 def _key(prompt: Prompt, params: GenParams, number: int, place: int) -> Hashable:
-    """What the first tokens of an answer are a function of."""
+    """Key of the first tokens of an answer: everything that they depend on."""
     values = {name: value for name, value in given(params).items() if name not in LENGTHS}
     if params.temperature == 0:
         values = {name: value for name, value in values.items() if name not in SAMPLING}
@@ -91,5 +91,5 @@ def _key(prompt: Prompt, params: GenParams, number: int, place: int) -> Hashable
 
 
 def ahead(prompt: Prompt, body: dict[str, Any]) -> RehearsedCall:
-    """What a batch has computed before its items."""
+    """The call that a batch makes before its items."""
     return RehearsedCall(None, Request("ahead of the batch", Location("", 0), body), Commit(prompt))

@@ -9,7 +9,7 @@ from sglang.backend.base import Backend
 from sglang.errors import Unsupported
 from sglang.forecast.cache_model import Units, units
 
-BYTES = 4  # of English text a token, in the vocabularies of large models
+BYTES = 4  # bytes of English text a token, in the vocabularies of large models
 
 
 class UnitTokens(Protocol):
@@ -21,7 +21,7 @@ class UnitTokens(Protocol):
         """``special``: with what the tokenizer puts around a prompt."""
 
     def decode(self, rows: Sequence[Units]) -> list[str]:
-        """Their texts."""
+        """Return the texts of token ids."""
 
 
 def tokens_of(backend: Backend) -> UnitTokens:
@@ -91,7 +91,7 @@ def _served(backend: Backend) -> str:
 
 
 def _published(model: str) -> UnitTokens:
-    """Of a model that is served elsewhere."""
+    """Tokens of a model that is served elsewhere."""
     try:
         import tiktoken
 

@@ -1,4 +1,4 @@
-"""Unknowns: pairs of characters that stand in texts for what nobody knows yet, and their units."""
+"""Unknowns: pairs of characters that stand in texts for unknown parts, and their units."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class UnknownText(NamedTuple):
 
 
 class Unknowns:
-    """Those of one plan. What is asked for twice by the same key begins with the same units."""
+    """Unknowns of one plan. Two requests with the same key begin with the same units."""
 
     def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {}
@@ -56,11 +56,11 @@ class Unknowns:
         return self._pairs[unknown]
 
     def of(self, text: str) -> UnknownText | None:
-        """What a text stands for."""
+        """Return the unknown text that ``text`` stands for, or None."""
         return self._texts.get(text)
 
     def label(self, unit: int) -> str | None:
-        """Of a unit; None for one that is a token's id."""
+        """Return the label of an unknown unit; None for a token's id."""
         return self._labels[(unit - BASE) // ROOM] if unit >= BASE else None
 
 

@@ -24,7 +24,7 @@ UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class Cost(NamedTuple):
-    """What one gen or select has taken; "" where that is not known."""
+    """Tokens and seconds of one gen or select; "" where unknown."""
 
     name: str
     prompt: Any
@@ -68,7 +68,7 @@ def show(executor: StreamExecutor, file: TextIO | None = None) -> None:
 
 
 def print_history(entries: Sequence[HistoryEntry], file: TextIO | None = None) -> None:
-    """Print calls: what was asked, with the parameters that were set, and what came back."""
+    """Print calls: prompts, the parameters that were set, and answers."""
     paint = Paint(file)
     for number, entry in enumerate(entries, 1):
         heading = f"call {number} of {len(entries)}: {_kind(entry.call)}, {entry.backend}"
@@ -79,14 +79,14 @@ def print_history(entries: Sequence[HistoryEntry], file: TextIO | None = None) -
 
 
 def snapshot(executor: StreamExecutor) -> Stream:
-    """What the executor has written by now; it may go on writing."""
+    """Return a copy of the executor's stream as it is now; the executor may go on."""
     stream = executor.stream.copy()
     stream.partial = dict(executor.stream.partial)
     return stream
 
 
 def note_of(executor: StreamExecutor) -> str:
-    """Why the state is not whole, or ""."""
+    """The reason that the state is not complete, or ""."""
     if (failure := executor.failure) is not None:
         where = f" at {failure.location}" if failure.location else ""
         return f"failed: {described(failure.error)}{where}"
@@ -110,7 +110,7 @@ def title(segment: TextSegment) -> str:
     return f"{segment.kind} {segment.name}" if segment.name else segment.kind
 
 
-# What a call has cost
+# Costs of calls
 
 
 def costs_of(stream: Stream) -> list[Cost]:

@@ -1,4 +1,4 @@
-"""Pieces: a state's text, cut up by who has written it, to be shown."""
+"""Pieces: a state's text, cut up by its origin, for displays."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TextPiece(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Where a piece begins and ends; marks at one place come in this order."""
+    """Begin and end of a piece; marks at one offset come in this order."""
 
     start: int
     end: int
@@ -76,7 +76,7 @@ def _marks(stream: Stream, template: ChatTemplate) -> Iterator[Mark]:
 
 
 def _growing(stream: Stream) -> Iterator[TextSegment]:
-    """What is being streamed at this moment."""
+    """Segments that are being streamed now."""
     for name, text in stream.partial.items():
         if stream.text.endswith(text):
             end = len(stream.text)
@@ -84,7 +84,7 @@ def _growing(stream: Stream) -> Iterator[TextSegment]:
 
 
 def turns_of(stream: Stream, template: ChatTemplate) -> list[TextTurn]:
-    """Where the turns of ``stream.messages`` stand in its text, and the one that is open."""
+    """Return the offsets of the turns in ``stream.messages``, and of the open one."""
     found, at = [], 0
     for number, message in enumerate(stream.messages):
         role, said = message["role"], _written(message["content"], template)

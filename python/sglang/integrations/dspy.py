@@ -33,7 +33,7 @@ except ImportError as error:
         "an older one reaches a server by dspy.LM('openai/default', api_base='http://.../v1')"
     ) from error
 
-MAX_TOKENS = 1024  # of a completion, where the request does not say
+MAX_TOKENS = 1024  # default length of a completion
 SAME_NAMES = (
     "temperature", "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty",
 )  # fmt: skip
@@ -49,7 +49,7 @@ BY_STATUS = {
     429: lm15.RateLimitError,
 }
 
-_unconstrained: weakref.WeakSet[Backend] = weakref.WeakSet()  # those warned about
+_unconstrained: weakref.WeakSet[Backend] = weakref.WeakSet()  # backends that a warning named
 
 
 class SGLang(dspy.LM):  # type: ignore[misc]
@@ -92,7 +92,7 @@ class SGLang(dspy.LM):  # type: ignore[misc]
 
 
 class _Shared:
-    """What DSPy may ask of the model, the same for both engines."""
+    """Capabilities of the model as DSPy reads them, the same for both engines."""
 
     supports_function_calling = False
     supports_reasoning = False
@@ -330,7 +330,7 @@ def _translated() -> Iterator[None]:
 
 
 def _name(backend: Backend) -> str:
-    """As the runtime serves it; other backends say ``model_name`` or only what they are."""
+    """The model's name as the runtime serves it; other backends have ``model_name`` or ``name``."""
     try:
         info = backend.get_server_info()
     except SglangError:

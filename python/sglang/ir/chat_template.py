@@ -27,7 +27,7 @@ class ChatTemplate:
     video_token: str = "<video>"
 
     def marker(self, kind: str) -> str:
-        """What stands in the text for a medium."""
+        """Return the marker of a medium in the text."""
         return self.video_token if kind == "video" else self.image_token
 
     def seeing(self, placeholders: Mapping[str, str]) -> ChatTemplate:

@@ -16,7 +16,7 @@ Entry = Sequence[Any]
 
 @dataclass(frozen=True)
 class Scores:
-    """What is known of each option, index by index.
+    """Log-probabilities of each option, index by index.
 
     Attributes:
         options: the texts.
@@ -24,7 +24,7 @@ class Scores:
             option's tokenization leaves the prompt's own (token healing): all options are scored
             from the same context.
         output: log-probabilities after the option, where the backend gave them.
-        unconditional: entries of the same tokens without the prompt, if the method asked.
+        unconditional: entries of the same tokens without the prompt, if the method needs them.
     """
 
     options: Sequence[str]
@@ -33,7 +33,7 @@ class Scores:
     unconditional: Sequence[Sequence[Entry]] = ()
 
     def logprobs(self, index: int) -> list[float]:
-        """Per token; one that nothing precedes has none and counts as certain."""
+        """Log-probabilities by token; a first token has none and counts as certain."""
         return [_value(entry) for entry in self.tokens[index]]
 
 
@@ -96,7 +96,7 @@ def _greedy(scores: Scores) -> Decision:
     rows = [scores.logprobs(i) for i in range(len(scores.options))]
     width = max(len(row) for row in rows)
     matrix = [row + [_mean(row)] * (width - len(row)) for row in rows]
-    # Options are compared by token first: two that share one must not be told apart by rounding.
+    # Options are compared by token first: two that share one must not differ by rounding.
     ids = [[e[1] for e in entries] + [None] * (width - len(entries)) for entries in scores.tokens]
     alive = list(range(len(rows)))
     for column in range(width):

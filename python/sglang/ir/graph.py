@@ -56,7 +56,7 @@ from sglang.ir.step_json import (
 VERSION = 1
 GRAPH_FIELDS = ("version", "name", "arguments", "streams", "result", "num_api_spec_tokens")
 MODES = (GATHER, "concate_and_append")
-SHOWN_CHARS = 60  # of a value, where a graph is printed
+SHOWN_CHARS = 60  # printed characters of a value
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,11 @@ class Graph:
         return {step.number: s for s, steps in self.streams.items() for step in steps}
 
     def dependencies(self) -> list[Dependency]:
-        """What waits for what: the order inside each stream, and between streams the values read,
-        forks and joins. Raises ValueError for a step that is waited for and does not exist."""
+        """Return the dependencies: the order inside each stream, and between streams the values
+        read, forks and joins.
+
+        Raise ValueError for a step that is waited for and does not exist.
+        """
         homes, edges = self.homes(), []
         for stream, steps in self.streams.items():
             previous: int | None = None

@@ -37,7 +37,7 @@ from sglang.ir.nodes import (
     node_of,
 )
 
-# What the text of a stream depends on, and what depends on the text before it.
+# Nodes that the text of a stream depends on, and nodes that depend on the text before them.
 WRITING = (
     ConstantText, Argument, Variable, Image, RoleBegin, RoleEnd, ScopeBegin, Gen, Select,
     SeparateReasoning,
@@ -136,7 +136,7 @@ def _reattached(new: Graph, old: Graph) -> Graph:
 
 
 class _Live:
-    """Which steps are wanted, and all that can influence them."""
+    """Wanted steps, and all steps that can influence them."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -165,7 +165,7 @@ class _Live:
         self._mark(step)
 
     def _want_at(self, stream: int, place: int, name: str) -> None:
-        """Variable ``name`` as it is at a place of a stream, which may have begun with it."""
+        """Want variable ``name`` as it is at an index of a stream, which may have begun with it."""
         steps, made = self.graph.streams[stream], self._makers.get((stream, name), [])
         if before := bisect_right(made, place):
             self.want(steps[made[before - 1]], name)

@@ -92,7 +92,7 @@ class ConstantText(Node):
 
 @dataclass(frozen=True)
 class Gen(Node):
-    """Text drawn by the model until a stop or a limit, kept in variable ``name`` if it has one."""
+    """Text generated until a stop or a limit, kept in variable ``name`` if it has one."""
 
     blocking = True
     name: str | None = None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def cut(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
-    """Where the stop begins that is complete first, and which it is; None where there is none.
+    """Return the offset of the first complete stop, and the stop; None where there is none.
 
     The first to be complete, not the first to begin: a model that stops while it writes has written
     no further. Of two that end together the longer one counts.
@@ -16,7 +16,7 @@ def cut(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
 
 
 def held(text: str, stops: Sequence[str]) -> int:
-    """How many characters at the end of a growing ``text`` may be the beginning of a stop."""
+    """Return the number of last characters of a growing ``text`` that may begin a stop."""
     longest = max(map(len, stops), default=1) - 1
     for size in range(min(longest, len(text)), 0, -1):
         if any(len(stop) > size and stop.startswith(text[-size:]) for stop in stops):

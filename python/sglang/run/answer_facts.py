@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 from sglang.backend.base import Completion
 from sglang.ir.choices import Decision
 
-# Of a prompt, and of each completion; the names in meta_info and in a trace.
+# Counts of a prompt, and of each completion, by their names in meta_info and in a trace.
 READ = ("prompt_tokens", "cached_tokens")
 WRITTEN = ("completion_tokens", "forced_tokens", "drafted_tokens", "accepted_tokens",
            "forward_passes")  # fmt: skip
@@ -20,7 +20,7 @@ def facts_of(
     answer: Any, several: bool, begin: float, end: float, first: float | None
 ) -> dict[str, Any]:
     """``several``: the answers are to prompts of their own, else to one prompt. ``first``: when the
-    first text came here. What is not told is not in it."""
+    first text came here. Unknown facts are left out."""
     metas = list(metas_of(answer))
     found: dict[str, Any] = {}
     together = sum if several else max
@@ -43,7 +43,7 @@ def facts_of(
 
 
 def metas_of(answer: Any) -> Sequence[Mapping[str, Any]]:
-    """The meta_info of everything in an answer, whoever gave it."""
+    """Return the meta_info of everything in an answer of any backend."""
     if isinstance(answer, list):
         return [meta for item in answer for meta in metas_of(item)]
     if isinstance(answer, Completion):
@@ -57,7 +57,7 @@ def metas_of(answer: Any) -> Sequence[Mapping[str, Any]]:
 
 
 def _counts(metas: Sequence[Mapping[str, Any]], name: str) -> list[int]:
-    """What is none is left out: a service may answer anything, and the run goes on."""
+    """Return the counts; other values are left out, since a service may answer anything."""
     values = [meta.get(name) for meta in metas]
     return [int(value) for value in values if _is_amount(value)]
 

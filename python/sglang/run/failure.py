@@ -10,7 +10,7 @@ from sglang.ir.source_location import Location
 
 
 class Failure:
-    """Why an executor has ended. ``seen``: the error has been raised to a reader."""
+    """The error that ended an executor. ``seen``: it has been raised to a reader."""
 
     def __init__(self, error: BaseException, location: Location | None) -> None:
         self.error, self.location, self.seen = error, location, False

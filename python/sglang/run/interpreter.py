@@ -86,7 +86,7 @@ class Interpreter:
     def visit(self, node: Node) -> Steps | None:
         """The node's calls, or None where it needs none and is done.
 
-        Raises what the backend raises, and SglangError for a node out of place.
+        Raises what the backend raises, and SglangError for a node that may not come here.
         """
         handler = self.handlers.get(type(node))
         if handler is None:
@@ -199,7 +199,7 @@ class Interpreter:
         self._write(node.name, completions, start, (params.n or 1) > 1, typed)
 
     def _prompt(self, params: GenParams) -> Prompt:
-        """What is written, to be read by the adapter of ``params``."""
+        """Return the prompt, to be read by the adapter of ``params``."""
         return dataclasses.replace(self.stream.prompt(), lora_path=params.lora_path or "")
 
     def _with_template_stops(self, params: GenParams) -> GenParams:
@@ -248,7 +248,7 @@ class Interpreter:
     # Speculation
 
     def _speculated(self, name: str | None, params: GenParams) -> Steps:
-        """From what an earlier call has written; else by one that may run on."""
+        """Answer the gen from an earlier call's text; else by a call that may run on."""
         stream, template = self.stream, self.backend.chat_template
         if stream.leftover is not None and (taken := stream.leftover.take(params)) is not None:
             meta = {"finish_reason": taken[1], **NO_COST, "speculated": True}
@@ -272,7 +272,7 @@ class Interpreter:
         stream.leftover = left.rest(taken[2])
 
     def _flush(self, _: Flush) -> Steps:
-        """One reply for the turn's deferred gens; those that it does not give are asked for."""
+        """One reply for the turn's deferred gens; those that it lacks get calls of their own."""
         stream = self.stream
         turn, stream.deferred = stream.deferred, []
         if not turn:
@@ -294,7 +294,7 @@ class Interpreter:
     def _one_reply(
         self, params: GenParams, pattern: list[Pending | str]
     ) -> Generator[Call, Any, list[Completion]]:
-        """What one reply to the turns before gives of the pattern's gens, in order."""
+        """Request one reply to the turns before. Return the pattern's gens in it, in order."""
         asked = speculation.running_on(params, self.spec_tokens, ())
         (reply,) = yield Complete(self.stream.prompt(turn=False), asked)
         self._account([reply])

@@ -1,4 +1,4 @@
-"""Reasoning: the thoughts that a model writes before its answer, told apart by its markers."""
+"""Reasoning: the thoughts that a model writes before its answer, recognised by its markers."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Recording:
 
     @contextmanager
     def of(self, args: Sequence[Any], arguments: Mapping[str, Any] | None) -> Iterator[None]:
-        """While inside, the program runs, called with these."""
+        """Record the program that runs while inside, called with these arguments."""
         group = self.group
         shown = [_repr.repr(value) for value in args]
         shown += [f"{name}={_repr.repr(value)}" for name, value in (arguments or {}).items()]
@@ -70,7 +70,7 @@ class Recording:
         self._end(None)
 
     def _end(self, error: BaseException | None) -> None:
-        """What still goes on is taken to be cancelled."""
+        """End the record; spans that still go on count as cancelled."""
         group = self.group
         group.status, group.error = status_of(error), told(error)
         group.end = self.trace.now()
@@ -190,7 +190,8 @@ class Visit:
 
     @contextmanager
     def asking(self, backend: Backend, call: Call) -> Iterator[RecordedCall]:
-        """While inside, the call is made; its maker takes ``call`` and sets ``answer``."""
+        """Record the call that is made while inside; its maker takes ``call`` and sets
+        ``answer``."""
         span = self.span
         if span is None:
             kinds: dict[type, str] = {Choose: "select", Commit: "commit"}
@@ -248,7 +249,7 @@ class RecordedCall:
 
     @contextmanager
     def request(self) -> Iterator[RecordedCall]:
-        """While inside, one request is made; its maker sets ``answer``."""
+        """Record the request that is made while inside; its maker sets ``answer``."""
         if self._span is None or self._records:
             self._span = self._sent()
         span, self._records, self.answer = self._span, True, None
@@ -277,7 +278,7 @@ class RecordedCall:
 
 
 def _described(call: Call) -> dict[str, Any]:
-    """What is asked for, shortened."""
+    """The request, shortened."""
     prompt = call.prompt
     found: dict[str, Any] = {
         "prompt": prompt.text[-PROMPT_CHARS:],

@@ -1,4 +1,4 @@
-"""Asking: completions that satisfy what was asked of them, by asking again where they do not."""
+"""Retries: completions that satisfy a constraint which the backend does not enforce."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ def valid_completions(
 ) -> Generator[Call, Any, list[Completion]]:
     """``params.n`` completions that satisfy a constraint which the backend does not enforce.
 
-    One that does not is asked for again, with what was wrong, up to ``max_retries`` times; ``tell``
-    is given the meta_info of each that was dropped. ``params.dtype`` is kept where the replies
+    An invalid one is requested again, with the
+    complaint, up to ``max_retries`` times; ``tell`` gets
+    the meta_info of each that was dropped. ``params.dtype`` is kept where the replies
     continue the prompt (``OutputConstraint.free``). Raises InvalidOutput.
     """
     valid = []
@@ -84,7 +85,7 @@ def feedback(
     turns.append({"role": "user", "content": note})
     opening, _ = template.around("assistant", turns)
     if not isinstance(begun, str):
-        begun = ""  # its media were shown once
+        begun = ""  # the media were shown once
     if begun:
         turns.append({"role": "assistant", "content": begun})
     added = text + closing + before + note + after + opening + begun

@@ -37,9 +37,9 @@ class Member(Protocol):
 
 
 class Run:
-    """What the executors of one run share.
+    """Common state of the executors of one run.
 
-    Members are held alive by nobody here: who has work is held by its queue or its worker, and a
+    Members are held by weak references: work in a queue or a worker keeps an executor alive, and a
     fork that the program has dropped is forgotten when it is done. Its failure is kept in
     ``failures``.
 
@@ -49,7 +49,7 @@ class Run:
         backend: what runs inside this one use, where they name none.
 
     ``tasks`` visit nodes; ``program`` is the body itself where it runs on its own. ``recording``
-    puts the run into a trace, where it is asked for.
+    the record of the run, where one is requested.
     """
 
     def __init__(
@@ -86,8 +86,10 @@ class Run:
 
     @contextmanager
     def inside(self, args: Sequence[Any] = (), arguments: Any = None) -> Iterator[None]:
-        """The calling thread or task is the program, called with these: nobody else will append. A
-        run that begins inside is cancelled with this one."""
+        """Mark the calling thread or task as the program, called with these arguments.
+
+        Other threads will not append. A run that begins inside is cancelled with this one.
+        """
         outer, token = _INSIDE.get(), _INSIDE.set(self)
         if outer is not None:
             outer._inner.add(self)
@@ -158,7 +160,7 @@ class Run:
     def _cancel_tasks(self) -> None:
         for task in tuple(self.tasks):
             coroutine: Any = task.get_coro()
-            # One that has not begun must: it tells those who wait that it has failed.
+            # A task that has not begun must run: it wakes the readers with its failure.
             if inspect.getcoroutinestate(coroutine) != inspect.CORO_CREATED:
                 task.cancel()
 

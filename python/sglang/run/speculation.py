@@ -5,8 +5,8 @@ stop, and what it has written is matched with what the program appends next.
 
 Completion models ("text"): the ``Leftover`` behind a gen's stop is consumed by the constants and
 gens that follow. Chat models ("chat"): the gens of one assistant turn are put off; at its end one
-reply is asked for and ``match``-ed with the turn's pattern. Where the text differs from the
-pattern, or a gen's own limits could have been met earlier, the gen has a call of its own.
+reply is requested and ``match``-ed with the turn's pattern. Where the text differs from the
+pattern, or a gen's own limits could have ended it earlier, the gen has a call of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from sglang.ir.params import DEFAULTS, GenParams, given, strings
 from sglang.ir.stops import cut
 
-# What a text that was drawn for another gen can still satisfy: these, and neutral values.
+# Parameters that a text generated for another gen can still satisfy, beside neutral values.
 REUSABLE = frozenset(
     ["max_new_tokens", "stop", "temperature", "top_p", "top_k", "min_p", "frequency_penalty",
      "presence_penalty", "repetition_penalty", "logit_bias", "seed", "max_retries"]
@@ -45,7 +45,7 @@ class Leftover:
         ended: the model ended by itself; else it was cut by a limit.
         density: tokens a byte of the reply.
         prompt_tokens: of the call that wrote it, which a reuse saves.
-        params: those it was drawn with.
+        params: parameters that it was generated with.
     """
 
     text: str
@@ -59,7 +59,7 @@ class Leftover:
         return dataclasses.replace(self, text=text)
 
     def after(self, constant: str) -> Leftover | None:
-        """What is left when the program appends ``constant``: None where it says otherwise."""
+        """Return the rest when the program appends ``constant``; None where the texts differ."""
         if self.text.startswith(constant):
             return self.rest(self.text[len(constant) :])
         return None
@@ -77,14 +77,15 @@ class Leftover:
         return self.text[:end], {"type": "stop", "matched": reason}, self.text[end:]
 
     def tokens(self, text: str) -> int:
-        """How many tokens of the reply ``text`` is, by its share of the bytes: the service tells
-        only their sum. So a value may be a little longer than its own limit; it is never another.
+        """Return the tokens of ``text``, by its share of the bytes: the service tells only the sum.
+
+        A value may be a little longer than its own limit; it is never another.
         """
         return math.ceil(len(text.encode()) * self.density)
 
 
 class Speculation:
-    """What speculation has saved a program, its forks included.
+    """Savings of a program by speculation, its forks included.
 
     Attributes:
         calls: calls that were let run on.
@@ -113,7 +114,7 @@ class Speculation:
 
 
 def possible(params: GenParams) -> bool:
-    """Whether text drawn for another gen can be what this one would draw."""
+    """Return whether text generated for another gen can be the text of this one."""
     if (params.n or 1) != 1:
         return False
     return all(
@@ -123,7 +124,7 @@ def possible(params: GenParams) -> bool:
 
 
 def alike(a: GenParams, b: GenParams) -> bool:
-    """Whether both draw from the same distribution."""
+    """Return whether both sample from the same distribution."""
     neutral = dict.fromkeys(MATCHED)
     return dataclasses.replace(a, **neutral) == dataclasses.replace(b, **neutral)
 
@@ -139,7 +140,7 @@ def leftover(text: str, meta: dict[str, Any], params: GenParams) -> Leftover:
     finish = meta.get("finish_reason")
     kind = finish.get("type") if isinstance(finish, dict) else finish
     tokens = int(meta.get("completion_tokens") or 0)
-    density = tokens / len(text.encode()) if tokens and text else 1.0  # untold: a token is a byte
+    density = tokens / len(text.encode()) if tokens and text else 1.0  # unknown: a token is a byte
     return Leftover(text, kind != "length", density, int(meta.get("prompt_tokens") or 0), params)
 
 

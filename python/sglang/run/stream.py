@@ -1,4 +1,4 @@
-"""Stream: what one state has written, as plain data."""
+"""Stream: the text, turns, variables and media of one state, as plain data."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TextSegment(NamedTuple):
 
 
 class ForkPoint(NamedTuple):
-    """Where a fork begins: how much it was given of each."""
+    """Begin of a fork: the sizes of its parent's lists there."""
 
     text: int = 0
     messages: int = 0
@@ -39,7 +39,7 @@ class ForkPoint(NamedTuple):
 
 @dataclass
 class Stream:
-    """What one state has written.
+    """Text, turns, variables and media of one state.
 
     Attributes:
         text: everything the model is shown, template included.
@@ -53,7 +53,7 @@ class Stream:
         scopes: where the open variable scopes begin.
         partial: text so far of variables that are being streamed.
         leftover: what a completion model has written beyond the last gen.
-        deferred: gens of the open assistant turn that are not asked for yet, and the text
+        deferred: gens of the open assistant turn that are not requested yet, and the text
             between them.
     """
 
@@ -108,14 +108,16 @@ class Stream:
         return value if isinstance(value, str) else str(value)
 
     def here(self) -> ForkPoint:
-        """Where a fork that is made now begins."""
+        """Return the begin of a fork that is made now."""
         return ForkPoint(
             len(self.text), len(self.messages), len(self.media), len(self.parallel), self.role
         )
 
     def prompt(self, turn: bool = True) -> Prompt:
-        """As the backend sees it; the open role is its last message. ``turn`` False: without what
-        is written of the open role."""
+        """Return the prompt for the backend; the open role is its last message.
+
+        ``turn`` False: without the text of the open role.
+        """
         end = len(self.text) if turn or self.role is None else self.role_start
         messages: Sequence[dict[str, Any]] = self.messages
         if self.role is not None and self.role_start < end:

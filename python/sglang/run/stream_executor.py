@@ -230,7 +230,7 @@ class StreamExecutor:
     def _sources_settled(self, node: Later) -> bool:
         """Return whether the node's sources are settled; otherwise park until they may be.
 
-        Sources are asked without this executor's lock: two executors may wait for one another.
+        Sources are queried without this executor's lock: two executors may wait for one another.
         """
         with self._changed:
             self._busy, self._parked = False, True
@@ -332,7 +332,7 @@ class StreamExecutor:
             self._open = False
             self._changed.tell()
 
-    # What is there
+    # State
 
     def _idle(self) -> bool:
         return not (self._queue or self._busy or self._held or self.stream.deferred)

@@ -121,7 +121,7 @@ class TraceRecord:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON. What still goes on is given the end of its run, or now."""
-        # What names others first: they are there before it, also while programs run.
+        # Parts that refer to others first: those exist before, also while programs run.
         joins = [dict(vars(join)) for join in list(self.joins)]
         seen, lanes = list(self.spans), list(self.lanes)
         now, ends = self.now(), {group.number: group.end for group in list(self.groups)}
@@ -142,7 +142,7 @@ class TraceRecord:
 
 
 def _closed(part: TraceSpan | TraceGroup, end: float | None, now: float) -> dict[str, Any]:
-    """As a dict, what goes on being ended by the end of its run."""
+    """Return the part as a dict. An open part gets the end of its run."""
     found = dict(vars(part))  # asdict would take ten times as long
     if isinstance(part, TraceSpan):
         found["data"] = dict(part.data)

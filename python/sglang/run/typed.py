@@ -34,7 +34,7 @@ class Typed(NamedTuple):
 
 
 def cut_at(meta: Mapping[str, Any], max_tokens: int | None) -> tuple[str, str] | None:
-    """What ended a text before its time, and what to do about it; None where nothing did."""
+    """Return the limit that cut a text, and advice; None where none did."""
     finish = meta.get("finish_reason")
     if not isinstance(finish, Mapping) or finish.get("type") != "length":
         return None

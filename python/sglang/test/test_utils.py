@@ -1,4 +1,4 @@
-"""What upstream's benchmarks and tests import to choose a backend and to launch a server."""
+"""Helpers that upstream's benchmarks and tests import to choose a backend and launch a server."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Anthropic(ApiBackend):
         api_key: by default the ``anthropic`` package finds credentials (``ANTHROPIC_API_KEY``).
         max_retries: of a refused or lost call, with backoff and as Retry-After says.
         timeout: seconds without a reply, or between two events of a stream.
-        max_concurrency: calls under way at a time.
+        max_concurrency: calls in flight at a time.
         cache_prompt: ask the API to cache the system turns.
         extra_body: fields of every request, such as ``thinking`` or ``output_config``.
         client_args: further arguments of the package's asynchronous client.
@@ -153,7 +153,7 @@ class Anthropic(ApiBackend):
             return self._read(asked, await self._create(client, asked))
 
     async def _create(self, client: Any, asked: MessagesRequest) -> Any:
-        """With a timeout of its own: a call without one is refused where it may take long."""
+        """Make the call with an explicit timeout: the client refuses a long call without one."""
         return await client.messages.create(**asked.arguments, timeout=self.call_timeout)
 
     def _read(self, asked: MessagesRequest, message: Any) -> Completion:
@@ -200,7 +200,7 @@ class Anthropic(ApiBackend):
     def _asked_to_choose(
         self, prompt: Prompt, options: Sequence[str], method: ChoicesMethod
     ) -> MessagesRequest:
-        """A structured output whose one field is the choice, asked for by a user turn at the end.
+        """A structured output whose one field is the choice, requested by a user turn at the end.
 
         Not a forced tool call, nor a begun assistant turn: newer models refuse both.
         """
@@ -219,7 +219,8 @@ class Anthropic(ApiBackend):
     # Errors
 
     def translated(self, error: Exception, prompt: Prompt) -> BackendError | None:
-        """With advice; an error within a stream, whose status is 200, counts by its type."""
+        """Add advice to the error. An error within a stream has status 200 and counts by its
+        type."""
         tail = prompt.text[-TAIL_CHARACTERS:] or None
         if _is_keyless(error):
             advice = f"set {self.key_variable} or give api_key="

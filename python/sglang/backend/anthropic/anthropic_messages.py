@@ -1,4 +1,4 @@
-"""The messages API of Anthropic: what is asked, and what comes back."""
+"""The messages API of Anthropic: requests and replies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sglang.ir.stops import cut, held
 NAMED = ("model", "max_tokens", "messages", "stream")  # arguments of every release of the package
 SAMPLING = ("temperature", "top_p", "top_k")
 SAMPLING_VERSION = {"anthropic-version": "2023-06-01"}
-# What the API lacks, and the value that asks for nothing.
+# Parameters that the API lacks, and their neutral values.
 LACKING: dict[str, Any] = {
     "min_new_tokens": 0, "stop_token_ids": (), "stop_regex": (), "min_p": 0.0,
     "frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0,
@@ -45,14 +45,14 @@ class MessagesRequest:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """For ``messages.create`` of any release of the package."""
+        """Arguments of ``messages.create`` of any release of the package."""
         named = {name: value for name, value in self.body.items() if name in NAMED}
         rest = {name: value for name, value in self.body.items() if name not in NAMED}
         headers = SAMPLING_VERSION if any(name in rest for name in SAMPLING) else {}
         return {**named, "extra_body": rest, "extra_headers": headers}
 
     def so_far(self, reply: MessagesReply) -> Completion:
-        """What a stream may show: nothing that may still be cut."""
+        """The part of a stream that may be shown: text that can no longer be cut."""
         text, stop = self._text(reply)
         if stop is None:
             text = text[: len(text) - held(text, self.stops)]
@@ -141,7 +141,7 @@ class MessagesReply:
         }
 
     def finish_reason(self) -> dict[str, Any]:
-        """In the native form. Raises BadReply for a cut stream, NoAnswer."""
+        """Return the reply in the native form. Raise BadReply for a cut stream, and NoAnswer."""
         if not self.ended:
             raise BadReply("the stream ended without message_stop", self.request_id)
         reason, length = self.message.get("stop_reason"), self.meta()["completion_tokens"]
@@ -284,7 +284,7 @@ def _closed(schema: Any) -> Any:
 
 
 def question(options: Sequence[str]) -> str:
-    """What a select asks."""
+    """The question of a select."""
     listed = json.dumps(list(options), ensure_ascii=False)
     return f"Which of these choices goes on best from the text above? {listed}"
 

@@ -32,7 +32,7 @@ _encode = json.JSONEncoder(allow_nan=False).encode
 
 
 class ServerOrigin:
-    """Where requests go; a path in ``base_url`` is put before each one's.
+    """Destination of requests; a path in ``base_url`` comes before each request's path.
 
     ``verify`` is False, or the path of a CA file, for https. Raises ValueError where ``base_url``
     is no http or https URL, or holds a user's name.
@@ -109,7 +109,7 @@ class Dialogue:
         return self._http.their_state is h11.DONE and not any(self._http.trailing_data)
 
     def feed(self, data: bytes) -> bytes:
-        """What ``data`` brings of the body; b"" for ``data`` is the end of the connection.
+        """Yield the parts of the body in ``data``; b"" for ``data`` is the end of the connection.
 
         Raises ConnectionError where it ends early, or is no HTTP/1.1.
         """
@@ -167,11 +167,11 @@ class HttpExchange:
 
 
 class Connections:
-    """For threads. Any number may be in use; of those that are not, 256 are kept, for 2 seconds."""
+    """Connections for threads. Any number may be in use; 256 idle ones are kept for 2 seconds."""
 
     def __init__(self, origin: ServerOrigin) -> None:
         self._origin = origin
-        self._idle: deque[tuple[socket.socket, float]] = deque()  # and since when
+        self._idle: deque[tuple[socket.socket, float]] = deque()  # with its last use
         self._process = os.getpid()
         self._closed = False
 
@@ -239,7 +239,7 @@ def _cut(connection: socket.socket) -> None:
 
 
 def readable(descriptor: int) -> bool:
-    """Of a connection that waits for nothing: whether the server has closed it."""
+    """Return whether the server has closed an idle connection."""
     if not hasattr(select, "poll"):
         return bool(select.select([descriptor], [], [], 0)[0])
     poll = select.poll()

@@ -52,7 +52,7 @@ class AsyncConnections:
 
     def __init__(self, origin: ServerOrigin) -> None:
         self._origin = origin
-        self._idle: deque[tuple[Ends, float]] = deque()  # and since when
+        self._idle: deque[tuple[Ends, float]] = deque()  # with its last use
         self._closed = False
 
     @asynccontextmanager
@@ -74,7 +74,7 @@ class AsyncConnections:
             if dialogue.keeps and not self._closed and len(self._idle) < KEPT:
                 self._idle.append(((reader, writer), time.monotonic()))
             else:
-                writer.transport.abort()  # what is not yet sent must not keep it
+                writer.transport.abort()  # unsent bytes must not keep it open
 
     async def _take(self) -> Ends:
         """The one that was used last, unless the server has closed it or may be about to."""

@@ -15,7 +15,7 @@ from sglang.backend.renamed_parameters import renamed
 from sglang.errors import BackendError, ConnectionFailed, refusal
 from sglang.ir.chat_template import ChatTemplate, template_for, template_named
 
-# Of server-sent events; a line without a name is a comment, or ends an event.
+# Names of fields in server-sent events; a line without a name is a comment or ends an event.
 _FIELDS = ("data", "event", "id", "retry", "")
 PARCEL = 1 << 20  # characters, or ids, that are sent at once to be tokenized or made text
 KINDS = ("regex", "json_schema", "ebnf", "structural_tag")
@@ -87,7 +87,7 @@ class RuntimeEndpoint(NativeBackend):
         self.chat_template = template.seeing(self.model_info.get("placeholders") or {})
 
     def _find_template(self) -> ChatTemplate:
-        """By the model's own template; a runtime that does not show it has its model's name."""
+        """The template of the model: by its own jinja template, else by its name."""
         try:
             jinja = self._get("/tokenizer_info").get("chat_template")
         except BackendError:
@@ -126,7 +126,7 @@ class RuntimeEndpoint(NativeBackend):
             events.end()
 
     async def _async_http(self) -> AsyncConnections:
-        """Those of the running event loop."""
+        """The connections of the running event loop."""
         self._check_open()
         loop = asyncio.get_running_loop()
         if loop not in self._loops:

@@ -20,7 +20,8 @@ from sglang.ir.params import GenParams, to_wire
 HEALING_TOKENS = 8
 
 SPANS = {"return_spans": True}
-STREAMED = {"stream": True, "incremental_streaming_output": False}  # whatever the server's default
+# Independent of the server's default.
+STREAMED = {"stream": True, "incremental_streaming_output": False}
 
 T = TypeVar("T")
 # Requests, each answered before the next; what is returned is the result of them all.
@@ -243,7 +244,7 @@ def _scoring(start: int) -> dict[str, Any]:
 
 
 def _shared(own: list[Any], row: list[Any]) -> int:
-    """How many leading tokens two scored sequences have in common."""
+    """Return the number of leading tokens that two scored sequences share."""
     for index, (a, b) in enumerate(zip(own, row)):
         if a[1] != b[1]:
             return index

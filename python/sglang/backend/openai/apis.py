@@ -26,7 +26,7 @@ KEPT = ("finish_reason", "matched_stop", "stop_reason")
 
 
 class Choices(Exchange):
-    """What /chat/completions and /completions have in common: a reply of ``choices``."""
+    """Common part of /chat/completions and /completions: a reply of ``choices``."""
 
     def _read(self, reply: Mapping[str, Any]) -> list[Completion]:
         choices, wanted = reply.get("choices"), self.params.n or 1
@@ -278,7 +278,7 @@ class ResponsesExchange(Exchange):
 
 
 def _excuse(reply: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], cause: Any) -> BadReply:
-    """Why a reply of /responses has no text."""
+    """The reason that a reply of /responses has no text."""
     if refusals := "".join(part.get("refusal") or "" for part in parts):
         return NoAnswer(f"the model refuses: {refusals}")
     if why := cause or (reply.get("error") or {}).get("message"):

@@ -35,14 +35,14 @@ REASONING_MODELS = re.compile(r"(.*/)?(ft:)?(o\d|gpt-[5-9])")
 
 @dataclass(frozen=True)
 class OpenAIService:
-    """Whom one talks to.
+    """The service at the other end, and its habits.
 
     Attributes:
         name: of the backend, for errors.
         official: OpenAI itself or Azure, which refuse what they do not know.
-        explicit: the server has sampling defaults of its own, so it is told even neutral values.
+        explicit: the server has its own sampling defaults, so neutral values are sent too.
         reasoning: the model refuses stops, and writes its reasoning before the text.
-        continues: the server can be told to go on in the last assistant message.
+        continues: the server can continue the last assistant message.
         image_token: how images are marked in a prompt's text.
     """
 
@@ -59,7 +59,7 @@ class Exchange:
     """One call; ``body`` is exactly what is sent to ``path``.
 
     A reply is read by ``completions``, or a stream event by event by ``take`` and then ``end``;
-    whoever sends the call sets ``request_id``.
+    the sender of the call sets ``request_id``.
 
     Raises:
         Unsupported: the prompt or the parameters ask for what the API lacks.
@@ -153,7 +153,7 @@ class Exchange:
             return self._read(mapping(reply, "reply"))
 
     def take(self, event: Any) -> Completion | None:
-        """What is to be shown after this event of a stream, if it is more than before."""
+        """Return the text after this event of a stream, None where it has not changed."""
         with self._as_promised():
             self._add(mapping(event, "chunk of the stream"))
         shown, _ = self._edited(self._text, growing=True)
@@ -172,7 +172,7 @@ class Exchange:
 
     @contextmanager
     def _as_promised(self) -> Iterator[None]:
-        """While reading what may have any shape."""
+        """Turn errors of reading a malformed reply into BadReply."""
         try:
             yield
         except BadReply as error:
@@ -232,7 +232,7 @@ class Exchange:
             self._prefill = prefill
 
     def _keep_logprobs(self, tokens: Any, meta: dict[str, Any]) -> None:
-        """Where they were asked for, as entries ``[logprob, token, token]``."""
+        """Log-probabilities, where requested, as entries ``[logprob, token, token]``."""
         if not (self.params.return_logprob or self.params.top_logprobs_num):
             return
         if not tokens:
@@ -316,7 +316,7 @@ def _content(prompt: Prompt, service: OpenAIService) -> str | list[Any]:
 
 
 def heads(prefill: str) -> tuple[str, str]:
-    """How a reply may repeat ``prefill``."""
+    """The forms in which a reply may repeat ``prefill``."""
     return prefill, prefill.strip()
 
 
@@ -351,5 +351,5 @@ def mapping(value: Any, what: str) -> Mapping[str, Any]:
 
 
 def brief(value: Any) -> str:
-    """For an error's message."""
+    """A short form for an error's message."""
     return repr(value)[:200]

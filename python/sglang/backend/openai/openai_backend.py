@@ -49,7 +49,7 @@ class ExchangeBackend(ApiBackend):
 
     Attributes:
         api: the class of exchange.
-        service: whom it talks to.
+        service: the service at the other end.
         tokens: the tokenizer of a completion model.
         echoes: a completion model's service has not yet refused to score a prompt.
     """

@@ -1,5 +1,5 @@
-"""How an API of OpenAI takes one of several texts: by structured output, by echoed prompts, or
-token by token under a bias.
+"""Selection among texts by an API of OpenAI: by structured output, by echoed prompts, or token by
+token under a bias.
 
 Each is a generator: it yields ``(path, body)``, is sent the reply, and returns the Decision.
 """
@@ -117,7 +117,7 @@ class NoEcho(Unsupported):
 
 
 def no_echo(service: OpenAIService) -> NoEcho:
-    """What to raise where the server gives no log-probabilities of a prompt."""
+    """The error for a server that gives no log-probabilities of a prompt."""
     return NoEcho(
         f"{service.name}'s {service.model} has no echo with logprobs, by which select scores the "
         "options of a completion model; give OpenAI(tokenizer=) and leave choices_method out, so "
@@ -167,7 +167,7 @@ def _taken(
 
 
 def _common(own: Sequence[int], row: Sequence[int]) -> int:
-    """How many leading tokens two texts have in common."""
+    """Return the number of leading tokens that two texts share."""
     parts = (index for index, (a, b) in enumerate(zip(own, row)) if a != b)
     return next(parts, min(len(own), len(row)))
 

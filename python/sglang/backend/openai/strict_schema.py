@@ -11,7 +11,7 @@ OPENING = re.compile(r'\s*\{\s*"' + WRAPPED + r'"\s*:\s*')
 # Maps from a name to a schema, plain data, and what the strict subset does not have.
 NAMED = frozenset({"properties", "$defs", "definitions"})
 DATA = frozenset({"enum", "const", "required", "type"})
-SAID = frozenset({"title", "description"})  # of a definition, and otherwise where it is used
+SAID = frozenset({"title", "description"})  # allowed beside a reference
 BEYOND = frozenset({"oneOf", "allOf", "not", "if", "patternProperties", "prefixItems"})
 
 

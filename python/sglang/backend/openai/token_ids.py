@@ -13,8 +13,8 @@ NUMBER_ENDS = (" ", "\n", "-", " -")
 
 
 class ServiceTokenizer(Protocol):
-    """What ``tiktoken`` and other tokenizers have; ``encode`` adds no special tokens. The id that
-    ends a text is ``eot_token``, where there is such an attribute."""
+    """Methods that ``tiktoken`` and other tokenizers share; ``encode`` adds no special tokens. The
+    end token is ``eot_token``, where there is such an attribute."""
 
     def encode(self, text: str, /) -> Sequence[int]: ...
 

@@ -1,7 +1,7 @@
 """Recording: a file of calls and their answers.
 
 JSON lines: first what is known of the backend, then a line for each call. A call is known by its
-key, a digest of what was asked, so that neither order nor parallelism matters.
+key, a digest of the request, so that neither order nor parallelism matters.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COMPARED = 50  # prompts, of those that begin like it, to find the nearest among
 
 
 def asked(call: Call) -> dict[str, Any]:
-    """What a call asks, as JSON; the same for a gen that is streamed and one that is not."""
+    """The request of a call, as JSON; streaming makes no difference."""
     prompt = call.prompt
     what: dict[str, Any] = {
         "kind": "gen",

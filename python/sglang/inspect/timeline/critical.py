@@ -17,7 +17,7 @@ def critical_path(view: Object) -> list[int]:
 
     From the node that ended last it goes back to the latest one that this one can have waited for:
     before it in its lane, before the fork in the lane that it was forked from, or in a lane that
-    somebody had read, or joined, by then.
+    had been read, or joined, by then.
     """
     return [number for run in _runs(view) for number in run.path()]
 

@@ -27,7 +27,7 @@ def export(trace: TraceRecord, to: Any) -> None:
         raise lacking("OpenTelemetry", "otel", error) from error
 
     class Ids(RandomIdGenerator):
-        """The numbers that the servers have been told already."""
+        """Source of the span numbers that the servers know already."""
 
         number = 0
 
@@ -63,7 +63,7 @@ def _send(tracer: Any, span: OtelSpan, trace_id: int) -> None:
         set_span_in_context,
     )
 
-    context = Context()  # of no span that happens to be current here
+    context = Context()  # empty: a span that is current here is no parent
     if span.parent is not None:
         parent = SpanContext(trace_id, span.parent, False, TraceFlags(TraceFlags.SAMPLED))
         context = set_span_in_context(NonRecordingSpan(parent), context)

@@ -23,7 +23,7 @@ USAGE = {
     "completion_tokens": "gen_ai.usage.output_tokens",
     "cached_tokens": "gen_ai.usage.cache_read.input_tokens",
 }
-# With their types: an attribute whose type changes is refused by some who keep them.
+# Attributes with their types: some stores refuse an attribute whose type changes.
 SAMPLING = {
     "max_new_tokens": ("gen_ai.request.max_tokens", int), "seed": ("gen_ai.request.seed", int),
     "temperature": ("gen_ai.request.temperature", float), "top_p": ("gen_ai.request.top_p", float),
@@ -89,7 +89,7 @@ def otel_spans(trace: TraceRecord) -> Iterator[OtelSpan]:
 
 
 def _sendable(value: Any) -> Any:
-    """Without lone surrogates, which UTF-8 does not have."""
+    """The text without lone surrogates, which UTF-8 lacks."""
     if isinstance(value, list):
         return [_sendable(item) for item in value]
     return value.encode(errors="replace").decode() if isinstance(value, str) else value

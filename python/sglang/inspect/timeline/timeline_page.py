@@ -48,7 +48,7 @@ def _title(groups: list[dict[str, Any]]) -> str:
 
 
 def _hash(text: str) -> str:
-    """As a policy names an inline script or style."""
+    """The name of an inline script or style in a content security policy."""
     digest = hashlib.sha256(text.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 

@@ -47,7 +47,7 @@ class Trace(TraceRecord):
 
     @classmethod
     def from_dict(cls, data: Any) -> Trace:
-        """What ``to_dict`` gave. Raises ValueError for anything else."""
+        """Return the trace of data that ``to_dict`` made. Raise ValueError for other data."""
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise ValueError("this is no recorded trace; run(..., trace='run.json') makes one")
         if data.get("version") != VERSION:

@@ -20,7 +20,7 @@ def save(trace: TraceRecord, path: str | os.PathLike[str], format: str | None = 
 
 
 def format_of(path: str | os.PathLike[str]) -> str:
-    """By the ending of a path. Raises ValueError."""
+    """Return the format that a path's ending tells. Raise ValueError for other endings."""
     ending = Path(path).suffix.lower()
     if ending not in (".html", ".json"):
         raise ValueError(

@@ -45,8 +45,11 @@ def view_of(trace: TraceRecord) -> Object:
 
 
 def phases(request: Mapping[str, Any]) -> list[tuple[str, float, float]]:
-    """Of a request whose server told its times: send, queue, prefill, decode, reply. Where only the
-    first text is known: first token, decode. Else the whole is "model"."""
+    """Phases of a request.
+
+    With the server's times: send, queue, prefill, decode, reply. With the first text alone: first
+    token, decode. Otherwise the whole is "model".
+    """
     data, begin, end = request["data"], request["begin"], request["end"]
     first, done = data.get("first"), data.get("done", end)
     if "scheduled" in data:
@@ -85,8 +88,10 @@ def _add(node: Object, request: Object) -> None:
 
 
 def _drop_silent(view: Object) -> None:
-    """Forks in which nothing has happened, such as copies that were kept for later. Who has waited
-    for one has waited for the lane that it was forked from."""
+    """Remove forks in which nothing has happened, such as copies that were kept for later.
+
+    A wait for such a fork becomes a wait for the lane that it was forked from.
+    """
     busy = {span["lane"] for span in view["spans"] if span["kind"] != "wait"}
     busy |= {number for join in view["joins"] for number in (join["lane"], *join["lanes"])}
     silent: dict[int, int] = {}
@@ -125,8 +130,8 @@ def _label(lanes: Sequence[Object]) -> None:
 
 
 def _code(view: Object) -> list[Object]:
-    """When the program itself was at work: it ran, and nobody waited for a lane of it, nor for a
-    run inside it."""
+    """Times in which the program itself worked: it ran and did not wait for a lane or for a run
+    inside it."""
     homes = {lane["number"]: lane["group"] for lane in view["lanes"]}
     roots = {lane["group"]: lane["number"] for lane in view["lanes"] if lane["parent"] is None}
     groups = {group["number"]: group for group in view["groups"]}
@@ -154,7 +159,7 @@ def _code_span(lane: int, begin: float, end: float) -> Object:
 
 
 def gaps(whole: Interval, taken: Iterable[Interval]) -> list[Interval]:
-    """What of ``whole`` no interval covers."""
+    """Return the parts of ``whole`` that no interval covers."""
     at, found = whole[0], []
     for begin, end in sorted(taken):
         if begin > at:

@@ -27,7 +27,7 @@ NO_TRACE: Opened = (None, None)
 
 # Traces of the ``tracing`` blocks that are open, the innermost last.
 ACTIVE: list[Trace] = []
-# That of the ``tracing`` around the current thread or task, which others may be open beside.
+# Trace of the ``tracing`` around the current thread or task. Others may be open at the same time.
 AROUND: ContextVar[Trace | None] = ContextVar("around", default=None)
 
 
@@ -72,8 +72,10 @@ def _leave(trace: Trace, outer: Trace | None) -> None:
 
 
 def opened(to: Any) -> Opened:
-    """What ``trace=`` of a run asks for. Raises TypeError, ValueError for a file's name, and
-    OSError where it cannot be written."""
+    """Return the trace and file that ``trace=`` of a run requests.
+
+    Raise TypeError, ValueError for a file's name, and OSError where it cannot be written.
+    """
     if to is None or to is False:
         return NO_TRACE
     if to is True:
@@ -103,8 +105,11 @@ def writable(to: str | os.PathLike[str]) -> Path:
 
 
 def ambient() -> TraceRecord | None:
-    """What a run that begins here belongs to without being told: the trace of the run around it, of
-    the ``tracing`` around it, or in a thread that has none of the latest ``tracing``."""
+    """Return the trace of a run that begins here without a ``trace=``.
+
+    The trace is that of the run around it, else of the ``tracing`` around it, else, in a thread
+    without one, of the latest ``tracing``.
+    """
     run = current_run()
     if run is not None and run.recording is not None:
         return run.recording.trace
@@ -116,7 +121,7 @@ def ambient() -> TraceRecord | None:
 
 
 def recording_of(name: str, to: Opened, inline: bool) -> Recording | None:
-    """Of a run that begins now, None where nobody asks for it."""
+    """Return the recording of a run that begins now, None where none is requested."""
     trace, path = to
     if trace is None and (trace := ambient()) is None:
         return None
@@ -130,7 +135,7 @@ def recording_of(name: str, to: Opened, inline: bool) -> Recording | None:
 def recorded_alone(
     name: str, trace: TraceRecord, backend: Backend, call: Call
 ) -> Iterator[RecordedCall]:
-    """While inside, a call is made that belongs to no program; see ``Visit.asking``."""
+    """Record a call that belongs to no program, made while inside; see ``Visit.asking``."""
     recording = Recording(trace, name, inline=True)
     with (
         recording.of((), None),

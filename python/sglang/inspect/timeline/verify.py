@@ -11,7 +11,7 @@ from sglang.run.answer_facts import COUNTS
 from sglang.run.trace_record import TraceGroup, TraceLane, TraceRecord, TraceSpan
 
 Part = TypeVar("Part")
-LARGEST = 2**64  # of numbers: seeds have 64 bits
+LARGEST = 2**64  # largest number: seeds have 64 bits
 NODES = ("gen", "select", "commit")  # kinds of spans that have needed the model
 KINDS = (*NODES, "request", "wait")
 # Fields by how they are annotated.
@@ -20,7 +20,7 @@ TYPES: dict[str, tuple[type, ...]] = {
     "int | None": (int, type(None)), "float | None": (int, float, type(None)),
     "list[int]": (list,), "dict[str, Any]": (dict,),
 }  # fmt: skip
-# What ``data`` of a span may have and others read.
+# Fields of a span's ``data`` that readers use.
 DATA = {
     **dict.fromkeys(("received", "scheduled", "first", "done"), "float"),
     **dict.fromkeys(COUNTS, "int"),
@@ -69,7 +69,7 @@ def verify(trace: TraceRecord) -> None:
 
 
 def _numbers(parts: Iterable[TraceGroup | TraceLane | TraceSpan]) -> set[int]:
-    """Those of all. A parent comes before its children, so that none is its own."""
+    """Return all numbers. A parent comes before its children, so that no part is its own parent."""
     found: set[int] = set()
     for one in parts:
         if one.number in found or (one.parent is not None and one.parent >= one.number):
