@@ -35,8 +35,8 @@ class GenParams:
     ``schema`` is ``json_schema`` by another name: both take a JSON schema (dict or text) or a type
     that ``types`` can turn into one. ``ebnf`` is a grammar, ``structural_tag`` a dict or its text.
     ``whitespace_pattern`` is what a runtime lets the model write between two tokens of JSON.
-    ``speculation`` is the source of drafts there, which changes no text. ``lora_path`` names
-    the adapter of a runtime that the model writes with; "" is none.
+    ``speculation`` names the source of draft tokens there, which changes no text. ``lora_path``
+    names an adapter of the runtime; "" is none.
     ``max_retries`` is how often to ask again where the backend does not enforce a constraint and
     the text does not satisfy it.
     """
@@ -104,9 +104,8 @@ def checked(params: GenParams, shown: Mapping[str, str] | None = None) -> GenPar
     the parameter, the value and the limit.
     """
     for name, value in given(params).items():
-        shown_name = (shown or {}).get(name, name)
-        if name in PARAMETERS:
-            parameter = PARAMETERS[name]
+        shown_name = shown.get(name, name) if shown else name
+        if (parameter := PARAMETERS.get(name)) is not None:
             if not _fits(value, parameter.type):
                 raise TypeError(f"{shown_name} is {value!r:.80}; give {parameter.expected}")
             many = strings(value) if name in ("stop", "stop_regex") else value
@@ -124,18 +123,22 @@ def checked(params: GenParams, shown: Mapping[str, str] | None = None) -> GenPar
     return params
 
 
+# Types of parameters that are no classes.
+_TEXTS, _IDS, _BIASES, _SEED = tuple[str, ...], tuple[int, ...], dict[int, float], int | None
+
+
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether a value is of a parameter's type; a whole number is a number, a bool is not."""
-    if kind == tuple[str, ...]:
-        return isinstance(value, str) or _are(value, str)
-    if kind == tuple[int, ...]:
-        return _are(value, int)
-    if kind == dict[int, float]:
-        return isinstance(value, Mapping)
+    """Return whether a value is of a parameter's type. An int is a float too, a bool neither."""
+    if kind is int or kind == _SEED:
+        return isinstance(value, int) and not isinstance(value, bool)
     if kind is float:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if kind in (int, int | None):
-        return isinstance(value, int) and not isinstance(value, bool)
+    if kind == _TEXTS:
+        return isinstance(value, str) or _are(value, str)
+    if kind == _IDS:
+        return _are(value, int)
+    if kind == _BIASES:
+        return isinstance(value, Mapping)
     return isinstance(value, kind)
 
 

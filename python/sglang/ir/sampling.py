@@ -219,11 +219,9 @@ class Parameter:
         ``name``: what the caller knows the parameter by.
         """
         name, bounds = name or self.name, self.bounds
-        refusal = f"{name} is {value!r:.80}; it must be {self.expected}."
-        if bounds.one_of:
-            return "" if value in bounds.one_of else refusal
-        if isinstance(value, (int, float)):
-            return "" if bounds.allow(value) else refusal
+        if bounds.one_of or isinstance(value, (int, float)):
+            fits = value in bounds.one_of if bounds.one_of else bounds.allow(value)
+            return "" if fits else f"{name} is {value!r:.80}; it must be {self.expected}."
         if isinstance(value, Mapping):
             return self._entries(name, value) or self._values(name, value)
         if isinstance(value, Sequence):
