@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sglang.backend.base import Backend
 from sglang.backend.workers import Workers
-from sglang.batch.run_batch import ProgramBatch, collected, item_of
 from sglang.compile.graph_function import argument_values, graph_function
 from sglang.compile.graph_runner import GraphRun, GraphSchedule
 from sglang.compile.tracer import constant_prefix, trace, tracing
@@ -31,6 +30,7 @@ from sglang.state import ProgramState
 Own = TypeVar("Own", bound="SglFunction")
 
 if TYPE_CHECKING:
+    from sglang.batch.run_batch import ProgramBatch
     from sglang.forecast.batch_plan import Plan
     from sglang.forecast.explain import Explanation
     from sglang.forecast.rehearsal import Answers
@@ -297,16 +297,17 @@ class SglFunction:
         The common constant prefix is computed first where it is long. With ``generator_style`` the
         states are yielded in order, a bounded number ahead of the reader.
 
-        Items that end well are kept in ``results_file``, a line each; the next batch with the same
-        file does not run them again. Its keys are the program's code, the arguments and the
-        parameters: for another model or backend give another file. ``trace`` as in ``run``, one
-        for all items.
+        Items that end well are kept in ``results_file``, a line each, and are not run again. Its
+        keys are the program's code, the arguments and the parameters: for another model or backend
+        give another file. ``trace`` as in ``run``, one for all items.
 
         Raises:
             BatchError: items have failed; all have run, and the error holds their states. With
                 ``generator_style`` the item's own error is raised instead, when its turn comes,
                 and ends the batch. With ``return_errors`` nothing is raised: see ``error()``.
         """
+        from sglang.batch.run_batch import collected, item_of
+
         self._verify_options(trace=trace)
         if self.is_async:
             raise TypeError(f"{self.func.__name__} is async; use arun_batch(...)")
@@ -352,6 +353,8 @@ class SglFunction:
         kwargs: dict[str, Any],
         **options: Any,
     ) -> ProgramBatch:
+        from sglang.batch.run_batch import ProgramBatch, item_of
+
         params = self._parameters(kwargs, "batch")
         if not isinstance(items, Iterable):
             raise TypeError(f"the items of a batch are {items!r:.60}; give a list of dicts")
@@ -390,8 +393,7 @@ class SglFunction:
         media_tokens: int | None = None,
         **kwargs: Any,
     ) -> Plan:
-        """Return the work of ``run_batch``: the prompts as a tree, their cached tokens, the tokens
-        to compute and to generate; print it. No prompt is sent.
+        """Return the work of ``run_batch``: prompts as a tree, and tokens. No prompt is sent.
 
         Args:
             batch: items as ``run_batch`` takes them, or one.
@@ -493,6 +495,5 @@ def compile(program: SglFunction, backend: Any = None, **known: Any) -> Compiled
 
 
 def load(path: str | os.PathLike[str], backend: Any = None) -> CompiledProgram:
-    """Return a program that ``CompiledProgram.save`` wrote. Raise OSError, and ValueError for any
-    other file."""
+    """Return a program that was saved. Raise OSError, and ValueError for any other file."""
     return CompiledProgram(Graph.from_json(Path(path).read_text(encoding="utf-8")), backend)
