@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from sglang.bench.workload import Tokens
+from sglang.bench.workload import WorkloadTokens
 
 from benchmark.models import Shape
 from benchmark.peers import roofline
@@ -73,7 +73,7 @@ class Measure:
     def _fresh(self, rng: random.Random, count: int, length: int) -> tuple[float, list[list[int]]]:
         """Seconds of a prefill of ``count`` new prompts, and the prompts: they are cached now."""
         self.engine.flush_cache()
-        tokens = Tokens(257, self.shape.vocab)
+        tokens = WorkloadTokens(257, self.shape.vocab)
         prompts = [list(tokens.sample(rng, length)) for _ in range(count)]
         return self._seconds(prompts, 1), prompts
 
@@ -85,7 +85,7 @@ class Measure:
 
     def _hit(self, rng: random.Random, share: int) -> Sample:
         self.engine.flush_cache()
-        tokens = Tokens(257, self.shape.vocab)
+        tokens = WorkloadTokens(257, self.shape.vocab)
         common = list(tokens.sample(rng, HIT_PROMPT * share // 100))
         if common:
             self._seconds([common], 1)

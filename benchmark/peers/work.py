@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 
-from sglang.bench.workload import Conversation, Tokens, random_lengths, shared_prefix
+from sglang.bench.workload import Conversation, WorkloadTokens, random_lengths, shared_prefix
 
 from benchmark.peers.sides.wire import Request
 
@@ -33,7 +33,7 @@ def make(work: str, round: int, vocab: int, scale: int = 1) -> list[Request]:
     Raises KeyError for an unknown work.
     """
     rng = random.Random(f"{work} {round}")
-    tokens = Tokens(_LOWEST_ID, vocab)
+    tokens = WorkloadTokens(_LOWEST_ID, vocab)
 
     def less(number: int, least: int = 1) -> int:
         return max(least, number // scale)

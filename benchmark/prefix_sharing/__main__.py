@@ -23,7 +23,7 @@ from sglang.bench.offline import Offline
 from sglang.bench.server_target import Asking, Endpoint
 from sglang.bench.stats import median
 from sglang.bench.target import Target
-from sglang.bench.workload import Conversation, Tokens, distinct_tokens, shared_prefix
+from sglang.bench.workload import Conversation, WorkloadTokens, distinct_tokens, shared_prefix
 
 from benchmark.models import EMBEDDED, SHAPES, make
 from benchmark.serving.report import environment, table
@@ -107,7 +107,7 @@ def _targets(options: argparse.Namespace, path: str) -> Iterator[list[Target]]:
 
 def _work(options: argparse.Namespace, seed: int, requests: int) -> list[Conversation]:
     return shared_prefix(
-        random.Random(seed), Tokens(300, 1000), requests, prefix_len=options.prefix_len,
+        random.Random(seed), WorkloadTokens(300, 1000), requests, prefix_len=options.prefix_len,
         question_len=options.question_len, output_len=options.output_len,
     )  # fmt: skip
 

@@ -6,14 +6,14 @@ import csv
 import random
 from pathlib import Path
 
-from sglang.bench.workload import Conversation, Tokens, Turn
+from sglang.bench.workload import Conversation, Turn, WorkloadTokens
 
 AZURE = Path(__file__).with_name("azure_conv_sample.csv")
 
 
 def azure_lengths(
     rng: random.Random,
-    tokens: Tokens,
+    tokens: WorkloadTokens,
     requests: int,
     *,
     scale: float = 1.0,

@@ -13,7 +13,7 @@ from sglang.bench.server_target import PROTOCOLS, Asking, Endpoint
 from sglang.bench.target import Target
 from sglang.bench.workload import (
     Conversation,
-    Tokens,
+    WorkloadTokens,
     multi_turn,
     random_lengths,
     shared_prefix,
@@ -159,7 +159,7 @@ def _add_run(group: Any) -> None:
 def workload(options: argparse.Namespace, seed: int) -> list[Conversation]:
     """The conversations of ``--workload``."""
     rng, count = random.Random(f"work {seed}"), options.num_requests
-    tokens = Tokens(*options.token_range)
+    tokens = WorkloadTokens(*options.token_range)
     question, output = options.question_len, options.output_len
     if options.workload == "shared-prefix":
         return shared_prefix(

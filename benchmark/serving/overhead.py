@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from sglang.bench.offline import Offline
 from sglang.bench.server_target import Asking
-from sglang.bench.workload import Tokens, random_lengths
+from sglang.bench.workload import WorkloadTokens, random_lengths
 
 from benchmark.serving import bare
 from benchmark.serving.launched import Cost, Launched
@@ -32,7 +32,7 @@ async def run(options: argparse.Namespace) -> list[Column]:
             "engine is to compute the same"
         )
     _allow(options.clients + SPARE)
-    rng, tokens = random.Random(f"overhead {options.seed}"), Tokens(*options.token_range)
+    rng, tokens = random.Random(f"overhead {options.seed}"), WorkloadTokens(*options.token_range)
     output = (options.output_len, options.output_len)
     work = random_lengths(rng, tokens, options.clients, input_len=INPUT, output_len=output)
     settings = {"log_level": "warning", "dtype": "float32"}

@@ -20,7 +20,7 @@ from sglang.bench.load import offer
 from sglang.bench.offline import Offline
 from sglang.bench.result import Result
 from sglang.bench.stats import median
-from sglang.bench.workload import Conversation, Tokens, Turn
+from sglang.bench.workload import Conversation, Turn, WorkloadTokens
 from sglang.errors import SglangError
 
 
@@ -84,7 +84,7 @@ async def _measure(options: argparse.Namespace, server_args: ServerArgs) -> list
 async def _batch(
     target: Offline, rng: random.Random, size: int, read: int, written: int
 ) -> list[Result]:
-    tokens = Tokens()
+    tokens = WorkloadTokens()
     work = [Conversation(i, (Turn(tokens.sample(rng, read), written),)) for i in range(size)]
     return (await offer(target, work, [0.0] * size)).results
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sglang.backend.base import Backend
-from sglang.backend.workers import Workers
+from sglang.backend.worker_threads import Workers
 from sglang.compile.graph_function import argument_values, graph_function
 from sglang.compile.graph_runner import GraphRun, GraphSchedule
 from sglang.compile.tracer import constant_prefix, trace, tracing
@@ -31,14 +31,11 @@ Own = TypeVar("Own", bound="SglFunction")
 
 if TYPE_CHECKING:
     from sglang.batch.run_batch import ProgramBatch
-    from sglang.forecast.batch_plan import Plan
-    from sglang.forecast.explain import Explanation
+    from sglang.forecast.batch_plan import Item, Plan
+    from sglang.forecast.explanation import Explanation
     from sglang.forecast.rehearsal import Answers
 
-Item = Mapping[str, Any] | Sequence[Any]
-
-# Threads for the bodies of plain programs in event loops. They wait for the loop alone, so any
-# number of threads comes to an end.
+# Threads for the bodies of plain programs in event loops. They wait for the loop alone.
 BODIES = Workers()
 
 
@@ -46,10 +43,11 @@ class SglFunction:
     """A program: the function under ``@sglang.function``, and the ways to run it.
 
     Args:
-        num_api_spec_tokens: tokens by which one call of an API model may run on, to answer the gens
-            that follow (see ``run/speculation``).
+        num_api_spec_tokens: tokens that one call of an API model may run on for the next gens.
         bound: arguments given by ``bind``.
     """
+
+    backend: Any = None
 
     def __init__(
         self,
@@ -137,21 +135,15 @@ class SglFunction:
 
         Calls of the model are tasks of the loop, however many forks there are. The body of a plain
         ``def``, which waits where it reads, has its own thread. Cancelling aborts the calls in
-        flight. With ``stream=True`` the state is returned at once: read it by ``text_async_iter``
-        or ``value_async_iter``.
+        flight. With ``stream=True`` the state is returned at once: see ``text_async_iter``.
         """
         self._verify_options(stream=stream or None, backend=backend, trace=trace)
         params, arguments = self._sorted(kwargs)
         if (record := tracing()) is not None:
             return record.call(self, args, arguments, params, backend=backend, stream=stream)
-        loop = asyncio.get_running_loop()
-        chosen, to = self.resolved(backend), opened(trace)
-        state = self.new_state(chosen, params, stream=stream, loop=loop, trace=to)
-        if stream:
-            detached = asyncio.create_task(self._adetached(state, args, arguments))
-            state._executor.run.program = detached
-        else:
-            await self.astart(state, args, arguments)
+        chosen, loop = self.resolved(backend), asyncio.get_running_loop()
+        state = self.new_state(chosen, params, stream=stream, loop=loop, trace=opened(trace))
+        await self.astart(state, args, arguments, stream=stream)
         return state
 
     def _verify_options(self, **options: Any) -> None:
@@ -243,9 +235,18 @@ class SglFunction:
             state._executor.close()
 
     async def astart(
-        self, state: ProgramState, args: Sequence[Any], arguments: Mapping[str, Any]
+        self,
+        state: ProgramState,
+        args: Sequence[Any],
+        arguments: Mapping[str, Any],
+        *,
+        stream: bool = False,
     ) -> None:
-        """``start`` for an event loop."""
+        """``start`` for an event loop; with ``stream`` in a task of its own."""
+        if stream:
+            task = asyncio.create_task(self._adetached(state, args, arguments))
+            state._executor.run.program = task
+            return
         arguments = {**self.bound, **arguments}
         executor = state._executor
         with executor.run.inside(args, arguments):
@@ -376,7 +377,7 @@ class SglFunction:
         save no call. Raise SglangError where the program fails on such values, or makes over 1000
         calls.
         """
-        from sglang.forecast.explain import explain
+        from sglang.forecast.explanation import explain
 
         params, arguments = self._sorted(kwargs)
         answers = {} if answers is None else answers

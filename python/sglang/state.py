@@ -25,8 +25,8 @@ from sglang.ir.nodes import (
 )
 from sglang.ir.params import GenParams
 from sglang.ir.source_location import caller
+from sglang.run.api_speculation import Speculation
 from sglang.run.forks import append_side_by_side, record_join
-from sglang.run.speculation import Speculation
 from sglang.run.stream_executor import StreamExecutor
 from sglang.run.usage import Usage
 
@@ -40,6 +40,7 @@ class Program(Protocol):
         arg_names: the other parameters.
         is_async: the function is a coroutine function.
         num_api_spec_tokens: as in ``sglang.function``.
+        backend: the backend of a compiled program that has one.
     """
 
     func: Callable[..., Any]
@@ -47,6 +48,7 @@ class Program(Protocol):
     arg_names: list[str]
     is_async: bool
     num_api_spec_tokens: int | None
+    backend: Any
 
     def resolved(self, backend: Any) -> Backend:
         """Return the backend to run on where ``backend`` was given."""

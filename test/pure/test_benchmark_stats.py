@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sglang import bench_one_batch
 from sglang.bench.arrivals import offsets
-from sglang.bench.result import BenchCall, Part, Result
+from sglang.bench.result import BenchCall, Result, TurnPart
 from sglang.bench.server_target import read_native, read_openai
 from sglang.bench.sse import ChunkedDecoder, EventParser
 from sglang.bench.stats import Spread, as_json, percentile, summarise
@@ -345,7 +345,7 @@ def test_comparison_is_by_ids_where_both_have_them_else_by_text() -> None:
 
 
 def test_a_prompt_of_text_cannot_be_sent_as_ids() -> None:
-    call = BenchCall(0, 1, [Part("user", (1,), "a"), Part("assistant", (), "b")], 4)
+    call = BenchCall(0, 1, [TurnPart("user", (1,), "a"), TurnPart("assistant", (), "b")], 4)
     assert call.text == "a b"
     with pytest.raises(ValueError, match="text"):
         _ = call.tokens

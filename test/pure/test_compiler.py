@@ -7,7 +7,7 @@ import builtins
 import subprocess
 import sys
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -282,3 +282,23 @@ def test_joined_texts_are_those_before_the_join() -> None:
 
     state = compile(program).run(backend=sgl.Mock(["a", "b"]), use_thread=False)
     assert state.text() == "begin 0a 1b end"
+
+
+@dataclass
+class Tip:
+    text: str
+    stars: int
+
+
+def test_graph_carries_schema_of_a_type() -> None:
+    @sgl.function
+    def tip(s):
+        s += sgl.gen("tip", schema=Tip)
+
+    program = compile(tip)
+    mock = sgl.Mock(lambda prompt, params: '{"text": "sleep", "stars": 5}')
+    assert program.run(backend=mock).value("tip") == Tip("sleep", 5)
+    read = Graph.from_json(program.graph.to_json())
+    (step,) = read.streams[0]
+    assert step.node.params.schema["properties"].keys() == {"text", "stars"}
+    assert CompiledProgram(read, mock).run().value("tip") == {"text": "sleep", "stars": 5}

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.backend.base import Completion
 from sglang.inspect.display import snapshot
-from sglang.inspect.text_pieces import pieces_of, turns_of
+from sglang.inspect.shown_pieces import pieces_of, turns_of
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="

@@ -9,17 +9,17 @@ from sglang.backend.base import Prompt
 from sglang.backend.native.native_backend import NativeBackend
 from sglang.ir.choices import (
     METHODS,
-    Scores,
+    OptionScores,
     greedy_token_selection,
     token_length_normalized,
     unconditional_likelihood_normalized,
 )
 
 
-def scores(rows: list[list[tuple[float | None, int]]], alone: Any = ()) -> Scores:
+def scores(rows: list[list[tuple[float | None, int]]], alone: Any = ()) -> OptionScores:
     tokens = [[[logprob, token, str(token)] for logprob, token in row] for row in rows]
     unconditional = [[[value, 0, ""] for value in row] for row in alone]
-    return Scores([f"option {i}" for i in range(len(rows))], tokens, [], unconditional)
+    return OptionScores([f"option {i}" for i in range(len(rows))], tokens, [], unconditional)
 
 
 def test_token_length_normalized_takes_the_best_mean() -> None:

@@ -9,7 +9,7 @@ import pytest
 import sglang as sgl
 from helpers.counted import reaches
 from sglang.backend.global_settings import global_config
-from sglang.backend.workers import WORKERS, Workers
+from sglang.backend.worker_threads import WORKERS, Workers
 
 
 def test_only_what_is_read_is_asked_for() -> None:

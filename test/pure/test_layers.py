@@ -235,6 +235,11 @@ def test_the_frontend_imports_nothing_heavy() -> None:
     assert loaded("import sglang", HEAVY)[0] == []
 
 
+def test_the_language_as_data_imports_nothing_else() -> None:
+    others = ("sglang.backend", "sglang.run", "sglang.errors", "pydantic", "jsonschema", *HEAVY)
+    assert loaded("import sglang.ir.graph, sglang.ir.graph_passes", others)[0] == []
+
+
 def test_the_frontend_imports_in_a_fifth_of_a_second_of_cpu() -> None:
     assert min(loaded("import sglang", ())[1] for _ in range(5)) < 0.2
 

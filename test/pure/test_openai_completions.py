@@ -15,7 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from sglang import errors
 from sglang.backend.base import Prompt
-from sglang.backend.openai.exchange import OpenAIService
+from sglang.backend.openai.api_exchange import OpenAIService
 from sglang.backend.openai.selection import by_bias
 from sglang.backend.openai.token_ids import MAX_BIAS, TokenIds
 from sglang.backend.output_constraint import Dtype

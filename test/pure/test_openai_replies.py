@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sglang import errors
 from sglang.backend.base import Completion, Prompt
-from sglang.backend.openai.exchange import held, without
+from sglang.backend.openai.api_exchange import held, without
 from sglang.backend.openai.openai_backend import OpenAI
 from sglang.backend.openai.strict_schema import unwrapped
 from sglang.backend.service_backend import Slots

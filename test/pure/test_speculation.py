@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sglang.backend.base import Backend, Completion, Prompt
 from sglang.ir.params import GenParams, strings
-from sglang.run.speculation import Leftover, leftover
+from sglang.run.api_speculation import Leftover, leftover
 
 
 class Letters(Backend):

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from time import perf_counter
 from typing import Any
 
-from sglang.bench.result import BenchCall, Part, Result
+from sglang.bench.result import BenchCall, Result, TurnPart
 
 from benchmark.peers.sides.wire import Request, serve
 from benchmark.serving.static import Static
@@ -26,7 +26,7 @@ class Transformers:
 
     def run(self, requests: list[Request]) -> dict[str, Any]:
         calls = [
-            BenchCall(i, 0, [Part("user", tuple(ids), "")], count)
+            BenchCall(i, 0, [TurnPart("user", tuple(ids), "")], count)
             for i, (ids, count) in enumerate(requests)
         ]
         results = [Result(call.conversation, 0, call.output) for call in calls]

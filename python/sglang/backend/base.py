@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from sglang.backend.global_settings import global_config
 from sglang.backend.output_constraint import OutputConstraint
 from sglang.backend.renamed_parameters import renamed
-from sglang.backend.workers import in_worker, pumped
+from sglang.backend.worker_threads import in_worker, pumped
 from sglang.errors import Unsupported
 from sglang.ir.chat_template import TEMPLATES, ChatTemplate, Message
 from sglang.ir.choices import ChoicesMethod, Decision

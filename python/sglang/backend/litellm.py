@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
-from sglang.backend.openai.exchange import Exchange, OpenAIService, is_reasoning
+from sglang.backend.openai.api_exchange import Exchange, OpenAIService, is_reasoning
 from sglang.backend.openai.openai_backend import ExchangeBackend
 from sglang.backend.service_backend import MAX_CONCURRENCY, MAX_RETRIES, TIMEOUT_SECONDS
 from sglang.errors import lacking

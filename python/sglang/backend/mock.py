@@ -13,7 +13,7 @@ from typing import Any
 from sglang.backend.base import Backend, Completion, Prompt
 from sglang.errors import BackendError
 from sglang.ir.chat_template import template_named
-from sglang.ir.choices import ChoicesMethod, Decision, Scores
+from sglang.ir.choices import ChoicesMethod, Decision, OptionScores
 from sglang.ir.media import Media
 from sglang.ir.params import GenParams, strings
 from sglang.ir.stops import cut
@@ -235,7 +235,7 @@ def decided(answer: str, options: Sequence[str], method: ChoicesMethod) -> Decis
         for option in options
     ]
     alone = [[[-2.0, *entry[1:]] for entry in row] for row in rows]
-    return method(Scores(options, rows, [[] for _ in options], alone))
+    return method(OptionScores(options, rows, [[] for _ in options], alone))
 
 
 def _words(text: str) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from sglang.backend.base import Backend, Commit, Prompt
 from sglang.backend.global_settings import global_config
-from sglang.backend.workers import Workers
+from sglang.backend.worker_threads import Workers
 from sglang.batch.batch_progress import BatchProgress
 from sglang.batch.results_file import ResultsFile
 from sglang.compile.tracer import constant_prefix

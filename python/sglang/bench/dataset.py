@@ -6,7 +6,7 @@ import argparse
 import random
 from dataclasses import dataclass
 
-from sglang.bench.workload import Conversation, Tokens, random_lengths, shared_prefix
+from sglang.bench.workload import Conversation, WorkloadTokens, random_lengths, shared_prefix
 
 DATASETS = ("random", "random-ids", "generated-shared-prefix")
 
@@ -57,10 +57,10 @@ class Dataset:
             )
         return dataset
 
-    def work(self, tokens: Tokens | None = None) -> list[Conversation]:
+    def work(self, tokens: WorkloadTokens | None = None) -> list[Conversation]:
         """The requests. The same fields make the same ones. Of a generated shared prefix there are
         groups times prompts of each; of others ``num_prompts``."""
-        rng, tokens = random.Random(self.seed), tokens or Tokens()
+        rng, tokens = random.Random(self.seed), tokens or WorkloadTokens()
         if self.dataset_name == "generated-shared-prefix":
             return shared_prefix(
                 rng, tokens, self.gsp_num_groups * self.gsp_prompts_per_group,

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 
-from sglang.bench.result import BenchCall, Part, Result
+from sglang.bench.result import BenchCall, Result, TurnPart
 from sglang.bench.target import Target
 from sglang.bench.workload import Conversation, Turn, words
 
@@ -60,7 +60,7 @@ async def _converse(
 ) -> list[Result]:
     """A failed turn ends the conversation: what would follow is not what was to be measured."""
     await asyncio.sleep(max(0.0, due - perf_counter()))
-    parts: list[Part] = []
+    parts: list[TurnPart] = []
     results = []
     for number, turn in enumerate(conversation.turns):
         parts.append(_question(turn))
@@ -75,7 +75,7 @@ async def _converse(
         results.append(result)
         if result.error:
             break
-        parts.append(Part("assistant", result.ids, result.text))
+        parts.append(TurnPart("assistant", result.ids, result.text))
     return results
 
 
@@ -104,5 +104,5 @@ async def _all_at_once(target: Target, conversations: Sequence[Conversation]) ->
     return results
 
 
-def _question(turn: Turn) -> Part:
-    return Part("user", turn.tokens, words(turn.tokens))
+def _question(turn: Turn) -> TurnPart:
+    return TurnPart("user", turn.tokens, words(turn.tokens))

@@ -29,7 +29,7 @@ class HttpError(Exception):
         self.status = status
 
 
-class _Connection:
+class _LoadConnection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
         self.fresh = True
@@ -57,7 +57,7 @@ class Http:
         if api_key:
             headers["Authorization"] = f"Bearer {api_key}"
         self._headers = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        self._idle: list[_Connection] = []
+        self._idle: list[_LoadConnection] = []
 
     async def json(self, method: str, path: str, body: Any = None) -> Any:
         """The whole answer, decoded; None where it is not JSON. Raises HttpError."""
@@ -98,7 +98,7 @@ class Http:
         while self._idle:
             self._idle.pop().writer.close()
 
-    async def _send(self, request: bytes) -> tuple[_Connection, int, dict[str, str]]:
+    async def _send(self, request: bytes) -> tuple[_LoadConnection, int, dict[str, str]]:
         """A kept connection may have been closed by the server meanwhile: then take another."""
         while True:
             connection = self._idle.pop() if self._idle else await self._connect()
@@ -118,8 +118,10 @@ class Http:
             else:
                 return connection, *_head(head)
 
-    async def _connect(self) -> _Connection:
-        return _Connection(*await asyncio.open_connection(self._host, self._port, ssl=self._ssl))
+    async def _connect(self) -> _LoadConnection:
+        return _LoadConnection(
+            *await asyncio.open_connection(self._host, self._port, ssl=self._ssl)
+        )
 
 
 def _head(head: bytes) -> tuple[int, dict[str, str]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Part:
+class TurnPart:
     """Text of one turn: ``tokens`` is empty where only the text is known."""
 
     role: str
@@ -23,7 +23,7 @@ class BenchCall:
 
     conversation: int
     turn: int
-    parts: list[Part]
+    parts: list[TurnPart]
     output: int
 
     @property

@@ -31,7 +31,7 @@ class Conversation:
 
 
 @dataclass(frozen=True)
-class Tokens:
+class WorkloadTokens:
     """Ids sampled uniformly from ``[low, high)``: above control tokens, inside any vocabulary."""
 
     low: int = 100
@@ -43,7 +43,7 @@ class Tokens:
 
 def shared_prefix(
     rng: random.Random,
-    tokens: Tokens,
+    tokens: WorkloadTokens,
     requests: int,
     *,
     prefixes: int = 1,
@@ -63,7 +63,7 @@ def shared_prefix(
 
 def multi_turn(
     rng: random.Random,
-    tokens: Tokens,
+    tokens: WorkloadTokens,
     requests: int,
     *,
     turns: int = 4,
@@ -84,7 +84,7 @@ def multi_turn(
 
 def random_lengths(
     rng: random.Random,
-    tokens: Tokens,
+    tokens: WorkloadTokens,
     requests: int,
     *,
     input_len: tuple[int, int] = (32, 512),

@@ -127,7 +127,7 @@ class TracedStreams:
     ) -> ProgramState:
         """``program.run(...)``: a stream of its own, whose steps wait only for what they read."""
         if backend is None:
-            backend = getattr(program, "backend", None)  # set in a compiled program
+            backend = program.backend
         if backend is not None or stream:
             option = "stream" if stream else "backend"
             raise TraceError(

@@ -12,7 +12,7 @@ from sglang.batch.run_batch import ProgramBatch
 from sglang.errors import SglangError
 from sglang.forecast.cache_model import Cache
 from sglang.forecast.doubts import doubts
-from sglang.forecast.explain import rehearsed
+from sglang.forecast.explanation import rehearsed
 from sglang.forecast.needs import Bill, Biller, NativeBiller, ServiceBiller
 from sglang.forecast.prompt_reader import PromptReader
 from sglang.forecast.prompt_tree import Branch, tree_lines, tree_of
@@ -25,6 +25,8 @@ from sglang.ir.params import GenParams
 from sglang.ir.source_location import Location
 from sglang.run.usage import Usage
 from sglang.state import Program, ProgramState
+
+Item = Mapping[str, Any] | Sequence[Any]  # of a batch: its arguments by name or in order
 
 SHORTEST, STEP = 1024, 128  # tokens of a hit in the caches of API services, which round down
 MILLION = 1_000_000
@@ -218,7 +220,7 @@ def _sums(plan: Plan) -> Iterator[str]:
         yield f"  note: {plan.warning}"
 
 
-def items_of(batch: Any) -> Sequence[Any]:
+def items_of(batch: Item | Sequence[Item]) -> Sequence[Item]:
     """Return the items of a batch, which may be one item."""
     if isinstance(batch, Mapping):
         return [batch]

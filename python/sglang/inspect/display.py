@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from sglang.backend.base import Choose, Commit
-from sglang.inspect.text_pieces import TextPiece, pieces_of
+from sglang.inspect.shown_pieces import TextPiece, pieces_of
 from sglang.ir.params import chosen
 from sglang.run.history import HistoryEntry
 from sglang.run.stream import Stream, TextSegment

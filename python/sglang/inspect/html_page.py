@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from sglang.inspect.display import HEADINGS, Cost, costs_of, note_of, printable, snapshot, title
-from sglang.inspect.text_pieces import TextPiece, pieces_of
+from sglang.inspect.shown_pieces import TextPiece, pieces_of
 
 if TYPE_CHECKING:
     from sglang.run.stream_executor import StreamExecutor

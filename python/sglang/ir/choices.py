@@ -15,7 +15,7 @@ Entry = Sequence[Any]
 
 
 @dataclass(frozen=True)
-class Scores:
+class OptionScores:
     """Log-probabilities of each option, index by index.
 
     Attributes:
@@ -50,10 +50,10 @@ class ChoicesMethod:
     """A named way to decide. ``unconditional``: needs the options scored alone as well."""
 
     name: str
-    decide: Callable[[Scores], Decision]
+    decide: Callable[[OptionScores], Decision]
     unconditional: bool = False
 
-    def __call__(self, scores: Scores) -> Decision:
+    def __call__(self, scores: OptionScores) -> Decision:
         return self.decide(scores)
 
     def __repr__(self) -> str:
@@ -72,7 +72,7 @@ def _argmax(values: Sequence[float]) -> int:
     return max(range(len(values)), key=values.__getitem__)
 
 
-def _meta(scores: Scores, **more: Any) -> dict[str, Any]:
+def _meta(scores: OptionScores, **more: Any) -> dict[str, Any]:
     means = [_mean(scores.logprobs(i)) for i in range(len(scores.options))]
     return {
         "normalized_prompt_logprobs": means,
@@ -82,12 +82,12 @@ def _meta(scores: Scores, **more: Any) -> dict[str, Any]:
     }
 
 
-def _by_length(scores: Scores) -> Decision:
+def _by_length(scores: OptionScores) -> Decision:
     meta = _meta(scores)
     return Decision(scores.options[_argmax(meta["normalized_prompt_logprobs"])], meta)
 
 
-def _greedy(scores: Scores) -> Decision:
+def _greedy(scores: OptionScores) -> Decision:
     """Follow the options token by token, as greedy decoding restricted to them would.
 
     A row that has ended goes on with its own mean, so that an option which begins another one can
@@ -111,7 +111,7 @@ def _greedy(scores: Scores) -> Decision:
     return Decision(scores.options[alive[0]], _meta(scores, greedy_logprob_matrix=matrix))
 
 
-def _unconditional(scores: Scores) -> Decision:
+def _unconditional(scores: OptionScores) -> Decision:
     """Mean over tokens of log P(token | prompt) - log P(token): what the prompt adds.
 
     log P is that of the option's tokens alone, so its first one, which nothing precedes, has none

@@ -54,8 +54,8 @@ class Bounds:
     refused: float | None = None
 
     def allow(self, number: float) -> bool:
-        """Whether a number is within the bounds. NaN and infinity are not."""
-        if not math.isfinite(number) or number == self.refused:
+        """Return whether a number is within the bounds. NaN and infinity are not."""
+        if (isinstance(number, float) and not math.isfinite(number)) or number == self.refused:
             return False
         if self.least is not None and (number < self.least or (self.open and number == self.least)):
             return False

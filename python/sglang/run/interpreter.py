@@ -36,10 +36,10 @@ from sglang.ir.nodes import (
 )
 from sglang.ir.params import GenParams, strings
 from sglang.ir.source_location import Location
-from sglang.run import reasoning, speculation
+from sglang.run import api_speculation, reasoning
+from sglang.run.api_speculation import Pending, Speculation
 from sglang.run.live_nodes import StartForks
 from sglang.run.retry import answer_of, valid_completions
-from sglang.run.speculation import Pending, Speculation
 from sglang.run.stream import Stream, TextSegment
 from sglang.run.typed import Typed
 from sglang.run.usage import Usage
@@ -159,7 +159,7 @@ class Interpreter:
             else:
                 params = constraint.free(params, self.backend.continues)
         able = self.spec_tokens and not model_type and constraint is None
-        if able and speculation.possible(params):
+        if able and api_speculation.possible(params):
             if self.backend.speculates == "chat" and self.stream.role == "assistant":
                 self.stream.deferred.append(Pending(node.name, params))
                 return None
@@ -257,11 +257,11 @@ class Interpreter:
             self.speculation.add(saved=1, tokens=rest.prompt_tokens)
             stream.leftover = rest
             return
-        asked = speculation.running_on(params, self.spec_tokens, template.stop)
+        asked = api_speculation.running_on(params, self.spec_tokens, template.stop)
         (completion,) = yield Complete(stream.prompt(), asked)
         self._account([completion])
         self.speculation.add(calls=1)
-        left = speculation.leftover(completion.text, completion.meta, asked)
+        left = api_speculation.leftover(completion.text, completion.meta, asked)
         taken = left.take(params)
         if taken is None:
             self.speculation.add(mismatches=1)
@@ -295,11 +295,11 @@ class Interpreter:
         self, params: GenParams, pattern: list[Pending | str]
     ) -> Generator[Call, Any, list[Completion]]:
         """Request one reply to the turns before. Return the pattern's gens in it, in order."""
-        asked = speculation.running_on(params, self.spec_tokens, ())
+        asked = api_speculation.running_on(params, self.spec_tokens, ())
         (reply,) = yield Complete(self.stream.prompt(turn=False), asked)
         self._account([reply])
-        left = speculation.leftover(reply.text, reply.meta, asked)
-        found = speculation.match(pattern, left)
+        left = api_speculation.leftover(reply.text, reply.meta, asked)
+        found = api_speculation.match(pattern, left)
         saved = max(len(found) - 1, 0)
         self.speculation.add(calls=1, saved=saved, tokens=saved * left.prompt_tokens)
         metas = [reply.meta] + [{**NO_COST, "speculated": True}] * saved

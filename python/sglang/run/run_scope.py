@@ -14,9 +14,9 @@ from weakref import WeakSet
 from sglang.backend.base import Backend
 from sglang.backend.cancel import Cancellation
 from sglang.ir.source_location import Location
+from sglang.run.api_speculation import Speculation
 from sglang.run.failure import Failure
 from sglang.run.recording import Recording
-from sglang.run.speculation import Speculation
 from sglang.run.usage import Usage
 
 # The run whose program the current thread or task belongs to.

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from sglang.backend.base import Prompt, Ranges
 from sglang.ir.media import Media
-from sglang.run.speculation import Leftover, Pending
+from sglang.run.api_speculation import Leftover, Pending
 from sglang.run.typed import Typed
 
 Content = str | list[Any]

@@ -24,7 +24,7 @@ from typing import Any
 
 from sglang.backend.base import Backend
 from sglang.backend.cancel import Cancellation
-from sglang.backend.workers import WORKERS
+from sglang.backend.worker_threads import WORKERS
 from sglang.errors import SglangError, UnknownVariable
 from sglang.ir.nodes import Flush, Node
 from sglang.ir.params import GenParams

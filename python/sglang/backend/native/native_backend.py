@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 from sglang.backend.base import Backend, Call, Choose, Commit, Completion, Prompt
 from sglang.backend.call_observer import OBSERVER
 from sglang.errors import BackendError, Unsupported
-from sglang.ir.choices import ChoicesMethod, Decision, Scores
+from sglang.ir.choices import ChoicesMethod, Decision, OptionScores
 from sglang.ir.params import GenParams, to_wire
 
 # Tokens before the boundary whose ids are compared first to see where tokenizations part.
@@ -204,7 +204,7 @@ def _choice(prompt: Prompt, options: Sequence[str], method: ChoicesMethod) -> Re
         window *= 4
     tokens = [row[first:] for row in rows]
     alone = (yield from _score_alone(prompt, tokens, metas)) if method.unconditional else ()
-    decision = method(Scores(options, tokens, outputs, alone))
+    decision = method(OptionScores(options, tokens, outputs, alone))
     decision.meta["usage"] = _sum_usage(metas)
     return decision
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from sglang.backend.base import Completion, Prompt
-from sglang.backend.openai.exchange import (
+from sglang.backend.openai.api_exchange import (
     Exchange,
     OpenAIService,
     brief,

@@ -12,8 +12,8 @@ from typing import Any
 
 from sglang.backend.base import Call, Choose, Commit, Completion, Prompt
 from sglang.backend.base import StreamCall as StreamCall
+from sglang.backend.openai.api_exchange import Exchange, OpenAIService, brief, is_reasoning
 from sglang.backend.openai.apis import ChatExchange, ResponsesExchange, TextExchange
-from sglang.backend.openai.exchange import Exchange, OpenAIService, brief, is_reasoning
 from sglang.backend.openai.selection import NoEcho, Steps, by_bias, by_echo, by_schema, no_echo
 from sglang.backend.openai.strict_schema import is_strict
 from sglang.backend.openai.token_ids import ServiceTokenizer, TokenIds

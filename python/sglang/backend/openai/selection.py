@@ -11,11 +11,11 @@ from collections.abc import Generator, Mapping, Sequence, Set
 from typing import Any, TypeAlias
 
 from sglang.backend.base import Prompt
-from sglang.backend.openai.exchange import Exchange, OpenAIService, brief, mapping, usage_of
+from sglang.backend.openai.api_exchange import Exchange, OpenAIService, brief, mapping, usage_of
 from sglang.backend.openai.token_ids import BIAS, MAX_BIAS, ServiceTokenizer, end_of
 from sglang.backend.service_backend import BadReply
 from sglang.errors import Unsupported
-from sglang.ir.choices import ChoicesMethod, Decision, Scores, token_length_normalized
+from sglang.ir.choices import ChoicesMethod, Decision, OptionScores, token_length_normalized
 from sglang.ir.params import GenParams
 
 Steps: TypeAlias = Generator[tuple[str, dict[str, Any]], Any, Decision]
@@ -74,7 +74,7 @@ def by_echo(
         reply = yield _echo(service, texts)
         alone = _rows(service, reply, texts)
         usage = {name: usage.get(name, 0) + usage_of(reply).get(name, 0) for name in COUNTS}
-    decision = method(Scores(options, tokens, [[] for _ in options], alone))
+    decision = method(OptionScores(options, tokens, [[] for _ in options], alone))
     decision.meta.update(decided_by="log-probabilities", usage=usage)
     return decision
 

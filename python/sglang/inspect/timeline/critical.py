@@ -22,7 +22,7 @@ def critical_path(view: Object) -> list[int]:
     return [number for run in _runs(view) for number in run.path()]
 
 
-class _Run:
+class _PathRun:
     """One outermost run, with the runs inside it."""
 
     def __init__(self) -> None:
@@ -71,11 +71,11 @@ def _end(node: Object) -> float:
     return float(node["end"])
 
 
-def _runs(view: Object) -> list[_Run]:
+def _runs(view: Object) -> list[_PathRun]:
     groups = {group["number"]: group for group in view["groups"]}
     roots = {lane["group"]: lane["number"] for lane in view["lanes"] if lane["parent"] is None}
-    runs: dict[int, _Run] = {}
-    homes: dict[int, _Run] = {}
+    runs: dict[int, _PathRun] = {}
+    homes: dict[int, _PathRun] = {}
 
     def outermost(number: int) -> int:
         while groups[number]["parent"] in groups:
@@ -83,7 +83,7 @@ def _runs(view: Object) -> list[_Run]:
         return number
 
     for lane in view["lanes"]:
-        run = runs.setdefault(outermost(lane["group"]), _Run())
+        run = runs.setdefault(outermost(lane["group"]), _PathRun())
         homes[lane["number"]] = run
         group = groups[lane["group"]]
         if lane["parent"] is not None:
