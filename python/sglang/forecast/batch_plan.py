@@ -26,7 +26,7 @@ from sglang.ir.source_location import Location
 from sglang.run.usage import Usage
 from sglang.state import Program, ProgramState
 
-Item = Mapping[str, Any] | Sequence[Any]  # of a batch: its arguments by name or in order
+Item = Mapping[str, Any] | Sequence[Any]  # arguments by name or in order
 
 SHORTEST, STEP = 1024, 128  # tokens of a hit in the caches of API services, which round down
 MILLION = 1_000_000
