@@ -21,7 +21,7 @@ from sglang.compile.graph_runner import GraphRun, GraphSchedule
 from sglang.compile.tracer import constant_prefix, trace, tracing
 from sglang.inspect.timeline.tracing import NO_TRACE, Opened, opened, recording_of
 from sglang.ir.graph import Graph
-from sglang.ir.params import ALIASES, DEFAULTS, GenParams, checked, document, split
+from sglang.ir.params import GenParams, document, params_and_arguments
 from sglang.run.resolve import resolve_backend
 from sglang.run.run_scope import Run
 from sglang.run.stream_executor import StreamExecutor
@@ -109,7 +109,7 @@ class SglFunction:
             TypeError: a keyword names both an argument and an option of ``run``.
         """
         self._verify_options(stream=stream or None, backend=backend, trace=trace)
-        params, arguments = self._sorted(kwargs)
+        params, arguments = params_and_arguments(kwargs, self.arg_names)
         if (record := tracing()) is not None:
             return record.call(self, args, arguments, params, backend=backend, stream=stream)
         chosen = self.resolved(backend)
@@ -138,7 +138,7 @@ class SglFunction:
         flight. With ``stream=True`` the state is returned at once: see ``text_async_iter``.
         """
         self._verify_options(stream=stream or None, backend=backend, trace=trace)
-        params, arguments = self._sorted(kwargs)
+        params, arguments = params_and_arguments(kwargs, self.arg_names)
         if (record := tracing()) is not None:
             return record.call(self, args, arguments, params, backend=backend, stream=stream)
         chosen, loop = self.resolved(backend), asyncio.get_running_loop()
@@ -159,27 +159,12 @@ class SglFunction:
         """Return the backend to run on where ``backend`` was given."""
         return resolve_backend(backend)
 
-    def _sorted(self, kwargs: dict[str, Any]) -> tuple[GenParams, dict[str, Any]]:
-        """Return complete generation parameters, and the function's own arguments.
-
-        A name that is both is the function's.
-        """
-        own = {name: value for name, value in kwargs.items() if name in self.arg_names}
-        rest = {name: value for name, value in kwargs.items() if name not in own}
-        for alias, name in ALIASES.items():
-            if alias in rest:
-                if name in rest:
-                    raise TypeError(f"{alias} and {name} are the same parameter; give one of them")
-                rest[name] = rest.pop(alias)
-        params, arguments = split(rest)
-        return checked(params).over(DEFAULTS), {**own, **arguments}
-
     def _parameters(self, kwargs: dict[str, Any], what: str) -> GenParams:
         """Return the generation parameters of a batch or plan; its items hold the arguments.
 
         Raise TypeError for anything else.
         """
-        params, unknown = self._sorted(kwargs)
+        params, unknown = params_and_arguments(kwargs, self.arg_names)
         for name in unknown:
             if name in self.arg_names:
                 raise TypeError(
@@ -313,7 +298,7 @@ class SglFunction:
         if self.is_async:
             raise TypeError(f"{self.func.__name__} is async; use arun_batch(...)")
         if (record := tracing()) is not None:
-            params, rest = self._sorted(kwargs)
+            params, rest = params_and_arguments(kwargs, self.arg_names)
             items = [{**rest, **item_of(self, item)} for item in batch_kwargs]
             return [record.call(self, (), item, params, backend=backend) for item in items]
         batch = self._batch(
@@ -379,7 +364,7 @@ class SglFunction:
         """
         from sglang.forecast.explanation import explain
 
-        params, arguments = self._sorted(kwargs)
+        params, arguments = params_and_arguments(kwargs, self.arg_names)
         answers = {} if answers is None else answers
         return explain(self, self.resolved(backend), args, arguments, params, answers)
 

@@ -156,6 +156,25 @@ def split(arguments: Mapping[str, Any]) -> tuple[GenParams, dict[str, Any]]:
     return GenParams(**chosen), rest
 
 
+def params_and_arguments(
+    kwargs: Mapping[str, Any], arg_names: Sequence[str]
+) -> tuple[GenParams, dict[str, Any]]:
+    """Return the complete generation parameters of a run, and the arguments of its program.
+
+    A name of ``arg_names`` is an argument, even if a parameter has it too. Raise TypeError where a
+    parameter is given by two names.
+    """
+    own = {name: value for name, value in kwargs.items() if name in arg_names}
+    rest = {name: value for name, value in kwargs.items() if name not in own}
+    for alias, name in ALIASES.items():
+        if alias in rest:
+            if name in rest:
+                raise TypeError(f"{alias} and {name} are the same parameter; give one of them")
+            rest[name] = rest.pop(alias)
+    params, arguments = split(rest)
+    return checked(params).over(DEFAULTS), {**own, **arguments}
+
+
 def signature_parameters() -> list[inspect.Parameter]:
     """Keyword-only parameters for the signature of a function that takes all of them."""
     return [
