@@ -8,7 +8,7 @@ from typing import Any, TextIO, overload
 
 from sglang.backend.global_settings import global_config
 from sglang.backend.renamed_parameters import renamed
-from sglang.ir.choices import ChoicesMethod, token_length_normalized
+from sglang.ir.choices import METHODS, ChoicesMethod, token_length_normalized
 from sglang.ir.media import medium
 from sglang.ir.nodes import (
     Chain,
@@ -155,14 +155,13 @@ def select(
     return Select(name, tuple(choices), _method(choices_method))
 
 
-def _method(method: ChoicesMethod | str) -> ChoicesMethod:
-    from sglang.ir.choices import METHODS
-
+def _method(method: ChoicesMethod | str) -> ChoicesMethod | str:
+    """Return the name of a method; a program's own method as it is."""
     if isinstance(method, ChoicesMethod):
-        return method
+        return method.name if METHODS.get(method.name) is method else method
     if method not in METHODS:
         raise ValueError(f"choices_method is {method!r}; use one of {sorted(METHODS)}")
-    return METHODS[method]
+    return method
 
 
 @renamed(expr="path")

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang.ir.chat_template import TEMPLATES, ChatTemplate, Message
-from sglang.ir.choices import ChoicesMethod
 from sglang.ir.graph_steps import (
     GATHER,
     MAIN,
@@ -301,7 +300,7 @@ def described(node: object) -> str:
         if isinstance(value, GenParams):
             words += [f"{name}={item!r}" for name, item in given(value).items()]
         elif value != f.default:
-            words.append(_shown_value(value))
+            words.append(str(value) if f.name == "method" else _shown_value(value))
     return " ".join(words)
 
 
@@ -318,8 +317,6 @@ def _source(step: Step) -> str:
 
 
 def _shown_value(value: Any) -> str:
-    if isinstance(value, ChoicesMethod):
-        return value.name
     if dataclasses.is_dataclass(value) and references(value):
         return described(value)
     text = repr(value)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from sglang.ir.choices import ChoicesMethod
 from sglang.ir.params import GenParams
 
 REASONING = "_reasoning_content"
@@ -104,12 +105,15 @@ class Gen(Node):
 
 @dataclass(frozen=True)
 class Select(Node):
-    """The most likely of ``choices``; ``method`` names the score, or is one of ``choices.py``."""
+    """The most likely of ``choices``.
+
+    ``method`` is the name of a method in ``choices.py``, or a method of the program's own.
+    """
 
     blocking = True
     name: str | None
     choices: tuple[str, ...]
-    method: Any
+    method: str | ChoicesMethod
 
     def names(self) -> Sequence[str]:
         return () if self.name is None else (self.name,)

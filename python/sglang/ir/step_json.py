@@ -108,7 +108,7 @@ def _read_field(name: str, value: Any, what: str) -> Any:
     if name == "method":
         if value not in METHODS:
             raise ValueError(f"{what} has method {value!r}; use one of {sorted(METHODS)}")
-        return METHODS[value]
+        return value
     return decode_value(value)
 
 
