@@ -40,7 +40,7 @@ class GraphSchedule:
     Attributes:
         steps: all steps in topological order, each with its stream.
         kept: steps after which the stream's state is kept aside, because a later step reads it and
-        the stream goes on to change it.
+            the stream goes on to change it.
     """
 
     def __init__(self, graph: Graph, continued: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Needs: what a call has a backend read, request by request."""
+"""Needs: the units that a call has a backend read, request by request."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Bill:
 
     Attributes:
         generated: most tokens that it generates.
-        several: number of completions that go on from the first need, each a need of its own; the
-        usage of the call counts the first once for each, and the others not at all.
+        several: number of completions that continue the first need, each with a need of its own.
+            The usage of the call counts the first need once for each, and the others not at all.
     """
 
     needs: tuple[Need, ...]
@@ -64,7 +64,7 @@ class NativeBiller:
         alone = Need(prompt, _limit(prompt, start, len(prompt)), space=space)
         if not most:
             return Bill((alone,))
-        found = [self._drawn(call.prompt, prompt, text) for text in asked.texts]
+        found = [self._generated(call.prompt, prompt, text) for text in asked.texts]
         kept = [one[: self._kept(asked, len(one), text)] for one, text in zip(found, asked.texts)]
         generated = sum(min(most, len(one) + 1) for one in found)
         if len(kept) == 1:
@@ -72,7 +72,7 @@ class NativeBiller:
         branches = [Need(prompt, len(prompt) - 1, one, space) for one in kept]
         return Bill((alone, *branches), generated, len(branches))
 
-    def _drawn(self, prompt: Prompt, read: Units, text: str) -> Units:
+    def _generated(self, prompt: Prompt, read: Units, text: str) -> Units:
         """Units of a text behind a prompt that has been read."""
         whole = self._reader.units(replace(prompt, text=prompt.text + text))
         if whole[: len(read)] == read:
@@ -80,8 +80,7 @@ class NativeBiller:
         return self._reader.behind(text)  # the tokenizer joins the two, which a model cannot
 
     def _kept(self, asked: RehearsedCall, length: int, text: str) -> int:
-        """Return the number of generated tokens that were computed: the last token of a text is
-        not.
+        """Return the number of generated tokens that were computed; the last one is not.
 
         An unknown text is assumed to be as long as allowed and to end there by a stop or end token,
         or by its length where end tokens are ignored.

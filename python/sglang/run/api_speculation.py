@@ -1,12 +1,12 @@
 """Speculation: one call of an API model in place of several (SGLang paper, section 5).
 
-A model behind an API is paid for its whole prompt at every call. Here a call is let run on past its
-stop, and what it has written is matched with what the program appends next.
+An API bills the whole prompt at every call. Here a call may run on past its stop, and its text is
+matched with the text and gens that the program appends next.
 
-Completion models ("text"): the ``Leftover`` behind a gen's stop is consumed by the constants and
-gens that follow. Chat models ("chat"): the gens of one assistant turn are put off; at its end one
-reply is requested and ``match``-ed with the turn's pattern. Where the text differs from the
-pattern, or a gen's own limits could have ended it earlier, the gen has a call of its own.
+Completion models ("text"): the constants and gens that follow consume the ``Leftover`` behind a
+gen's stop. Chat models ("chat"): the gens of one assistant turn are deferred; at its end one reply
+is requested and matched with the turn's pattern (``match``). Where the text differs from the
+pattern, or a gen's own limits could have ended it earlier, the gen gets a call of its own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MATCHED = ("max_new_tokens", "stop", "max_retries")
 
 
 class Pending(NamedTuple):
-    """A gen that has been put off."""
+    """A deferred gen."""
 
     name: str | None
     params: GenParams
@@ -38,13 +38,13 @@ class Pending(NamedTuple):
 
 @dataclass(frozen=True)
 class Leftover:
-    """Text that the model has written already.
+    """Text that the model has generated beyond the last gen.
 
     Attributes:
-        text: from the last gen's stop on.
-        ended: the model ended by itself; else it was cut by a limit.
+        text: the text from the last gen's stop on.
+        ended: the model ended by itself; otherwise a limit cut the text.
         density: tokens a byte of the reply.
-        prompt_tokens: of the call that wrote it, which a reuse saves.
+        prompt_tokens: prompt tokens of its call, which a reuse saves.
         params: parameters that it was generated with.
     """
 
@@ -55,7 +55,7 @@ class Leftover:
     params: GenParams
 
     def rest(self, text: str) -> Leftover:
-        """The same with another text left."""
+        """Return a copy with another text left."""
         return dataclasses.replace(self, text=text)
 
     def after(self, constant: str) -> Leftover | None:
@@ -65,7 +65,7 @@ class Leftover:
         return None
 
     def take(self, params: GenParams) -> tuple[str, Any, str] | None:
-        """(value, finish reason, rest) of a gen, or None where a call of its own may differ."""
+        """Return (value, finish reason, rest) of a gen; None where a call of its own may differ."""
         if not alike(params, self.params):
             return None
         found = cut(self.text, strings(params.stop))
@@ -88,9 +88,9 @@ class Speculation:
     """Savings of a program by speculation, its forks included.
 
     Attributes:
-        calls: calls that were let run on.
+        calls: calls that ran on.
         saved_calls: gens that needed no call.
-        saved_prompt_tokens: at least what those calls would have sent.
+        saved_prompt_tokens: prompt tokens that those calls would have sent, at least.
         mismatches: times the text left the program's pattern.
     """
 
@@ -130,13 +130,13 @@ def alike(a: GenParams, b: GenParams) -> bool:
 
 
 def running_on(params: GenParams, tokens: int, stop: Sequence[str]) -> GenParams:
-    """Parameters of a call that may write more than the gen needs; it ends at ``stop`` alone."""
+    """Return the parameters of a call that runs on; it ends at ``stop`` alone."""
     most = max(tokens, params.max_new_tokens or 0)
     return dataclasses.replace(params, stop=tuple(stop) or None, max_new_tokens=most)
 
 
 def leftover(text: str, meta: dict[str, Any], params: GenParams) -> Leftover:
-    """All of a reply, nothing of it taken yet."""
+    """Return a whole reply as leftover."""
     finish = meta.get("finish_reason")
     kind = finish.get("type") if isinstance(finish, dict) else finish
     tokens = int(meta.get("completion_tokens") or 0)
@@ -145,10 +145,10 @@ def leftover(text: str, meta: dict[str, Any], params: GenParams) -> Leftover:
 
 
 def match(turn: Sequence[Pending | str], reply: Leftover) -> list[tuple[str, Any]]:
-    """(value, finish reason) of the turn's gens in order, as far as the reply follows the pattern.
+    """Return (value, finish reason) of the turn's gens, as far as the reply follows the pattern.
 
-    A gen ends at its stop, or where it has none at the constant that follows it; the reply then
-    goes on with that constant. Behind the last gen anything may come.
+    A gen ends at its stop; without a stop, at the constant that follows it, which the reply then
+    continues with. Any text may follow the last gen.
     """
     found: list[tuple[str, Any]] = []
     last = max(i for i, item in enumerate(turn) if not isinstance(item, str))

@@ -1,4 +1,4 @@
-"""Interpreter: what each node does to a stream, the one visitor of the nodes.
+"""Interpreter: the effect of each node on a stream. It is the one visitor of the nodes.
 
 It is sequential and knows neither threads nor event loops: a handler that needs the backend is a
 generator of calls and is sent their answers, and ``executor`` decides where a call waits.
@@ -49,7 +49,7 @@ NO_COST = {"prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0}
 
 
 class Interpreter:
-    """Visits nodes in order, writing to ``stream``.
+    """Visitor of nodes, in order; it changes ``stream``.
 
     Args:
         defaults: parameters that a ``gen`` inherits, complete.
@@ -84,9 +84,9 @@ class Interpreter:
         self._changed = changed
 
     def visit(self, node: Node) -> Steps | None:
-        """The node's calls, or None where it needs none and is done.
+        """Return the node's calls, or None where it needs none and is done.
 
-        Raises what the backend raises, and SglangError for a node that may not come here.
+        Raise the errors of the backend, and SglangError for a node that may not come here.
         """
         handler = self.handlers.get(type(node))
         if handler is None:
@@ -96,11 +96,11 @@ class Interpreter:
         return handler(self, node)
 
     def blocks(self, node: Node) -> bool:
-        """Whether visiting the node may call the backend."""
+        """Return whether a visit of the node may call the backend."""
         return node.blocking or bool(self.stream.deferred)
 
     def _settled(self, handler: Callable[..., Steps | None], node: Node) -> Steps:
-        """The deferred gens first, then the node."""
+        """Visit the deferred gens, then the node."""
         yield from self._flush(Flush())
         yield from handler(self, node) or ()
 
@@ -140,7 +140,7 @@ class Interpreter:
         stream.messages += node.messages
 
     def _inside_a_turn(self, what: str) -> None:
-        """Raises Unsupported where ``what`` would never reach the backend."""
+        """Raise Unsupported where ``what`` would never reach the backend."""
         stream = self.stream
         if self.backend.messages_only and stream.messages and stream.role is None:
             raise Unsupported(
@@ -176,7 +176,7 @@ class Interpreter:
         constraint: OutputConstraint | None,
         model_type: str = "",
     ) -> Steps:
-        """The gen by calls of its own."""
+        """Visit the gen by calls of its own."""
         self._inside_a_turn("gen")
         stream, start = self.stream, len(self.stream.text)
         stream.leftover = None
@@ -228,7 +228,7 @@ class Interpreter:
         several: bool = False,
         typed: Typed | None = None,
     ) -> None:
-        """The first text goes on from ``start``; the variable is the text, or a list of several."""
+        """Append the first text at ``start``; the variable is the text, or a list of several."""
         stream = self.stream
         texts, metas = [c.text for c in completions], [c.meta for c in completions]
         stream.text = stream.text[:start] + texts[0]
@@ -272,7 +272,7 @@ class Interpreter:
         stream.leftover = left.rest(taken[2])
 
     def _flush(self, _: Flush) -> Steps:
-        """One reply for the turn's deferred gens; those that it lacks get calls of their own."""
+        """Request one reply for the deferred gens; gens that it lacks get calls of their own."""
         stream = self.stream
         turn, stream.deferred = stream.deferred, []
         if not turn:

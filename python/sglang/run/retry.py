@@ -23,7 +23,7 @@ def valid_completions(
     template: ChatTemplate,
     tell: Callable[[dict[str, Any]], None],
 ) -> Generator[Call, Any, list[Completion]]:
-    """``params.n`` completions that satisfy a constraint which the backend does not enforce.
+    """Request ``params.n`` completions that satisfy a constraint which is not enforced.
 
     An invalid one is requested again, with the
     complaint, up to ``max_retries`` times; ``tell`` gets
@@ -52,7 +52,7 @@ def valid_completions(
 
 
 def answer_of(completion: Completion, model_type: str) -> Completion:
-    """The completion without its reasoning, which goes into its meta_info."""
+    """Return the completion without its reasoning, which moves into its meta_info."""
     if not model_type or "reasoning_content" in completion.meta:
         return completion
     thought, answer = reasoning.split(completion.text, model_type)

@@ -1,4 +1,4 @@
-"""Run: what the states of one running program share."""
+"""Run: the common state of the executors of one running program."""
 
 from __future__ import annotations
 
@@ -44,12 +44,14 @@ class Run:
     ``failures``.
 
     Args:
-        loop: where nodes are visited by tasks of an event loop, that loop.
-        spec_tokens: how far a call of an API model may run on.
-        backend: what runs inside this one use, where they name none.
+        loop: event loop whose tasks visit the nodes; None: threads do.
+        spec_tokens: tokens by which a call of an API model may run on.
+        backend: backend of the runs inside this one that name none.
 
-    ``tasks`` visit nodes; ``program`` is the body itself where it runs on its own. ``recording``
-    the record of the run, where one is requested.
+    Attributes:
+        tasks: tasks that visit nodes.
+        program: task of the program's body, where it runs on its own.
+        recording: record of the run, where one is requested.
     """
 
     def __init__(

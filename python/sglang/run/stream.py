@@ -15,7 +15,7 @@ Content = str | list[Any]
 
 
 class TextSegment(NamedTuple):
-    """A stretch of the text that is not the program's own words.
+    """A part of the text that the program did not append: generated text or a medium.
 
     ``kind`` is "gen", "select" or "media"; ``meta`` the meta_info of what wrote it.
     """
@@ -74,7 +74,7 @@ class Stream:
     deferred: list[Pending | str] = field(default_factory=list)
 
     def copy(self) -> Stream:
-        """One that goes on from here on its own."""
+        """Return an independent copy."""
         return replace(
             self,
             messages=list(self.messages),
@@ -91,7 +91,7 @@ class Stream:
         )
 
     def define(self, name: str, value: Any, meta: Any = None, typed: Typed | None = None) -> None:
-        """The variable ``name``, in place of an earlier one of that name."""
+        """Set variable ``name``, in place of an earlier one of that name."""
         for kept, new in ((self.meta, meta), (self.typed, typed)):
             if new is None:
                 kept.pop(name, None)
@@ -127,7 +127,7 @@ class Stream:
         return Prompt(self.text[:end], tuple(messages), media, tuple(self.parallel))
 
     def content(self, start: int) -> Content:
-        """The text from ``start`` on; a list of texts and media where it has media."""
+        """Return the text from ``start`` on; a list of texts and media where it has media."""
         if not self.media or self.media[-1][0] < start:
             return self.text[start:]
         parts: list[Any] = []
