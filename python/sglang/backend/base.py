@@ -83,7 +83,7 @@ class Backend:
     native: bool = False
 
     def enforces(self, constraint: OutputConstraint) -> bool:
-        """Whether text that is generated under ``constraint`` needs no check. A backend may take a
+        """Return whether text generated under ``constraint`` needs no check. A backend may take a
         constraint and not enforce it."""
         return constraint.kind in self.constraints
 

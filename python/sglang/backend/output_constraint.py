@@ -196,7 +196,7 @@ class Dtype(OutputConstraint):
 
 @dataclass(frozen=True)
 class JsonSchema(OutputConstraint):
-    """JSON text of ``source``, a type or a JSON schema (see ``types``).
+    """JSON text of ``source``, a type or a JSON schema (see ``output_types``).
 
     Raises TypeError or ValueError, as ``types.json_schema_of`` does, when it is made.
     """
@@ -326,7 +326,7 @@ def _json_schema(source: Any) -> JsonSchema:
     if isinstance(source, TypedSchema):
         source = source.source
     if isinstance(source, Mapping):
-        with suppress(TypeError):  # not JSON: ``types`` says what is wrong with it
+        with suppress(TypeError):  # not JSON: ``output_types`` names the fault
             return _kept_schema(json.dumps(source), type(source))
     try:
         return _kept_schema(source)

@@ -98,7 +98,7 @@ class NativeBiller:
         return length if stops or call.prompt.messages else length - 1
 
     def _scored(self, prompt: Units, call: Choose, space: str) -> Iterator[Need]:
-        """Needs of a select, scored as ``backend/native`` does.
+        """Needs of a select, scored as ``native_backend`` does.
 
         The prompt alone; then prompt and options from some tokens before the prompt's end on,
         further back where a tokenization parts before that.

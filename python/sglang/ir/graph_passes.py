@@ -1,5 +1,5 @@
-"""Passes: graph in, graph out. Those here change no call that is left; ``movement`` has the one
-that does."""
+"""Passes: graph in, graph out. They change no call that is left; ``compile/code_movement`` has
+the one pass that does."""
 
 from __future__ import annotations
 

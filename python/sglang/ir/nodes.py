@@ -1,8 +1,8 @@
 """Nodes: what a program appends to its state, as plain data.
 
-``gen``, ``select`` and the roles only build nodes; ``interpreter`` gives them their meaning through
-one dispatch table, so that another reader of the same nodes (a tracer, a compiler) needs no change
-here. Nodes join with ``+`` into a Sequence; a ``str`` becomes a ConstantText.
+``gen``, ``select`` and the roles only build nodes; ``run/interpreter`` gives them their meaning
+through one dispatch table, so that another reader of the same nodes (a tracer, a compiler) needs no
+change here. Nodes join with ``+`` into a Chain; a ``str`` becomes a ConstantText.
 """
 
 from __future__ import annotations

@@ -33,7 +33,8 @@ class GenParams:
     """Sampling, stops, log-probabilities and constraints of one generation.
 
     ``schema`` is ``json_schema`` by another name: both take a JSON schema (dict or text) or a type
-    that ``types`` can turn into one. ``ebnf`` is a grammar, ``structural_tag`` a dict or its text.
+    that ``output_types`` can turn into one. ``ebnf`` is a grammar, ``structural_tag`` a dict or its
+    text.
     ``whitespace_pattern`` is what a runtime lets the model write between two tokens of JSON.
     ``speculation`` names the source of draft tokens there, which changes no text. ``lora_path``
     names an adapter of the runtime; "" is none.

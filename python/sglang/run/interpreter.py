@@ -1,7 +1,7 @@
 """Interpreter: the effect of each node on a stream. It is the one visitor of the nodes.
 
 It is sequential and knows neither threads nor event loops: a handler that needs the backend is a
-generator of calls and is sent their answers, and ``executor`` decides where a call waits.
+generator of calls and is sent their answers, and ``stream_executor`` decides where a call waits.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     (prompt, params)  ->  body  ->  [ the client ]  ->  reply, or events of a stream  ->  Completion
 
-Plain data in and out: no client, no thread, no event loop. The APIs are in ``openai_apis``.
+Plain data in and out: no client, no thread, no event loop. The APIs are in ``apis``.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class Trace(TraceRecord):
         export(self, to)
 
     def totals(self) -> dict[str, Any]:
-        """Sums over all runs; see ``view``."""
+        """Sums over all runs; see ``trace_view``."""
         from sglang.inspect.timeline.trace_view import view_of
 
         found: dict[str, Any] = view_of(self)["totals"]
