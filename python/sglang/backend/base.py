@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from sglang.backend.global_settings import global_config
 from sglang.backend.output_constraint import OutputConstraint
@@ -160,6 +160,13 @@ class Backend:
         return Unsupported(f"the {self.name} backend has no {primitive}; {instead}")
 
 
+@runtime_checkable
+class ServerHandle(Protocol):
+    """A server with a backend that calls it, such as ``Runtime``."""
+
+    endpoint: Backend
+
+
 def checked_backend(backend: Any) -> Backend:
     """Return the given backend, for a Runtime its endpoint, for None the default one.
 
@@ -171,14 +178,15 @@ def checked_backend(backend: Any) -> Backend:
             "no backend: call sglang.set_default_backend(sglang.Engine()) once, "
             "or give run(..., backend=...)"
         )
-    chosen = getattr(chosen, "endpoint", chosen)
-    if not isinstance(chosen, Backend):
-        hint = "make one of it: Engine()" if isinstance(chosen, type) else "use sgl.Engine(...)"
-        raise TypeError(
-            f"{chosen!r:.60} is not a backend; {hint}, or Runtime, RuntimeEndpoint, OpenAI, "
-            "Anthropic, LiteLLM, Mock"
-        )
-    return chosen
+    if isinstance(chosen, Backend):
+        return chosen
+    if isinstance(chosen, ServerHandle) and isinstance(chosen.endpoint, Backend):
+        return chosen.endpoint
+    hint = "make one of it: Engine()" if isinstance(chosen, type) else "use sgl.Engine(...)"
+    raise TypeError(
+        f"{chosen!r:.60} is not a backend; {hint}, or Runtime, RuntimeEndpoint, OpenAI, "
+        "Anthropic, LiteLLM, Mock"
+    )
 
 
 @dataclass(frozen=True)
