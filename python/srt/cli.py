@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: list[str]) -> int:
-    from sglang.srt.commands.arguments import Parser
+    from sglang.srt.config.command_line import Parser
 
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may have ASCII alone
         sys.stdout.reconfigure(errors="backslashreplace")

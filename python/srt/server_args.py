@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from sglang.backend.engine.server_args import ServerArgs
-from sglang.srt.commands.arguments import Parser, keys_from_environment
+from sglang.srt.config.command_line import Parser, keys_from_environment
 
 __all__ = ["ServerArgs", "prepare_server_args"]
 

@@ -22,7 +22,7 @@ from helpers.toy_tokenizer import byte_level
 from sglang.srt import cli
 from sglang.srt.commands.doctor import machine_checks as machine
 from sglang.srt.commands.doctor.doctor_command import model
-from sglang.srt.commands.doctor.finding import FAIL, OK, WARN, Finding, examine
+from sglang.srt.commands.doctor.finding import FAIL, OK, WARN, CheckFinding, examine
 from sglang.srt.config import Config
 from sglang.srt.core.version import __version__
 from sglang.srt.tokenizer.tokenizer import EMBEDDED
@@ -40,7 +40,7 @@ def doctor(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, dict[s
     return code, {found["check"]: found for found in report["findings"]}
 
 
-def states(findings: list[Finding]) -> dict[str, str]:
+def states(findings: list[CheckFinding]) -> dict[str, str]:
     return {finding.check: finding.state for finding in findings}
 
 
@@ -115,7 +115,7 @@ def spoil(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**values, **changes}))
 
 
-def of(directory: Path, **settings: Any) -> dict[str, Finding]:
+def of(directory: Path, **settings: Any) -> dict[str, CheckFinding]:
     findings = model(Config.of(model_path=str(directory), **settings))
     return {finding.check: finding for finding in findings}
 
@@ -193,10 +193,10 @@ def test_a_hub_model_is_not_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def test_a_check_that_breaks_is_a_finding() -> None:
-    def broken() -> list[Finding]:
+    def broken() -> list[CheckFinding]:
         raise RuntimeError("line one\nline two")
 
-    assert examine([("it", broken)]) == [Finding("it", FAIL, "RuntimeError: line one")]
+    assert examine([("it", broken)]) == [CheckFinding("it", FAIL, "RuntimeError: line one")]
 
 
 def test_clients_that_were_never_tried_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:

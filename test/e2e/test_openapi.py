@@ -18,7 +18,8 @@ from helpers.openapi import fits
 pytest.importorskip("torch")
 
 from sglang.srt.http.openapi.examples import EXAMPLES
-from sglang.srt.http.routes import EVENTS, JSON, ROUTES
+from sglang.srt.http.route import EVENTS, JSON
+from sglang.srt.http.routes import ROUTES
 
 HERE = Path(__file__).resolve().parent
 KEY = "sk-of-the-tests"

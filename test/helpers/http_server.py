@@ -21,7 +21,7 @@ from sglang.srt.config import Config
 from sglang.srt.http.app import make_app
 from sglang.srt.http.connection.protocol import protocol
 from sglang.srt.http.server_state import ServerState
-from sglang.srt.program.completion import Completion
+from sglang.srt.program.completion import Completer
 from sglang.srt.tokenizer import Tokenizer
 from starlette.applications import Starlette
 
@@ -104,7 +104,7 @@ def serve_text(
     def run() -> None:
         async def main() -> None:
             client = engine.client_on(asyncio.get_running_loop())
-            completion = Completion(client, tokenizer, config.server.max_tokenized_bytes)
+            completion = Completer(client, tokenizer, config.server.max_tokenized_bytes)
             state = ServerState(config, completion)
             app = make_app(state)
             server = uvicorn.Server(

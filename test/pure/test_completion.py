@@ -15,14 +15,14 @@ from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.ints import Ints, ints
 from sglang.srt.engine.client import EngineLost
 from sglang.srt.program.ask import Ask, Logprobs, sampling_from
-from sglang.srt.program.completion import Completion
+from sglang.srt.program.completion import Completer
 from sglang.srt.program.merge_streams import merge
 from sglang.srt.program.output import Output
 from sglang.srt.program.request_error import RequestError
 from sglang.srt.tokenizer import Tokenizer
 
 PROMPT = ints(range(40, 60))
-Body = Callable[[Completion], Awaitable[Any]]
+Body = Callable[[Completer], Awaitable[Any]]
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +32,13 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @pytest.fixture
 def play(tokenizer: Tokenizer) -> Callable[..., Any]:
-    """Runs a coroutine function with a Completion on a fresh engine; checks that it ends idle."""
+    """Runs a coroutine function with a Completer on a fresh engine; checks that it ends idle."""
 
     def run(body: Body, **options: Any) -> Any:
         engine, _ = text_engine(tokenizer, **options)
 
         async def main() -> Any:
-            completion = Completion(engine.client_on(asyncio.get_running_loop()), tokenizer)
+            completion = Completer(engine.client_on(asyncio.get_running_loop()), tokenizer)
             result = await body(completion)
             await idle(completion)
             return result
@@ -51,7 +51,7 @@ def play(tokenizer: Tokenizer) -> Callable[..., Any]:
     return run
 
 
-async def idle(completion: Completion) -> dict[str, Any]:
+async def idle(completion: Completer) -> dict[str, Any]:
     """The statistics once nothing is running; asserts that the books balance."""
     assert completion.pending == 0
     assert not completion.runs
@@ -81,7 +81,7 @@ def greedy(**changes: Any) -> SamplingParams:
 
 
 def test_text_tokens_and_usage(play: Any, tokenizer: Tokenizer) -> None:
-    async def body(completion: Completion) -> list[Output]:
+    async def body(completion: Completer) -> list[Output]:
         ask = Ask(PROMPT, greedy())
         return [*await completion.generate(ask), *await completion.generate(ask)]
 
@@ -98,7 +98,7 @@ def test_text_tokens_and_usage(play: Any, tokenizer: Tokenizer) -> None:
 
 
 def test_a_stream_grows_to_the_same_text(play: Any, tokenizer: Tokenizer) -> None:
-    async def body(completion: Completion) -> tuple[list[str], Output]:
+    async def body(completion: Completer) -> tuple[list[str], Output]:
         seen = [""]
         async with aclosing(completion.stream(Ask(PROMPT, greedy(max_new_tokens=60)))) as outputs:
             async for output in outputs:
@@ -118,7 +118,7 @@ def test_stops_are_cut_exactly_or_kept(play: Any, tokenizer: Tokenizer) -> None:
     stop = whole[at : at + 3]  # of whatever tokens its bytes are
     cut = whole.index(stop)
 
-    async def body(completion: Completion) -> list[Output]:
+    async def body(completion: Completer) -> list[Output]:
         base = greedy(max_new_tokens=60, skip_special_tokens=False)
         asks = [
             Ask(PROMPT, replace_params(base, stop=(stop, "never"))),
@@ -152,7 +152,7 @@ def replace_params(params: SamplingParams, **changes: Any) -> SamplingParams:
 
 
 def test_n_completions_share_the_prompt(play: Any) -> None:
-    async def body(completion: Completion) -> tuple[list[Output], list[Output], Output, Any]:
+    async def body(completion: Completer) -> tuple[list[Output], list[Output], Output, Any]:
         params = SamplingParams(n=4, seed=7, max_new_tokens=12, ignore_eos=True)
         before = (await completion.control("stats")).data["computed_tokens"]
         first = await completion.generate(Ask(PROMPT, params))
@@ -171,7 +171,7 @@ def test_n_completions_share_the_prompt(play: Any) -> None:
 
 
 def test_max_new_tokens_zero_computes_the_prompt_alone(play: Any, tokenizer: Tokenizer) -> None:
-    async def body(completion: Completion) -> list[Output]:
+    async def body(completion: Completer) -> list[Output]:
         plain = await completion.generate(Ask(PROMPT, greedy(max_new_tokens=0)))
         scored = Ask(PROMPT, greedy(max_new_tokens=0), Logprobs(top=2, start=0, probe=(5, 6)))
         return plain + await completion.generate(scored)
@@ -187,7 +187,7 @@ def test_max_new_tokens_zero_computes_the_prompt_alone(play: Any, tokenizer: Tok
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_logprobs(play: Any, tokenizer: Tokenizer, n: int) -> None:
-    async def body(completion: Completion) -> list[Output]:
+    async def body(completion: Completer) -> list[Output]:
         ask = Ask(PROMPT, greedy(n=n, max_new_tokens=5), Logprobs(top=3, start=15, probe=(9,)))
         await completion.generate(ask)
         return await completion.generate(ask)
@@ -207,7 +207,7 @@ def test_logprobs(play: Any, tokenizer: Tokenizer, n: int) -> None:
 
 
 def test_max_new_tokens_is_cut_to_the_room(play: Any) -> None:
-    async def body(completion: Completion) -> list[Output]:
+    async def body(completion: Completer) -> list[Output]:
         return await completion.generate(Ask(PROMPT, greedy(max_new_tokens=2**63)))
 
     (output,) = play(body, context=50)
@@ -239,7 +239,7 @@ BAD: list[tuple[Ask, str, str]] = [
 
 
 def test_bad_asks_are_refused_before_the_engine_sees_them(play: Any) -> None:
-    async def body(completion: Completion) -> dict[str, Any]:
+    async def body(completion: Completer) -> dict[str, Any]:
         for ask, param, words in BAD:
             with pytest.raises(RequestError, match=words) as caught:
                 await completion.generate(ask)
@@ -251,7 +251,7 @@ def test_bad_asks_are_refused_before_the_engine_sees_them(play: Any) -> None:
 
 
 def test_an_invalid_stop_regex_is_the_engines_refusal(play: Any) -> None:
-    async def body(completion: Completion) -> None:
+    async def body(completion: Completer) -> None:
         with pytest.raises(RequestError) as caught:
             await completion.generate(Ask(PROMPT, greedy(stop_regex=("(",))))
         assert caught.value.code == "invalid_value"
@@ -266,7 +266,7 @@ def test_an_invalid_stop_regex_is_the_engines_refusal(play: Any) -> None:
 def test_leaving_at_any_moment_frees_everything(play: Any, n: int, after: int, how: str) -> None:
     params = SamplingParams(n=n, max_new_tokens=500, ignore_eos=True)
 
-    async def body(completion: Completion) -> None:
+    async def body(completion: Completer) -> None:
         reached = asyncio.Event()
 
         async def consume() -> list[str]:
@@ -300,7 +300,7 @@ def test_leaving_at_any_moment_frees_everything(play: Any, n: int, after: int, h
 
 
 def test_abort_by_name_leaves_others(play: Any) -> None:
-    async def body(completion: Completion) -> None:
+    async def body(completion: Completer) -> None:
         tasks = [
             asyncio.ensure_future(
                 completion.generate(Ask(PROMPT, greedy(max_new_tokens=200), rid=rid))
@@ -318,7 +318,7 @@ def test_abort_by_name_leaves_others(play: Any) -> None:
 
 
 def test_a_full_queue_refuses(play: Any) -> None:
-    async def body(completion: Completion) -> list[Any]:
+    async def body(completion: Completer) -> list[Any]:
         tasks = [completion.generate(Ask(PROMPT, greedy(max_new_tokens=50))) for _ in range(12)]
         return await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -332,7 +332,7 @@ def test_a_full_queue_refuses(play: Any) -> None:
 def test_a_lost_engine_ends_what_is_pending(tokenizer: Tokenizer) -> None:
     async def main() -> None:
         engine, _ = text_engine(tokenizer)
-        completion = Completion(engine.client_on(asyncio.get_running_loop()), tokenizer)
+        completion = Completer(engine.client_on(asyncio.get_running_loop()), tokenizer)
         task = asyncio.ensure_future(
             completion.generate(Ask(PROMPT, greedy(n=2, max_new_tokens=900)))
         )

@@ -7,7 +7,6 @@ import dataclasses
 from typing import Any
 
 import pytest
-from sglang.srt.commands.arguments import ELSEWHERE, Parser, keys_from_environment
 from sglang.srt.config import (
     Config,
     EdgeConfig,
@@ -23,6 +22,7 @@ from sglang.srt.config import (
     add_arguments,
     from_arguments,
 )
+from sglang.srt.config.command_line import ELSEWHERE, Parser, keys_from_environment
 
 SECTIONS = (
     ModelConfig, MemoryConfig, ScheduleConfig, GrammarConfig, SpeculationConfig, LoraConfig,

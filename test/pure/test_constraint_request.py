@@ -18,7 +18,7 @@ from sglang.srt.program.ask import sampling_from
 from sglang.srt.program.constraint_settings import MAX_NESTING, MAX_SCORED
 from sglang.srt.program.output import Finish
 from sglang.srt.program.request_error import RequestError
-from sglang.srt.program.whole_choices import Choice, pick, verify_whole
+from sglang.srt.program.whole_choices import ScoredChoice, pick, verify_whole
 from sglang.srt.tokenizer import Tokenizer
 
 SCHEMA = {"type": "object", "properties": {"b": {"const": "é"}, "a": {"type": "integer"}}}
@@ -278,4 +278,4 @@ def test_what_wholes_cannot_honour() -> None:
 
 
 def test_the_score_of_a_choice() -> None:
-    assert Choice("x", [1, 2], [-1.0, -0.5]).total == -1.5
+    assert ScoredChoice("x", [1, 2], [-1.0, -0.5]).total == -1.5

@@ -17,7 +17,7 @@ from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.ints import ints
 from sglang.srt.core.segments import Segment
 from sglang.srt.program.ask import Ask, Logprobs
-from sglang.srt.program.completion import Completion
+from sglang.srt.program.completion import Completer
 from sglang.srt.program.output import Output
 from sglang.srt.program.request_error import RequestError
 from sglang.srt.program.whole_choices import pick
@@ -44,7 +44,7 @@ def outputs(tokenizer: Tokenizer, *asks: Ask) -> tuple[list[list[Output]], dict[
     engine, _ = text_engine(tokenizer)
 
     async def main() -> tuple[list[list[Output]], dict[str, Any]]:
-        completion = Completion(engine.client_on(asyncio.get_running_loop()), tokenizer)
+        completion = Completer(engine.client_on(asyncio.get_running_loop()), tokenizer)
         found = [await completion.generate(ask) for ask in asks]
         for _ in range(200):
             stats = (await completion.control("stats")).data
@@ -131,7 +131,7 @@ def slow(tokenizer: Tokenizer) -> Iterator[Any]:
 
 def test_an_abort_in_the_middle(tokenizer: Tokenizer, slow: Any) -> None:
     async def main() -> list[Output]:
-        completion = Completion(slow.client_on(asyncio.get_running_loop()), tokenizer)
+        completion = Completer(slow.client_on(asyncio.get_running_loop()), tokenizer)
         task = asyncio.ensure_future(completion.generate(ask(CHOICES * 1, rid="mine", n=2)))
         while completion.pending < 2:
             await asyncio.sleep(0)

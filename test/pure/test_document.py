@@ -18,7 +18,8 @@ from sglang.srt.config import Config
 from sglang.srt.http.openapi.examples import EXAMPLES
 from sglang.srt.http.openapi.limits import sampling_schema
 from sglang.srt.http.openapi.openapi_document import document
-from sglang.srt.http.routes import JSON, ROUTES
+from sglang.srt.http.route import JSON
+from sglang.srt.http.routes import ROUTES
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from sglang.srt.engine.client import Client, EngineLost
 from sglang.srt.http.anthropic.messages import routes as messages
 from sglang.srt.http.exchange import json_body as body
 from sglang.srt.http.openai.chat import routes as chat
-from sglang.srt.http.openai.reply_fields import Reply
+from sglang.srt.http.openai.reply_fields import ReplyHead
 from sglang.srt.http.openai.responses import routes as responses
 from sglang.srt.memory.pages import PagePool
 from sglang.srt.memory.radix import RadixTree
@@ -260,7 +260,7 @@ def test_a_choice_that_ends_while_a_chunk_is_sent_ends_once() -> None:
         stream = chat._events(
             Racing(),
             chat.ChatRequest(messages=[]),
-            Reply("id", "model", 0),
+            ReplyHead("id", "model", 0),
             talk,
         )
         async for chunk in stream:

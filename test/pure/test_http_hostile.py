@@ -435,10 +435,10 @@ def test_who_is_let_in_waits_for_no_more_than_the_queue(
     limit, body = 4 + 8, {"text": "a", "sampling_params": {**LONG, "max_new_tokens": 8}}
     finish, ended, waits = served.state.runtime.finish, 0, []
 
-    async def counted(asks: Any) -> Any:
+    async def counted(*args: Any) -> Any:
         nonlocal ended
         before = ended
-        result = await finish(asks)
+        result = await finish(*args)
         ended += 1
         waits.append(ended - before)
         return result

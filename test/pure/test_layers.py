@@ -52,18 +52,18 @@ RULES = {
     " starlette pydantic_core uvicorn httptools prometheus_client psutil",
     "srt.http.openapi.native_shapes": "srt.core srt.engine.info srt.http srt.runtime msgspec",
     "srt.http.launch": "srt.core srt.config srt.tokenizer srt.program srt.runtime srt.http"
-    " srt.engine srt.commands.arguments",
+    " srt.engine srt.config.command_line",
     "srt.http.serving": "srt.core srt.config srt.tokenizer srt.program srt.runtime srt.http"
     " srt.engine uvicorn",
     "srt.http.telemetry.request_tracing": "srt.core srt.program opentelemetry",
-    "srt.commands": "srt.core",
+    "srt.commands": "srt.core srt.config.command_line",
     "srt.commands.schema_command": "sglang.ir srt.core srt.grammar srt.tokenizer msgspec numpy"
     " jsonschema",
     "srt.commands.models_command": "srt.models.verified",
     "srt.commands.doctor": "srt.core srt.config srt.tokenizer srt.program srt.layers srt.models"
     " srt.files srt.attention srt.worker srt.runtime srt.http sgl_kernel msgspec psutil torch"
     " huggingface_hub",
-    "srt.cli": "srt.commands srt.http.launch",
+    "srt.cli": "srt.config.command_line srt.commands srt.http.launch",
     "srt.server": UPSTREAM,
     "sglang": "sglang",
     "sglang.ir": "msgspec",
@@ -238,6 +238,13 @@ def test_the_frontend_imports_nothing_heavy() -> None:
 def test_the_language_as_data_imports_nothing_else() -> None:
     others = ("sglang.backend", "sglang.run", "sglang.errors", "pydantic", "jsonschema", *HEAVY)
     assert loaded("import sglang.ir.graph, sglang.ir.graph_passes", others)[0] == []
+
+
+def test_the_runtime_imports_nothing_of_http() -> None:
+    http = ("starlette", "uvicorn", "fastapi", "prometheus_client", "sglang.srt.http")
+    names = ("generation", "vectors", "scoring", "classification", "chat.chat_request")
+    statement = "; ".join(f"import sglang.srt.runtime.{name}" for name in names)
+    assert loaded(statement, http)[0] == []
 
 
 def test_the_frontend_imports_in_a_fifth_of_a_second_of_cpu() -> None:

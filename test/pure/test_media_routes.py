@@ -35,7 +35,7 @@ from sglang.srt.program import media_loading as viewing
 from sglang.srt.program.fetch import Fetch, fetch, public, resolved, verified
 from sglang.srt.program.media_loading import Viewer
 from sglang.srt.program.request_error import RequestError
-from sglang.srt.program.sources import Source, read_file
+from sglang.srt.program.sources import MediaSource, read_file
 from sglang.srt.tokenizer import Tokenizer
 
 A, B = picture(28, 28, 1), picture(28, 28, 2)
@@ -354,9 +354,9 @@ class Looks:
         return Prepared("image", self._count, (100,), bytes(100))
 
 
-def images(count: int) -> list[Source]:
+def images(count: int) -> list[MediaSource]:
     found = [base64.b64encode(bytes([i + 1])).decode() for i in range(count)]
-    return [Source("image", text, f"image_data[{i}]") for i, text in enumerate(found)]
+    return [MediaSource("image", text, f"image_data[{i}]") for i, text in enumerate(found)]
 
 
 @pytest.fixture
@@ -417,7 +417,7 @@ def test_prompts_are_decoded_a_few_at_once(
 def test_decoded_media_are_told_by_all_facts(looks: Callable[..., Looks]) -> None:
     made = looks(max_video_frames=99_999)
     for frames in (10_000, 10_001, 10_000):
-        made.viewer._prepared(Source("video", "eHh4", "v", frames), None, False)
+        made.viewer._prepared(MediaSource("video", "eHh4", "v", frames), None, False)
     assert [given[2] for given in made.looked] == [10_000, 10_001]
 
 
@@ -465,7 +465,7 @@ def test_files_elsewhere_are_not_opened(files: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "open", note)
     for name in ("../secret.png", "link.png", "/dev/zero.png", str(files / "secret.png")):
         with pytest.raises(RequestError, match="is no file"):
-            read_file(Source("image", name, "image_data"), str(files / "shown"), 1 << 20)
+            read_file(MediaSource("image", name, "image_data"), str(files / "shown"), 1 << 20)
     assert opened == []
     # Another process puts another file there after the check.
     looked = os.path.realpath
@@ -473,7 +473,7 @@ def test_files_elsewhere_are_not_opened(files: Path, monkeypatch: pytest.MonkeyP
         str(files / "shown" / "link.png"): str(files / "shown" / "link.png")
     }.get(str(path)) or looked(path))  # fmt: skip
     with pytest.raises(RequestError, match="is no file"):
-        read_file(Source("image", "link.png", "image_data"), str(files / "shown"), 1 << 20)
+        read_file(MediaSource("image", "link.png", "image_data"), str(files / "shown"), 1 << 20)
     assert opened == [str(files / "shown" / "link.png")]
 
 
@@ -709,7 +709,7 @@ def test_26_a_name_that_is_not_found_in_time(
     async def timed() -> float:
         began = time.monotonic()
         with pytest.raises(RequestError, match="--media-fetch-timeout"):
-            await made.viewer.read([Source("image", "http://example.com/", "image_data")])
+            await made.viewer.read([MediaSource("image", "http://example.com/", "image_data")])
         return time.monotonic() - began
 
     try:
@@ -725,9 +725,9 @@ def test_26_hosts_are_the_only_ones_with_either_flag(
     site.replies = {"/": OK + b"\r\nx"}
     made = looks(allow_remote_media=every, allowed_media_domains="a.example")
     with pytest.raises(RequestError, match="not among the hosts in --allowed-media-domains"):
-        asyncio.run(made.viewer.read([Source("image", "http://b.example/", "image_data")]))
+        asyncio.run(made.viewer.read([MediaSource("image", "http://b.example/", "image_data")]))
     assert site.looked == []
-    asyncio.run(made.viewer.read([Source("image", "http://a.example/", "image_data")]))
+    asyncio.run(made.viewer.read([MediaSource("image", "http://a.example/", "image_data")]))
     assert site.looked == ["a.example"]
 
 
@@ -738,7 +738,7 @@ def test_26_a_redirect_stays_among_the_hosts_that_are_listed(
     viewer = looks(allowed_media_domains="a.example,c.example").viewer
 
     async def read(url: str) -> Any:
-        return await viewer.read([Source("image", url, "image_data")])
+        return await viewer.read([MediaSource("image", url, "image_data")])
 
     site.replies = {
         "/out": moved("http://b.example/x"), "/near": moved("//b.example/x"),

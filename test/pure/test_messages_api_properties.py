@@ -23,7 +23,7 @@ from sglang.srt.config import Config
 from sglang.srt.http.anthropic.messages.messages_reply import Blocks, content_of
 from sglang.srt.http.app import make_app
 from sglang.srt.http.server_state import ServerState
-from sglang.srt.program.deltas import Arguments, Begin, Delta, Thought, Words
+from sglang.srt.program.deltas import AnswerWords, Arguments, Begin, Delta, Thought
 from sglang.srt.tokenizer import Tokenizer
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
@@ -53,7 +53,7 @@ def deltas_of(parts: Sequence[tuple[str, str]], cuts: Sequence[int]) -> list[Del
             found += [Arguments(calls, piece) for piece in pieces(text, cuts)]
             calls += 1
         else:
-            make = Thought if kind == "thinking" else Words
+            make = Thought if kind == "thinking" else AnswerWords
             found += [make(piece) for piece in pieces(text, cuts)]
     return found
 

@@ -19,7 +19,7 @@ from helpers.toy_tokenizer import byte_level, sentencepiece
 from sglang.srt.core.ints import ints
 from sglang.srt.core.segments import Segment
 from sglang.srt.program.ask import Ask, Logprobs
-from sglang.srt.program.completion import Completion
+from sglang.srt.program.completion import Completer
 from sglang.srt.program.parallel_parts import Parts, read_parts
 from sglang.srt.program.request_error import RequestError
 from sglang.srt.tokenizer import Tokenizer
@@ -34,7 +34,7 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 def read(tokenizer: Tokenizer, parts: Parts, context: int = 4096) -> tuple[list[int], Any]:
     client: Any = SimpleNamespace(info=fake_info(4096, 1, context=context))
-    tokens, segments = asyncio.run(read_parts(Completion(client, tokenizer), parts))
+    tokens, segments = asyncio.run(read_parts(Completer(client, tokenizer), parts))
     return list(tokens), segments
 
 

@@ -41,7 +41,7 @@ from sglang.srt.config import Config
 from sglang.srt.core.messages import Done, decode_events, encode
 from sglang.srt.core.request_stats import RequestStats
 from sglang.srt.engine.collect import Collector
-from sglang.srt.program.completion import Completion
+from sglang.srt.program.completion import Completer
 from sglang.srt.http.app import make_app
 from sglang.srt.http.server_state import ServerState
 from sglang.srt.tokenizer import Tokenizer
@@ -56,7 +56,7 @@ Collector.collect = count
 assert decode_events(encode([Done(1, "stop", stats=RequestStats(added=3))]))[0].stats.added == 3
 
 async def main(engine, tokenizer):
-    completion = Completion(engine.client_on(asyncio.get_running_loop()), tokenizer)
+    completion = Completer(engine.client_on(asyncio.get_running_loop()), tokenizer)
     app = make_app(ServerState(Config.of(), completion))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:

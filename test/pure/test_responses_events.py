@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
-from sglang.srt.http.openai.responses.item_writer import Writer
-from sglang.srt.program.deltas import Arguments, Begin, Delta, Thought, Words
+from sglang.srt.http.openai.responses.item_writer import ItemWriter
+from sglang.srt.program.deltas import AnswerWords, Arguments, Begin, Delta, Thought
 from sglang.srt.tokenizer import Tokenizer
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -66,7 +66,7 @@ def added_up(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 texts = st.text(min_size=1, max_size=8)
 drawn = st.lists(
     st.one_of(
-        texts.map(Words),
+        texts.map(AnswerWords),
         texts.map(Thought),
         st.tuples(st.sampled_from("fg"), st.lists(texts, max_size=2)),
     ),
@@ -93,7 +93,7 @@ def test_any_deltas(parts: list[Any], cuts: list[int], status: str) -> None:
     """Valid events, whose sum is the items, which do not depend on how the deltas are cut."""
     found = []
     for way in ([], cuts):
-        writer, events = Writer(NAME), []
+        writer, events = ItemWriter(NAME), []
         for delta in numbered(parts):
             if isinstance(delta, Begin):
                 events += writer.write([delta])

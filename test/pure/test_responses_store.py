@@ -5,21 +5,21 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sglang.srt.http.openai.responses import response_store as responses_store
-from sglang.srt.http.openai.responses.response_store import OVERHEAD, Record, Store
+from sglang.srt.http import response_store as responses_store
+from sglang.srt.http.response_store import OVERHEAD, ResponseStore, StoredResponse
 
 
-def record(id: str, tenant: str = "", previous: str = "", size: int = 100) -> Record:
-    return Record(id, tenant, previous, b"[]", b"x" * (size - 2))
+def record(id: str, tenant: str = "", previous: str = "", size: int = 100) -> StoredResponse:
+    return StoredResponse(id, tenant, previous, b"[]", b"x" * (size - 2))
 
 
-def held(store: Store, tenant: str = "") -> str:
+def held(store: ResponseStore, tenant: str = "") -> str:
     return "".join(name for name in "abcdefgh" if store.peek(tenant, name) is not None)
 
 
-def store_of(count: int) -> Store:
+def store_of(count: int) -> ResponseStore:
     """With room for so many records of 100 bytes."""
-    return Store(count * (OVERHEAD + 100))
+    return ResponseStore(count * (OVERHEAD + 100))
 
 
 def test_the_longest_unused_gives_way() -> None:
@@ -64,7 +64,7 @@ def test_what_does_not_fit() -> None:
     store = store_of(2)
     assert not store.put(record("a", size=5000))
     assert (len(store), store.size) == (0, 0)
-    assert not Store(0).put(record("a"))
+    assert not ResponseStore(0).put(record("a"))
 
 
 def test_what_is_written_stays() -> None:

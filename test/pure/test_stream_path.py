@@ -24,7 +24,7 @@ from sglang.srt.engine.info import EngineInfo
 from sglang.srt.engine.wire import AT_ONCE, Wire
 from sglang.srt.http.exchange.event_stream import Template, event
 from sglang.srt.program.ask import Ask
-from sglang.srt.program.completion import Completion
+from sglang.srt.program.completion import Completer
 from sglang.srt.program.request_error import RequestError
 from sglang.srt.tokenizer import Tokenizer
 
@@ -137,7 +137,7 @@ def test_tokens_that_wait_are_one_item_and_the_end_another(tokenizer: Tokenizer,
         client = new_client(sent)
         ask = Ask(ints([5]), SamplingParams(max_new_tokens=len(ids)))
         seen = []
-        stream = Completion(client, tokenizer).stream(ask)
+        stream = Completer(client, tokenizer).stream(ask)
         reading = asyncio.ensure_future(anext(stream))
         await asyncio.sleep(0)
         request = next(verb.request for verb in sent if isinstance(verb, Advance))

@@ -28,7 +28,7 @@ from sglang.srt.engine.process import Stall
 from sglang.srt.http.app import make_app
 from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.ask import Ask
-from sglang.srt.program.completion import Completion
+from sglang.srt.program.completion import Completer
 from sglang.srt.program.output import Output
 from sglang.srt.runtime import supervisor as module
 from sglang.srt.runtime.supervisor import Supervisor
@@ -67,7 +67,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), 250))  # type: ignore[arg-type]
 
 
-async def golden(completion: Completion, count: int = 8) -> Output:
+async def golden(completion: Completer, count: int = 8) -> Output:
     prompt = completion.tokenizer.encode("the lazy dog")
     sampling = SamplingParams(max_new_tokens=count, temperature=0.0, ignore_eos=True)
     return (await completion.generate(Ask(prompt, sampling)))[0]
@@ -135,7 +135,7 @@ def test_a_lost_engine_is_started_again(
     run(test)
 
 
-async def stalling(completion: Completion, http: httpx.AsyncClient) -> asyncio.Task[list[Output]]:
+async def stalling(completion: Completer, http: httpx.AsyncClient) -> asyncio.Task[list[Output]]:
     """A request that the engine's loop does not come back from, once /health has told of it."""
     sampling = SamplingParams(max_new_tokens=4, temperature=0.0, ignore_eos=True, stop_regex=("@",))
     prompt = completion.tokenizer.encode("the lazy dog")

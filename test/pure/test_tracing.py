@@ -153,9 +153,9 @@ class Collector(http.server.ThreadingHTTPServer):
 
 
 def test_a_collector_gets_them(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended, end = threading.Semaphore(0), tracing.Span.end
+    ended, end = threading.Semaphore(0), tracing.RequestSpan.end
     monkeypatch.setattr(
-        tracing.Span, "end", lambda self, *given: (end(self, *given), ended.release())
+        tracing.RequestSpan, "end", lambda self, *given: (end(self, *given), ended.release())
     )
     with Collector() as collector:
         served.state.tracing = connect(collector.url)

@@ -11,10 +11,10 @@ from helpers.http_server import Served, is_error, serve_text
 from hypothesis import given
 from hypothesis import strategies as st
 from sglang.srt.config import Config
+from sglang.srt.http.journal import Journal
 from sglang.srt.http.openai.completions import CompletionBody
 from sglang.srt.http.openai.embeddings import EmbeddingBody
-from sglang.srt.http.telemetry.journal import Journal
-from sglang.srt.http.telemetry.request_record import Record
+from sglang.srt.http.telemetry.request_record import RequestRecord
 from sglang.srt.program.ask import MAX_NAME, namespace_of
 from sglang.srt.program.request_error import RequestError
 from sglang.srt.runtime.chat.chat_request import ChatRequest, _variables
@@ -234,15 +234,15 @@ def test_no_logs_keeps_texts_out_of_the_log(served: Served) -> None:
     )
     journal = Journal(served.app, served.state, ())
     served.state.runtime.config = config
-    seen: list[Record] = []
-    begin = Record.begin
+    seen: list[RequestRecord] = []
+    begin = RequestRecord.begin
 
-    def noting(self: Record, ask: Any) -> None:
+    def noting(self: RequestRecord, ask: Any) -> None:
         seen.append(self)
         begin(self, ask)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Record, "begin", noting)
+        patch.setattr(RequestRecord, "begin", noting)
         for private in (False, True):
             settings = {"max_new_tokens": 1}
             body = {"text": "a secret", "sampling_params": settings, "no_logs": private}

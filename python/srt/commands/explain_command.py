@@ -11,7 +11,7 @@ import urllib.parse
 import urllib.request
 from typing import Any
 
-from sglang.srt.commands.arguments import keys_from_environment
+from sglang.srt.config.command_line import keys_from_environment
 
 SECONDS = 10.0
 

@@ -9,10 +9,11 @@ import msgspec
 from sglang.srt.core.version import __version__
 from sglang.srt.http.connection.guard import Guard, ordinary
 from sglang.srt.http.exchange.error_replies import ServerError, error_response
+from sglang.srt.http.journal import Journal
 from sglang.srt.http.openapi.openapi_document import document
-from sglang.srt.http.routes import EVENTS, JSON, ROUTES, Handler
+from sglang.srt.http.route import EVENTS, JSON, Handler
+from sglang.srt.http.routes import ROUTES
 from sglang.srt.http.server_state import ServerState
-from sglang.srt.http.telemetry.journal import Journal
 from sglang.srt.program.completion import EngineLost
 from sglang.srt.program.request_error import RequestError
 from starlette.applications import Starlette

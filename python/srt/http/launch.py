@@ -21,8 +21,8 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from sglang.srt.commands.arguments import Parser, keys_from_environment
 from sglang.srt.config import Config, add_arguments, from_arguments
+from sglang.srt.config.command_line import Parser, keys_from_environment
 from sglang.srt.core import logs
 from sglang.srt.engine.process import Started
 from sglang.srt.http.connection.accept import bind

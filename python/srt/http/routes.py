@@ -1,16 +1,14 @@
-"""Routes: every path, its handler, and the types of its bodies and answers."""
+"""Routes: the table of every path, its handler, and the types of its bodies and answers."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 
 from sglang.srt.http.admin import adapter_routes as adapters
+from sglang.srt.http.admin import explain_routes as explain
 from sglang.srt.http.admin import routes as admin
 from sglang.srt.http.anthropic.messages import messages_body
 from sglang.srt.http.anthropic.messages import routes as messages
-from sglang.srt.http.explain import routes as explain
 from sglang.srt.http.native import routes as native
 from sglang.srt.http.native import token_routes as tokens
 from sglang.srt.http.openai import completions, embeddings, score
@@ -21,45 +19,13 @@ from sglang.srt.http.openapi import native_shapes as shapes
 from sglang.srt.http.openapi import openai_shapes as shapes_v1
 from sglang.srt.http.page import live_view as live
 from sglang.srt.http.page import page_files as page
-from sglang.srt.http.server_state import ServerState
+from sglang.srt.http.route import EVENTS, JSON, PAGE, TEXT, Handler, Route
 from sglang.srt.runtime.chat.chat_request import ChatRequest
 from sglang.srt.runtime.classification import ClassifyRequest
 from sglang.srt.runtime.generation import Generated, GenerateRequest
 from sglang.srt.runtime.scoring import RerankRequest, ScoreRequest
 from sglang.srt.runtime.sessions import CloseSession, OpenSession
 from sglang.srt.runtime.vectors import Encoded, EncodeRequest
-from starlette.requests import Request
-from starlette.responses import Response
-
-Handler = Callable[[ServerState, Request], Awaitable[Response]]
-
-JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
-
-
-@dataclass(frozen=True)
-class Route:
-    """One method of one path.
-
-    Attributes:
-        reply: type of the JSON of a 200; None where it is no JSON.
-        body: of the request, where it has one; ``optional``: it may be left out.
-        query: the parameters, as a struct.
-        media: content types of a 200.
-    """
-
-    method: str
-    path: str
-    handler: Handler
-    reply: Any = None
-    body: type | None = None
-    query: type | None = None
-    media: tuple[str, ...] = (JSON,)
-    optional: bool = False
-
-    @property
-    def page(self) -> bool:
-        """Whether it is a file of the page, for which a browser asks."""
-        return self.media[0] == _PAGE[0]
 
 
 def _get(path: str, handler: Handler, reply: Any, **more: Any) -> Route:
@@ -71,10 +37,9 @@ def _post(path: str, handler: Handler, body: type | None, reply: Any, **more: An
 
 
 _STREAMED = {"media": (JSON, EVENTS)}
-_PAGE = ("text/html", "text/javascript", "text/css", "image/svg+xml")
 _GENERATED = Generated | list[Generated]
 _ENCODED = Encoded | list[Encoded]
-_SCORED = shapes.LabelScores | shapes.Scores
+_SCORED = shapes.LabelScoresReply | shapes.ScoresReply
 
 ROUTES = (
     _get("/health", admin.health, shapes.Status),
@@ -84,7 +49,7 @@ ROUTES = (
     _get("/get_server_info", admin.server_info, shapes.ServerInfo),
     _get("/server_info", admin.server_info, shapes.ServerInfo),
     _get("/metrics", admin.metrics, None, media=(TEXT,)),
-    _get("/live", live.live, shapes.Live, query=shapes.LiveQuery),
+    _get("/live", live.live, shapes.LiveReply, query=shapes.LiveQuery),
     _get("/live/events", live.events, None, query=shapes.LiveEventsQuery, media=(EVENTS,)),
     _get("/explain/{id:path}", explain.explain_request, explain.Explained),
     _get("/flush_cache", admin.flush_cache, shapes.Flushed),
@@ -96,12 +61,12 @@ ROUTES = (
     _post("/continue_generation", admin.continue_generation, None, shapes.Told),
     _post("/open_session", native.open_session, OpenSession, str, optional=True),
     _post("/close_session", native.close_session, CloseSession, shapes.Closed),
-    _get("/", page.index, None, media=_PAGE[:1]),
-    _get("/page/{name}", page.asset, None, media=_PAGE),
-    _post("/load_lora_adapter", adapters.load, adapters.LoadBody, shapes.Adapters),
-    _post("/unload_lora_adapter", adapters.unload, adapters.UnloadBody, shapes.Adapters),
-    _post("/v1/load_lora_adapter", adapters.load, adapters.LoadBody, shapes.Adapters),
-    _post("/v1/unload_lora_adapter", adapters.unload, adapters.UnloadBody, shapes.Adapters),
+    _get("/", page.index, None, media=PAGE[:1]),
+    _get("/page/{name}", page.asset, None, media=PAGE),
+    _post("/load_lora_adapter", adapters.load, adapters.LoadBody, shapes.AdaptersReply),
+    _post("/unload_lora_adapter", adapters.unload, adapters.UnloadBody, shapes.AdaptersReply),
+    _post("/v1/load_lora_adapter", adapters.load, adapters.LoadBody, shapes.AdaptersReply),
+    _post("/v1/unload_lora_adapter", adapters.unload, adapters.UnloadBody, shapes.AdaptersReply),
     # Native.
     _post("/generate", native.generate, GenerateRequest, _GENERATED, **_STREAMED),
     _post("/encode", native.encode, EncodeRequest, _ENCODED),
@@ -113,11 +78,11 @@ ROUTES = (
     _post("/v1/detokenize", tokens.detokenize, tokens.DetokenizeBody, shapes.Detokenized),
     _post("/apply-template", tokens.apply_template, tokens.TemplateBody, shapes.Rendered),
     # OpenAI's.
-    _get("/v1/models", admin.models, shapes.Models),
-    _get("/models", admin.models, shapes.Models),
-    _get("/v1/models/{name:path}", admin.model, shapes.Model),
+    _get("/v1/models", admin.models, shapes.ModelCards),
+    _get("/models", admin.models, shapes.ModelCards),
+    _get("/v1/models/{name:path}", admin.model, shapes.ModelCard),
     _post("/v1/completions", completions.completions, completions.CompletionBody,
-          shapes_v1.Completion, **_STREAMED),
+          shapes_v1.CompletionReply, **_STREAMED),
     _post("/v1/chat/completions", chat.chat_completions, ChatRequest, shapes_v1.ChatCompletion,
           **_STREAMED),
     _post("/v1/embeddings", embeddings.embeddings, embeddings.EmbeddingBody, shapes_v1.Embeddings),
@@ -139,7 +104,7 @@ ROUTES = (
     # As other servers have them.
     _post("/v1/score", score.score, ScoreRequest, _SCORED),
     _post("/score", score.score, ScoreRequest, _SCORED),
-    _post("/v1/rerank", score.rerank, RerankRequest, shapes.Ranking),
-    _post("/v2/rerank", score.rerank, RerankRequest, shapes.Ranking),
-    _post("/rerank", score.rerank, RerankRequest, shapes.Ranking),
+    _post("/v1/rerank", score.rerank, RerankRequest, shapes.RankingReply),
+    _post("/v2/rerank", score.rerank, RerankRequest, shapes.RankingReply),
+    _post("/rerank", score.rerank, RerankRequest, shapes.RankingReply),
 )  # fmt: skip

@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator, Sequence
 
 from sglang.srt.config import Config
 from sglang.srt.http.exchange.current_caller import CALLER
-from sglang.srt.http.openai.responses.response_store import Store
+from sglang.srt.http.response_store import ResponseStore
 from sglang.srt.http.telemetry.metrics import Metrics
 from sglang.srt.http.telemetry.request_tracing import Tracing
 from sglang.srt.program.ask import Ask
-from sglang.srt.program.completion import Completion
+from sglang.srt.program.completion import Completer
 from sglang.srt.program.output import Output
 from sglang.srt.runtime.explanations import Explanations
 from sglang.srt.runtime.runtime import Runtime, model_name_of
@@ -30,12 +30,12 @@ class ServerState:
         open_requests: HTTP requests being answered.
     """
 
-    def __init__(self, config: Config, completion: Completion) -> None:
+    def __init__(self, config: Config, completion: Completer) -> None:
         self.tenants = Tenants(config)
         self.metrics = Metrics(model_name_of(config))
         self.explanations = Explanations()
         self.runtime = Runtime(config, completion, self.metrics, self.tenants, self.explanations)
-        self.responses = Store(config.server.response_store_bytes)
+        self.responses = ResponseStore(config.server.response_store_bytes)
         self.tracing: Tracing | None = None
         self.started, self.began = int(time.time()), time.monotonic()
         self.draining = False

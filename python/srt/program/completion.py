@@ -22,7 +22,9 @@ from sglang.srt.core.messages import (
     Advance,
     Append,
     Close,
+    Distribution,
     Done,
+    Embed,
     Event,
     Failed,
     Fill,
@@ -41,15 +43,15 @@ from sglang.srt.program.ask import Ask, Logprobs, nth, verify_length
 from sglang.srt.program.encoder import MOST, Encoder, bytes_of
 from sglang.srt.program.merge_streams import merge
 from sglang.srt.program.output import Assembler, Finish, Output, PromptLogprobs
-from sglang.srt.program.readout import Reading, refused
+from sglang.srt.program.readout import Reading, read_all, refused
 from sglang.srt.program.request_error import RequestError
-from sglang.srt.program.whole_choices import Choice, pick, score
+from sglang.srt.program.whole_choices import ScoredChoice, pick, score
 from sglang.srt.tokenizer import Tokenizer
 
-__all__ = ["Completion", "EngineLost"]
+__all__ = ["Completer", "EngineLost"]
 
 
-class Completion:
+class Completer:
     """Completes prompts on one engine. Every method belongs to the client's event loop.
 
     ``runs``: requests in flight, for ``abort``. ``encoder``: turns all texts into ids.
@@ -58,7 +60,7 @@ class Completion:
     def __init__(self, client: Client, tokenizer: Tokenizer, tokenized_bytes: int = MOST) -> None:
         self.client, self.tokenizer = client, tokenizer
         self.encoder = Encoder(tokenizer, tokenized_bytes)
-        self.runs: set[_Run | Reading] = set()
+        self.runs: set[_CompletionRun | Reading] = set()
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> Ints:
         """Token ids of a text (see ``Encoder.encode``)."""
@@ -92,7 +94,7 @@ class Completion:
         Every Output comes once with ``finish`` set, and that time is its last. Raises
         RequestError, and EngineLost where the engine died.
         """
-        run = _Run(self, ask)
+        run = _CompletionRun(self, ask)
         self.runs.add(run)
         try:
             async with aclosing(run.outputs()) as outputs:
@@ -115,6 +117,18 @@ class Completion:
             async for output in outputs:
                 found[output.index] = output
         return [found[index] for index in sorted(found)]
+
+    async def read(self, asks: Sequence[Ask], goal: Embed | Distribution) -> list[Done]:
+        """The result of ``goal`` for each prompt. Raises RequestError, also where one was aborted,
+        and EngineLost. However it ends, nothing of it is left in the engine."""
+        readings = [Reading(self.client, ask.verified(self.info), goal) for ask in asks]
+        self.runs.update(readings)
+        try:
+            return await read_all(readings)
+        finally:
+            for reading in readings:
+                reading.close()
+            self.runs.difference_update(readings)
 
     def encode_inside(self, texts: Sequence[str]) -> list[list[int]]:
         """Canonical ids of texts as they are written behind another; for a thread beside the loop.
@@ -169,10 +183,10 @@ class Completion:
         return len(chosen)
 
 
-class _Run:
+class _CompletionRun:
     """One ask in the engine. ``_open`` holds the contexts that the engine may still hold."""
 
-    def __init__(self, completion: Completion, ask: Ask) -> None:
+    def __init__(self, completion: Completer, ask: Ask) -> None:
         self.ask, self.started, self.aborted = ask, time.monotonic(), False
         self._completion = completion
         self._client, self._tokenizer = completion.client, completion.tokenizer
@@ -329,15 +343,15 @@ class _Run:
             output.finish = Finish("stop")
             yield output
 
-    async def _choices(self) -> list[Choice]:
+    async def _choices(self) -> list[ScoredChoice]:
         """Raises RequestError."""
         assert self.ask.sampling.constraint is not None
         texts = self.ask.sampling.constraint.choices()
         size = sum(map(bytes_of, texts))
         found = await self._completion.encoder.run(size, self._completion.encode_inside, texts)
-        return [Choice(text, ids) for text, ids in zip(texts, found)]
+        return [ScoredChoice(text, ids) for text, ids in zip(texts, found)]
 
-    async def _score(self, context: int, choice: Choice) -> AsyncGenerator[Event, None]:
+    async def _score(self, context: int, choice: ScoredChoice) -> AsyncGenerator[Event, None]:
         """Events of the choice behind the prompt, in a context of its own."""
         logprobs, start = self.ask.logprobs or Logprobs(), len(self.ask.prompt)
         child = self._client.new_id()

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class AnswerWords:
     """Text that belongs to no call."""
 
     text: str
@@ -37,14 +37,14 @@ class Thought:
     text: str
 
 
-Delta: TypeAlias = Words | Thought | Begin | Arguments
+Delta: TypeAlias = AnswerWords | Thought | Begin | Arguments
 
 
 def joined(deltas: Iterable[Delta]) -> tuple[str, list[tuple[str, str]]]:
     """The words, and name and arguments of each call; thoughts are left out."""
     words, calls = "", list[tuple[str, str]]()
     for delta in deltas:
-        if isinstance(delta, Words):
+        if isinstance(delta, AnswerWords):
             words += delta.text
         elif isinstance(delta, Begin):
             calls.append((delta.name, ""))

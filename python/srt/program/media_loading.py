@@ -17,7 +17,7 @@ from sglang.srt.core.media import Media, Medias
 from sglang.srt.core.segments import Segment, Segments
 from sglang.srt.program.fetch import LATE, Fetch, fetch
 from sglang.srt.program.request_error import RequestError
-from sglang.srt.program.sources import Source, decoded, read_file
+from sglang.srt.program.sources import MediaSource, decoded, read_file
 
 if TYPE_CHECKING:
     from sglang.srt.media.processor import Placeholder, Prepared, Processor
@@ -93,7 +93,7 @@ class Viewer:
         """Placeholder of an image or a video; its id is -1 where the model takes none."""
         return self._processor.video_token if kind == "video" else self._processor.image_token
 
-    async def read(self, sources: Sequence[Source], room: int | None = None) -> list[Seen]:
+    async def read(self, sources: Sequence[MediaSource], room: int | None = None) -> list[Seen]:
         """Raises RequestError, where they have more than ``room`` tokens as soon as that shows."""
         self.verify(sources)
         self._waiting += len(sources)
@@ -105,7 +105,7 @@ class Viewer:
             self._waiting -= len(sources)
 
     async def _decoded(
-        self, sources: Sequence[Source], fetched: Sequence[bytes | None], room: int | None
+        self, sources: Sequence[MediaSource], fetched: Sequence[bytes | None], room: int | None
     ) -> list[Seen]:
         """Decode in order, at most one medium a thread: the rest waits undecoded."""
         alone = sum(source.kind == "image" for source in sources) == 1
@@ -134,7 +134,7 @@ class Viewer:
                     )
         return found
 
-    def verify(self, sources: Sequence[Source]) -> None:
+    def verify(self, sources: Sequence[MediaSource]) -> None:
         """Raise RequestError where there are too many, or some that the model does not take."""
         most = self.limits.max_media_per_prompt
         if len(sources) > most:
@@ -158,7 +158,7 @@ class Viewer:
                 code="queue_full",
             )
 
-    async def _fetched(self, source: Source) -> bytes | None:
+    async def _fetched(self, source: MediaSource) -> bytes | None:
         """Fetch the bytes of a remote source; None for any other."""
         if not source.remote:
             return None
@@ -172,7 +172,7 @@ class Viewer:
 
     # -- in threads ------------------------------------------------------------------------------
 
-    def _fetch(self, source: Source) -> bytes:
+    def _fetch(self, source: MediaSource) -> bytes:
         limits = self.limits
         if not (limits.allow_remote_media or self._hosts):
             raise source.refused(
@@ -186,7 +186,7 @@ class Viewer:
         except ValueError as error:
             raise source.refused(str(error)) from error
 
-    def _prepared(self, source: Source, data: bytes | None, alone: bool) -> Seen:
+    def _prepared(self, source: MediaSource, data: bytes | None, alone: bool) -> Seen:
         limits = self.limits
         if data is None and source.file:
             data = read_file(source, limits.allowed_local_media_path, limits.max_media_bytes)

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from sglang.srt.core.ints import Ints, ints
 from sglang.srt.core.segments import Segment, Segments
 from sglang.srt.program.ask import verify_length
-from sglang.srt.program.completion import Completion
+from sglang.srt.program.completion import Completer
 from sglang.srt.program.request_error import RequestError
 
 Parts = Sequence[str | Sequence[str]]
 
 
-async def read_parts(completion: Completion, parts: Parts) -> tuple[Ints, Segments]:
+async def read_parts(completion: Completer, parts: Parts) -> tuple[Ints, Segments]:
     """Token ids of ``["P", ["F1", "F2"], "T"]``, each text tokenized alone, and their segments.
 
     What the tokenizer puts before a text comes once, at the very start. Raises RequestError.

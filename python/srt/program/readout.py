@@ -8,17 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from sglang.srt.core.messages import Advance, Close, Distribution, Done, Embed, Failed
 from sglang.srt.engine.client import Client, EngineLost, Inbox
 from sglang.srt.program.ask import Ask, field_of
 from sglang.srt.program.request_error import RequestError
 
-if TYPE_CHECKING:
-    from sglang.srt.program.completion import Completion
-
-WINDOW = 1 << 14
+WINDOW = 1 << 14  # tokens of prompts of one request that are in the engine at once
 _CODES = {"invalid": "invalid_value", "busy": "queue_full", "overloaded": "overloaded"}
 
 
@@ -28,38 +24,27 @@ def refused(event: Failed) -> RequestError:
     return RequestError(event.message, field_of(event.message), code)
 
 
-async def read_all(
-    completion: Completion, asks: Sequence[Ask], goal: Embed | Distribution
-) -> list[Done]:
-    """Results of ``goal`` for each prompt. The prompts in the engine at once have at most
-    ``WINDOW`` tokens, or are one, so that later requests of other clients wait for no more.
+async def read_all(readings: Sequence[Reading]) -> list[Done]:
+    """The end of each reading. Prompts of at most ``WINDOW`` tokens, or one, are in the engine at
+    once, so that requests that come meanwhile wait for no more.
 
-    Raises RequestError, also where one was aborted, and EngineLost. However it ends, nothing of it
-    is left in the engine.
+    Raises RequestError, also where one was aborted, and EngineLost.
     """
-    verified = [ask.verified(completion.info) for ask in asks]
-    readings = [Reading(completion.client, ask, goal) for ask in verified]
-    completion.runs.update(readings)
     found: list[Done] = []
     inside = 0
-    try:
-        for reading in readings:
-            size = len(reading.ask.prompt)
-            while inside and inside + size > WINDOW:
-                oldest = readings[len(found)]
-                found.append(await oldest.done())
-                inside -= len(oldest.ask.prompt)
-            reading.begin()
-            inside += size
-        return found + [await reading.done() for reading in readings[len(found) :]]
-    finally:
-        for reading in readings:
-            reading.close()
-        completion.runs.difference_update(readings)
+    for reading in readings:
+        size = len(reading.ask.prompt)
+        while inside and inside + size > WINDOW:
+            oldest = readings[len(found)]
+            found.append(await oldest.done())
+            inside -= len(oldest.ask.prompt)
+        reading.begin()
+        inside += size
+    return found + [await reading.done() for reading in readings[len(found) :]]
 
 
 class Reading:
-    """One ask of ``read_all`` in the engine. Its sampling parameters have no meaning."""
+    """One ask of ``Completer.read`` in the engine. Its sampling parameters have no meaning."""
 
     def __init__(self, client: Client, ask: Ask, goal: Embed | Distribution) -> None:
         self.ask, self._client, self._goal = ask, client, goal

@@ -21,7 +21,7 @@ SHOWN = 80  # characters of a source in an error
 _FILE = re.compile(r"\.(png|jpe?g|webp|gif|bmp|mp4|m4v|mov|webm|mkv|avi|mpe?g|ogv|flv)\Z", re.I)
 
 
-class Source(NamedTuple):
+class MediaSource(NamedTuple):
     """One image or video of a prompt.
 
     Attributes:
@@ -56,24 +56,26 @@ class Source(NamedTuple):
         return RequestError(f"{self.where}: {message}", self.param, code)
 
 
-def source_of(kind: str, value: Any, where: str) -> Source:
-    """Source given as a text, or as an object with ``url`` and, for a video, ``num_frames``. Raises
-    RequestError."""
+def source_of(kind: str, value: Any, where: str) -> MediaSource:
+    """Source given as a text, or as an object with ``url`` and, for a video, ``num_frames``.
+    Raises RequestError."""
     frames = 0
     if isinstance(value, Mapping):
         frames = value.get("num_frames") or 0
         value = value.get("url")
     if not isinstance(value, str) or not value:
-        raise Source(kind, "", where).refused(
+        raise MediaSource(kind, "", where).refused(
             f"an {kind} is given as {type(value).__name__}; give a data URL (data:{kind}/...;"
             "base64,...), or the same in url."
         )
     if isinstance(frames, bool) or not isinstance(frames, int) or frames < 0:
-        raise Source(kind, "", where).refused(f"num_frames is {frames!r}; give a whole number.")
-    return Source(kind, value, where, frames)
+        raise MediaSource(kind, "", where).refused(
+            f"num_frames is {frames!r}; give a whole number."
+        )
+    return MediaSource(kind, value, where, frames)
 
 
-def sources_of(kind: str, value: Any, count: int, name: str) -> list[list[Source]]:
+def sources_of(kind: str, value: Any, count: int, name: str) -> list[list[MediaSource]]:
     """Sources of each of ``count`` prompts. The field holds one for all prompts, a list for the
     only prompt, an entry a prompt, or a list a prompt; null is none. Raises RequestError."""
     if value is None:
@@ -91,12 +93,12 @@ def sources_of(kind: str, value: Any, count: int, name: str) -> list[list[Source
     ]
 
 
-def _each(kind: str, values: list[Any], where: str) -> list[Source]:
+def _each(kind: str, values: list[Any], where: str) -> list[MediaSource]:
     given = [value for value in values if value is not None]
     return [source_of(kind, value, f"{where}[{i}]") for i, value in enumerate(given)]
 
 
-def decoded(source: Source, most: int) -> bytes:
+def decoded(source: MediaSource, most: int) -> bytes:
     """The bytes of a data URL or of base64. Raises RequestError."""
     text = source.text
     if text[:5].lower() == "data:":
@@ -119,7 +121,7 @@ def decoded(source: Source, most: int) -> bytes:
     return data
 
 
-def read_file(source: Source, directory: str, most: int) -> bytes:
+def read_file(source: MediaSource, directory: str, most: int) -> bytes:
     """The bytes of a file below ``directory``, links followed. Raises RequestError."""
     if not directory:
         raise source.refused(
@@ -166,7 +168,7 @@ def _below(root: str, path: str) -> str:
     return real
 
 
-def too_large(source: Source, size: int, most: int) -> RequestError:
+def too_large(source: MediaSource, size: int, most: int) -> RequestError:
     return source.refused(
         f"the {source.kind} has {size} bytes or more; at most {most} (--max-media-bytes)."
     )

@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import groupby
 from typing import Protocol
 
-from sglang.srt.program.deltas import Arguments, Begin, Delta, Words
+from sglang.srt.program.deltas import AnswerWords, Arguments, Begin, Delta
 from sglang.srt.program.json_scan import SPACE, CallObject
 
 _SPACE = re.compile(r"[ \t\r\n]+")
@@ -127,7 +127,7 @@ class CallParser:
 
     def _say(self, text: str) -> None:
         if text:
-            self._out.append(Words(text))
+            self._out.append(AnswerWords(text))
             self._fresh = text[-1] == "\n"
 
     def _between(self, char: str) -> None:

@@ -23,7 +23,7 @@ AT_ONCE = 32  # choices of one prompt that are in the engine at the same time
 
 
 @dataclass(slots=True)
-class Choice:
+class ScoredChoice:
     """One text: its tokens behind the prompt, and once they are scored, what is known of each."""
 
     text: str
@@ -46,12 +46,12 @@ class Choice:
 
 
 async def score(
-    choices: Sequence[Choice], ask: Callable[[Choice], AsyncGenerator[Event, None]]
+    choices: Sequence[ScoredChoice], ask: Callable[[ScoredChoice], AsyncGenerator[Event, None]]
 ) -> None:
     """Score all choices by the events that ``ask`` gives for each. Raises what it raises."""
     slots = asyncio.Semaphore(AT_ONCE)
 
-    async def one(choice: Choice) -> None:
+    async def one(choice: ScoredChoice) -> None:
         async with slots, aclosing(ask(choice)) as events:
             async for event in events:
                 if isinstance(event, Prompt):

@@ -47,7 +47,7 @@ class Divergence(msgspec.Struct):
     cached_text: str
 
 
-class Explanation(msgspec.Struct):
+class CacheExplanation(msgspec.Struct):
     """Explanation of one prompt."""
 
     prompt_tokens: int
@@ -72,7 +72,7 @@ class Kept(msgspec.Struct):
     at: datetime.datetime
 
 
-class Entry:
+class ExplainedRequest:
     """The prompts of one request, by their indices in it."""
 
     def __init__(self) -> None:
@@ -98,11 +98,13 @@ class Explanations:
     that a tenant gives again is the newer request's; no tenant's names are in another's way."""
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[tuple[str, str], Entry] = OrderedDict()  # by name and tenant
+        self._entries: OrderedDict[tuple[str, str], ExplainedRequest] = (
+            OrderedDict()
+        )  # by name and tenant
 
-    def begin(self, asks: Sequence[Ask], caller: Caller) -> Entry:
+    def begin(self, asks: Sequence[Ask], caller: Caller) -> ExplainedRequest:
         """A fresh entry, for the caller's request."""
-        entry = Entry()
+        entry = ExplainedRequest()
         for name in (caller.request, *(ask.rid for ask in asks[:MAX_PROMPTS])):
             if name:
                 self._entries[name, caller.tenant] = entry
@@ -111,7 +113,7 @@ class Explanations:
             self._entries.popitem(last=False)
         return entry
 
-    def find(self, name: str, caller: Caller) -> Entry | None:
+    def find(self, name: str, caller: Caller) -> ExplainedRequest | None:
         """The caller's own entry; an admin finds the newest of all tenants' too."""
         own = self._entries.get((name, caller.tenant))
         if own is not None or not caller.admin:
@@ -120,7 +122,7 @@ class Explanations:
         return next((entry for (given, _), entry in others if given == name), None)
 
 
-def explain(kept: Kept, tokenizer: Tokenizer, caller: Caller, shared: bool) -> Explanation:
+def explain(kept: Kept, tokenizer: Tokenizer, caller: Caller, shared: bool) -> CacheExplanation:
     """The explanation in words. Only an admin learns what other tenants have cached. ``shared``:
     there is a cache."""
     miss = kept.miss
@@ -141,7 +143,9 @@ def explain(kept: Kept, tokenizer: Tokenizer, caller: Caller, shared: bool) -> E
         ]
     lines += [f"{reason.tokens:>6}  {reason.text}" for reason in reasons]
     computed = kept.length - miss.matched
-    return Explanation(kept.length, miss.matched, computed, reasons, diverged, "\n".join(lines))
+    return CacheExplanation(
+        kept.length, miss.matched, computed, reasons, diverged, "\n".join(lines)
+    )
 
 
 def read(tokenizer: Tokenizer, ids: Sequence[int]) -> str:

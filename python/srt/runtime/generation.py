@@ -27,7 +27,7 @@ from sglang.srt.program.completion import EngineLost
 from sglang.srt.program.output import Finish, Output, PromptLogprobs
 from sglang.srt.program.parallel_parts import read_parts
 from sglang.srt.program.request_error import RequestError
-from sglang.srt.program.sources import Source, sources_of
+from sglang.srt.program.sources import MediaSource, sources_of
 from sglang.srt.runtime.caller import ANYBODY, Caller
 from sglang.srt.runtime.hidden_states import states_of, verify_states
 from sglang.srt.runtime.runtime import Runtime
@@ -82,25 +82,25 @@ _PROMPTS = ("text", "input_ids", "parts")
 # -- answers --------------------------------------------------------------------------------------
 
 
-class Stopped(msgspec.Struct, tag_field="type", tag="stop"):
+class EndedByStop(msgspec.Struct, tag_field="type", tag="stop"):
     """A stop string, a stop pattern or an end token was reached, which ``matched`` is."""
 
     matched: str | int | None
 
 
-class Full(msgspec.Struct, tag_field="type", tag="length"):
+class EndedByLength(msgspec.Struct, tag_field="type", tag="length"):
     """The limit of tokens was reached."""
 
     length: Count
 
 
-class Ended(msgspec.Struct, tag_field="type", tag="abort"):
+class EndedByAbort(msgspec.Struct, tag_field="type", tag="abort"):
     """The request was aborted."""
 
     message: str
 
 
-class Failed(msgspec.Struct, tag_field="type", tag="error"):
+class EndedByError(msgspec.Struct, tag_field="type", tag="error"):
     """No token could follow."""
 
     message: str
@@ -120,7 +120,7 @@ class CompletionMeta(RequestCounts, kw_only=True, omit_defaults=False):
     """Facts of one completion: why it ended, what it used, log-probabilities where requested."""
 
     id: str
-    finish_reason: Stopped | Full | Ended | Failed | None
+    finish_reason: EndedByStop | EndedByLength | EndedByAbort | EndedByError | None
     e2e_latency: float
     input_token_logprobs: Maybe[list[Triple]] = UNSET
     output_token_logprobs: Maybe[list[Triple]] = UNSET
@@ -333,7 +333,7 @@ async def read_call(runtime: Runtime, request: GenerateRequest, caller: Caller) 
             score_choices=settings[i].get("choices_scoring") == "whole",
             adapter=runtime.adapters.of(lora_path=paths[i]) if paths[i] else "",
         )
-        if images or videos:
+        if images or videos or runtime.viewer is not None:  # which refuses stray placeholders
             ask = await _with_media(
                 runtime, ask, images[i] if images else [], videos[i] if videos else []
             )
@@ -357,7 +357,7 @@ def _logprobs(request: GenerateRequest, count: int) -> list[Logprobs]:
     ]
 
 
-def _sources(request: GenerateRequest, kind: str, count: int) -> list[list[Source]]:
+def _sources(request: GenerateRequest, kind: str, count: int) -> list[list[MediaSource]]:
     """The images or videos of each prompt; [] where the request has none."""
     value = getattr(request, f"{kind}_data")
     return [] if value is None else sources_of(kind, value, count, f"{kind}_data")
@@ -390,7 +390,7 @@ async def _read(runtime: Runtime, request: GenerateRequest, prompt: Any) -> tupl
 
 
 async def _with_media(
-    runtime: Runtime, ask: Ask, images: list[Source], videos: list[Source]
+    runtime: Runtime, ask: Ask, images: list[MediaSource], videos: list[MediaSource]
 ) -> Ask:
     """The ask with images and videos in place of their placeholders. Raises RequestError."""
     field = "video_data" if videos and not images else "image_data"
@@ -452,14 +452,16 @@ def _spans(output: Output, received: float) -> Spans:
     return Spans(submitted, scheduled, first, end, output.stats.retractions)
 
 
-def _finish_reason(finish: Finish, tokens: int) -> Stopped | Full | Ended | Failed:
+def _finish_reason(
+    finish: Finish, tokens: int
+) -> EndedByStop | EndedByLength | EndedByAbort | EndedByError:
     if finish.reason == "stop":
-        return Stopped(finish.matched)
+        return EndedByStop(finish.matched)
     if finish.reason == "length":
-        return Full(tokens)
+        return EndedByLength(tokens)
     if finish.reason == "error":
-        return Failed(finish.message)
-    return Ended("The request was aborted.")
+        return EndedByError(finish.message)
+    return EndedByAbort("The request was aborted.")
 
 
 class _LogprobWriter:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from sglang.srt.config import LoraConfig
 from sglang.srt.core.messages import AdapterInfo, LoadAdapter, UnloadAdapter
-from sglang.srt.program.completion import Completion, EngineLost
+from sglang.srt.program.completion import Completer, EngineLost
 from sglang.srt.program.request_error import RequestError
 
 log = logging.getLogger("sglang.server")
@@ -31,7 +31,7 @@ class LoadedAdapters:
     engine; of another engine it is "restoring" until that one has it too.
     """
 
-    def __init__(self, completion: Completion, settings: LoraConfig, models: set[str]) -> None:
+    def __init__(self, completion: Completer, settings: LoraConfig, models: set[str]) -> None:
         """``models``: what the model itself is called."""
         self._completion, self._settings = completion, settings
         self._models = {name for name in models if name}

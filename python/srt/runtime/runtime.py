@@ -20,17 +20,16 @@ from sglang.srt.core.messages import Distribution, Done, Embed, Reply
 from sglang.srt.core.request_stats import RequestStats
 from sglang.srt.core.segments import Segments
 from sglang.srt.program.ask import Ask, verified
-from sglang.srt.program.completion import Completion
+from sglang.srt.program.completion import Completer
 from sglang.srt.program.media_loading import Expanded
 from sglang.srt.program.merge_streams import merge
 from sglang.srt.program.output import Finish, Output
-from sglang.srt.program.readout import read_all
 from sglang.srt.program.reasoning_parser import marks_for
 from sglang.srt.program.request_error import RequestError
-from sglang.srt.program.sources import Source
+from sglang.srt.program.sources import MediaSource
 from sglang.srt.program.tool_formats import format_for
 from sglang.srt.runtime.caller import ANYBODY, Caller
-from sglang.srt.runtime.explanations import Entry, Explanations
+from sglang.srt.runtime.explanations import ExplainedRequest, Explanations
 from sglang.srt.runtime.fair_queue import FairQueue, TurnAborted
 from sglang.srt.runtime.loaded_adapters import LoadedAdapters
 from sglang.srt.runtime.sessions import Sessions
@@ -74,7 +73,7 @@ class Runtime:
     def __init__(
         self,
         config: Config,
-        completion: Completion,
+        completion: Completer,
         observer: Observer | None = None,
         tenants: Tenants | None = None,
         explanations: Explanations | None = None,
@@ -142,7 +141,7 @@ class Runtime:
         if self._takes_turns:
             found = await self._read_in_turns(owned, goal)
         else:
-            found = await read_all(self.completion, owned, goal)
+            found = await self.completion.read(owned, goal)
         for done in found:
             if caller.charge is not None:
                 caller.charge(done.stats.prompt_tokens)
@@ -214,7 +213,7 @@ class Runtime:
     async def see(
         self,
         tokens: Ints,
-        sources: Sequence[Source],
+        sources: Sequence[MediaSource],
         segments: Segments = (),
         field: str = "messages",
         fits: bool = True,
@@ -228,7 +227,7 @@ class Runtime:
         seen = await self.viewer.read(sources, room)
         return self.viewer.expand(tokens, seen, segments, field)
 
-    def verify_seen(self, sources: Sequence[Source]) -> None:
+    def verify_seen(self, sources: Sequence[MediaSource]) -> None:
         """Raise RequestError where the model takes no images or videos."""
         if self.viewer is not None:
             self.viewer.verify(sources)
@@ -242,7 +241,7 @@ class Runtime:
     # -- one prompt -----------------------------------------------------------------------------
 
     async def _measured(
-        self, index: int, ask: Ask, caller: Caller, explained: Entry | None
+        self, index: int, ask: Ask, caller: Caller, explained: ExplainedRequest | None
     ) -> AsyncGenerator[tuple[int, Output], None]:
         observer, charge, counted = self.observer, caller.charge, dict[int, int]()
         with nullcontext() if observer is None else observer.watch(ask) as follower:
@@ -258,7 +257,7 @@ class Runtime:
                     yield index, output
 
     def _in_turn(self, ask: Ask, caller: Caller) -> AsyncGenerator[Output, None]:
-        """``Completion.run``, when the caller's turn has come."""
+        """``Completer.run``, when the caller's turn has come."""
         if self._takes_turns:
             return self._in_a_turn(ask, caller)
         if caller.charge is not None:
@@ -283,11 +282,11 @@ class Runtime:
                 yield Output(index, stats, finish=Finish("abort"))
 
     async def _read_in_turns(self, asks: Sequence[Ask], goal: Embed | Distribution) -> list[Done]:
-        """``read_all`` with a turn for each ask. Raises RequestError and EngineLost."""
+        """``Completer.read`` with a turn for each ask. Raises RequestError and EngineLost."""
 
         async def one(ask: Ask) -> AsyncGenerator[Done, None]:
             async with self.queue.turn(ask.owner, 1, ask.rid):
-                for done in await read_all(self.completion, [ask], goal):
+                for done in await self.completion.read([ask], goal):
                     yield done
 
         try:

@@ -1,4 +1,4 @@
-"""Supervisor: one Completion over engine processes that come and go.
+"""Supervisor: one Completer over engine processes that come and go.
 
 serving    an engine runs; a ping now and then shows that it still answers
 lost       requests in flight have ended with EngineLost; the next engine is being loaded, and new
@@ -23,7 +23,7 @@ from sglang.srt.engine.client import Client, EngineLost
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.engine.process import EngineProcess, Started
 from sglang.srt.program.ask import Ask
-from sglang.srt.program.completion import Completion
+from sglang.srt.program.completion import Completer
 from sglang.srt.program.request_error import RequestError
 from sglang.srt.tokenizer import Tokenizer
 
@@ -45,7 +45,7 @@ class Supervisor:
         restarted: called at each.
     """
 
-    completion: Completion
+    completion: Completer
     _engine: EngineProcess
 
     def __init__(self, config: Config, tokenizer: Tokenizer) -> None:
@@ -55,13 +55,13 @@ class Supervisor:
         self.restarts = 0
         self.restarted: Callable[[], None] = _nothing
 
-    async def start(self, started: Started | None = None) -> Completion:
+    async def start(self, started: Started | None = None) -> Completer:
         """The first engine, loaded: ``started``, or another one.
 
         Raises EngineLost or OSError where it cannot be.
         """
         info = await self._load(self._config, started)
-        self.completion = Completion(
+        self.completion = Completer(
             self._engine.client, self._tokenizer, self._config.server.max_tokenized_bytes
         )
         # The next one must be like it, however much memory is free by then.
@@ -104,7 +104,7 @@ class Supervisor:
         try:
             await engine.ready()
             if not config.server.skip_server_warmup:
-                await probe(Completion(engine.client, self._tokenizer))
+                await probe(Completer(engine.client, self._tokenizer))
         except RequestError as error:
             engine.kill()
             raise EngineLost(f"the engine cannot answer a prompt of one token: {error}") from error
@@ -150,7 +150,7 @@ class Supervisor:
         self.completion.client = nobody
 
 
-async def probe(completion: Completion) -> None:
+async def probe(completion: Completer) -> None:
     """Generate one token, or compute one where the model generates none. Raises EngineLost, also
     where it does not come in ``PROBE_SECONDS``."""
     start = completion.tokenizer.bos_id or 0

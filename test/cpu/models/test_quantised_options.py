@@ -15,7 +15,7 @@ from helpers import hf_models, quantised
 from helpers.paged import Paged, Sequence
 from safetensors.torch import load_file, save_file
 from sgl_kernel import native
-from sglang.srt.commands.doctor.model_checks import Model
+from sglang.srt.commands.doctor.model_checks import ModelChecks
 from sglang.srt.config import Config
 from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.formats import mxfp4
@@ -325,7 +325,7 @@ def test_mxfp4(tmp_path: Path) -> None:
 
 def test_the_doctor_names_the_format(sources: dict[str, Path]) -> None:
     config = Config.of(model_path=str(sources["gptq-4"]), device="cpu", dtype="bfloat16")
-    model = Model(config)
+    model = ModelChecks(config)
     steps = (model.directory, model.weights, model.memory)
     found = {finding.check: finding.found for step in steps for finding in step()}
     assert found["weights"].endswith("quantised: GPTQ, 4 bits, groups of 32 (14 matrices)")

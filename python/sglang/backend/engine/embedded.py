@@ -63,7 +63,7 @@ class Engine(EngineControl):
             from sglang.srt.config import Config
             from sglang.srt.engine.local import LocalEngine
             from sglang.srt.program.ask import CONSTRAINTS
-            from sglang.srt.program.completion import Completion
+            from sglang.srt.program.completion import Completer
             from sglang.srt.runtime.runtime import Runtime
             from sglang.srt.tokenizer import Tokenizer
         except ImportError as error:
@@ -89,7 +89,7 @@ class Engine(EngineControl):
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="sglang-engine", daemon=True)
         self._thread.start()
-        completion = Completion(
+        completion = Completer(
             self._engine.client_on(self._loop), self.tokenizer, config.server.max_tokenized_bytes
         )
         self._runtime: Runtime | None = Runtime(config, completion)

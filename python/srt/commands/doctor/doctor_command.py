@@ -12,10 +12,10 @@ import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from sglang.srt.commands.arguments import keys_from_environment
 from sglang.srt.commands.doctor import machine_checks as machine
-from sglang.srt.commands.doctor.finding import FAIL, Finding, examine
+from sglang.srt.commands.doctor.finding import FAIL, CheckFinding, examine
 from sglang.srt.config import Config, add_arguments, from_arguments
+from sglang.srt.config.command_line import keys_from_environment
 from sglang.srt.core.logs import escaped
 
 
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     return int(failed)
 
 
-def local(config: Config) -> list[Finding]:
+def local(config: Config) -> list[CheckFinding]:
     """This machine, with the model and the flags of ``config``."""
     return examine(
         [
@@ -65,11 +65,11 @@ def local(config: Config) -> list[Finding]:
     )
 
 
-def model(config: Config) -> list[Finding]:
+def model(config: Config) -> list[CheckFinding]:
     """The model alone; raises ImportError where a package is missing."""
-    from sglang.srt.commands.doctor.model_checks import Model
+    from sglang.srt.commands.doctor.model_checks import ModelChecks
 
-    found = Model(config)
+    found = ModelChecks(config)
     return examine(
         [
             ("model", found.directory),
@@ -80,14 +80,16 @@ def model(config: Config) -> list[Finding]:
     )
 
 
-def remote(url: str, config: Config) -> list[Finding]:
+def remote(url: str, config: Config) -> list[CheckFinding]:
     """The server at ``url``."""
     from sglang.srt.commands.doctor.server_checks import Remote
 
     try:
         server = Remote(url, config.server.api_key)
     except Exception as error:  # urllib raises several errors for a bad URL
-        return [Finding("url", FAIL, f"{url!r}: {error}", "give one such as http://host:30000")]
+        return [
+            CheckFinding("url", FAIL, f"{url!r}: {error}", "give one such as http://host:30000")
+        ]
     return examine(
         [
             ("health", server.reach),
@@ -100,7 +102,7 @@ def remote(url: str, config: Config) -> list[Finding]:
     )
 
 
-def _table(findings: Sequence[Finding]) -> Iterator[str]:
+def _table(findings: Sequence[CheckFinding]) -> Iterator[str]:
     """State, check and what was found, with the fix below."""
     width = max(60, shutil.get_terminal_size((100, 24)).columns)
     indent = " " * 23

@@ -10,7 +10,7 @@ OK, WARN, FAIL = "ok", "warn", "fail"
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckFinding:
     """``state`` is "ok", "warn" or "fail"; ``fix`` is what to do about it, "" where nothing is."""
 
     check: str
@@ -19,16 +19,16 @@ class Finding:
     fix: str = ""
 
 
-Check: TypeAlias = Callable[[], Iterable[Finding]]
+Check: TypeAlias = Callable[[], Iterable[CheckFinding]]
 
 
-def examine(checks: Iterable[tuple[str, Check]]) -> list[Finding]:
+def examine(checks: Iterable[tuple[str, Check]]) -> list[CheckFinding]:
     """Findings of all checks; a check that raises is itself a finding."""
-    found: list[Finding] = []
+    found: list[CheckFinding] = []
     for name, check in checks:
         try:
             found += check()
         except Exception as error:  # a broken installation may raise anything
             reason = str(error).strip().split("\n")[0]
-            found.append(Finding(name, FAIL, f"{type(error).__name__}: {reason}"))
+            found.append(CheckFinding(name, FAIL, f"{type(error).__name__}: {reason}"))
     return found

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sglang.srt.commands.doctor.finding import FAIL, OK, WARN, Finding
+from sglang.srt.commands.doctor.finding import FAIL, OK, WARN, CheckFinding
 from sglang.srt.config import Config
 from sglang.srt.http.connection.accept import bind
 
@@ -46,22 +46,24 @@ ADDRESS = 107  # bytes of a Unix socket's path
 FEATURES = re.compile(r"avx2|avx512f|avx512_bf16|amx_bf16|amx_int8|neon|asimd|sve")
 
 
-def python() -> Iterator[Finding]:
+def python() -> Iterator[CheckFinding]:
     found = f"{platform.python_version()}, {platform.system()} {platform.machine()}"
     good = sys.version_info >= (3, 10)
-    yield Finding("python", OK if good else FAIL, found, "" if good else "use Python 3.10 or newer")
+    yield CheckFinding(
+        "python", OK if good else FAIL, found, "" if good else "use Python 3.10 or newer"
+    )
 
 
-def packages() -> Iterator[Finding]:
+def packages() -> Iterator[CheckFinding]:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         fix = "pip install -e '.[srt]' in the project's folder"
-        yield Finding("packages", FAIL, f"missing: {', '.join(missing)}", fix)
+        yield CheckFinding("packages", FAIL, f"missing: {', '.join(missing)}", fix)
     else:
-        yield Finding("packages", OK, f"all {len(NEEDED)} of the server's are installed")
+        yield CheckFinding("packages", OK, f"all {len(NEEDED)} of the server's are installed")
 
 
-def device(config: Config) -> Iterator[Finding]:
+def device(config: Config) -> Iterator[CheckFinding]:
     """The device, and its kernels."""
     import torch
     from sglang.srt.worker.worker import device_of
@@ -69,7 +71,7 @@ def device(config: Config) -> Iterator[Finding]:
     chosen = device_of(config.model.device)
     if chosen.type == "cuda":
         found = f"{torch.cuda.get_device_name(chosen)}, torch {torch.__version__}"
-        yield Finding("device", OK, found)
+        yield CheckFinding("device", OK, found)
         yield _attention(config, chosen)
         return
     path = torch.backends.cpu.get_cpu_capability()
@@ -81,11 +83,11 @@ def device(config: Config) -> Iterator[Finding]:
     )
     if not kernels and path in ("DEFAULT", "NO AVX"):
         fix = "expect few tokens a second: torch finds no vector instructions"
-    yield Finding("device", WARN if fix else OK, found, fix)
+    yield CheckFinding("device", WARN if fix else OK, found, fix)
     yield _attention(config, chosen)
 
 
-def _attention(config: Config, device: torch.device) -> Finding:
+def _attention(config: Config, device: torch.device) -> CheckFinding:
     """The attention implementation for the device, and the reason."""
     from sglang.srt.attention.backend_choice import choose
 
@@ -93,8 +95,8 @@ def _attention(config: Config, device: torch.device) -> Finding:
         choice = choose(config.model.attention_backend, device)
     except ValueError as error:
         cause, _, fix = str(error).partition("; ")
-        return Finding("attention", FAIL, cause, fix)
-    return Finding("attention", OK, f"{choice.name} ({choice.reason})")
+        return CheckFinding("attention", FAIL, cause, fix)
+    return CheckFinding("attention", OK, f"{choice.name} ({choice.reason})")
 
 
 def _kernels(config: Config) -> tuple[str, str]:
@@ -117,7 +119,7 @@ def _features() -> set[str]:
         return set()
 
 
-def port(config: Config) -> Iterator[Finding]:
+def port(config: Config) -> Iterator[CheckFinding]:
     """Whether the port is free, and the process that has it."""
     from sglang.srt.http.connection.hosts import exposed
 
@@ -130,15 +132,15 @@ def port(config: Config) -> Iterator[Finding]:
         owner = _owner(number)
         fix = "choose another with --port" + (f", or end process {owner[0]}" if owner else "")
         who = f" by process {owner[0]} ({owner[1]})" if owner else ""
-        yield Finding("port", FAIL, f"{where}: {error.strerror or error}{who}", fix)
+        yield CheckFinding("port", FAIL, f"{where}: {error.strerror or error}{who}", fix)
         return
-    yield Finding("port", OK, f"{where} is free")
+    yield CheckFinding("port", OK, f"{where} is free")
     if exposed(host, config):
         fix = "set SGLANG_API_KEY, or --host 127.0.0.1"
-        yield Finding("access", WARN, f"{host} is reachable by others, without a key", fix)
+        yield CheckFinding("access", WARN, f"{host} is reachable by others, without a key", fix)
 
 
-def edge(config: Config) -> Iterator[Finding]:
+def edge(config: Config) -> Iterator[CheckFinding]:
     """The files of keys and certificates, where there are any."""
     from sglang.srt.http.connection import tls
     from sglang.srt.runtime.tenants import Tenants
@@ -148,10 +150,10 @@ def edge(config: Config) -> Iterator[Finding]:
         Tenants(config)
         tls.options(config.edge)
     except (OSError, ValueError) as error:
-        yield Finding("keys, TLS", FAIL, str(error), "mend what the message names")
+        yield CheckFinding("keys, TLS", FAIL, str(error), "mend what the message names")
         return
     if given:
-        yield Finding("keys, TLS", OK, f"{', '.join(given)} can be used")
+        yield CheckFinding("keys, TLS", OK, f"{', '.join(given)} can be used")
 
 
 def _owner(number: int) -> tuple[int, str] | None:
@@ -167,7 +169,7 @@ def _owner(number: int) -> tuple[int, str] | None:
     return None
 
 
-def limits() -> Iterator[Finding]:
+def limits() -> Iterator[CheckFinding]:
     """Open files, and where the engine's socket and files are."""
     import psutil
 
@@ -175,20 +177,22 @@ def limits() -> Iterator[Finding]:
     good = few == resource.RLIM_INFINITY or few >= DESCRIPTORS
     fix = "" if good else f"ulimit -n {min(65536, most) if most > 0 else 65536}"
     shown = "unlimited" if few == resource.RLIM_INFINITY else str(few)
-    yield Finding("open files", OK if good else WARN, f"{shown} at most", fix)
+    yield CheckFinding("open files", OK if good else WARN, f"{shown} at most", fix)
     directory = Path(tempfile.gettempdir())
     free = psutil.disk_usage(str(directory)).free
     if not os.access(directory, os.W_OK) or free < SPACE:
         fix = "make room, or set TMPDIR"
-        yield Finding("temporary files", FAIL, f"{directory} has {free >> 20} MiB for us", fix)
+        yield CheckFinding("temporary files", FAIL, f"{directory} has {free >> 20} MiB for us", fix)
     elif len(os.fsencode(directory)) + len("/sglang-12345678/wire") > ADDRESS:
         fix = "set TMPDIR to a shorter path"
-        yield Finding("temporary files", FAIL, f"{directory}: too long for a socket's path", fix)
+        yield CheckFinding(
+            "temporary files", FAIL, f"{directory}: too long for a socket's path", fix
+        )
     else:
-        yield Finding("temporary files", OK, f"{directory}, {free / 1e9:.1f} GB free")
+        yield CheckFinding("temporary files", OK, f"{directory}, {free / 1e9:.1f} GB free")
 
 
-def clients() -> Iterator[Finding]:
+def clients() -> Iterator[CheckFinding]:
     """Clients that are installed here, and whether their version is a tested one."""
     absent = []
     for name, majors in CLIENTS.items():
@@ -199,21 +203,23 @@ def clients() -> Iterator[Finding]:
         known = int(re.match(r"\d*", found)[0] or -1) in majors  # type: ignore[index]
         good = ", ".join(f"{major}.x" for major in majors)
         if known:
-            yield Finding("client", OK, f"{name} {found} (known to work)")
+            yield CheckFinding("client", OK, f"{name} {found} (known to work)")
         else:
-            yield Finding("client", WARN, f"{name} {found}", f"not tried; {good} are known to work")
+            yield CheckFinding(
+                "client", WARN, f"{name} {found}", f"not tried; {good} are known to work"
+            )
     if absent:
-        yield Finding("client", OK, f"not installed: {', '.join(absent)}")
+        yield CheckFinding("client", OK, f"not installed: {', '.join(absent)}")
 
 
-def optional(config: Config) -> Iterator[Finding]:
+def optional(config: Config) -> Iterator[CheckFinding]:
     for name, use in OPTIONAL.items():
         found = _version(name)
         text = f"{name} {found}" if found else f"{name} is not installed"
         asked = use == "--otlp-traces-endpoint" and config.operations.otlp_traces_endpoint
         lacks = bool(asked and not found)
         fix = "install the extra otel, or leave the flag out" if lacks else ""
-        yield Finding("optional", FAIL if lacks else OK, f"{text} (for {use})", fix)
+        yield CheckFinding("optional", FAIL if lacks else OK, f"{text} (for {use})", fix)
 
 
 def _version(name: str) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sglang.srt.commands.doctor.finding import FAIL, OK, WARN, Finding
+from sglang.srt.commands.doctor.finding import FAIL, OK, WARN, CheckFinding
 from sglang.srt.config import Config
 from sglang.srt.program.reasoning_parser import marks_for
 from sglang.srt.program.tool_formats import format_for
@@ -30,7 +30,7 @@ TOOL = {
 }
 
 
-class Model:
+class ModelChecks:
     """The model that a configuration names, examined step by step."""
 
     def __init__(self, config: Config) -> None:
@@ -40,7 +40,7 @@ class Model:
         self._slots: Slots = {}  # tensors that the model needs
         self._checkpoint: Checkpoint | None = None
 
-    def directory(self) -> Iterator[Finding]:
+    def directory(self) -> Iterator[CheckFinding]:
         """The model's directory; all other checks need it."""
         from sglang.srt.files.location import HUB_FILE, HUB_ID, locate
 
@@ -50,20 +50,20 @@ class Model:
             self._directory = _fetched(path, revision)
             if self._directory is None:
                 fix = "nothing; it is fetched at the first start, which needs a network"
-                yield Finding("model", WARN, f"{path} is not on this machine", fix)
+                yield CheckFinding("model", WARN, f"{path} is not on this machine", fix)
                 return
         try:
             self._directory = self._directory or locate(path, revision)
         except ValueError as error:
-            yield Finding("model", FAIL, str(error), "give a directory with --model-path")
+            yield CheckFinding("model", FAIL, str(error), "give a directory with --model-path")
             return
         files = [self._directory]
         if self._directory.is_dir():
             files = [*self._directory.glob("*.safetensors"), *self._directory.glob("*.gguf")]
         size = sum(file.stat().st_size for file in files)
-        yield Finding("model", OK, f"{self._directory}, {size / 1e9:.2f} GB of weights")
+        yield CheckFinding("model", OK, f"{self._directory}, {size / 1e9:.2f} GB of weights")
 
-    def weights(self) -> Iterator[Finding]:
+    def weights(self) -> Iterator[CheckFinding]:
         """The configuration and, by their headers, the weights."""
         if self._directory is None:
             return
@@ -80,27 +80,29 @@ class Model:
             family = lookup(architecture, fields.values)
             self._spec = spec = family.read(fields, architecture)
         except ValueError as error:
-            yield Finding("config", FAIL, str(error), "serve a model of a supported architecture")
+            yield CheckFinding(
+                "config", FAIL, str(error), "serve a model of a supported architecture"
+            )
             return
         outline = family(spec, Place(torch.device("meta"), torch.float32), 1)
         self._slots = outline.slots()
         found = f"{architecture}, {spec.num_layers} layers, {spec.context_length} tokens"
-        yield Finding("config", OK, found)
+        yield CheckFinding("config", OK, found)
         if self._config.model.load_format == "dummy":
-            yield Finding("weights", OK, "drawn at random (--load-format dummy)")
+            yield CheckFinding("weights", OK, "drawn at random (--load-format dummy)")
             return
         try:
             checkpoint = named(open_checkpoint(self._directory, fields), family)
             weights.match(self._slots, checkpoint, outline.ignores)
         except (ValueError, OSError) as error:
-            yield Finding("weights", FAIL, str(error), "fetch the checkpoint again")
+            yield CheckFinding("weights", FAIL, str(error), "fetch the checkpoint again")
             return
         self._checkpoint = checkpoint
         found = f"{len(checkpoint.shapes)} tensors, as the configuration says"
         stored = checkpoint.describe()
-        yield Finding("weights", OK, f"{found}; quantised: {stored}" if stored else found)
+        yield CheckFinding("weights", OK, f"{found}; quantised: {stored}" if stored else found)
 
-    def memory(self) -> Iterator[Finding]:
+    def memory(self) -> Iterator[CheckFinding]:
         """Whether weights and KV cache fit, as far as can be estimated without allocating them."""
         if self._spec is None:
             return
@@ -117,7 +119,7 @@ class Model:
             tokens = pool_pages(config.memory, token, held, length, device, free)
             tokens *= config.memory.page_size
         except (ValueError, MemoryError) as error:
-            yield Finding("memory", FAIL, str(error), "lower what the message names")
+            yield CheckFinding("memory", FAIL, str(error), "lower what the message names")
             return
         need, names = held + tokens * token, str(dtype).removeprefix("torch.")
         names = f"{stored.bits} bits and {names}" if stored.bits else names
@@ -127,11 +129,11 @@ class Model:
         )
         if tokens < length:
             fix = f"raise --mem-fraction-static, or set --context-length {tokens}"
-            yield Finding("memory", WARN, f"{found}; less than one context of {length}", fix)
+            yield CheckFinding("memory", WARN, f"{found}; less than one context of {length}", fix)
         else:
-            yield Finding("memory", OK, found)
+            yield CheckFinding("memory", OK, found)
 
-    def tokenizer(self) -> Iterator[Finding]:
+    def tokenizer(self) -> Iterator[CheckFinding]:
         """Whether it reads and writes text, and what its chat template knows."""
         model = self._config.model
         if self._directory is None and not model.tokenizer_path:
@@ -140,33 +142,33 @@ class Model:
         try:
             tokenizer = Tokenizer.load(path, model.revision, self._config.server.chat_template)
         except ValueError as error:
-            yield Finding("tokenizer", FAIL, str(error), "give another with --tokenizer-path")
+            yield CheckFinding("tokenizer", FAIL, str(error), "give another with --tokenizer-path")
             return
         found = f"{tokenizer.vocab_size} tokens, ends {list(tokenizer.eos_ids)}"
         vocab = self._spec.vocab_size if self._spec is not None else None
         if tokenizer.decode(tokenizer.encode(TEXT, False)) != TEXT:
             fix = "its files do not belong together; fetch them again"
-            yield Finding("tokenizer", WARN, f"{found}; {TEXT!r} does not come back", fix)
+            yield CheckFinding("tokenizer", WARN, f"{found}; {TEXT!r} does not come back", fix)
         elif vocab is not None and tokenizer.vocab_size > vocab:
             fix = "serve the model with its own tokenizer"
-            yield Finding("tokenizer", FAIL, f"{found}; the model has {vocab}", fix)
+            yield CheckFinding("tokenizer", FAIL, f"{found}; the model has {vocab}", fix)
         elif not tokenizer.eos_ids:
             fix = "requests end by max_tokens and stops only"
-            yield Finding("tokenizer", WARN, f"{found}: no token ends a text", fix)
+            yield CheckFinding("tokenizer", WARN, f"{found}: no token ends a text", fix)
         else:
-            yield Finding("tokenizer", OK, found)
+            yield CheckFinding("tokenizer", OK, found)
         yield from self._template(tokenizer)
 
-    def _template(self, tokenizer: Tokenizer) -> Iterator[Finding]:
+    def _template(self, tokenizer: Tokenizer) -> Iterator[CheckFinding]:
         if tokenizer.chat_template is None:
             fix = "give one with --chat-template; /v1/completions and /generate need none"
-            yield Finding("chat template", WARN, "the model has none", fix)
+            yield CheckFinding("chat template", WARN, "the model has none", fix)
             return
         try:
             plain = _rendered(tokenizer)
         except ChatTemplateError as error:
             fix = "give another with --chat-template"
-            yield Finding("chat template", FAIL, str(error), fix)
+            yield CheckFinding("chat template", FAIL, str(error), fix)
             return
         told = "knows tools" if _knows_tools(tokenizer, plain) else "knows no tools: told as text"
         model = str(self._directory or self._config.model.model_path)
@@ -178,9 +180,9 @@ class Model:
         known = f"{told}, calls in the format {calls}, {thinks}"
         if TEXT not in plain:
             fix = "give another with --chat-template"
-            yield Finding("chat template", FAIL, "it drops what the user says", fix)
+            yield CheckFinding("chat template", FAIL, "it drops what the user says", fix)
         else:
-            yield Finding("chat template", OK, f"renders; {known}")
+            yield CheckFinding("chat template", OK, f"renders; {known}")
 
 
 def _rendered(tokenizer: Tokenizer, **variables: Any) -> str:

@@ -11,14 +11,14 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
-from sglang.srt.commands.doctor.finding import FAIL, OK, WARN, Finding
+from sglang.srt.commands.doctor.finding import FAIL, OK, WARN, CheckFinding
 
 SECONDS = 20.0  # for one answer
 REQUEST_ID = "sglang-doctor"
 MESSAGES = [{"role": "user", "content": "Say hello."}]
 
 
-class Reply:
+class ServerReply:
     """An answer, read whole.
 
     Attributes:
@@ -56,7 +56,7 @@ class Remote:
 
     def _ask(
         self, method: str, path: str, *, json_body: Any = None, key: str | None = None
-    ) -> Reply:
+    ) -> ServerReply:
         """The answer, whatever its status. ``key`` stands in for the server's own; "" is none.
 
         Raises OSError or HTTPException where no answer comes.
@@ -69,38 +69,38 @@ class Remote:
         request = Request(self._url + path, data, headers, method=method)
         try:
             with self._opener.open(request, timeout=SECONDS) as reply:
-                return Reply(reply)
+                return ServerReply(reply)
         except HTTPError as error:
             with error:
-                return Reply(error)
+                return ServerReply(error)
 
-    def reach(self) -> Iterator[Finding]:
+    def reach(self) -> Iterator[CheckFinding]:
         """Check /health; without an answer no further check is made."""
         start = time.monotonic()
         try:
             reply = self._ask("GET", "/health")
         except (OSError, HTTPException) as error:
             fix = "start it, or mend the URL; a certificate must be known to this machine"
-            yield Finding("health", FAIL, f"{self._url}: {error}", fix)
+            yield CheckFinding("health", FAIL, f"{self._url}: {error}", fix)
             return
         spent = f"{(time.monotonic() - start) * 1e3:.0f} ms"
         if reply.status == 401:
-            yield Finding("health", FAIL, f"401 {reply.message()}", "give --api-key")
+            yield CheckFinding("health", FAIL, f"401 {reply.message()}", "give --api-key")
             return
         self._reached = True
         if reply.status != 200:
             fix = "wait; the server's log says what it is doing"
-            yield Finding("health", FAIL, f"{reply.status} {reply.message()}", fix)
+            yield CheckFinding("health", FAIL, f"{reply.status} {reply.message()}", fix)
         else:
-            yield Finding("health", OK, f"200 in {spent}")
+            yield CheckFinding("health", OK, f"200 in {spent}")
         echoed = reply.header("X-Request-Id") == REQUEST_ID
-        yield Finding(
+        yield CheckFinding(
             "request id", OK if echoed else WARN,
             "X-Request-Id comes back" if echoed else "X-Request-Id does not come back",
             "" if echoed else "a proxy drops it, or this is another server",
         )  # fmt: skip
 
-    def keys(self) -> Iterator[Finding]:
+    def keys(self) -> Iterator[CheckFinding]:
         """Whether strangers are turned away."""
         if not self._reached:
             return
@@ -110,26 +110,26 @@ class Remote:
             wrong = self._ask("GET", "/v1/models", key="wrong")
             good = wrong.status == 401
             found = "a key is needed" + ("" if good else ", but a wrong one will do")
-            yield Finding("keys", OK if good else FAIL, found)
+            yield CheckFinding("keys", OK if good else FAIL, found)
         elif local:
-            yield Finding("keys", OK, "none is needed")
+            yield CheckFinding("keys", OK, "none is needed")
         else:
             fix = "start it with a key, or behind something that asks for one"
-            yield Finding("keys", WARN, "none is needed: who reaches it may use it", fix)
+            yield CheckFinding("keys", WARN, "none is needed: who reaches it may use it", fix)
 
-    def models(self) -> Iterator[Finding]:
+    def models(self) -> Iterator[CheckFinding]:
         if not self._reached:
             return
         reply = self._ask("GET", "/v1/models")
         if reply.status != 200:
-            yield Finding("models", FAIL, f"{reply.status} {reply.message()}")
+            yield CheckFinding("models", FAIL, f"{reply.status} {reply.message()}")
             return
         cards = reply.json()["data"]
         self._model = cards[0]["id"]
         length = cards[0].get("max_model_len", "?")
-        yield Finding("models", OK, f"{self._model}, {length} tokens")
+        yield CheckFinding("models", OK, f"{self._model}, {length} tokens")
 
-    def completion(self) -> Iterator[Finding]:
+    def completion(self) -> Iterator[CheckFinding]:
         """One token."""
         if not self._reached:
             return
@@ -138,13 +138,13 @@ class Remote:
         reply = self._ask("POST", "/v1/completions", json_body=body)
         spent = f"{(time.monotonic() - start) * 1e3:.0f} ms"
         if reply.status != 200:
-            yield Finding("completion", FAIL, f"{reply.status} {reply.message()}")
+            yield CheckFinding("completion", FAIL, f"{reply.status} {reply.message()}")
             return
         usage = reply.json()["usage"]
         counts = f"{usage['prompt_tokens']} + {usage['completion_tokens']} tokens"
-        yield Finding("completion", OK, f"{counts} in {spent}")
+        yield CheckFinding("completion", OK, f"{counts} in {spent}")
 
-    def streaming(self) -> Iterator[Finding]:
+    def streaming(self) -> Iterator[CheckFinding]:
         """A chat, event by event."""
         if not self._reached:
             return
@@ -153,24 +153,24 @@ class Remote:
         if reply.status != 200:
             message = reply.message()
             fix = "start it with --chat-template" if "template" in message else ""
-            yield Finding("streaming", FAIL, f"{reply.status} {message}", fix)
+            yield CheckFinding("streaming", FAIL, f"{reply.status} {message}", fix)
             return
         lines = [line for line in reply.text.split("\n\n") if line.strip()]
         events = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
         if lines[-1:] != ["data: [DONE]"] or not events:
-            yield Finding("streaming", FAIL, f"{len(lines)} events, and no [DONE] at the end")
+            yield CheckFinding("streaming", FAIL, f"{len(lines)} events, and no [DONE] at the end")
         else:
-            yield Finding("streaming", OK, f"{len(events)} events and [DONE]")
+            yield CheckFinding("streaming", OK, f"{len(events)} events and [DONE]")
 
-    def metrics(self) -> Iterator[Finding]:
+    def metrics(self) -> Iterator[CheckFinding]:
         if not self._reached:
             return
         reply = self._ask("GET", "/metrics")
         names = {line.split("{")[0] for line in reply.text.split("\n") if line.startswith("sglang")}
         if reply.status == 403:
-            yield Finding("metrics", OK, "for the admin's key only")
+            yield CheckFinding("metrics", OK, "for the admin's key only")
         elif reply.status != 200 or not names:
             fix = "a proxy hides them, or this is another server"
-            yield Finding("metrics", WARN, f"{reply.status}: no metrics", fix)
+            yield CheckFinding("metrics", WARN, f"{reply.status}: no metrics", fix)
         else:
-            yield Finding("metrics", OK, f"{len(names)} of them")
+            yield CheckFinding("metrics", OK, f"{len(names)} of them")

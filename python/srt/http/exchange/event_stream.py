@@ -51,7 +51,7 @@ def error_body(error: Exception) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class EventForm:
     """Form of one API's events.
 
     Attributes:
@@ -65,7 +65,7 @@ class Form:
     error: Callable[[Exception], Any] = error_body
 
 
-OPENAI = Form()
+OPENAI = EventForm()
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -77,7 +77,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def respond(
-    request: Request, events: AsyncGenerator[Any, None], form: Form = OPENAI
+    request: Request, events: AsyncGenerator[Any, None], form: EventForm = OPENAI
 ) -> Response:
     """A stream of ``events``, JSON values, written as ``form`` says.
 
@@ -99,7 +99,7 @@ async def _first(events: AsyncGenerator[Any, None]) -> Any:
 class _EventStream(Response):
     media_type = "text/event-stream"
 
-    def __init__(self, first: Any, events: AsyncGenerator[Any, None], form: Form) -> None:
+    def __init__(self, first: Any, events: AsyncGenerator[Any, None], form: EventForm) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._first, self._events, self._form = first, events, form

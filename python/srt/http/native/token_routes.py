@@ -11,9 +11,10 @@ import msgspec
 from sglang.srt.core.ints import Ints, ints
 from sglang.srt.http.exchange.error_replies import json_response
 from sglang.srt.http.exchange.json_body import read_body
+from sglang.srt.http.openai.reply_fields import token_text
 from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.request_error import RequestError
-from sglang.srt.runtime.chat.conversation import Prompt, prompt_of, verify_template
+from sglang.srt.runtime.chat.conversation import ChatPrompt, prompt_of, verify_template
 from sglang.srt.runtime.chat.tool_use import read_tools
 from sglang.srt.runtime.offload import offload
 from sglang.srt.tokenizer import Tokenizer
@@ -129,14 +130,6 @@ async def tokenizer_info(state: ServerState, request: Request) -> Response:
     )
 
 
-def token_text(data: bytes) -> str:
-    """Text of one token; where it is a part of a character, its bytes in OpenAI's notation."""
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-
-
 def token_texts(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:
     """The same of each id; one past the vocabulary has none."""
     table = tokenizer.token_bytes
@@ -153,7 +146,7 @@ def _array(row: Ints, entries: Callable[[Ints], list[Any]]) -> msgspec.Raw:
     return msgspec.Raw(b"".join((b"[", b",".join(pieces), b"]")))
 
 
-async def _prompt(state: ServerState, body: TemplateBody) -> Prompt:
+async def _prompt(state: ServerState, body: TemplateBody) -> ChatPrompt:
     """The prompt of a chat of these messages. Raises RequestError."""
     variables = body.chat_template_kwargs or {}
     verify_template(body.chat_template, variables)

@@ -14,8 +14,14 @@ from sglang.srt.core.messages import TopPairs
 from sglang.srt.http.exchange.error_replies import json_response
 from sglang.srt.http.exchange.event_stream import Template, respond, unless_gone
 from sglang.srt.http.exchange.json_body import read_body
-from sglang.srt.http.native.token_routes import token_text
-from sglang.srt.http.openai.reply_fields import Collected, Reply, finish_fields, new_reply, usage
+from sglang.srt.http.openai.reply_fields import (
+    Collected,
+    ReplyHead,
+    finish_fields,
+    new_reply,
+    token_text,
+    usage,
+)
 from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.ask import Ask, Logprobs, namespace_of
 from sglang.srt.program.output import Output
@@ -60,7 +66,7 @@ async def completions(state: ServerState, request: Request) -> Response:
     choices: list[dict[str, Any]] = []
     for ask, echo, outputs in zip(asks, echoes, results):
         for output in _best(outputs, body.n or 1):
-            writer = _Writer(state, body, ask, echo, len(choices))
+            writer = _ChoiceWriter(state, body, ask, echo, len(choices))
             choices.append(writer.write(output, output.text, range(output.released)))
     return json_response({**reply.head(KIND), "choices": choices, "usage": usage(results)})
 
@@ -146,21 +152,21 @@ def _best(outputs: Sequence[Output], count: int) -> Sequence[Output]:
 
 
 async def _events(
-    state: ServerState, body: CompletionBody, reply: Reply, asks: list[Ask], echoes: list[str]
+    state: ServerState, body: CompletionBody, reply: ReplyHead, asks: list[Ask], echoes: list[str]
 ) -> AsyncGenerator[dict[str, Any] | bytes, None]:
     options = body.stream_options
     counted = bool(options and options.include_usage)
     always = bool(options and options.continuous_usage_stats)
     head = {**reply.head(KIND), **({"usage": None} if counted else {})}
     interval, count = state.config.server.stream_interval, body.n or 1
-    writers: dict[int, _Writer] = {}
+    writers: dict[int, _ChoiceWriter] = {}
     collected = Collected(len(asks))
     async with aclosing(state.run(asks)) as items:
         async for index, output in items:
             collected.note(index, output)
             place = index * count + output.index
             if place not in writers:
-                writers[place] = _Writer(state, body, asks[index], echoes[index], place)
+                writers[place] = _ChoiceWriter(state, body, asks[index], echoes[index], place)
             writer = writers[place]
             if not writer.sent.ready(output, interval):
                 continue
@@ -180,7 +186,7 @@ async def _events(
         yield {**head, "choices": [], "usage": collected.usage()}
 
 
-class _Writer:
+class _ChoiceWriter:
     """Writes one completion, at once or piece by piece; what belongs to the prompt comes with the
     first piece.
 

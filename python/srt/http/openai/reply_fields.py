@@ -15,7 +15,7 @@ from sglang.srt.program.output import Output
 from sglang.srt.runtime.completion_fields import CompletionFields
 
 
-class Reply(msgspec.Struct):
+class ReplyHead(msgspec.Struct):
     """Fields of every object of one answer."""
 
     id: str
@@ -26,9 +26,9 @@ class Reply(msgspec.Struct):
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
 
-def new_reply(state: ServerState, body: CompletionFields, prefix: str) -> Reply:
+def new_reply(state: ServerState, body: CompletionFields, prefix: str) -> ReplyHead:
     name = record().response_id = body.rid or f"{prefix}-{uuid.uuid4().hex}"
-    return Reply(name, body.model or state.runtime.model_name, int(time.time()))
+    return ReplyHead(name, body.model or state.runtime.model_name, int(time.time()))
 
 
 def usage(results: Sequence[Sequence[Output]]) -> dict[str, Any]:
@@ -61,6 +61,14 @@ def usage_of_prompts(found: Sequence[Done]) -> dict[str, Any]:
     """Token counts of a request that generates nothing."""
     prompt = sum(done.stats.prompt_tokens for done in found)
     return usage_of(prompt, 0, sum(done.stats.cached_tokens for done in found))
+
+
+def token_text(data: bytes) -> str:
+    """Text of one token; where it is a part of a character, its bytes in OpenAI's notation."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 def logprob_of(output: Output, place: int, table: Sequence[bytes]) -> dict[str, Any]:

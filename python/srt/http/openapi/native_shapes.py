@@ -98,7 +98,7 @@ class ServerInfo(EngineInfo, frozen=True, kw_only=True):
     internal_states: list[dict[str, float]]
 
 
-class Model(Struct):
+class ModelCard(Struct):
     id: str
     object: Literal["model"]
     created: int
@@ -108,9 +108,9 @@ class Model(Struct):
     max_model_len: Count
 
 
-class Models(Struct):
+class ModelCards(Struct):
     object: Literal["list"]
-    data: list[Model]
+    data: list[ModelCard]
 
 
 class Flushed(Struct):
@@ -118,7 +118,7 @@ class Flushed(Struct):
     message: str
 
 
-class Adapters(Struct):
+class AdaptersReply(Struct):
     """``loaded_adapters``: names and paths."""
 
     success: Literal[True]
@@ -139,7 +139,7 @@ class LiveEventsQuery(LiveQuery):
     interval: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = SECONDS
 
 
-class Live(Struct):
+class LiveReply(Struct):
     tree: Object
     time: float
     uptime: float
@@ -194,7 +194,7 @@ class CompletionDetails(Struct):
     rejected_prediction_tokens: Maybe[Count] = UNSET
 
 
-class Usage(Struct):
+class UsageReply(Struct):
     prompt_tokens: Count
     completion_tokens: Count
     total_tokens: Count
@@ -211,30 +211,30 @@ class Classified(Struct):
     created: int
     model: str
     data: list[Label]
-    usage: Usage
+    usage: UsageReply
 
 
 # -- scores ---------------------------------------------------------------------------------------
 
 
-class LabelScores(Struct, tag_field="object", tag="scoring"):
+class LabelScoresReply(Struct, tag_field="object", tag="scoring"):
     scores: list[list[float]]
     model: str
-    usage: Usage
+    usage: UsageReply
 
 
-class Score(Struct):
+class ScoreReply(Struct):
     index: Count
     object: Literal["score"]
     score: float
 
 
-class Scores(Struct, tag_field="object", tag="list"):
+class ScoresReply(Struct, tag_field="object", tag="list"):
     id: str
     created: int
     model: str
-    data: list[Score]
-    usage: Usage
+    data: list[ScoreReply]
+    usage: UsageReply
 
 
 class Ranked(Struct):
@@ -242,8 +242,8 @@ class Ranked(Struct):
     relevance_score: float
 
 
-class Ranking(Struct):
+class RankingReply(Struct):
     id: str
     model: str
     results: list[Ranked]
-    usage: Usage
+    usage: UsageReply

@@ -12,7 +12,7 @@ from sglang.srt.http.openapi.native_shapes import (
     Maybe,
     Object,
     ReasoningTokens,
-    Usage,
+    UsageReply,
 )
 
 # -- OpenAI's -------------------------------------------------------------------------------------
@@ -25,7 +25,7 @@ class CompletionLogprobs(Struct):
     text_offset: list[Count]
 
 
-class Choice(Struct, kw_only=True):
+class ChoiceReply(Struct, kw_only=True):
     """``matched_stop`` where it stopped, ``finish_message`` where no token could follow."""
 
     index: Count
@@ -34,18 +34,18 @@ class Choice(Struct, kw_only=True):
     finish_message: Maybe[str] = UNSET
 
 
-class CompletionChoice(Choice, kw_only=True):
+class CompletionChoice(ChoiceReply, kw_only=True):
     text: str
     logprobs: CompletionLogprobs | None
 
 
-class Completion(Struct):
+class CompletionReply(Struct):
     id: str
     object: Literal["text_completion"]
     created: int
     model: str
     choices: list[CompletionChoice]
-    usage: Usage
+    usage: UsageReply
 
 
 class TokenLogprob(Struct):
@@ -83,7 +83,7 @@ class ChatMessage(Struct):
     reasoning_content: Maybe[str | None] = UNSET
 
 
-class ChatChoice(Choice, kw_only=True):
+class ChatChoice(ChoiceReply, kw_only=True):
     message: ChatMessage
     logprobs: ChatLogprobs | None
 
@@ -94,10 +94,10 @@ class ChatCompletion(Struct):
     created: int
     model: str
     choices: list[ChatChoice]
-    usage: Usage
+    usage: UsageReply
 
 
-class Embedding(Struct):
+class EmbeddingReply(Struct):
     """Base64 of little-endian float32 where that was requested."""
 
     object: Literal["embedding"]
@@ -107,9 +107,9 @@ class Embedding(Struct):
 
 class Embeddings(Struct):
     object: Literal["list"]
-    data: list[Embedding]
+    data: list[EmbeddingReply]
     model: str
-    usage: Usage
+    usage: UsageReply
 
 
 class ResponseUsage(Struct):

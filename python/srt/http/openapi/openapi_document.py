@@ -16,7 +16,7 @@ from sglang.srt.http.openapi.limits import Schema, fields_of, sampling_schema
 from sglang.srt.http.openapi.native_shapes import AnthropicErrorReply, ErrorReply, Event
 from sglang.srt.http.openapi.rules import asked, ruled
 from sglang.srt.http.page.page_files import CHALLENGE
-from sglang.srt.http.routes import EVENTS, JSON, Route
+from sglang.srt.http.route import EVENTS, JSON, Route
 
 _REF = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")

@@ -44,11 +44,11 @@ async def events(state: ServerState, request: Request) -> Response:
     """
     limit, interval = _limit(request), _interval(request)
     shared = request.app.state
-    shared.watch = getattr(shared, "watch", None) or Watch(state)
+    shared.watch = getattr(shared, "watch", None) or LiveWatch(state)
     return await respond(request, shared.watch.snapshots(limit, interval))
 
 
-class Watch:
+class LiveWatch:
     """Snapshots that all streams of one server share: many streams cost the engine no more than
     one.
 

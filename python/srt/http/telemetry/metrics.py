@@ -15,7 +15,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from sglang.srt.core.messages import Done
 from sglang.srt.http.exchange.current_caller import CALLER
-from sglang.srt.http.telemetry.request_record import Record, record
+from sglang.srt.http.telemetry.request_record import RequestRecord, record
 from sglang.srt.program.ask import Ask
 from sglang.srt.program.output import Output
 
@@ -110,9 +110,9 @@ class Metrics:
         return self._family(kind, name, help, **options).labels(self._model)
 
     @contextmanager
-    def watch(self, ask: Ask) -> Iterator[Watch]:
+    def watch(self, ask: Ask) -> Iterator[RequestWatch]:
         """Follow the outputs of one ask, which its caller may leave before the end."""
-        watch = Watch(self, ask, record())
+        watch = RequestWatch(self, ask, record())
         try:
             yield watch
         except (GeneratorExit, asyncio.CancelledError):
@@ -140,7 +140,7 @@ class Metrics:
         self.restarts.inc()
         self._counted = dict.fromkeys(_COUNTERS, 0.0)
 
-    def answered(self, found: Record) -> None:
+    def answered(self, found: RequestRecord) -> None:
         """An HTTP request has ended."""
         self._answers.labels(self._model, found.route, str(found.status)).inc()
         if found.status == 429:
@@ -205,13 +205,13 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-class Watch:
+class RequestWatch:
     """Counts what one ask does, output by output, for the metrics and its request's record.
 
     ``left``: completions that have not ended.
     """
 
-    def __init__(self, metrics: Metrics, ask: Ask, found: Record) -> None:
+    def __init__(self, metrics: Metrics, ask: Ask, found: RequestRecord) -> None:
         self._metrics, self._ask, self._record = metrics, ask, found
         self._start = time.monotonic()
         self._seen: dict[int, tuple[int, float]] = {}  # by output: tokens counted, when

@@ -13,7 +13,7 @@ from sglang.srt.program.output import Output
 
 
 @dataclass(slots=True)
-class Record:
+class RequestRecord:
     """Facts of one HTTP request. Times are of the monotonic clock, in seconds.
 
     Attributes:
@@ -78,9 +78,9 @@ class Record:
             self.outputs.append((ask, output))
 
 
-current: ContextVar[Record | None] = ContextVar("record", default=None)
+current: ContextVar[RequestRecord | None] = ContextVar("record", default=None)
 
 
-def record() -> Record:
+def record() -> RequestRecord:
     """The record of the request being answered; an unused one outside of requests."""
-    return current.get() or Record()
+    return current.get() or RequestRecord()

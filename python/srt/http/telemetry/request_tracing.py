@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from sglang.srt.http.telemetry.request_record import Record
+from sglang.srt.http.telemetry.request_record import RequestRecord
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
@@ -46,7 +46,7 @@ class Tracing:
         self._tracer = provider.get_tracer("sglang")
         self._extract = TraceContextTextMapPropagator().extract
 
-    def begin(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> Span | None:
+    def begin(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> RequestSpan | None:
         """The span of a request that begins now; None of one that is no POST."""
         if method != "POST":
             return None
@@ -56,7 +56,7 @@ class Tracing:
         carrier = {name.decode(): value.decode("latin-1") for name, value in headers
                    if name in names}  # fmt: skip
         span = self._tracer.start_span("request", self._extract(carrier), SpanKind.SERVER)
-        return Span(span)
+        return RequestSpan(span)
 
     def close(self) -> None:
         """Send what is left, for at most ``CLOSE_SECONDS``."""
@@ -65,13 +65,13 @@ class Tracing:
         closing.join(CLOSE_SECONDS)
 
 
-class Span:
+class RequestSpan:
     """The span of one HTTP request."""
 
     def __init__(self, span: OtelSpan) -> None:
         self._span = span
 
-    def end(self, found: Record, model: str) -> None:
+    def end(self, found: RequestRecord, model: str) -> None:
         """The request has ended as ``found`` says; ``model`` is the served one's name."""
         from opentelemetry.trace import StatusCode
 
@@ -87,7 +87,7 @@ class Span:
         span.end()
 
 
-def _attributes(found: Record) -> dict[str, Any]:
+def _attributes(found: RequestRecord) -> dict[str, Any]:
     attributes: dict[str, Any] = {
         "http.request.method": found.method,
         "http.route": found.route,
@@ -99,7 +99,7 @@ def _attributes(found: Record) -> dict[str, Any]:
     return attributes
 
 
-def _asked(found: Record, model: str) -> dict[str, Any]:
+def _asked(found: RequestRecord, model: str) -> dict[str, Any]:
     """Attributes of a request that uses the model."""
     attributes: dict[str, Any] = {
         "gen_ai.provider.name": "sglang",
@@ -128,7 +128,7 @@ def _asked(found: Record, model: str) -> dict[str, Any]:
     return attributes | _times(found)
 
 
-def _times(found: Record) -> dict[str, float]:
+def _times(found: RequestRecord) -> dict[str, float]:
     """Seconds in the queue, to the first token, from the queue to it, and from it to the end."""
     if found.first is None:
         return {}
@@ -168,7 +168,7 @@ def processed(processor: SpanProcessor) -> Tracing:
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
 
-    name = {} if "OTEL_SERVICE_NAME" in os.environ else {"state.name": "sglang"}
+    name = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": "sglang"}
     provider = TracerProvider(resource=Resource.create(name), shutdown_on_exit=False)
     provider.add_span_processor(processor)
     return Tracing(provider)

@@ -2,7 +2,7 @@
 
 ``/v1/chat/completions``, ``/v1/responses`` and ``/v1/messages`` are one thing in three spellings:
 each makes a ``ChatRequest``, has ``read_chat`` turn it into a ``ChatCall``, and writes the
-``Delta``s that the call's ``Reader``s find in its own words.
+``Delta``s that the call's ``ReplyReader``s find in its own words.
 """
 
 from __future__ import annotations
@@ -17,15 +17,22 @@ from sglang.srt.program.output import Output
 from sglang.srt.program.reasoning_parser import behind_thought, opened
 from sglang.srt.program.request_error import RequestError
 from sglang.srt.program.tool_format import constraint_of, form_of
-from sglang.srt.runtime.chat.conversation import Prompt, prompt_of, verify_template
-from sglang.srt.runtime.chat.reply_reader import Reader, Thinking
+from sglang.srt.runtime.chat.conversation import ChatPrompt, prompt_of, verify_template
+from sglang.srt.runtime.chat.reply_reader import ReplyReader, ThoughtReading
 from sglang.srt.runtime.chat.tool_use import ToolUse, read_functions, read_tools, verified
 from sglang.srt.runtime.completion_fields import CompletionFields, refuse, sampling_of
 from sglang.srt.runtime.runtime import Runtime
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
-__all__ = ["ChatCall", "ChatRequest", "Reader", "Thinking", "read_chat", "thought_tokens"]
+__all__ = [
+    "ChatCall",
+    "ChatRequest",
+    "ReplyReader",
+    "ThoughtReading",
+    "read_chat",
+    "thought_tokens",
+]
 
 
 class ChatRequest(CompletionFields, kw_only=True):
@@ -62,16 +69,16 @@ class ChatCall:
 
     ask: Ask
     use: ToolUse | None
-    thinking: Thinking | None = None
+    thinking: ThoughtReading | None = None
 
     @property
     def legacy(self) -> bool:
         """Whether a call is answered as ``function_call``."""
         return self.use is not None and self.use.legacy
 
-    def reader(self) -> Reader:
+    def reader(self) -> ReplyReader:
         """A reader of one of the ask's completions."""
-        return Reader(self.use, self.thinking)
+        return ReplyReader(self.use, self.thinking)
 
     @contextmanager
     def named(self) -> Iterator[None]:
@@ -81,7 +88,7 @@ class ChatCall:
             yield
 
 
-def thought_tokens(runtime: Runtime, call: ChatCall, output: Output, reader: Reader) -> int:
+def thought_tokens(runtime: Runtime, call: ChatCall, output: Output, reader: ReplyReader) -> int:
     """Tokens of the thought that ``reader`` has read in ``output``."""
     if call.thinking is None:
         return 0
@@ -190,7 +197,7 @@ def _variables(body: ChatRequest) -> dict[str, Any]:
     return {**told, **(body.chat_template_kwargs or {})}
 
 
-def _inside(runtime: Runtime, body: ChatRequest, prompt: Prompt) -> bool | None:
+def _inside(runtime: Runtime, body: ChatRequest, prompt: ChatPrompt) -> bool | None:
     """Whether the reply begins inside a thought; None where it may begin with one, False also
     where there is none. An ``ebnf`` grammar, and choices scored as wholes, are all of the text."""
     if runtime.thought_marks is None or body.choices_scoring == "whole":
@@ -202,17 +209,17 @@ def _inside(runtime: Runtime, body: ChatRequest, prompt: Prompt) -> bool | None:
 
 def _thinking(
     runtime: Runtime, body: ChatRequest, inside: bool | None, behind: bool
-) -> Thinking | None:
+) -> ThoughtReading | None:
     """``behind``: what the text must be says where its thought begins."""
     marks = runtime.thought_marks
     if marks is None or inside is False:
         return None
     begins = inside is True or (marks.always and not behind)
-    return Thinking(marks, begins, body.separate_reasoning is not False,
+    return ThoughtReading(marks, begins, body.separate_reasoning is not False,
                     body.stream_reasoning is not False)  # fmt: skip
 
 
-def _shown(runtime: Runtime, use: ToolUse | None, thinking: Thinking | None) -> bool:
+def _shown(runtime: Runtime, use: ToolUse | None, thinking: ThoughtReading | None) -> bool:
     """Whether a mark that must be seen is a control token."""
     marks = () if use is None else use.format.marks
     if thinking is not None:

@@ -16,7 +16,7 @@ from sglang.srt.program.ask import verify_length
 from sglang.srt.program.encoder import bytes_of
 from sglang.srt.program.media_loading import Expanded
 from sglang.srt.program.request_error import RequestError
-from sglang.srt.program.sources import Source
+from sglang.srt.program.sources import MediaSource
 from sglang.srt.runtime.chat.message_parts import marked, read_content, shaped
 from sglang.srt.runtime.chat.message_parts import told as told_content
 from sglang.srt.runtime.chat.tool_use import ToolUse, with_tools
@@ -33,7 +33,7 @@ QUICK = 0.005  # seconds for which a template may hold the event loop up
 
 
 @dataclass(frozen=True)
-class Prompt:
+class ChatPrompt:
     """``text`` is what the template wrote; ``begun`` what the model has said already; ``media`` the
     images and videos among the ids."""
 
@@ -56,7 +56,7 @@ async def prompt_of(
     generation: bool | None,
     go_on: bool,
     fits: bool = True,
-) -> Prompt:
+) -> ChatPrompt:
     """The conversation as the model's own template writes it. Raises RequestError.
 
     Control tokens are those that the template writes: in texts of the request they are text.
@@ -94,12 +94,12 @@ async def prompt_of(
         encode = runtime.completion.encode_prompt if fits else runtime.completion.encode
         ids = await encode(text, False)
     if not sources:
-        return Prompt(ids, text, begun)
+        return ChatPrompt(ids, text, begun)
     seen = await _seen(runtime, ids, sources, fits)
-    return Prompt(seen.tokens, text, begun, seen.media)
+    return ChatPrompt(seen.tokens, text, begun, seen.media)
 
 
-async def _seen(runtime: Runtime, ids: Ints, sources: list[Source], fits: bool) -> Expanded:
+async def _seen(runtime: Runtime, ids: Ints, sources: list[MediaSource], fits: bool) -> Expanded:
     """The ids with the images and videos among them."""
     seen = await runtime.see(ids, sources, fits=fits)
     if fits:
@@ -109,11 +109,11 @@ async def _seen(runtime: Runtime, ids: Ints, sources: list[Source], fits: bool) 
 
 def _told(
     runtime: Runtime, messages: list[dict[str, Any]], use: ToolUse | None, go_on: bool
-) -> tuple[list[dict[str, Any]], str, dict[str, Any], list[Source]]:
+) -> tuple[list[dict[str, Any]], str, dict[str, Any], list[MediaSource]]:
     """The conversation as the template takes it, the text that the reply goes on with, variables
     for the tools, and the images and videos. Raises RequestError."""
     cover = runtime.tokenizer.control_tokens.escape
-    sources: list[Source] = []
+    sources: list[MediaSource] = []
     told = [_message(i, message, sources) for i, message in enumerate(messages)]
     if go_on:
         _verify_last(told[-1])
@@ -179,7 +179,7 @@ def _verify_last(message: Mapping[str, Any]) -> None:
         )
 
 
-def _message(index: int, message: dict[str, Any], sources: list[Source]) -> dict[str, Any]:
+def _message(index: int, message: dict[str, Any], sources: list[MediaSource]) -> dict[str, Any]:
     """A message whose content is text, or parts, whose images and videos are added to ``sources``.
     Raises RequestError."""
     where, role = f"messages[{index}]", message.get("role")
@@ -189,7 +189,7 @@ def _message(index: int, message: dict[str, Any], sources: list[Source]) -> dict
     if content is None and role != "assistant":
         raise RequestError(f"{where}.content is missing.", "messages")
     parts = read_content(where, role, "" if content is None else content)
-    sources += [part for part in parts if isinstance(part, Source)]
+    sources += [part for part in parts if isinstance(part, MediaSource)]
     role = "system" if role == "developer" else role
     told = {**message, "role": role, "content": told_content(parts)}
     return _modern(where, told)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sglang.srt.program.request_error import RequestError
-from sglang.srt.program.sources import Source, source_of
+from sglang.srt.program.sources import MediaSource, source_of
 from sglang.srt.tokenizer.jinja_chat_template import JinjaChatTemplate
 
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
@@ -23,7 +23,7 @@ _MEDIA = {
 _NONCE = secrets.token_hex(8)
 MARKS = {kind: f"\ufdd0{_NONCE}{kind}\ufdd0" for kind in ("image", "video")}
 
-Part = str | Source
+Part = str | MediaSource
 
 
 def read_content(where: str, role: str, content: Any) -> str | list[Part]:

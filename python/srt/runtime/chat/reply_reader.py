@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sglang.srt.program.deltas import Begin, Delta, Thought, Words
+from sglang.srt.program.deltas import AnswerWords, Begin, Delta, Thought
 from sglang.srt.program.output import Output
 from sglang.srt.program.reasoning_parser import Marks, ThoughtParser
 from sglang.srt.runtime.chat.tool_use import ToolUse
@@ -13,12 +13,12 @@ from sglang.srt.runtime.stream_progress import StreamProgress
 
 
 @dataclass(frozen=True)
-class Thinking:
+class ThoughtReading:
     """Reading of a reply's thought.
 
     Attributes:
         inside: the reply begins in it.
-        apart: emitted as ``Thought``, else as ``Words``, marks and all.
+        apart: emitted as ``Thought``, else as ``AnswerWords``, marks and all.
         streamed: piece by piece, else at its end.
     """
 
@@ -28,13 +28,13 @@ class Thinking:
     streamed: bool = True
 
 
-class Reader:
+class ReplyReader:
     """Reads one completion, and knows what was sent of it.
 
     ``called``: there are calls, and the last one is whole.
     """
 
-    def __init__(self, use: ToolUse | None, thinking: Thinking | None = None) -> None:
+    def __init__(self, use: ToolUse | None, thinking: ThoughtReading | None = None) -> None:
         self.sent, self._calls = StreamProgress(), 0
         self._required = use is not None and use.required
         self._parser = None if use is None else use.parser()
@@ -64,12 +64,12 @@ class Reader:
                 thought, answer = thought + last[0], answer + last[1]
         deltas: list[Delta] = self._thought(thought, finished)
         if self._parser is None:
-            return [*deltas, Words(answer)] if answer else deltas
+            return [*deltas, AnswerWords(answer)] if answer else deltas
         deltas += self._parser.feed(answer)
         if finished:
             rest = self._parser.finish(cut)
             # Where only calls may be, what is left is a part of one.
-            deltas += [d for d in rest if not (self._required and isinstance(d, Words))]
+            deltas += [d for d in rest if not (self._required and isinstance(d, AnswerWords))]
         self._calls += sum(isinstance(delta, Begin) for delta in deltas)
         return deltas
 
@@ -91,7 +91,7 @@ class Reader:
         if self._thinking is None or not (text or self._kept):
             return []
         if not self._thinking.apart:
-            return [Words(text)]
+            return [AnswerWords(text)]
         if not self._thinking.streamed:
             self._kept += text
             ended = finished or (self._thoughts is not None and self._thoughts.ended)

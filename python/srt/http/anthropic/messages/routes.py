@@ -18,17 +18,17 @@ from sglang.srt.http.anthropic.messages.messages_reply import (
     usage,
 )
 from sglang.srt.http.exchange.error_replies import anthropic_body, json_response
-from sglang.srt.http.exchange.event_stream import Form, respond, typed_event, unless_gone
+from sglang.srt.http.exchange.event_stream import EventForm, respond, typed_event, unless_gone
 from sglang.srt.http.exchange.json_body import read_body
 from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.output import Output
 from sglang.srt.program.request_error import RequestError
-from sglang.srt.runtime.chat.chat_request import ChatCall, Reader, read_chat, thought_tokens
+from sglang.srt.runtime.chat.chat_request import ChatCall, ReplyReader, read_chat, thought_tokens
 from sglang.srt.runtime.offload import offload
 from starlette.requests import Request
 from starlette.responses import Response
 
-ANTHROPIC = Form(typed_event, b"", anthropic_body)
+ANTHROPIC = EventForm(typed_event, b"", anthropic_body)
 PING = {"type": "ping"}
 
 
@@ -100,7 +100,9 @@ def _blocks(body: MessagesBody) -> Blocks:
     return Blocks(body.shows_thinking, choice is None or not choice.disable_parallel_tool_use)
 
 
-def _counts(state: ServerState, call: ChatCall, output: Output, reader: Reader) -> dict[str, Any]:
+def _counts(
+    state: ServerState, call: ChatCall, output: Output, reader: ReplyReader
+) -> dict[str, Any]:
     apart = call.thinking is not None
     return usage(output, thought_tokens(state.runtime, call, output, reader) if apart else None)
 

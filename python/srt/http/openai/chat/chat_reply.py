@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from sglang.srt.program.deltas import Begin, Delta, Thought, Words, joined
+from sglang.srt.program.deltas import AnswerWords, Begin, Delta, Thought, joined
 
 
 def message_of(deltas: Sequence[Delta], legacy: bool = False) -> dict[str, Any]:
@@ -35,7 +35,7 @@ CLOSING: dict[str, Any] = {"reasoning_content": None}
 
 def delta_of(delta: Delta, legacy: bool = False) -> dict[str, Any]:
     """One delta as a stream shows it."""
-    if isinstance(delta, Words):
+    if isinstance(delta, AnswerWords):
         return {"content": delta.text, "reasoning_content": None}
     if isinstance(delta, Thought):
         return {"reasoning_content": delta.text}

@@ -14,19 +14,19 @@ from sglang.srt.http.exchange.json_body import read_body
 from sglang.srt.http.openai.chat.chat_reply import CLOSING, OPENING, delta_of, message_of
 from sglang.srt.http.openai.reply_fields import (
     Collected,
-    Reply,
+    ReplyHead,
     finish_fields,
     logprob_of,
     new_reply,
     usage,
 )
 from sglang.srt.http.server_state import ServerState
-from sglang.srt.program.deltas import Delta, Thought, Words
+from sglang.srt.program.deltas import AnswerWords, Delta, Thought
 from sglang.srt.program.output import Output
 from sglang.srt.runtime.chat.chat_request import (
     ChatCall,
     ChatRequest,
-    Reader,
+    ReplyReader,
     read_chat,
     thought_tokens,
 )
@@ -58,7 +58,7 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
     return json_response({**reply.head(KIND), "choices": choices, "usage": counts})
 
 
-def _finish(call: ChatCall, output: Output, reader: Reader) -> dict[str, Any]:
+def _finish(call: ChatCall, output: Output, reader: ReplyReader) -> dict[str, Any]:
     found = finish_fields(output, reader.called)
     if call.legacy and found["finish_reason"] == "tool_calls":
         found["finish_reason"] = "function_call"
@@ -74,14 +74,14 @@ def _counts(call: ChatCall, counts: dict[str, Any], thoughts: int) -> dict[str, 
 
 
 async def _events(
-    state: ServerState, body: ChatRequest, reply: Reply, call: ChatCall
+    state: ServerState, body: ChatRequest, reply: ReplyHead, call: ChatCall
 ) -> AsyncGenerator[dict[str, Any] | bytes, None]:
     options = body.stream_options
     counted = bool(options and options.include_usage)
     always = counted and bool(options and options.continuous_usage_stats)
     head = {**reply.head(CHUNK), **({"usage": None} if counted else {})}
     interval = state.config.server.stream_interval
-    readers: defaultdict[int, Reader] = defaultdict(call.reader)
+    readers: defaultdict[int, ReplyReader] = defaultdict(call.reader)
     templates: dict[tuple[int, type[Delta]], Template] = {}
     plain = call.ask.logprobs is None and not always
     collected, thoughts = Collected(1), 0
@@ -101,7 +101,7 @@ async def _events(
                 yield chunk(output.index, OPENING)
             if reader.sent.ready(output, interval):
                 found, tokens = reader.take(output, finished)
-                if plain and len(found) == 1 and isinstance(found[0], (Words, Thought)):
+                if plain and len(found) == 1 and isinstance(found[0], (AnswerWords, Thought)):
                     kind = output.index, type(found[0])
                     if kind not in templates:
                         hole = delta_of(type(found[0])(Template.HOLE))
@@ -111,7 +111,7 @@ async def _events(
                 deltas, more = [delta_of(delta, call.legacy) for delta in found], {}
                 if call.ask.logprobs is not None and tokens:
                     more["logprobs"] = _logprobs(state, output, tokens)
-                    deltas = deltas or [delta_of(Words(""))]
+                    deltas = deltas or [delta_of(AnswerWords(""))]
                 for delta in deltas:
                     yield chunk(output.index, delta, **more)
                     more = {}

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from sglang.srt.http.exchange.error_replies import describe
-from sglang.srt.http.openai.responses.item_writer import Event, Writer
+from sglang.srt.http.openai.responses.item_writer import Event, ItemWriter
 from sglang.srt.http.openai.responses.responses_body import ResponsesBody, format_of
 from sglang.srt.http.openai.responses.responses_tools import choice_of, tools_of
 from sglang.srt.http.server_state import ServerState
@@ -35,7 +35,7 @@ class Answer:
 
     def __init__(self, state: ServerState, body: ResponsesBody, call: ChatCall, name: str) -> None:
         self.id = f"resp_{name}"
-        self.writer = Writer(name)
+        self.writer = ItemWriter(name)
         self.status = "queued" if body.background else "in_progress"
         self.created = self._started = False
         self._fixed = _fixed(state, body, call)

@@ -8,12 +8,12 @@ from contextlib import aclosing
 
 import msgspec
 from sglang.srt.http.exchange.error_replies import describe
-from sglang.srt.http.exchange.event_stream import Form, typed_event
+from sglang.srt.http.exchange.event_stream import EventForm, typed_event
 from sglang.srt.http.openai.responses.answer import Answer
 from sglang.srt.http.openai.responses.item_writer import Event
-from sglang.srt.http.openai.responses.response_store import Record, Store
 from sglang.srt.http.openai.responses.responses_body import in_own_words
-from sglang.srt.http.openai.responses.token_pieces import Pieces
+from sglang.srt.http.openai.responses.token_pieces import TokenPieces
+from sglang.srt.http.response_store import ResponseStore, StoredResponse
 from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.request_error import RequestError
 from sglang.srt.runtime.chat.chat_request import ChatCall, thought_tokens
@@ -28,8 +28,8 @@ def error_event(error: BaseException, sequence: int = 0) -> Event:
     return {"type": "error", "sequence_number": sequence, **told}
 
 
-EVENTS = Form(typed_event, b"", error_event)
-FRAMES = Form(bytes, b"", lambda error: typed_event(error_event(error)))
+EVENTS = EventForm(typed_event, b"", error_event)
+FRAMES = EventForm(bytes, b"", lambda error: typed_event(error_event(error)))
 
 
 async def written(
@@ -39,7 +39,7 @@ async def written(
 
     Raises RequestError and EngineLost.
     """
-    pieces = Pieces(state, call)
+    pieces = TokenPieces(state, call)
     with in_own_words(), call.named():
         async with aclosing(state.run([call.ask])) as items:
             async for _, output in items:
@@ -79,14 +79,14 @@ async def told(
             yield event
 
 
-class Live:
+class BackgroundResponse:
     """A response in the background: a task of the server's, even where no client waits.
 
     Attributes:
         news: set by the next event, and by the end.
     """
 
-    def __init__(self, store: Store, answer: Answer, record: Record) -> None:
+    def __init__(self, store: ResponseStore, answer: Answer, record: StoredResponse) -> None:
         self.answer, self._record, self._store = answer, record, store
         self.news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -126,7 +126,7 @@ def _nothing() -> None:
     pass
 
 
-def begin(state: ServerState, call: ChatCall, answer: Answer, record: Record) -> None:
+def begin(state: ServerState, call: ChatCall, answer: Answer, record: StoredResponse) -> None:
     """Write the answer in the background. Raises RequestError where it cannot begin."""
     store = state.responses
     count, own = store.live(), store.live(record.tenant) if state.tenants.several else 0
@@ -140,7 +140,7 @@ def begin(state: ServerState, call: ChatCall, answer: Answer, record: Record) ->
     state.admit(1)
     with in_own_words():
         call.ask.verified(state.runtime.info)
-    record.live = live = Live(store, answer, record)
+    record.live = live = BackgroundResponse(store, answer, record)
     if not store.put(record):
         store.drop(record)
         raise RequestError(
@@ -152,7 +152,7 @@ def begin(state: ServerState, call: ChatCall, answer: Answer, record: Record) ->
     live.start(written(state, call, answer, state.config.server.stream_interval))
 
 
-async def follow(record: Record, after: int) -> AsyncGenerator[bytes, None]:
+async def follow(record: StoredResponse, after: int) -> AsyncGenerator[bytes, None]:
     """The frames of a response's events, kept ones and then new ones, behind the ``after``-th.
 
     A comment comes first. Raises RequestError where they are kept no longer.
@@ -160,7 +160,7 @@ async def follow(record: Record, after: int) -> AsyncGenerator[bytes, None]:
     yield b":\n\n"
     place = after + 1
     while True:
-        live: Live | None = record.live
+        live: BackgroundResponse | None = record.live
         news = None if live is None else live.news
         frames = record.events
         if frames is None:

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 from sglang.srt.http.openai.responses.items import Item, item_id
-from sglang.srt.program.deltas import Arguments, Begin, Delta, Thought, Words
+from sglang.srt.program.deltas import AnswerWords, Arguments, Begin, Delta, Thought
 
 Event: TypeAlias = dict[str, Any]
 
 
-class Writer:
+class ItemWriter:
     """The output of one response, and its numbered events.
 
     Ids follow from the response's ``name`` and the items' indices, so the items are a function of
@@ -47,10 +47,12 @@ class Writer:
                 events += self._close("completed")
                 events += self._begin(_Call(self._name, len(self._items), delta))
             elif delta.text:
-                if isinstance(delta, (Words, Thought)):
-                    events += self._enter(_Message if isinstance(delta, Words) else _Reasoning)
+                if isinstance(delta, (AnswerWords, Thought)):
+                    events += self._enter(
+                        _Message if isinstance(delta, AnswerWords) else _Reasoning
+                    )
                 events.append(self._add(delta, logprobs))
-                logprobs = () if isinstance(delta, Words) else logprobs
+                logprobs = () if isinstance(delta, AnswerWords) else logprobs
         return events
 
     def end(self, status: str) -> list[Event]:
@@ -73,7 +75,7 @@ class Writer:
             events.append(self.event("response.content_part.added", **opened.indices, part=part))
         return events
 
-    def _add(self, delta: Words | Thought | Arguments, logprobs: Sequence[Any]) -> Event:
+    def _add(self, delta: AnswerWords | Thought | Arguments, logprobs: Sequence[Any]) -> Event:
         assert self._open is not None
         self._open.pieces.append(delta.text)
         fields = {**self._open.indices, "delta": delta.text}

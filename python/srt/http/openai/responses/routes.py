@@ -18,7 +18,6 @@ from sglang.srt.http.exchange.query import number_of
 from sglang.srt.http.openai.responses.answer import Answer
 from sglang.srt.http.openai.responses.event_log import EVENTS, FRAMES, begin, follow, told, written
 from sglang.srt.http.openai.responses.items import Item, messages_of, read_items
-from sglang.srt.http.openai.responses.response_store import Record
 from sglang.srt.http.openai.responses.responses_body import (
     ResponsesBody,
     chat_of,
@@ -26,6 +25,7 @@ from sglang.srt.http.openai.responses.responses_body import (
     in_own_words,
 )
 from sglang.srt.http.openai.responses.stored_context import Past
+from sglang.srt.http.response_store import StoredResponse
 from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.request_error import RequestError
 from sglang.srt.runtime.chat.chat_request import ChatCall, read_chat
@@ -44,7 +44,7 @@ async def create(state: ServerState, request: Request) -> Response:
     answer = Answer(state, body, call, name)
     call = replace(call, ask=replace(call.ask, rid=body.rid or answer.id))
     kept = msgspec.json.encode(items)
-    record = Record(answer.id, CALLER.get().tenant, body.previous_response_id or "", kept)
+    record = StoredResponse(answer.id, CALLER.get().tenant, body.previous_response_id or "", kept)
     if body.background:
         record.events = [] if body.stream else None
         begin(state, call, answer, record)
@@ -157,7 +157,7 @@ async def input_items(state: ServerState, request: Request) -> Response:
     )
 
 
-def _stored(state: ServerState, request: Request) -> Record:
+def _stored(state: ServerState, request: Request) -> StoredResponse:
     """Raises RequestError, also for what belongs to another tenant."""
     id = request.path_params["id"]
     record = state.responses.find(CALLER.get().tenant, id)
@@ -170,7 +170,7 @@ def _stored(state: ServerState, request: Request) -> Record:
     return record
 
 
-def _object(record: Record) -> Response:
+def _object(record: StoredResponse) -> Response:
     if record.live is not None:
         return json_response(record.live.answer.value())
     return Response(record.value, media_type="application/json")

@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 from sglang.srt.http.exchange.current_caller import CALLER
 from sglang.srt.http.openai.responses.items import Item, response_of
-from sglang.srt.http.openai.responses.response_store import Record, Store
+from sglang.srt.http.response_store import ResponseStore, StoredResponse
 from sglang.srt.program.request_error import RequestError
 
 
 class Past:
     """The stored responses of the caller, each decoded once."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ResponseStore) -> None:
         self._store, self._tenant = store, CALLER.get().tenant
         self._items: dict[str, dict[str, Item]] = {}
 
@@ -62,6 +62,6 @@ class Past:
         )
 
 
-def _items(record: Record) -> list[Item]:
+def _items(record: StoredResponse) -> list[Item]:
     value: dict[str, Any] = msgspec.json.decode(record.value)
     return [*msgspec.json.decode(record.items), *value["output"]]

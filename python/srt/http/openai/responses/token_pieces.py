@@ -7,21 +7,21 @@ from typing import Any
 
 from sglang.srt.http.openai.reply_fields import logprob_of
 from sglang.srt.http.server_state import ServerState
-from sglang.srt.program.deltas import Delta, Words
+from sglang.srt.program.deltas import AnswerWords, Delta
 from sglang.srt.program.output import Output
 from sglang.srt.runtime.chat.chat_request import ChatCall
 from sglang.srt.runtime.stream_progress import StreamProgress
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TokenPiece:
     """Deltas, and the log-probabilities of the tokens of their words."""
 
     deltas: list[Delta]
     logprobs: list[Any]
 
 
-class Pieces:
+class TokenPieces:
     """Reads one completion as it grows.
 
     Where log-probabilities are requested, it is read token by token, so that each belongs to the
@@ -42,7 +42,7 @@ class Pieces:
         """Whether it is time to take."""
         return self._sent.ready(output, interval)
 
-    def take(self, output: Output, finished: bool) -> list[Piece]:
+    def take(self, output: Output, finished: bool) -> list[TokenPiece]:
         """Pieces that are new in ``output``."""
         text, _ = self._sent.take(output)
         if not self._traced:
@@ -61,19 +61,21 @@ class Pieces:
             found.append(self._read(output, output.text[self._chars : end], True))
         return found
 
-    def _read(self, output: Output, text: str, finished: bool) -> Piece:
+    def _read(self, output: Output, text: str, finished: bool) -> TokenPiece:
         cut = output.finish is not None and output.finish.reason != "stop"
         deltas = self.reader.read(text, finished, cut)
         if not deltas:
-            return Piece([], [])
+            return TokenPiece([], [])
         places, self._waiting = self._waiting, []
         # The last ones: before them may be marks and space that are in no text.
-        size = sum(len(delta.text.encode()) for delta in deltas if isinstance(delta, Words))
+        size = sum(len(delta.text.encode()) for delta in deltas if isinstance(delta, AnswerWords))
         first = len(places)
         while first and size > 0:
             first -= 1
             size -= len(self._bytes(output.tokens[places[first]]))
-        return Piece(deltas, [logprob_of(output, place, self._table) for place in places[first:]])
+        return TokenPiece(
+            deltas, [logprob_of(output, place, self._table) for place in places[first:]]
+        )
 
     def _bytes(self, token: int) -> bytes:
         return self._table[token] if token < len(self._table) else b""

@@ -12,7 +12,7 @@ OVERHEAD = 1000  # bytes of a record besides its texts
 
 
 @dataclass(slots=True)
-class Record:
+class StoredResponse:
     """One response, as it is answered.
 
     Attributes:
@@ -38,11 +38,11 @@ class Record:
 class _Shelf:
     """One tenant's records, the longest unused first."""
 
-    records: OrderedDict[str, Record] = field(default_factory=OrderedDict)
+    records: OrderedDict[str, StoredResponse] = field(default_factory=OrderedDict)
     size: int = 0
 
 
-class Store:
+class ResponseStore:
     """Holds at most ``limit`` bytes and ``MAX_COUNT`` records.
 
     A new record may evict others: the tenant that holds most loses its least recently used. A
@@ -70,25 +70,25 @@ class Store:
             for record in shelf.records.values()
         )
 
-    def peek(self, tenant: str, id: str) -> Record | None:
+    def peek(self, tenant: str, id: str) -> StoredResponse | None:
         """The tenant's record with this id; counts as no use of it."""
         shelf = self._shelves.get(tenant)
         return None if shelf is None else shelf.records.get(id)
 
-    def find(self, tenant: str, id: str) -> Record | None:
+    def find(self, tenant: str, id: str) -> StoredResponse | None:
         """The same; it, and what it continues, is used."""
         record = self.peek(tenant, id)
         for each in self.chain(record):
             self._shelves[tenant].records.move_to_end(each.id)
         return record
 
-    def chain(self, record: Record | None) -> Iterator[Record]:
+    def chain(self, record: StoredResponse | None) -> Iterator[StoredResponse]:
         """The record and what it continues, the newest first, up to one that is not there."""
         while record is not None:
             yield record
             record = self.peek(record.tenant, record.previous)
 
-    def put(self, record: Record) -> bool:
+    def put(self, record: StoredResponse) -> bool:
         """Store a new record; whether there is room for it."""
         self._shelves.setdefault(record.tenant, _Shelf()).records[record.id] = record
         self._count += 1
@@ -96,7 +96,7 @@ class Store:
         self.find(record.tenant, record.id)
         return self._shrink(record)
 
-    def add(self, record: Record, event: bytes) -> None:
+    def add(self, record: StoredResponse, event: bytes) -> None:
         """Keep one more event of a live record; where there is no room for it, none of them."""
         if record.events is None or not self._holds(record):
             return
@@ -106,7 +106,7 @@ class Store:
             self._grow(record, -sum(map(len, record.events)))
             record.events = None
 
-    def settle(self, record: Record, value: bytes) -> None:
+    def settle(self, record: StoredResponse, value: bytes) -> None:
         """A live record has its last value."""
         record.live = None
         if self._holds(record):
@@ -114,7 +114,7 @@ class Store:
             record.value = value
             self._shrink(record)
 
-    def drop(self, record: Record) -> None:
+    def drop(self, record: StoredResponse) -> None:
         if not self._holds(record):
             return
         shelf = self._shelves[record.tenant]
@@ -124,15 +124,15 @@ class Store:
         if not shelf.records:
             del self._shelves[record.tenant]
 
-    def _holds(self, record: Record) -> bool:
+    def _holds(self, record: StoredResponse) -> bool:
         return self.peek(record.tenant, record.id) is record
 
-    def _grow(self, record: Record, count: int) -> None:
+    def _grow(self, record: StoredResponse, count: int) -> None:
         record.size += count
         self._shelves[record.tenant].size += count
         self.size += count
 
-    def _shrink(self, record: Record) -> bool:
+    def _shrink(self, record: StoredResponse) -> bool:
         """Drop what is too much; whether ``record`` stayed and all is within bounds."""
         while self.size > self.limit or self._count > MAX_COUNT:
             shelves = sorted(self._shelves.values(), key=lambda shelf: shelf.size, reverse=True)

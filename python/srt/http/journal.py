@@ -17,7 +17,7 @@ from sglang.ir.sampling import SamplingParams
 from sglang.srt.http.exchange.current_caller import CALLER
 from sglang.srt.http.server_state import ServerState
 from sglang.srt.http.telemetry import request_record as record
-from sglang.srt.http.telemetry.request_record import Record
+from sglang.srt.http.telemetry.request_record import RequestRecord
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 log = logging.getLogger("sglang.requests")
@@ -39,7 +39,7 @@ class Journal:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        found = Record(scope["method"], OTHER, keep=self._level >= 2)
+        found = RequestRecord(scope["method"], OTHER, keep=self._level >= 2)
         tracing = self._state.tracing
         span = None if tracing is None else tracing.begin(scope["method"], scope["headers"])
         before = record.current.set(found)
@@ -65,7 +65,7 @@ class Journal:
             return str(scope["route"].path)
         return scope["path"] if scope["path"] in self._paths else OTHER
 
-    def _fields(self, found: Record) -> dict[str, Any]:
+    def _fields(self, found: RequestRecord) -> dict[str, Any]:
         fields = facts(found)
         if found.private:
             return fields
@@ -86,7 +86,7 @@ class Journal:
         return plain if self._level >= 3 else _beginnings(plain)
 
 
-def facts(found: Record) -> dict[str, Any]:
+def facts(found: RequestRecord) -> dict[str, Any]:
     """Facts of a request that has ended, without any text of it."""
     fields: dict[str, Any] = {
         "id": found.request_id,
@@ -123,7 +123,7 @@ def _beginnings(value: Any) -> Any:
     return [_beginnings(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def _watched(send: Send, found: Record, streaming: Any) -> Send:
+def _watched(send: Send, found: RequestRecord, streaming: Any) -> Send:
     """``send`` that notes what leaves."""
 
     async def watched(message: Message) -> None:

@@ -7,7 +7,7 @@ from sglang.srt.http.exchange.current_caller import CALLER
 from sglang.srt.http.exchange.error_replies import json_response
 from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.request_error import RequestError
-from sglang.srt.runtime.explanations import Explanation, explain
+from sglang.srt.runtime.explanations import CacheExplanation, explain
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,7 +16,7 @@ class Explained(msgspec.Struct):
     """The prompts of one HTTP request, in order; the first 16 of them."""
 
     id: str
-    prompts: list[Explanation]
+    prompts: list[CacheExplanation]
 
 
 async def explain_request(state: ServerState, request: Request) -> Response:

@@ -1,1 +1,0 @@
-"""The route that explains cache misses."""
