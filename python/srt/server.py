@@ -2,6 +2,6 @@
 
 from sglang.backend.engine.embedded import Engine
 from sglang.backend.engine.runtime import Runtime
-from sglang.srt.entrypoints.http_server import launch_server
+from sglang.backend.engine.server_args import launch_server
 
 __all__ = ["Engine", "Runtime", "launch_server"]

@@ -333,7 +333,7 @@ async def read_call(runtime: Runtime, request: GenerateRequest, caller: Caller) 
             score_choices=settings[i].get("choices_scoring") == "whole",
             adapter=runtime.adapters.of(lora_path=paths[i]) if paths[i] else "",
         )
-        if images or videos or runtime.viewer is not None:  # which refuses stray placeholders
+        if images or videos or runtime.viewer is not None:  # a viewer refuses stray placeholders
             ask = await _with_media(
                 runtime, ask, images[i] if images else [], videos[i] if videos else []
             )

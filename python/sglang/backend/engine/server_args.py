@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 from typing import Any
 
 from sglang.srt.config import Config, add_arguments, from_arguments
@@ -65,3 +66,19 @@ class ServerArgs(_Settings):  # type: ignore[misc]
 def settings_of(server_args: ServerArgs | None, settings: dict[str, Any]) -> dict[str, Any]:
     """``settings`` over those of ``server_args``."""
     return settings if server_args is None else {**server_args.chosen(), **settings}
+
+
+def launch_server(server_args: ServerArgs) -> None:
+    """Serve until a signal ends it, in this process and its main thread. Keys that ``server_args``
+    does not have are taken from the environment, as the command does.
+
+    Raises SystemExit where a setting is out of range, or serving failed.
+    """
+    from sglang.srt.config.command_line import Parser
+    from sglang.srt.http.launch import add_parser_arguments, run
+
+    parser = Parser(prog="launch_server")
+    add_parser_arguments(parser)
+    arguments = parser.parse_args([], argparse.Namespace(**server_args.chosen()))
+    if status := run(arguments, parser):
+        sys.exit(status)
