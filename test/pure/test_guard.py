@@ -12,8 +12,9 @@ import httpx
 import pytest
 from helpers.http_server import GOLDEN, Served, is_error, serve_text
 from sglang.srt.config import Config
+from sglang.srt.config.listening import exposed
 from sglang.srt.http.connection.guard import ORDINARY, ORDINARY_BELOW, RESERVED
-from sglang.srt.http.connection.hosts import Hosts, exposed
+from sglang.srt.http.connection.hosts import Hosts
 from sglang.srt.runtime.tenants import Tenants
 
 ADMIN = {

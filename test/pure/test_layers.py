@@ -61,7 +61,7 @@ RULES = {
     " jsonschema",
     "srt.commands.models_command": "srt.models.verified",
     "srt.commands.doctor": "srt.core srt.config srt.tokenizer srt.program srt.layers srt.models"
-    " srt.files srt.attention srt.worker srt.runtime srt.http sgl_kernel msgspec psutil torch"
+    " srt.files srt.attention srt.worker srt.runtime sgl_kernel msgspec psutil torch"
     " huggingface_hub",
     "srt.cli": "srt.config.command_line srt.commands srt.http.launch",
     "srt.server": UPSTREAM,

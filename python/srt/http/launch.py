@@ -23,9 +23,9 @@ from collections.abc import Sequence
 
 from sglang.srt.config import Config, add_arguments, from_arguments
 from sglang.srt.config.command_line import Parser, keys_from_environment
+from sglang.srt.config.listening import bind, tls_options
 from sglang.srt.core import logs
 from sglang.srt.engine.process import Started
-from sglang.srt.http.connection.accept import bind
 
 
 def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +81,6 @@ def _serve(
 ) -> int:
     from sglang.srt.engine.client import EngineLost
     from sglang.srt.http import serving
-    from sglang.srt.http.connection import tls
     from sglang.srt.http.telemetry.request_tracing import TracingError
     from sglang.srt.program.media_loading import MediaError
     from sglang.srt.runtime.tenants import Tenants
@@ -90,7 +89,7 @@ def _serve(
 
     try:
         Tenants(config)
-        tls.options(config.edge)
+        tls_options(config.edge)
     except (OSError, ValueError) as error:
         parser.error(str(error))
     try:

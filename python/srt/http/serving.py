@@ -13,12 +13,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import uvicorn
 from sglang.srt.config import Config
+from sglang.srt.config.listening import exposed, tls_options
 from sglang.srt.core.version import __version__
 from sglang.srt.engine.process import Started
 from sglang.srt.http.app import make_app
-from sglang.srt.http.connection import tls
 from sglang.srt.http.connection.accept import allow_connections, calm
-from sglang.srt.http.connection.hosts import exposed
 from sglang.srt.http.connection.protocol import protocol
 from sglang.srt.http.server_state import ServerState
 from sglang.srt.http.telemetry.request_tracing import connect
@@ -154,7 +153,7 @@ class _Server(uvicorn.Server):
             backlog=BACKLOG,
             timeout_graceful_shutdown=CLOSE_SECONDS,
             server_header=False,
-            **tls.options(state.config.edge),
+            **tls_options(state.config.edge),
         )
         super().__init__(options)
         self._state, self._supervisor, self._listener = state, supervisor, listener

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from sglang.srt.commands.doctor.finding import FAIL, OK, WARN, CheckFinding
 from sglang.srt.config import Config
-from sglang.srt.http.connection.accept import bind
+from sglang.srt.config.listening import bind
 
 if TYPE_CHECKING:
     import torch
@@ -121,7 +121,7 @@ def _features() -> set[str]:
 
 def port(config: Config) -> Iterator[CheckFinding]:
     """Whether the port is free, and the process that has it."""
-    from sglang.srt.http.connection.hosts import exposed
+    from sglang.srt.config.listening import exposed
 
     host, number = config.server.host, config.server.port
     where = f"{host} port {number}"
@@ -142,13 +142,13 @@ def port(config: Config) -> Iterator[CheckFinding]:
 
 def edge(config: Config) -> Iterator[CheckFinding]:
     """The files of keys and certificates, where there are any."""
-    from sglang.srt.http.connection import tls
+    from sglang.srt.config.listening import tls_options
     from sglang.srt.runtime.tenants import Tenants
 
     given = [name for name in (config.edge.api_keys_file, config.edge.ssl_certfile) if name]
     try:
         Tenants(config)
-        tls.options(config.edge)
+        tls_options(config.edge)
     except (OSError, ValueError) as error:
         yield CheckFinding("keys, TLS", FAIL, str(error), "mend what the message names")
         return

@@ -8,7 +8,6 @@ import contextlib
 import errno
 import logging
 import resource
-import socket
 from typing import Any
 
 log = logging.getLogger("sglang.server")
@@ -16,21 +15,6 @@ log = logging.getLogger("sglang.server")
 DESCRIPTORS = 1 << 16
 SILENCE = 10.0  # seconds between two lines about the same trouble
 _SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A socket that has the address and does not listen yet. Raises OSError."""
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
 
 
 def allow_connections() -> None:

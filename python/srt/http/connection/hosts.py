@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 
-from sglang.srt.config import Config
+from sglang.srt.config.listening import is_loopback
 from sglang.srt.http.exchange.error_replies import ServerError
 from starlette.types import Scope
 
@@ -76,22 +75,6 @@ _PORTS = {"http": ":80", "https": ":443"}
 def _listed(text: str) -> list[str]:
     """The parts of a flag with commas."""
     return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine is reached by a name or an address."""
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def exposed(host: str, config: Config) -> bool:
-    """Whether other machines reach ``host``, an address or a name, and need no key to use it."""
-    keyed = config.server.api_key or config.edge.api_keys_file or config.edge.ssl_ca_certs
-    return not keyed and not is_loopback(host)
 
 
 def _name(host: str) -> str:
