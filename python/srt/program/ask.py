@@ -132,6 +132,8 @@ class Ask:
         if room < 1 and sampling.max_new_tokens > 0:
             raise _too_long(str(len(self.prompt)), info, "no room is left to generate")
         limit = min(sampling.max_new_tokens, room)
+        if limit == sampling.max_new_tokens and sampling.top_k < info.vocab_size:
+            return self
         sampling = replace(
             sampling,
             max_new_tokens=limit,

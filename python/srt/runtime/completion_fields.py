@@ -69,7 +69,8 @@ class CompletionFields(SamplingFields, kw_only=True):
 
 def sampling_of(body: CompletionFields, max_tokens: int) -> SamplingParams:
     """The body's sampling parameters. Raises RequestError."""
-    settings = {name: getattr(body, name) for name in (*_SHARED, "min_tokens")}
+    names = (*_SHARED, "min_tokens")
+    settings = {name: value for name in names if (value := getattr(body, name)) is not None}
     return sampling_from({**settings, **settings_of(body), "max_new_tokens": max_tokens})
 
 

@@ -308,7 +308,7 @@ def _full(reason: str) -> RequestError:
 
 def _owned(ask: Ask, caller: Caller) -> Ask:
     """The ask as its caller's: no other caller reuses its KV or ends it."""
-    if caller is ANYBODY:
+    if not (caller.tenant or caller.namespace or caller.priority):
         return ask
     salt = f"{caller.namespace}{ask.namespace}"
     priority = ask.priority + caller.priority
