@@ -30,7 +30,7 @@ from sglang.srt.memory.radix import RadixTree
 from sglang.srt.program.ask import Ask
 from sglang.srt.program.output import Finish, Output
 from sglang.srt.program.request_error import RequestError
-from sglang.srt.runtime import generation as native
+from sglang.srt.runtime import generated as native
 from sglang.srt.runtime.chat import conversation
 from sglang.srt.runtime.chat.chat_request import ChatCall
 from sglang.srt.tokenizer import LONG, Tokenizer
@@ -215,7 +215,7 @@ def test_a_stream_writes_each_log_probability_once(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = 0
-    triples = native._LogprobWriter._triples
+    triples = native.LogprobWriter._triples
 
     def counted(self: Any, pairs: Any) -> Any:
         nonlocal written
@@ -223,7 +223,7 @@ def test_a_stream_writes_each_log_probability_once(
         written += len(found)
         return found
 
-    monkeypatch.setattr(native._LogprobWriter, "_triples", counted)
+    monkeypatch.setattr(native.LogprobWriter, "_triples", counted)
     request = {
         "text": "the lazy dog", "return_logprob": True, "logprob_start_len": 0,
         "top_logprobs_num": 2, "token_ids_logprob": [1],

@@ -95,7 +95,7 @@ def test_a_declared_statistic_reaches_every_answer(tmp_path: Path) -> None:
 
 
 def test_every_count_is_shown_under_its_name() -> None:
-    from sglang.srt.runtime.generation import CompletionMeta
+    from sglang.srt.runtime.generated import CompletionMeta
 
     assert set(RequestCounts.__struct_fields__) < set(CompletionMeta.__struct_fields__)
 

@@ -20,13 +20,8 @@ from sglang.srt.program.completion import Completer
 from sglang.srt.program.output import Output
 from sglang.srt.program.request_error import RequestError
 from sglang.srt.runtime.caller import Caller
-from sglang.srt.runtime.generation import (
-    EndedByLength,
-    Generated,
-    GenerateRequest,
-    generate,
-    stream,
-)
+from sglang.srt.runtime.generated import EndedByLength, Generated
+from sglang.srt.runtime.generation import GenerateRequest, generate, stream
 from sglang.srt.runtime.request_fields import convert, plain
 from sglang.srt.runtime.runtime import Runtime
 from sglang.srt.runtime.vectors import Encoded, EncodeRequest, encode

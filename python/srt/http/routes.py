@@ -22,7 +22,8 @@ from sglang.srt.http.page import page_files as page
 from sglang.srt.http.route import EVENTS, JSON, PAGE, TEXT, Handler, Route
 from sglang.srt.runtime.chat.chat_request import ChatRequest
 from sglang.srt.runtime.classification import ClassifyRequest
-from sglang.srt.runtime.generation import Generated, GenerateRequest
+from sglang.srt.runtime.generated import Generated
+from sglang.srt.runtime.generation import GenerateRequest
 from sglang.srt.runtime.scoring import RerankRequest, ScoreRequest
 from sglang.srt.runtime.sessions import CloseSession, OpenSession
 from sglang.srt.runtime.vectors import Encoded, EncodeRequest
