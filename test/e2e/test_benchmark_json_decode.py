@@ -47,7 +47,7 @@ def test_answers_that_differ_are_noticed(
 
     def generate(self: Engine, prompts: list[str], sampling: list[dict[str, Any]]) -> Any:
         answers = asked(self, prompts, sampling)
-        if self._service and self._service.config.grammar.jumps == "exact":
+        if self._runtime and self._runtime.config.grammar.jumps == "exact":
             answers[-1]["output_ids"] = answers[-1]["output_ids"][:-1]
         return answers
 
