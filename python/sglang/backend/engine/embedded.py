@@ -303,7 +303,8 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        raise BackendError(error.message, 429 if error.code == "queue_full" else 400) from error
+        status = {"queue_full": 429, "engine_lost": 503}.get(error.code, 400)
+        raise BackendError(error.message, status) from error
     except (EngineLost, CancelledError) as error:
         reason = str(error) or "it was shut down"
         raise BackendError(f"the engine is gone: {reason}", 503) from error

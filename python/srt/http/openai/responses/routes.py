@@ -68,8 +68,8 @@ async def create(state: ServerState, request: Request) -> Response:
 async def _read(
     state: ServerState, body: ResponsesBody, name: str, fits: bool = True
 ) -> tuple[list[Item], ChatCall]:
-    """The items of the input, and the call that it and what it continues are. ``fits``: what is too
-    long for the model is refused. Raises RequestError."""
+    """The items of the input, and the chat that they and the continued response make. ``fits``:
+    what is too long for the model is refused. Raises RequestError."""
     check(body)
     past = Past(state.responses)
     before = past.conversation(body.previous_response_id)
