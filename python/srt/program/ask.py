@@ -227,7 +227,7 @@ def verified(asks: Sequence[Ask], info: EngineInfo) -> list[Ask]:
 def _verify_scored(entries: int) -> None:
     if entries > MAX_LOGPROB_ENTRIES:
         raise RequestError(
-            f"{entries} input log-probabilities are asked for; at most {MAX_LOGPROB_ENTRIES}. "
+            f"{entries} input log-probabilities are requested; at most {MAX_LOGPROB_ENTRIES}. "
             "Raise logprob_start_len, or ask for fewer top entries, or of fewer prompts at once.",
             "logprob_start_len",
         )

@@ -192,7 +192,7 @@ def _reasons(kept: Kept, caller: Caller, shared: bool) -> Iterator[Reason]:
     if wanted == 1:
         yield Reason("wanted", 1, "the last token is always computed: the first new one needs it")
     elif wanted > 1:
-        yield Reason("wanted", wanted, "their log-probabilities or hidden states were asked for")
+        yield Reason("wanted", wanted, "their log-probabilities or hidden states were requested")
 
 
 _WHY = {

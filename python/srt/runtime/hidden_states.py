@@ -37,7 +37,7 @@ def verify_states(runtime: Runtime, asks: Sequence[Ask]) -> None:
         tokens += ask.sampling.n * (len(ask.prompt) + ask.sampling.max_new_tokens)
     if tokens * width > MAX_NUMBERS:
         raise RequestError(
-            f"The hidden states of {tokens} tokens, {width} numbers each, are asked for; at most "
+            f"The hidden states of {tokens} tokens, {width} numbers each, are requested; at most "
             f"{MAX_NUMBERS} numbers, which are {MAX_NUMBERS // width} tokens. Shorten the prompts, "
             "or lower max_new_tokens or n.",
             "return_hidden_states",

@@ -36,7 +36,7 @@ def viewer_of(config: Config, info: EngineInfo) -> Viewer | None:
         fields = json.loads((directory / "config.json").read_text(encoding="utf-8"))
         processor = processor_of(directory, fields)
     except (OSError, ValueError) as error:
-        raise MediaError(f"how the model reads images cannot be told: {error}") from error
+        raise MediaError(f"how the model reads images is unknown: {error}") from error
     if processor is None:
         raise MediaError(f"{info.architecture} sees images and there is no processor for them")
     return Viewer(processor, config.media, info.vocab_size)
