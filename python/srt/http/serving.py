@@ -232,7 +232,7 @@ def _facts(state: ServerState) -> str:
     """Settings in force, by flags or by default, in one line."""
     info, tokenizer, tenants = state.runtime.info, state.runtime.tokenizer, state.tenants
     form = type(state.runtime.tool_format).__name__.lower()
-    thoughts = "read apart" if state.runtime.thought_marks is not None else "not told apart"
+    thoughts = "read apart" if state.runtime.thought_marks is not None else "not read apart"
     keys = "required" if tenants.required else "for the admin alone" if tenants.guarded else "none"
     return (
         f"sglang {__version__}: {info.model_path} ({info.architecture}, {info.parameters} "

@@ -127,8 +127,8 @@ def explain(kept: Kept, tokenizer: Tokenizer, caller: Caller, shared: bool) -> C
     there is a cache."""
     miss = kept.miss
     reasons = list(_reasons(kept, caller, shared))
-    told = miss.cached_next and _knows(caller)
-    diverged = _diverged(kept, tokenizer) if told else None
+    may_know = miss.cached_next and _knows(caller)
+    diverged = _diverged(kept, tokenizer) if may_know else None
     share = miss.matched / kept.length if kept.length else 0.0
     lines = [
         f"{miss.matched} of {kept.length} prompt tokens came from the cache ({share:.1%}); "

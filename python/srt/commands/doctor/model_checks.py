@@ -170,14 +170,16 @@ class ModelChecks:
             fix = "give another with --chat-template"
             yield CheckFinding("chat template", FAIL, str(error), fix)
             return
-        told = "knows tools" if _knows_tools(tokenizer, plain) else "knows no tools: told as text"
+        known_tools = (
+            "knows tools" if _knows_tools(tokenizer, plain) else "knows no tools: gets them as text"
+        )
         model = str(self._directory or self._config.model.model_path)
         names = () if self._spec is None else (self._spec.architecture,)
         calls = type(format_for("auto", tokenizer.chat_template, model, *names)).__name__
         marks = marks_for("auto", tokenizer.chat_template)
         thinks = "no reasoning" if marks is None else f"reasoning between {marks.begin} and "
         thinks += "" if marks is None else marks.end
-        known = f"{told}, calls in the format {calls}, {thinks}"
+        known = f"{known_tools}, calls in the format {calls}, {thinks}"
         if TEXT not in plain:
             fix = "give another with --chat-template"
             yield CheckFinding("chat template", FAIL, "it drops what the user says", fix)

@@ -33,15 +33,15 @@ def calm(loop: asyncio.AbstractEventLoop) -> None:
     asyncio stops accepting for a second then, and serves open connections meanwhile. But it reports
     each of up to ``backlog`` attempts, and a log that is not read would block the server.
     """
-    told = -SILENCE
+    logged = -SILENCE
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        nonlocal told
+        nonlocal logged
         error = context.get("exception")
         if not (isinstance(error, OSError) and error.errno in _SCARCE and "socket" in context):
             loop.default_exception_handler(context)
-        elif loop.time() - told >= SILENCE:
-            told = loop.time()
+        elif loop.time() - logged >= SILENCE:
+            logged = loop.time()
             log.error("no connection can be accepted: %s; raise 'ulimit -n'", error.strerror)
 
     loop.set_exception_handler(handle)

@@ -187,14 +187,14 @@ def _logprobs(body: ChatRequest) -> Logprobs | None:
 def _variables(body: ChatRequest) -> dict[str, Any]:
     """The template's variables. Effort and ``reasoning.enabled`` are in the words that templates
     know."""
-    told: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     effort, enabled = _effort(body)[1], (body.reasoning or {}).get("enabled")
     if effort is not None:
-        told["reasoning_effort"] = effort
+        found["reasoning_effort"] = effort
         enabled = effort != "none"
     if enabled is not None:
-        told |= {"enable_thinking": enabled, "thinking": enabled}
-    return {**told, **(body.chat_template_kwargs or {})}
+        found |= {"enable_thinking": enabled, "thinking": enabled}
+    return {**found, **(body.chat_template_kwargs or {})}
 
 
 def _inside(runtime: Runtime, body: ChatRequest, prompt: ChatPrompt) -> bool | None:

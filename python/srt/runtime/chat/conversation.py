@@ -17,8 +17,7 @@ from sglang.srt.program.encoder import bytes_of
 from sglang.srt.program.media_loading import Expanded
 from sglang.srt.program.request_error import RequestError
 from sglang.srt.program.sources import MediaSource
-from sglang.srt.runtime.chat.message_parts import marked, read_content, shaped
-from sglang.srt.runtime.chat.message_parts import told as told_content
+from sglang.srt.runtime.chat.message_parts import marked, read_content, shaped, template_content
 from sglang.srt.runtime.chat.tool_use import ToolUse, with_tools
 from sglang.srt.runtime.offload import LONG, offload
 from sglang.srt.runtime.runtime import Runtime
@@ -71,14 +70,16 @@ async def prompt_of(
     tokenizer, escaper, count = runtime.tokenizer, runtime.tokenizer.control_tokens, len(messages)
     if not messages:
         raise RequestError("messages is empty; give at least one.", "messages")
-    told, begun, named, sources = await offload(count, _told, runtime, messages, use, go_on)
+    turns, begun, named, sources = await offload(
+        count, _template_input, runtime, messages, use, go_on
+    )
     runtime.verify_seen(sources)
     variables = {name: value for name, value in variables.items() if name not in OWN}
     values = {**escaper.escape(variables), **named}
 
     def render(seconds: float) -> str:
         return tokenizer.apply_chat_template(
-            told, True if generation is None else generation, continue_final_message=go_on,
+            turns, True if generation is None else generation, continue_final_message=go_on,
             seconds=seconds, **values,
         )  # fmt: skip
 
@@ -107,20 +108,20 @@ async def _seen(runtime: Runtime, ids: Ints, sources: list[MediaSource], fits: b
     return seen
 
 
-def _told(
+def _template_input(
     runtime: Runtime, messages: list[dict[str, Any]], use: ToolUse | None, go_on: bool
 ) -> tuple[list[dict[str, Any]], str, dict[str, Any], list[MediaSource]]:
     """The conversation as the template takes it, the text that the reply goes on with, variables
     for the tools, and the images and videos. Raises RequestError."""
     cover = runtime.tokenizer.control_tokens.escape
     sources: list[MediaSource] = []
-    told = [_message(i, message, sources) for i, message in enumerate(messages)]
+    turns = [_message(i, message, sources) for i, message in enumerate(messages)]
     if go_on:
-        _verify_last(told[-1])
-    begun = told[-1]["content"] if go_on else ""
+        _verify_last(turns[-1])
+    begun = turns[-1]["content"] if go_on else ""
     template = runtime.tokenizer.chat_template or ""
-    told, named = with_tools(cover(told), template, use, runtime.tool_format, cover)
-    return shaped(told, runtime.tokenizer.template, bool(sources)), begun, named, sources
+    turns, named = with_tools(cover(turns), template, use, runtime.tool_format, cover)
+    return shaped(turns, runtime.tokenizer.template, bool(sources)), begun, named, sources
 
 
 async def _rendered(render: Callable[[float], str], count: int) -> str:
@@ -191,8 +192,8 @@ def _message(index: int, message: dict[str, Any], sources: list[MediaSource]) ->
     parts = read_content(where, role, "" if content is None else content)
     sources += [part for part in parts if isinstance(part, MediaSource)]
     role = "system" if role == "developer" else role
-    told = {**message, "role": role, "content": told_content(parts)}
-    return _modern(where, told)
+    turns = {**message, "role": role, "content": template_content(parts)}
+    return _modern(where, turns)
 
 
 def _modern(where: str, message: dict[str, Any]) -> dict[str, Any]:

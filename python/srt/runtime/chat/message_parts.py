@@ -63,7 +63,7 @@ def _part(where: str, part: Any) -> Part:
     )
 
 
-def told(content: str | Sequence[Part]) -> str | list[dict[str, Any]]:
+def template_content(content: str | Sequence[Part]) -> str | list[dict[str, Any]]:
     """The same for a template, without what the images are."""
     if isinstance(content, str):
         return content

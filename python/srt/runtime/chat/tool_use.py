@@ -250,29 +250,31 @@ def with_tools(
         cover: what makes texts of the request safe; the messages went through it already.
     """
     form = use.format if use is not None else form or Hermes()
-    told = []
+    written = []
     for i, message in enumerate(messages):
         if message["role"] == "tool" and "tool_calls" not in template:
-            told.append(form.result(message))
+            written.append(form.result(message))
         elif message["role"] != "assistant" or not message.get("tool_calls"):
-            told.append(message)
+            written.append(message)
         else:
             earlier = _earlier(f"messages[{i}].tool_calls", message["tool_calls"])
             calls = [(cover(name), cover(arguments)) for name, arguments in earlier]
-            told.append(_told(message, calls, form, "tool_calls" in template))
+            written.append(_with_calls(message, calls, form, "tool_calls" in template))
     if use is None:
-        return told, {}
+        return written, {}
     shown = [replace(tool, definition=cover(tool.definition)) for tool in use.shown]
     if re.search(r"\btools\b", template):
-        return told, {"tools": [dict(tool.definition) for tool in shown]}
+        return written, {"tools": [dict(tool.definition) for tool in shown]}
     text = form.introduction(shown)
-    if told and told[0]["role"] == "system":
-        text = "\n\n".join(filter(None, [told[0]["content"], text]))
-        return [{**told[0], "content": text}, *told[1:]], {}
-    return [{"role": "system", "content": text}, *told], {}
+    if written and written[0]["role"] == "system":
+        text = "\n\n".join(filter(None, [written[0]["content"], text]))
+        return [{**written[0], "content": text}, *written[1:]], {}
+    return [{"role": "system", "content": text}, *written], {}
 
 
-def _told(message: dict[str, Any], calls: Calls, form: ToolFormat, known: bool) -> dict[str, Any]:
+def _with_calls(
+    message: dict[str, Any], calls: Calls, form: ToolFormat, known: bool
+) -> dict[str, Any]:
     """A message with calls, for a template that knows them or does not."""
     if not known:
         text = "\n".join(filter(None, [message["content"], form.written(calls)]))

@@ -175,8 +175,8 @@ def _messages(body: MessagesBody) -> list[dict[str, Any]]:
 def _system(system: str | list[TextBlock]) -> list[dict[str, Any]]:
     """The message, if there is one."""
     texts = [system] if isinstance(system, str) else [block.text for block in system]
-    told = [text for text in (_BILLING.sub("", text) for text in texts) if text]
-    return [{"role": "system", "content": "\n".join(told)}] if told else []
+    kept = [text for text in (_BILLING.sub("", text) for text in texts) if text]
+    return [{"role": "system", "content": "\n".join(kept)}] if kept else []
 
 
 def _placed(index: int, content: str | list[Block]) -> list[Placed]:

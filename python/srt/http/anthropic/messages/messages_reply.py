@@ -35,7 +35,7 @@ class Blocks:
     def add(self, deltas: Iterable[Delta]) -> list[dict[str, Any]]:
         events: list[dict[str, Any]] = []
         for delta in deltas:
-            if self._told(delta):
+            if self._shows(delta):
                 events += self._add(delta)
         return events
 
@@ -50,7 +50,7 @@ class Blocks:
             events.insert(0, self._delta("signature_delta", "signature", signature))
         return events
 
-    def _told(self, delta: Delta) -> bool:
+    def _shows(self, delta: Delta) -> bool:
         if self._open == "tool_use" and not self._many:
             self._full |= not isinstance(delta, Arguments)
         return not self._full and (self._thoughts or not isinstance(delta, Thought))

@@ -47,8 +47,8 @@ async def messages(state: ServerState, request: Request) -> Response:
     events = [*blocks.add(reader.take(output, True)[0]), *blocks.end()]
     stop = stopping(output, reader.called, body.max_tokens)
     counts = _counts(state, call, output, reader)
-    told = {"content": content_of(events, not reader.called), **stop, "usage": counts}
-    return json_response({**_head(state, body, call), **told})
+    reply = {"content": content_of(events, not reader.called), **stop, "usage": counts}
+    return json_response({**_head(state, body, call), **reply})
 
 
 async def count_tokens(state: ServerState, request: Request) -> Response:

@@ -69,8 +69,8 @@ class Answer:
         if self.created:
             return []
         self.created = True
-        events = [self._told("response.created")]
-        return [*events, self._told("response.queued")] if self.status == "queued" else events
+        events = [self._event("response.created")]
+        return [*events, self._event("response.queued")] if self.status == "queued" else events
 
     def start(self) -> list[Event]:
         """The engine is at it: the next events, once."""
@@ -78,7 +78,7 @@ class Answer:
             return []
         events, self._started = self.create(), True
         self.status = "in_progress"
-        return [*events, self._told("response.in_progress")]
+        return [*events, self._event("response.in_progress")]
 
     def end(self, output: Output, called: bool, thoughts: int) -> list[Event]:
         """The engine is done: ``called``, there are calls and the last one is whole; ``thoughts``
@@ -98,8 +98,8 @@ class Answer:
         code, body = describe(error)
         message = body["error"]["message"]
         self._error = {"code": _CODES.get(code, "server_error"), "message": message}
-        told = self.writer.event("error", code=code, message=message, param=body["error"]["param"])
-        return [told, *self._end("failed", "incomplete")]
+        first = self.writer.event("error", code=code, message=message, param=body["error"]["param"])
+        return [first, *self._end("failed", "incomplete")]
 
     def cancel(self) -> list[Event]:
         """End the response on request; the last events."""
@@ -114,9 +114,9 @@ class Answer:
             self._completed = int(time.time())
         # The API has no event for a response that was cancelled.
         kind = "incomplete" if status == "cancelled" else status
-        return [*events, self._told(f"response.{kind}")]
+        return [*events, self._event(f"response.{kind}")]
 
-    def _told(self, kind: str) -> Event:
+    def _event(self, kind: str) -> Event:
         return self.writer.event(kind, response=self.value())
 
 

@@ -24,8 +24,8 @@ MAX_BACKGROUND = 64  # at a time
 def error_event(error: BaseException, sequence: int = 0) -> Event:
     """An error, as an event of a stream that it ends."""
     fields = describe(error)[1]["error"]
-    told = {name: fields[name] for name in ("code", "message", "param")}
-    return {"type": "error", "sequence_number": sequence, **told}
+    shown = {name: fields[name] for name in ("code", "message", "param")}
+    return {"type": "error", "sequence_number": sequence, **shown}
 
 
 EVENTS = EventForm(typed_event, b"", error_event)
@@ -57,7 +57,7 @@ async def written(
                         yield event
 
 
-async def told(
+async def with_errors(
     events: AsyncGenerator[Event, None], answer: Answer, ended: Callable[[], None]
 ) -> AsyncGenerator[Event, None]:
     """The same events; an error behind the first one becomes events too.
@@ -93,7 +93,7 @@ class BackgroundResponse:
 
     def start(self, events: AsyncGenerator[Event, None]) -> None:
         self._tell(self.answer.create())
-        self._task = asyncio.ensure_future(self._run(told(events, self.answer, _nothing)))
+        self._task = asyncio.ensure_future(self._run(with_errors(events, self.answer, _nothing)))
         self._task.add_done_callback(self._end)
 
     async def cancel(self) -> None:

@@ -16,7 +16,14 @@ from sglang.srt.http.exchange.event_stream import respond, unless_gone
 from sglang.srt.http.exchange.json_body import read_body
 from sglang.srt.http.exchange.query import number_of
 from sglang.srt.http.openai.responses.answer import Answer
-from sglang.srt.http.openai.responses.event_log import EVENTS, FRAMES, begin, follow, told, written
+from sglang.srt.http.openai.responses.event_log import (
+    EVENTS,
+    FRAMES,
+    begin,
+    follow,
+    with_errors,
+    written,
+)
 from sglang.srt.http.openai.responses.items import Item, messages_of, read_items
 from sglang.srt.http.openai.responses.responses_body import (
     ResponsesBody,
@@ -59,7 +66,7 @@ async def create(state: ServerState, request: Request) -> Response:
 
     if body.stream:
         events = written(state, call, answer, state.config.server.stream_interval)
-        return await respond(request, told(events, answer, save), EVENTS)
+        return await respond(request, with_errors(events, answer, save), EVENTS)
     await unless_gone(request, _all(written(state, call, answer, sys.maxsize)))
     save()
     return json_response(answer.value())
