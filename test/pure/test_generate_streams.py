@@ -15,7 +15,7 @@ from sglang.srt.config import Config
 from sglang.srt.core.ints import ints
 from sglang.srt.program.ask import Ask, Logprobs
 from sglang.srt.program.output import Output
-from sglang.srt.runtime import generated as native
+from sglang.srt.runtime import generation as native
 
 LOGPROBS = {
     "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2,
@@ -138,7 +138,7 @@ def test_a_cumulative_stream_is_not_the_square_of_its_length(http: httpx.Client)
 def test_short_events_come_with_every_token() -> None:
     for wanted, tokens in ((None, 1000), (Logprobs(), 300), (Logprobs(top=20), 20)):
         ask = Ask(ints([1]), SamplingParams(), wanted, "r")
-        streamed, output = native.StreamedCompletion(ask, False, None), Output(0)
+        streamed, output = native._Streamed(ask, False, None), Output(0)
         for _ in range(tokens):
             output.tokens.append(5)
             output.text += "abcd"

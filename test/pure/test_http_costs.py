@@ -135,7 +135,7 @@ def test_a_body_of_many_objects_is_read_beside_the_loop(
 @pytest.mark.parametrize(
     ("path", "field", "module", "name"),
     [
-        ("/v1/chat/completions", "messages", conversation, "_told"),
+        ("/v1/chat/completions", "messages", conversation, "_template_input"),
         ("/v1/messages", "messages", messages, "chat_of"),
         ("/v1/responses", "input", responses, "read_items"),
         ("/v1/responses", "input", responses, "messages_of"),

@@ -1,4 +1,9 @@
-"""Generation: requests of ``/generate`` and of ``sglang.Engine.generate``, and how they are run."""
+"""Generation: requests of ``/generate`` and of ``sglang.Engine.generate``, and how they are run.
+
+A stream is cumulative, or a sequence of deltas. A cumulative item holds all of the completion so
+far, so sending one with each token would cost the square of its length. The longer the items, the
+further apart they are: ``TOKEN_BYTES``.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +17,33 @@ from typing import Any
 
 import msgspec
 from sglang.srt.core.ints import Ints
+from sglang.srt.core.request_stats import RequestCounts
 from sglang.srt.core.segments import Segments
 from sglang.srt.program.ask import Ask, Logprobs, namespace_of, sampling_from
 from sglang.srt.program.completion import EngineLost
-from sglang.srt.program.output import Output
+from sglang.srt.program.output import Finish, Output
 from sglang.srt.program.parallel_parts import read_parts
 from sglang.srt.program.request_error import RequestError
 from sglang.srt.program.sources import MediaSource, sources_of
 from sglang.srt.runtime.caller import ANYBODY, Caller
-from sglang.srt.runtime.generated import Generated, LogprobWriter, StreamedCompletion, show
+from sglang.srt.runtime.generated import (
+    CompletionMeta,
+    EndedByAbort,
+    EndedByError,
+    EndedByLength,
+    EndedByStop,
+    Generated,
+    LogprobWriter,
+    Spans,
+)
 from sglang.srt.runtime.hidden_states import states_of, verify_states
 from sglang.srt.runtime.runtime import Runtime
 from sglang.srt.runtime.sessions import SessionParams, SessionTurn
+
+TOKEN_BYTES = 16 << 10  # bytes of cumulative items for each generated token
+ENTRY_BYTES = 32  # bytes of one log-probability with its token id in JSON, about
+ID_BYTES = 8  # bytes of a token id
+COUNTS = len(RequestCounts.__struct_fields__)  # which statistics begin with
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True):
@@ -70,7 +90,7 @@ async def generate(
     found = []
     for ask, outputs, wanted in zip(call.asks, results, call.states):
         for output in outputs:
-            shown = show(ask, output, call.received)
+            shown = _show(ask, output, call.received)
             if ask.logprobs is not None:
                 writer = LogprobWriter(runtime, ask, ask.logprobs, call.with_text)
                 writer.input(shown.meta_info, output)
@@ -89,7 +109,7 @@ async def stream(
     incremental = _incremental(runtime, request)
     call = await read_call(runtime, request, caller)
     interval = runtime.config.server.stream_interval
-    streamed: dict[int, StreamedCompletion] = {}
+    streamed: dict[int, _Streamed] = {}
     ended: list[tuple[Ask, Output, Generated]] = []
     offsets = [0]
     for ask in call.asks:
@@ -101,7 +121,7 @@ async def stream(
                 writer = None
                 if ask.logprobs is not None:
                     writer = LogprobWriter(runtime, ask, ask.logprobs, call.with_text)
-                streamed[place] = StreamedCompletion(ask, incremental, writer)
+                streamed[place] = _Streamed(ask, incremental, writer)
             if not streamed[place].is_due(output, interval):
                 continue
             item = streamed[place].show(output, call.received)
@@ -300,3 +320,78 @@ def _probes(value: list[Any] | None, count: int) -> list[tuple[int, ...]]:
         if not isinstance(row, list) or not set(map(type, row)) <= {int}:
             raise RequestError("token_ids_logprob must hold token ids.", "token_ids_logprob")
     return [tuple(row) for row in rows]
+
+
+class _Streamed:
+    """The streamed part of one completion."""
+
+    def __init__(self, ask: Ask, incremental: bool, writer: LogprobWriter | None) -> None:
+        self._ask, self._incremental, self._writer = ask, incremental, writer
+        self._tokens = self._chars = 0
+        self._begun = False
+        entries = 0 if ask.logprobs is None else 1 + ask.logprobs.top + len(ask.logprobs.probe)
+        self._token_bytes = ID_BYTES + ENTRY_BYTES * entries
+
+    def is_due(self, output: Output, interval: int) -> bool:
+        """Whether it is time for an item, one in ``interval`` tokens where items are short."""
+        if output.finish is not None:
+            return True
+        if not self._incremental:
+            size = len(output.text) + self._token_bytes * output.completion_tokens
+            interval = max(interval, size // TOKEN_BYTES)
+        return output.completion_tokens - self._tokens >= interval
+
+    def show(self, output: Output, received: float | None) -> Generated:
+        """The next item: all of the completion, or what is new of it."""
+        chars, tokens = (self._chars, self._tokens) if self._incremental else (0, 0)
+        shown = _show(self._ask, output, received, chars, tokens)
+        first, last = not self._begun, output.finish is not None
+        if self._writer is not None:
+            if first or (last and not self._incremental):
+                self._writer.input(shown.meta_info, output)
+            self._writer.output(shown.meta_info, output, self._incremental)
+        self._begun, self._tokens, self._chars = True, len(output.tokens), len(output.text)
+        return shown
+
+
+def _show(
+    ask: Ask, output: Output, received: float | None, chars: int = 0, tokens: int = 0
+) -> Generated:
+    """A completion without its first ``chars`` characters and ``tokens`` tokens."""
+    finish = output.finish
+    meta = CompletionMeta(
+        *msgspec.structs.astuple(output.stats)[:COUNTS],
+        id=ask.rid if ask.sampling.n == 1 else f"{ask.rid}-{output.index}",
+        finish_reason=None if finish is None else _finish_reason(finish, output.completion_tokens),
+        e2e_latency=output.seconds,
+    )
+    meta.completion_tokens = output.completion_tokens  # the engine's count comes at the end
+    if output.choice_logprobs:
+        meta.choice_logprobs = output.choice_logprobs
+    if received is not None and finish is not None:
+        meta.spans = _spans(output, received)
+    return Generated(output.text[chars:] if chars else output.text, output.tokens[tokens:], meta)
+
+
+def _spans(output: Output, received: float) -> Spans:
+    """The stages of a completion, in seconds since its request was received. They never go
+    backwards: its times are those of two processes, each measured from its own beginning."""
+    submitted = max(output.started - received, 0.0)
+    end = submitted + output.seconds
+    scheduled = min(submitted + output.stats.queue_seconds, end)
+    first = output.stats.first_token_seconds or None
+    if first is not None:
+        first = min(max(submitted + first, scheduled), end)
+    return Spans(submitted, scheduled, first, end, output.stats.retractions)
+
+
+def _finish_reason(
+    finish: Finish, tokens: int
+) -> EndedByStop | EndedByLength | EndedByAbort | EndedByError:
+    if finish.reason == "stop":
+        return EndedByStop(finish.matched)
+    if finish.reason == "length":
+        return EndedByLength(tokens)
+    if finish.reason == "error":
+        return EndedByError(finish.message)
+    return EndedByAbort("The request was aborted.")
