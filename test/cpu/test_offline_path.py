@@ -7,13 +7,12 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
+from helpers.paths import PYTHON
 
 pytest.importorskip("torch")
 
-PYTHON = Path(__file__).resolve().parents[2] / "python"
 HTTP = ("sglang/srt/server/", "sglang/srt/http/")
 HTTP_PACKAGES = ["starlette", "uvicorn", "fastapi", "prometheus_client"]
 
