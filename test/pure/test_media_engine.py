@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from helpers.desk import Desk, generate
 from helpers.fake_worker import EOS, Corrupt, FakeWorker, hidden_state, logprob, next_token, seen_as
-from helpers.mutation import Edit, mutate
+from helpers.mutation import Mutation, become, drop, mutate, never
 from hypothesis import given
 from hypothesis import strategies as st
 from sglang.srt.core import messages
@@ -367,13 +367,13 @@ def test_media_travel() -> None:
 
 
 FAULTS = {
-    "a fork forgets its images": Edit(Store, "fork", "context.head[:length]", "ints()"),
-    "a fork has the parent's marks": Edit(Store, "fork", "context.head[:length]", "context.head"),
-    "a cut leaves the marks": Edit(Store, "truncate", "del context.head[length:]", "pass"),
-    "all images are one": Edit(Numbers, "of", "self._known[key] = number", "number = 0"),
-    "what is wrong is found again": Edit(Store, "disown", "self.numbers.forget(key)", "pass"),
-    "idle contexts keep the number": Edit(Store, "disown", "medium.key == key", "False"),
-    "others with the image go on": Edit(Engine, "_unseen", "medium.key == key", "False"),
+    "a fork forgets its images": Mutation(Store, "fork", "_.head[:_]", become("ints()")),
+    "a fork has the parent's marks": Mutation(Store, "fork", "A.head[:_]", become("A.head")),
+    "a cut leaves the marks": Mutation(Store, "truncate", "del _.head[_:]", drop),
+    "all images are one": Mutation(Numbers, "of", "_._known[_] = N", become("N = 0")),
+    "what is wrong is found again": Mutation(Store, "disown", "_.forget(_)", drop),
+    "idle contexts keep the number": Mutation(Store, "disown", "_.key == _", never),
+    "others with the image go on": Mutation(Engine, "_unseen", "_.key == _", never),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from helpers.mutation import Edit, mutate
+from helpers.mutation import Mutation, become, drop, mutate
 from sglang.srt.core.ints import ints
 from sglang.srt.core.namespace import Namespace
 from sglang.srt.core.request_stats import CacheMiss
@@ -139,15 +139,16 @@ def test_a_miss_never_claims_what_was_not_there() -> None:
 
 
 @pytest.mark.parametrize(
-    "edit",
+    "mutation",
     [
-        Edit(RadixTree, "_split", "upper.sum", "upper.mark"),
-        Edit(RadixTree, "_split", "upper.depth + length", "upper.depth"),
-        Edit(RadixTree, "evict", "self._lose(node, why)", "pass"),
+        Mutation(RadixTree, "_split", "A.sum", become("A.mark")),
+        Mutation(RadixTree, "_split", "A.depth + _", become("A.depth")),
+        Mutation(RadixTree, "evict", "_._lose(...)", drop),
     ],
+    ids=lambda mutation: mutation.pattern,
 )
-def test_the_histories_catch(monkeypatch: pytest.MonkeyPatch, edit: Edit) -> None:
-    mutate(monkeypatch, edit)
+def test_the_histories_catch(monkeypatch: pytest.MonkeyPatch, mutation: Mutation) -> None:
+    mutate(monkeypatch, mutation)
     with pytest.raises(AssertionError):
         test_a_miss_never_claims_what_was_not_there()
 

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import pytest
 from helpers.lru import evicts_least_recently_used
-from helpers.mutation import Edit, mutate
+from helpers.mutation import (
+    Mutation,
+    always,
+    become,
+    before,
+    compare,
+    constant,
+    drop,
+    mutate,
+    never,
+    plus,
+)
 from helpers.simulation import simulate
-from sglang.srt.core import context
+from sglang.srt.core import segments
 from sglang.srt.core.media import Numbers
 from sglang.srt.core.request import Request
 from sglang.srt.engine import admission, collect, rows
@@ -19,300 +30,287 @@ from sglang.srt.engine.masks import DraftMasks
 from sglang.srt.engine.planner import Planner
 from sglang.srt.memory.radix import RadixTree
 from sglang.srt.memory.store import Store
-from sglang.srt.schedule import scheduler
+from sglang.srt.schedule import order, preemption, scheduler
 
 WITHIN = 1500  # histories
 
+SHARED_BIAS = """
+if rows[-1].sample and rows[0].sample:
+    import dataclasses, msgspec
+    bias = rows[0].sample.params.logit_bias
+    params = dataclasses.replace(rows[-1].sample.params, logit_bias=bias)
+    rows[-1].sample = msgspec.structs.replace(rows[-1].sample, params=params)
+"""
+UNCUT_DISTRIBUTION = """
+if request.stats.retractions:
+    import dataclasses
+    params = dataclasses.replace(params, top_k=-1, top_p=1.0, min_p=0.0)
+"""
+
 MUTATIONS = {
     "a path is unlocked only at its end": [
-        Edit(RadixTree, "unlock", "step = step.parent", "step = None"),
+        Mutation(RadixTree, "unlock", "N = N.parent", become("N = None")),
     ],
     "a node in use is evicted": [
-        Edit(RadixTree, "evict", "if node.locks or node.children or node.used != used or",
-             "if node.children or"),
+        Mutation(RadixTree, "evict", "_.locks", drop),
+        Mutation(RadixTree, "evict", "_.used != _", drop),
     ],
     "an inner node is evicted": [
-        Edit(RadixTree, "_offer", "and not node.children", ""),
-        Edit(RadixTree, "evict", "or node.children or", "or"),
+        Mutation(RadixTree, "_offer", "not _.children", drop),
+        Mutation(RadixTree, "evict", "... or _.locks or X or ...", drop),
     ],
     "a split loses a page": [
-        Edit(RadixTree, "_split", "node.pages[:pages])", "node.pages[: pages - 1])"),
+        Mutation(RadixTree, "_split", "RadixNode(..., _.pages[:X])", plus(-1)),
     ],
     "a split forgets the locks": [
-        Edit(RadixTree, "_split", "upper.locks, upper.used,", "_, upper.used,"),
+        Mutation(RadixTree, "_split", "_.locks, _, _ = X, _, _", constant(0)),
     ],
     "pins are not counted": [
-        Edit(RadixTree, "match", "if node.locks == 0:", "if False:"),
+        Mutation(RadixTree, "match", "_.locks == 0", never),
     ],
     "namespaces are ignored": [
-        Edit(Store, "match", "context.namespace", "''"),
-        Edit(Store, "acquire", "context.namespace", "''"),
+        Mutation(Store, "match", "_.namespace", constant("")),
+        Mutation(Store, "acquire", "_.namespace", constant("")),
     ],
     "spare pages are kept": [
-        Edit(Store, "_publish", "self.pool.give(spare)", "pass"),
-    ],
-    "a cut page table is believed to be whole": [
-        Edit(Store, "truncate", "context.sent = min(context.sent, keep)", "pass"),
-    ],
-    "a released page table is believed to be there": [
-        Edit(Store, "release", "context.sent = context.shared =", "context.shared ="),
-        Edit(Store, "check", "assert context.sent <= len(context.pages)", "assert True"),
-    ],
-    "exchanged pages are not sent": [
-        Edit(Store, "_publish", "context.sent = context.shared", "pass"),
-    ],
-    "page tables are never dropped": [
-        Edit(Store, "release", "self._dropped.append(context.id)", "pass"),
-    ],
-    "a failed pass drops its page tables": [
-        Edit(Engine, "_fail", "self.store.drop_again(dropped)", "pass"),
-    ],
-    "a page table lacks what a pass has brought": [
-        Edit(Store, "advance", "context.sent = len(context.pages)",
-             "context.sent = len(context.pages) + (context.saved % 7 == 3)"),
-        Edit(Store, "check", "assert context.sent <= len(context.pages)", "assert True"),
+        Mutation(Store, "_publish", "_.pool.give(_)", drop),
     ],
     "pages are freed twice": [
-        Edit(Store, "release", "context.pages[context.shared :])",
-             "context.pages[context.shared :] * 2)"),
+        Mutation(Store, "release", "_.pool.give(X)", become("X * 2")),
     ],
     "a planned pass's pages are exchanged": [
-        Edit(Store, "_publish", "if planned and", "if False and"),
+        Mutation(Store, "_publish", "planned and _", never),
+    ],
+    "a cut page table is believed to be whole": [
+        Mutation(Store, "truncate", "_.sent = _", drop),
+    ],
+    "a released page table is believed to be there": [
+        Mutation(Store, "release", "X = _.shared = _.ready = _.saved = 0", drop),
+        Mutation(Store, "check", "_.sent <= len(_.pages)", always),
+    ],
+    "exchanged pages are not sent": [
+        Mutation(Store, "_publish", "_.sent = _", drop),
+    ],
+    "page tables are never dropped": [
+        Mutation(Store, "release", "_._dropped.append(_)", drop),
+    ],
+    "a failed pass drops its page tables": [
+        Mutation(Engine, "_fail", "_.drop_again(_)", drop),
+    ],
+    "a page table lacks what a pass has brought": [
+        Mutation(Store, "advance", "_.sent = X", become("X + (context.saved % 7 == 3)")),
+        Mutation(Store, "check", "_.sent <= len(_.pages)", always),
     ],
     "a pass shows more than it computes": [
-        Edit(Store, "_publish", "full = min(length, context.saved) // self.page_size",
-             "full = -(-min(length, context.saved) // self.page_size)"),
+        Mutation(Store, "_publish", "A // B", become("-(-A // B)")),
     ],
     "the plan sees too much room": [
-        Edit(Planner, "_view", "len(context.pages) * size - saved", "len(context.pages) * size"),
+        Mutation(Planner, "_view", "len(_.pages) * _ - X", constant(0)),
     ],
     "the match limit is one too long": [
-        Edit(Request, "match_limit", "return length - 1", "return length"),
+        Mutation(Request, "match_limit", "return A - 1", become("return A"), nth=2),
     ],
     "scored positions come from the cache": [
-        Edit(Request, "match_limit", "return min(length, outputs.unscored) - 1",
-             "return length - 1"),
+        Mutation(Request, "match_limit", "min(A, _.unscored)", become("A")),
     ],
     "averaged positions come from the cache": [
-        Edit(Request, "match_limit", "return min(length - 1, outputs.unsummed)",
-             "return length - 1"),
+        Mutation(Request, "match_limit", "min(A, _.unsummed)", become("A")),
     ],
     "the random number is of the wrong position": [
-        Edit(rows, "_samples", "uniform(generation.seed, index)",
-             "uniform(generation.seed, index + 1)"),
+        Mutation(rows, "_samples", "Sample(_, uniform(_, X))", plus(1)),
     ],
     "penalties forget what was drawn before a retraction": [
-        Edit(rows, "_samples", "tokens[request.spec.prompt : len",
-             "tokens[request.context.saved : len"),
+        Mutation(rows, "_samples", "_.history = _[X:_]", become("request.context.saved")),
     ],
     "an end token comes one token early": [
-        Edit(rows, "forbidden", "+ ahead >= params.min_new_tokens",
-             "+ ahead + 1 >= params.min_new_tokens"),
+        Mutation(rows, "forbidden", "X >= _.min_new_tokens", plus(1)),
     ],
     "a draft's penalties know what comes behind it": [
-        Edit(rows, "_samples", "len(tokens) - count - pending + i]", "len(tokens) - pending]"),
+        Mutation(rows, "_samples", "_.history = _[_:X]", become("len(tokens) - pending")),
     ],
     "a mask is that of the draft before": [
-        Edit(rows, "_samples", "mask + i, goal", "mask + max(i - 1, 0), goal"),
+        Mutation(rows, "_samples", "mask + X", become("max(X - 1, 0)")),
     ],
     "a matcher is left where the drafts end": [
-        Edit(DraftMasks, "_make", "self._matcher.rollback(advanced)", "pass"),
+        Mutation(DraftMasks, "_make", "_.rollback(_)", drop),
     ],
     "a draft is believed": [
-        Edit(Drafts, "verify", "out.checks[kept].token == drafts[kept]", "True"),
+        Mutation(Drafts, "verify", "_.token == _", always),
     ],
     "rejected drafts stay": [
-        Edit(Drafts, "verify", "- count + kept)", ")"),
+        Mutation(Drafts, "verify", "_.truncate(_, X)", become("len(request.context.tokens)")),
     ],
     "forced tokens are written past a stop": [
-        Edit(Collector, "_force", "if end is not None:", "if False:"),
+        Mutation(Collector, "_force", "_ is not None", never),
     ],
     "an abort forgets what was not told of": [
-        Edit(Collector, "ended", "*emit(request), ", ""),
+        Mutation(Collector, "ended", "[X, _]", drop),
     ],
     "a failure forgets what was not told of": [
-        Edit(Collector, "failed", "*emit(request), ", ""),
+        Mutation(Collector, "failed", "[X, _]", drop),
     ],
     "what was told of is told of again": [
-        Edit(collect, "emit", "generation.emitted = end", "pass"),
+        Mutation(collect, "emit", "_.emitted = _", drop),
     ],
     "a forced end is written too early": [
-        Edit(Collector, "_force", "if token in forbidden(request, goal, self._ends):", "if False:"),
+        Mutation(Collector, "_force", "_ in forbidden(...)", never),
     ],
     "drafts take the memory of others": [
-        Edit(Planner, "_room_for", "self.store.available < owed + len(drafts)", "False"),
+        Mutation(Planner, "_room_for", "_.available < _", never),
     ],
     "a draft model's memory is taken from its own pass": [
-        Edit(ModelDrafter, "_grow", " and c.id not in present", ""),
+        Mutation(ModelDrafter, "_grow", "_.id not in _", drop),
     ],
     "copies of a draft model stay": [
-        Edit(ModelDrafter, "forget", "if copy is not None:", "if False:"),
+        Mutation(ModelDrafter, "forget", "_ is not None", never),
     ],
     "an older request gives way": [
-        Edit(scheduler, "victims", "item.arrival > older.arrival and item.id not in taken",
-             "item.id != older.id"),
-        Edit(scheduler, "victims", "-item.arrival", "item.arrival"),
+        Mutation(preemption, "victims", "_.arrival > _.arrival", become("item.id != asker.id")),
+        Mutation(preemption, "victims", "_.id not in _", drop),
+        Mutation(preemption, "victims", "lambda _: -A", become("lambda item: A")),
     ],
     "nobody gives way": [
-        Edit(scheduler, "victims", "if gained >= need:", "if True:"),
+        Mutation(preemption, "victims", "_ >= _", always),
     ],
     "the overdue are not put first": [
-        Edit(scheduler, "order", "fcfs(overdue, view) + ORDERS[policy](rest, view)",
-             "ORDERS[policy](view.waiting, view)"),
+        Mutation(order, "order", "fcfs(...) + _", become("ORDERS[policy](view.waiting, view)")),
     ],
     "admission skips what does not fit": [
-        Edit(scheduler, "_admit", "if need + spare > available:\n            break",
-             "if need + spare > available:\n            continue"),
+        Mutation(scheduler, "_admit", "if A > B: break", become("if A > B: continue")),
     ],
     "a failed pass is believed": [
-        Edit(Engine, "_fail", "keep=False", "keep=True"),
-        Edit(Engine, "_fail", 'self.store.flush("failed")', "pass"),
+        Mutation(Engine, "_fail", "_.release(_, keep=X)", constant(True)),
+        Mutation(Engine, "_fail", "_.flush(...)", drop),
     ],
     "what comes after a failed pass is believed": [
-        Edit(Engine, "_fail", "while self._in_flight:", "while False:"),
+        Mutation(Engine, "_fail", "while X: ...", never),
     ],
     "a pass under way is asked for a score once more": [
-        Edit(Request, "plan_outputs", "outputs.unscored = max(", "_ = max("),
+        Mutation(Request, "plan_outputs", "_.unscored = _", drop),
     ],
     "the draw of a pass under way is not counted": [
-        Edit(Planner, "_add", "request.pending += 1", "pass"),
-        Edit(Engine, "_collect", "request.pending -= 1", "pass"),
+        Mutation(Planner, "_add", "_.pending += 1", drop),
+        Mutation(Engine, "_collect", "_.pending -= 1", drop),
     ],
     "a row follows another request's": [
-        Edit(Planner, "_foresee", "self._follows[number] = last", "self._follows[number] = 0"),
+        Mutation(Planner, "_foresee", "_._follows[_] = X", constant(0)),
     ],
     "a fork knows what is being drawn": [
-        Edit(Engine, "_apply", "if busy is None else busy.known", ""),
+        Mutation(Engine, "_apply", "A if _ is None else _", become("A")),
     ],
     "a mask is made before it is known what it follows": [
-        Edit(Planner, "_waits", "if request.generation.matcher is not None:", "if False:"),
-        Edit(Planner, "_waits", "return self.drafts.wanted", "return False and self.drafts.wanted"),
+        Mutation(Planner, "_waits", "_.matcher is not None", never),
+        Mutation(Planner, "_waits", "_.wanted(...)", never),
     ],
     "an aborted request stays in the queue": [
-        Edit(Planner, "drop", "self.waiting.pop(request.id, None)", "pass"),
+        Mutation(Planner, "drop", "_.waiting.pop(...)", drop),
     ],
     "an aborted request keeps its memory": [
-        Edit(Engine, "_forget", "if context.active:", "if False:"),
+        Mutation(Engine, "_forget", "_.active", never),
     ],
     "remembered matches are never renewed": [
-        Edit(Planner, "_match", "if self._matched_at != self.store.tree.version:",
-             "self._matched_at = self.store.tree.version\n    if False:"),
+        Mutation(Planner, "_match", "_.clear()", drop),
     ],
     "the heap is dropped where it is compacted": [
-        Edit(RadixTree, "_offer", "[e for e in self._heap if e[2].used == e[0] and e[2].pages]",
-             "[]"),
+        Mutation(RadixTree, "_offer", "[_ for _ in _ if _]", become("[]")),
     ],
     "a penalty history has a placeholder in it": [
-        Edit(rows, "_samples", "len(tokens) - count - pending + i]", "len(tokens) - count + i]"),
+        Mutation(rows, "_samples", "_.history = _[_:X]", become("len(tokens) - count + i")),
     ],
     "the first row's bias is everybody's": [
-        Edit(Planner, "_add", "if rows[-1].sample is not None:",
-             """if rows[-1].sample and rows[0].sample:
-        import dataclasses, msgspec
-        bias = rows[0].sample.params.logit_bias
-        params = dataclasses.replace(rows[-1].sample.params, logit_bias=bias)
-        rows[-1].sample = msgspec.structs.replace(rows[-1].sample, params=params)
-    if rows[-1].sample is not None:"""),
+        Mutation(Planner, "_add", "if _.sample is not None: ...", before(SHARED_BIAS)),
     ],
     "top-k and the like are forgotten after a retraction": [
-        Edit(rows, "_samples", "count, pending, mask = len(drafts), request.pending, -1",
-             """count, pending, mask = len(drafts), request.pending, -1
-    if request.stats.retractions:
-        import dataclasses
-        params = dataclasses.replace(params, top_k=-1, top_p=1.0, min_p=0.0)"""),
+        Mutation(rows, "_samples", "plain = _", before(UNCUT_DISTRIBUTION)),
     ],
     "a greedy row keeps the parameters of the one before": [
-        Edit(rows, "_samples", "request.plain or Sample(params, top=goal.top)",
-             "request.plain or Sample(type(params)(temperature=0.0), top=goal.top)"),
+        Mutation(rows, "_samples", "_ or Sample(X)", become("type(X)(temperature=0.0)")),
     ],
     "a stop is found one token late": [
-        Edit(Collector, "_take", "watch.feed(data)",
-             "watch.feed(self._bytes[tokens[known - 1]])"),
+        Mutation(Collector, "_take", "_.feed(X)", become("self._bytes[tokens[known - 1]]")),
     ],
     "nothing is held back for a stop": [
-        Edit(collect, "emit", "else generation.watch.held", "else 0"),
+        Mutation(collect, "emit", "0 if _ else X", constant(0)),
     ],
     "the adapter is no part of the namespace": [
-        *(Edit(Store, name, "context.namespace)", "context.namespace._replace(adapter=0))")
-          for name in ("match", "acquire")),
-        Edit(Store, "check", "assert root is self.tree.root(context.namespace)", "assert True"),
+        Mutation(Store, "match", "A.namespace", become("A.namespace._replace(adapter=0)")),
+        Mutation(Store, "acquire", "A.namespace", become("A.namespace._replace(adapter=0)")),
+        Mutation(Store, "check", "_ is _.root(_)", always),
     ],
     "the salt is no part of the namespace": [
-        *(Edit(Store, name, "context.namespace)", "context.namespace._replace(salt=''))")
-          for name in ("match", "acquire")),
-        Edit(Store, "check", "assert root is self.tree.root(context.namespace)", "assert True"),
+        Mutation(Store, "match", "A.namespace", become("A.namespace._replace(salt='')")),
+        Mutation(Store, "acquire", "A.namespace", become("A.namespace._replace(salt='')")),
+        Mutation(Store, "check", "_ is _.root(_)", always),
     ],
     "a fork forgets its namespace": [
-        Edit(Store, "fork", "tokens, context.namespace,", "tokens, BASE,"),
+        Mutation(Store, "fork", "_.namespace", become("BASE")),
     ],
     "an adapter leaves while a context has it": [
-        Edit(Adapters, "settle", "for leaving in self._leaving if leaving.number not in used]",
-             "for leaving in self._leaving]"),
-        Edit(Adapters, "settle", "if leaving.number in used]", "if False]"),
+        Mutation(Adapters, "settle", "_.number not in _", always),
+        Mutation(Adapters, "settle", "_.number in _", never),
     ],
     "KV of an adapter outlives it": [
-        Edit(Adapters, "_gone", "self._store.drop_adapter(leaving.number)", "0"),
+        Mutation(Adapters, "_gone", "_.drop_adapter(_)", constant(0)),
     ],
     "an adapter loaded again has its old number": [
-        Edit(Adapters, "load", "self._next, self._next + 1", "self._next, self._next"),
+        Mutation(Adapters, "load", "A._next + 1", become("A._next")),
     ],
     "a pass has more adapters than fit": [
-        Edit(Planner, "_adapts", "return False", "pass"),
+        Mutation(Planner, "_adapts", "return False", drop),
     ],
     "all images are one": [
-        Edit(Numbers, "of", "self._known[key] = number", "number = 0"),
+        Mutation(Numbers, "of", "_._known[_] = N", become("N = 0")),
     ],
     "a fork forgets its images": [
-        Edit(Store, "fork", "context.head[:length]", "ints()"),
+        Mutation(Store, "fork", "_.head[:_]", become("ints()")),
     ],
     "a cut leaves the marks of images": [
-        Edit(Store, "truncate", "del context.head[length:]", "pass"),
+        Mutation(Store, "truncate", "del _.head[_:]", drop),
     ],
     "KV of an image that could not be encoded is found again": [
-        Edit(Store, "disown", "self.numbers.forget(key)", "pass"),
+        Mutation(Store, "disown", "_.forget(_)", drop),
     ],
     "a text sees its siblings": [
-        Edit(rows, "_row", "row.gap = (segment.sees, segment.start)", "row.start = start"),
+        Mutation(rows, "_row", "_.gap = _", become("row.start = start")),
     ],
     "texts side by side are cached as if they followed": [
-        Edit(context, "key", "if not segments:", "if True:"),
+        Mutation(segments, "key", "not segments", always),
     ],
     "a fork forgets the segments": [
-        Edit(Store, "fork", "cut(context.segments, len(tokens))", "()"),
+        Mutation(Store, "fork", "cut(...)", become("()")),
     ],
     "a score is read where not all is seen": [
-        Edit(Request, "__post_init__", "self.context.tail + 1", "1"),
+        Mutation(Request, "__post_init__", "_.tail + 1", constant(1)),
     ],
     "a busy refusal leaves its context open": [
-        Edit(Engine, "_accept", "self._close_refused(verb)\n        return", "return"),
+        Mutation(Engine, "_accept", "_._close_refused(_)", drop, nth=1),
     ],
     "the queue takes one more than it may": [
-        Edit(Engine, "_accept", "queued >= limit", "queued > limit"),
+        Mutation(Engine, "_accept", "_ >= _", compare(">")),
     ],
     "an invalid request leaves its context open": [
-        Edit(Engine, "_accept", "self._close_refused(verb)\n        raise", "raise"),
+        Mutation(Engine, "_accept", "_._close_refused(_)", drop, nth=2),
     ],
     "the context length is not looked at": [
-        Edit(admission, "verify", "min(info.context_length, ", "max(0, "),
+        Mutation(admission, "verify", "min(_.context_length, A)", become("A")),
     ],
     "the priority is not looked at": [
-        Edit(Planner, "_view", "r.growth, 0, r.spec.priority,", "r.growth, 0, 0,"),
-    ],
-    "one cached token too few is told of": [
-        Edit(Planner, "_admit", "min(request.context.saved, request.spec.prompt)",
-             "max(min(request.context.saved, request.spec.prompt) - 1, 0)"),
+        Mutation(Planner, "_view", "_.priority", constant(0)),
     ],
     "a wait is measured from the start of the engine": [
-        Edit(Planner, "_admit", " - request.spec.received", ""),
+        Mutation(Planner, "_admit", "A - _.received", become("A")),
+    ],
+    "one cached token too few is told of": [
+        Mutation(Planner, "_admit", "min(A, B)", become("max(min(A, B) - 1, 0)")),
     ],
     "all drafts have the log-probability of the first": [
-        Edit(collect, "emit", "sample.logprob for", "samples[0].logprob for"),
+        Mutation(collect, "emit", "[X.logprob for _ in _]", become("samples[0]")),
     ],
     "all drafts have the top tokens of the first": [
-        Edit(collect, "emit", "sample.top for", "samples[0].top for"),
+        Mutation(collect, "emit", "[X.top for _ in _]", become("samples[0]")),
     ],
     "all drafts have the probes of the first": [
-        Edit(collect, "emit", "sample.probe for", "samples[0].probe for"),
+        Mutation(collect, "emit", "[X.probe for _ in _]", become("samples[0]")),
     ],
 }  # fmt: skip
 
@@ -329,16 +327,18 @@ def caught(within: int) -> str:
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_simulation_catches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for edit in MUTATIONS[name]:
-        mutate(monkeypatch, edit)
+    mutate(monkeypatch, *MUTATIONS[name])
     assert caught(WITHIN), f"{WITHIN} histories pass although {name}"
 
 
 def test_a_wrong_eviction_order_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     assert evicts_least_recently_used()
-    mutate(monkeypatch, Edit(RadixTree, "_offer", "(node.used,", "(-node.used,"))
-    mutate(monkeypatch, Edit(RadixTree, "evict", "node.used != used", "node.used != -used"))
-    mutate(monkeypatch, Edit(RadixTree, "check", "{(used,", "{(-used,"))
+    mutate(
+        monkeypatch,
+        Mutation(RadixTree, "_offer", "_.heappush(_, (X, ...))", become("-X")),
+        Mutation(RadixTree, "evict", "_.used != X", become("-X")),
+        Mutation(RadixTree, "check", "{(X, ...) for _ in _}", become("-X")),
+    )
     assert not evicts_least_recently_used()
     assert not caught(3), "the order of eviction is no matter of correctness"
 

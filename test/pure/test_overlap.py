@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from helpers.desk import Desk, generate
 from helpers.fake_worker import EOS, TOKEN_BYTES, VOCAB, Corrupt, FakeWorker, fake_info
-from helpers.mutation import Edit, mutate
+from helpers.mutation import Mutation, always, become, drop, mutate, never
 from helpers.simulation import expected
 from helpers.toy_grammar import ToyGrammars
 from hypothesis import given
@@ -310,31 +310,30 @@ def test_what_waits_when_it_is_closed_is_not_computed(monkeypatch: pytest.Monkey
 
 MUTATIONS = {
     "a request goes on after its last token": (
-        Edit(Planner, "_foresee", "if request.growth > request.pending:", "if True:"),
+        Mutation(Planner, "_foresee", "_.growth > _.pending", always),
         test_rows_follow_and_no_token_is_computed_in_vain,
     ),
     "a penalty does not know the token before": (
-        Edit(FakeWorker, "_follow", "sample = sample.after(token)", "pass"),
+        Mutation(FakeWorker, "_follow", "_ = _.after(_)", drop),
         test_rows_follow_and_no_token_is_computed_in_vain,
     ),
     "what ended is believed to go on": (
-        Edit(Engine, "_collect", "self._requests.get(request.context.id) is not request",
-             "request.context.id not in self._requests"),
+        Mutation(Engine, "_collect", "A.get(B) is not _", become("B not in A")),
         test_a_context_goes_on_while_a_row_of_its_last_request_is_under_way,
     ),
     "scores of a failed pass are not asked for again": (
-        Edit(Request, "rewind", "if self.spec.score_from >= 0:", "if False:"), all_failures,
+        Mutation(Request, "rewind", "_.score_from >= 0", never), all_failures,
     ),
     "sums of a failed pass are not asked for again": (
-        Edit(Request, "rewind", "outputs.unsummed = outputs.summed", "pass"), all_failures,
+        Mutation(Request, "rewind", "_.unsummed = _", drop), all_failures,
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_these_tests_catch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    edit, story = MUTATIONS[name]
-    mutate(monkeypatch, edit)
+    mutation, story = MUTATIONS[name]
+    mutate(monkeypatch, mutation)
     with pytest.raises((AssertionError, KeyError, IndexError)):
         story()
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from helpers.desk import generate
 from helpers.fake_worker import VOCAB
-from helpers.mutation import Edit, mutate
+from helpers.mutation import Mutation, always, become, constant, mutate
 from helpers.parallel import (
     Item,
     ParallelDesk,
@@ -24,7 +24,7 @@ from helpers.parallel import (
 from helpers.tables import Tables
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sglang.srt.core import context as context_module
+from sglang.srt.core import segments
 from sglang.srt.core.batch import Batch, Row, RowOutput, StepResult
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Close, Fill, Fork, Open, Score, decode_verbs, encode
@@ -197,27 +197,30 @@ def test_histories_reach_what_they_are_about() -> None:
 
 
 FAULTS = {
-    "a text sees its siblings": Edit(
-        rows, "_row", "row.gap = (segment.sees, segment.start)", "row.start = start"),
-    "a text stands behind its siblings": Edit(
-        rows, "_row", "place = segment.sees + start - segment.start",
-        "place, segment = start, type(segment)(0, 0)"),
-    "texts side by side are cached as if they followed": Edit(
-        context_module, "key", "if not segments:", "if True:"),
-    "what follows is cached as one more text": Edit(
-        context_module, "key", "OPENS if segment.sees == segment.start else SIBLING", "SIBLING"),
-    "a fork forgets the segments": Edit(
-        Store, "fork", "cut(context.segments, len(tokens))", "()"),
-    "the first of its rows draws": Edit(
-        Engine, "_collect", "if outputs[i].error), last)", "), last)"),
-    "a score is read where not all is seen": Edit(
-        Request, "__post_init__", "self.context.tail + 1", "1"),
+    "a text sees its siblings": [
+        Mutation(rows, "_row", "_.gap = _", become("row.start = start")),
+    ],
+    "a text stands behind its siblings": [
+        Mutation(rows, "_row", "_ = A.sees + B - A.start",
+                 become("place, segment = B, type(A)(0, 0)")),
+    ],
+    "texts side by side are cached as if they followed": [
+        Mutation(segments, "key", "not segments", always),
+    ],
+    "what follows is cached as one more text": [
+        Mutation(segments, "key", "_ if _ else A", become("A")),
+    ],
+    "a fork forgets the segments": [Mutation(Store, "fork", "cut(...)", become("()"))],
+    "the first of its rows draws": [Mutation(Engine, "_collect", "(_ for _ in _ if X)", always)],
+    "a score is read where not all is seen": [
+        Mutation(Request, "__post_init__", "_.tail + 1", constant(1)),
+    ],
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_histories_catch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    mutate(monkeypatch, FAULTS[name])
+    mutate(monkeypatch, *FAULTS[name])
     with pytest.raises((AssertionError, KeyError, IndexError)):
         histories(60)
 

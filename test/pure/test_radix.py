@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 from helpers.lru import evicts_least_recently_used
-from helpers.mutation import Edit, mutate
+from helpers.mutation import Mutation, become, constant, drop, mutate
 from sglang.srt.core.ints import common_prefix, ints
 from sglang.srt.memory.pages import PagePool
 from sglang.srt.memory.radix import RadixNode, RadixTree
@@ -216,38 +216,37 @@ def test_the_tree_is_what_the_model_is() -> None:
 
 MUTATIONS = {
     "the most recently used goes first": [
-        Edit(RadixTree, "_offer", "(node.used,", "(-node.used,"),
-        Edit(RadixTree, "evict", "node.used != used", "node.used != -used"),
+        Mutation(RadixTree, "_offer", "_.heappush(_, (X, ...))", become("-X")),
+        Mutation(RadixTree, "evict", "_.used != X", become("-X")),
     ],
     "releasing is no use": [
-        Edit(RadixTree, "unlock", "step.used, step.at = use, now", "pass")
+        Mutation(RadixTree, "unlock", "_.used, _.at = _", drop),
     ],
     "pins of shared pages": [
-        Edit(RadixTree, "match", "if node.locks == 0:", "if node.locks <= 1:"),
+        Mutation(RadixTree, "match", "A.locks == 0", become("A.locks <= 1")),
     ],
     "the limit is ignored": [
-        Edit(RadixTree, "_child", "tokens, 0, at), limit - at)", "tokens, 0, at), 1 << 30)"),
+        Mutation(RadixTree, "_child", "min(common_prefix(...), X)", constant(1 << 30)),
     ],
     "half pages match": [
-        Edit(RadixTree, "_child", "length - length % self.page_size", "length"),
+        Mutation(RadixTree, "_child", "A - A % _", become("A")),
     ],
     "a whole leaf goes": [
-        Edit(RadixTree, "evict", "min(len(node.pages), count - freed)", "len(node.pages)"),
+        Mutation(RadixTree, "evict", "min(A, _)", become("A")),
     ],
-    "a parent is not offered": [Edit(RadixTree, "evict", "self._offer(parent)", "pass")],
+    "a parent is not offered": [Mutation(RadixTree, "evict", "_._offer(parent)", drop)],
     "spare pages are forgotten": [
-        Edit(RadixTree, "publish", "pages[: len(kept)], ", "pages[:0], "),
+        Mutation(RadixTree, "publish", "_[:X], _", constant(0)),
     ],
     "exclusive counts shared pages": [
-        Edit(RadixTree, "exclusive", "step.locks == 1", "step.locks <= 2"),
+        Mutation(RadixTree, "exclusive", "A.locks == 1", become("A.locks <= 2")),
     ],
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_model_catches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for edit in MUTATIONS[name]:
-        mutate(monkeypatch, edit)
+    mutate(monkeypatch, *MUTATIONS[name])
     with pytest.raises(AssertionError, match="seed"):
         against_the_model(100)
 
@@ -350,8 +349,6 @@ def test_compaction_keeps_every_leaf() -> None:
 
 
 def test_a_heap_that_is_dropped_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    mutate(monkeypatch, Edit(
-        RadixTree, "_offer", "[e for e in self._heap if e[2].used == e[0] and e[2].pages]", "[]"
-    ))  # fmt: skip
+    mutate(monkeypatch, Mutation(RadixTree, "_offer", "[_ for _ in _ if _]", become("[]")))
     with pytest.raises(AssertionError, match="a leaf that eviction does not find"):
         test_compaction_keeps_every_leaf()
