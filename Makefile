@@ -19,7 +19,7 @@ PIP := -m pip install -qq --disable-pip-version-check --no-input
 PEERS := vllm llama guidance dspy
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser demo test test-clients soak histories lint format bench bench-peers paper paper-smoke clean
+.PHONY: help setup browser demo check fast test test-clients soak histories lint format bench bench-peers paper paper-smoke clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,9 +31,17 @@ demo: $(RUNTIME)  ## run a program with fork, select and gen on the embedded mod
 
 # One tensor thread a process: the test processes share the cores among them. They start hundreds of
 # others, each of which would compile the package anew where no bytecode may be written.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) \
+  --dist loadfile --no-loadscope-reorder
+
+check: $(STAMP)  ## lint, types and the fast tests that need no model: a minute
+	@$(MAKE) --no-print-directory --output-sync --jobs 2 lint fast
+
+fast: $(STAMP)
+	@$(PYTEST) -m "not slow" test/pure $(ARGS)
+
 test: $(STAMP) browser  ## the whole test suite, lint included
-	@env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile \
-	  --no-loadscope-reorder $(ARGS)
+	@$(PYTEST) $(ARGS)
 
 test-clients: $(STAMP)  ## other people's clients, installed into .clients, run with the network cut
 	@$(MAKE) --no-print-directory -j $(JOBS) $(CLIENTS) .clients/node/.installed

@@ -28,6 +28,7 @@ HOOKS: dict[str, Callable[[Engine], AbstractContextManager[None]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOOKS)
 def test_the_books_are_kept_in_random_histories(name: str) -> None:
     """They are audited after every step, and every text is checked (``helpers/simulation``)."""

@@ -152,6 +152,7 @@ def test_a_filled_context_needs_no_place_in_a_pass() -> None:
     desk.finish()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(3))
 def test_random_histories(part: int) -> None:
     whole, unloaded = map(sum, zip(*(history(seed) for seed in range(part, 30, 3))))

@@ -54,6 +54,7 @@ def test_the_same_in_a_loop(program) -> None:
     assert state.usage.calls == 1 + 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [tree, plain])
 def test_a_thousand_forks_hold_no_threads(program) -> None:
     backend, before = Counted(together=1000), running_threads()

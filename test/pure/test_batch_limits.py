@@ -21,6 +21,7 @@ def item(s, number):
     return s["x"]
 
 
+@pytest.mark.slow
 def test_ten_thousand_items_use_no_more_threads_than_allowed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -75,6 +76,7 @@ def peak_bytes(items: list[tuple[str]]) -> int:
     return peak
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_batch() -> None:
     text = "x" * 20_000  # what is kept of an item would be seen
     short = peak_bytes([(text + str(n),) for n in range(200)])

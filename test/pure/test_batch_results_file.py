@@ -116,6 +116,7 @@ def test_errors_are_not_kept(tmp_path: Path) -> None:
     assert backend.calls == 1
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_a_file_cut_anywhere_goes_on(data: st.DataObject) -> None:
     import tempfile

@@ -43,6 +43,7 @@ def test_the_lower_bound_counts_each_prefix_once() -> None:
         assert lower_bound(prompts) == len(prefixes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", AWARE)
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_theorem_3_1(name: str, policy: str) -> None:
@@ -51,6 +52,7 @@ def test_theorem_3_1(name: str, policy: str) -> None:
     assert result.computed == result.bound
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", AWARE)
 @pytest.mark.parametrize("chunk", [3, -1])
 def test_theorem_3_1_on_many_small_trees(policy: str, chunk: int) -> None:
@@ -67,6 +69,7 @@ def test_first_come_first_served_misses_the_bound() -> None:
     assert result.computed > 3 * result.bound
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [*AWARE, *OTHERS])
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_enough_memory_is_optimal(name: str, policy: str) -> None:
@@ -78,6 +81,7 @@ def test_enough_memory_is_optimal(name: str, policy: str) -> None:
     assert result.retractions == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", AWARE)
 @pytest.mark.parametrize("chunk", [7, 64, -1])
 def test_enough_memory_is_optimal_whatever_the_chunks(policy: str, chunk: int) -> None:
@@ -88,6 +92,7 @@ def test_enough_memory_is_optimal_whatever_the_chunks(policy: str, chunk: int) -
         assert result.computed == result.bound, f"seed {seed}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [4, 8])
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_under_pressure_the_aware_orders_compute_less(name: str, part: int) -> None:

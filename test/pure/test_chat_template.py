@@ -184,6 +184,7 @@ def with_template(path: Path, source: str) -> Scripted:
     return Scripted(Tokenizer(byte_level(path), str(path / "t.jinja")))
 
 
+@pytest.mark.slow
 def test_a_hostile_template_is_a_400_and_holds_nobody_up(tmp_path: Path) -> None:
     scripted = with_template(tmp_path, "{% if messages|length > 1 %}" + ENDLESS + "{% endif %}a")
     error = is_error(posted(scripted, "/v1/chat/completions", {"messages": TALK}), 400)

@@ -225,6 +225,7 @@ def test_waiting_holds_no_thread() -> None:
     assert running[0] <= 20  # the first call, which all the others wait for
 
 
+@pytest.mark.slow
 def test_streams_wait_for_one_another_at_the_same_moment() -> None:
     @sgl.function
     def other(s, q):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+import pytest
 import sglang as sgl
 from helpers.programs import VALUES, Recorder, program_of, programs
 from hypothesis import given, settings
@@ -27,6 +28,7 @@ def outcome(program: sgl.SglFunction, arguments: dict = VALUES, loop: bool = Fal
     return backend.calls, said, state.ret_value
 
 
+@pytest.mark.slow
 @few
 @given(programs(compiled=True))
 def test_compiled_as_interpreted(operations: list) -> None:
@@ -42,6 +44,7 @@ def test_compiled_as_interpreted(operations: list) -> None:
     assert outcome(compile(program, **VALUES), {}) == expected
 
 
+@pytest.mark.slow
 @few
 @given(programs())
 def test_folding_changes_nothing_that_is_said(operations: list) -> None:
@@ -51,6 +54,7 @@ def test_folding_changes_nothing_that_is_said(operations: list) -> None:
     assert outcome(CompiledProgram(fold(graph, VALUES)), {}) == expected
 
 
+@pytest.mark.slow
 @few
 @given(programs())
 def test_pruning_keeps_what_is_wanted(operations: list) -> None:

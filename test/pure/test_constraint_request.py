@@ -136,6 +136,7 @@ JSON = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.dictionaries(st.text("xyz"), JSON))
 def test_a_schema_and_its_text_are_the_same_constraint(schema: dict[str, Any]) -> None:

@@ -159,6 +159,7 @@ def test_a_streamed_gen_is_marked_while_it_grows() -> None:
     assert shown(state.sync() or state).startswith("Once[gen x:  upon a time]\n")
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(programs(), st.sampled_from(["chatml", "llama-2-chat", "gemma-it", "qwen"]))
 def test_pieces_are_the_text_and_every_turn_is_found(operations: list, template: str) -> None:

@@ -44,6 +44,7 @@ def test_every_route_is_told(served: Served, told: dict[str, Any]) -> None:
     assert all(len(operation["description"]) > 0 for operation in operations)
 
 
+@pytest.mark.slow
 def test_every_reference_leads_somewhere(told: dict[str, Any]) -> None:
     def references(node: Any) -> Iterator[str]:
         if isinstance(node, dict):

@@ -116,6 +116,7 @@ def test_the_openai_client(served: Served, http: httpx.Client) -> None:
         client.embeddings.create(model="m", input="fox", dimensions=5)
 
 
+@pytest.mark.slow
 def test_many_inputs_are_one_batch(served: Served, http: httpx.Client) -> None:
     texts = [f"text number {i}" for i in range(embeddings.MAX_INPUTS)]
     before = served.client.stats()
@@ -208,6 +209,7 @@ def test_both_prompts_at_once_are_refused(http: httpx.Client) -> None:
     is_error(http.post("/encode", json={"text": "a", "input_ids": [1]}), 400)
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_ends_its_readings(served: Served, http: httpx.Client) -> None:
     served.worker.seconds = 0.05
     before = served.client.stats()

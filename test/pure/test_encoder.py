@@ -89,6 +89,7 @@ BODIES: dict[str, Callable[[str], dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_bytes_in_work_are_bounded_whatever_the_route(served: Served, counter: Counter) -> None:
     text = "the lazy dog " * (MOST * 2 // 5 // 13)  # two fit at once
     size = bytes_of(text)
@@ -160,6 +161,7 @@ def test_ids_are_those_of_the_tokenizer(served: Served) -> None:
     assert (one["tokens"], one["count"]) == (found["tokens"][0], found["count"][0])
 
 
+@pytest.mark.slow
 def test_a_text_that_can_be_cut_takes_little_at_once(
     served: Served, counter: Counter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

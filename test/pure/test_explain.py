@@ -76,6 +76,7 @@ def always_yes(prompt, params):
     return "yes"
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(programs().map(named), st.sampled_from(["chatml", "llama-2-chat"]))
 def test_what_is_explained_is_what_is_sent(operations: list, template: str) -> None:

@@ -111,6 +111,7 @@ def count(arm: Callable[[Nth], None], page_size: int) -> int:
     return nth.calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page_size", [1, 2])
 def test_the_nth_allocation_raises(page_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     take = PagePool.take
@@ -128,6 +129,7 @@ def test_the_nth_allocation_raises(page_size: int, monkeypatch: pytest.MonkeyPat
         assert survives(desk(page_size)) == 0, f"allocation {n}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page_size", [1, 2])
 def test_the_nth_growth_is_refused(page_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     grow = Store.grow
@@ -142,6 +144,7 @@ def test_the_nth_growth_is_refused(page_size: int, monkeypatch: pytest.MonkeyPat
         assert one.engine.stats.plan_misses == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page_size", [1, 2])
 def test_the_nth_pass_raises(page_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     run = FakeWorker.run
@@ -194,6 +197,7 @@ def count_passes() -> int:
     return one.worker.passes
 
 
+@pytest.mark.slow
 def test_every_row_error_is_its_own() -> None:
     for n in range(1, count_passes() + 1):
         survives(desk(1, FakeWorker(1, break_at={n})), "injected row error")

@@ -155,6 +155,7 @@ def none_open(served: Served) -> None:
         time.sleep(0.001)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_nth_fault_behind_http(
     served: Served, name: str, monkeypatch: pytest.MonkeyPatch

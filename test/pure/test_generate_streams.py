@@ -121,6 +121,7 @@ def test_deltas_are_refused_where_tokens_are_replaced(
         assert "--jump-forward string" in error["message"]
 
 
+@pytest.mark.slow
 def test_a_cumulative_stream_is_not_the_square_of_its_length(http: httpx.Client) -> None:
     tokens = 900
     settings = {"max_new_tokens": tokens, "ignore_eos": True, "temperature": 0}

@@ -185,6 +185,7 @@ def test_a_grammar_that_nothing_can_begin_is_refused() -> None:
     assert "no text satisfies it" in circle.error
 
 
+@pytest.mark.slow
 def test_a_pattern_whose_masks_cost_too_much_is_refused() -> None:
     """llguidance compiles it, and gives up a dozen characters later."""
     assert "20000 states" in make_plan(regex_of("(((.{1,30}){1,30}){1,30})"), "auto", "").error

@@ -100,6 +100,7 @@ class Verdicts:
         return len(self.right) / (len(self.right) + sum(map(len, rest)))
 
 
+@pytest.mark.slow
 def test_regexes_are_read_as_re_reads_them() -> None:
     found = Verdicts()
     for row in some(regexes(), 150):
@@ -110,6 +111,7 @@ def test_regexes_are_read_as_re_reads_them() -> None:
     assert found.share >= 0.98, "\n".join(found.refused)
 
 
+@pytest.mark.slow
 def test_schemas_are_enforced_or_refused() -> None:
     found = Verdicts()
     for row in some(schemas(), 200):

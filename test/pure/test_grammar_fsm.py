@@ -137,6 +137,7 @@ def reached(masks: StateMasks, count: int, generator: random.Random) -> list[Sta
 # -- UTF-8 -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_open_characters_span_their_code_points() -> None:
     bounds(b"")
     for data, expected in _starts.items():
@@ -174,6 +175,7 @@ def test_masks_of_the_toy_equal_a_walk_of_every_token(pattern: str) -> None:
         assert found == naive.allowed(state, vocabulary), (pattern, state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [embedded, tekken])
 @pytest.mark.parametrize(
     "pattern",

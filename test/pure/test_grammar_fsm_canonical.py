@@ -76,6 +76,7 @@ def follow(grammar: FsmGrammar, tokens: list[int]) -> int:
     return sampled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "share"), [(toy, 1.0), (embedded, 1.0), (tekken, 0.2)])
 def test_members_of_random_patterns(make: Callable[[], Vocabulary], share: float) -> None:
     vocabulary = make()

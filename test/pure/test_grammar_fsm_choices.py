@@ -60,6 +60,7 @@ def plays(matcher: ChoicesMatcher) -> list[int]:
         found += ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [toy, embedded])
 @pytest.mark.parametrize("canonical", [True, False])
 def test_masks_are_those_of_their_definition(

@@ -96,6 +96,7 @@ def language(grammar: FsmGrammar, size: int) -> set[str]:
     return {text for text in found if len(text) <= size}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("canonical", [False, True])
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_the_language_is_that_of_re(pattern: str, canonical: bool) -> None:

@@ -204,6 +204,7 @@ def wanted(pattern: str) -> set[str]:
     return {text for text in TEXTS if rule.fullmatch(text)}
 
 
+@pytest.mark.slow
 @settings(max_examples=CASES, deadline=None)
 @given(trees)
 def test_random_grammars(tree: Pair) -> None:
@@ -212,6 +213,7 @@ def test_random_grammars(tree: Pair) -> None:
     assert language("root ::= " + tree[0] + NESTED) == right
 
 
+@pytest.mark.slow
 @settings(max_examples=CASES, deadline=None)
 @given(trees, trees, trees)
 def test_random_rules(one: Pair, two: Pair, three: Pair) -> None:
@@ -280,6 +282,7 @@ leaves = st.one_of(atoms.map(plain), atoms.map(plain), st.sampled_from(["root", 
 bodies = st.recursive(leaves, mixed, max_leaves=7)
 
 
+@pytest.mark.slow
 @settings(max_examples=2 * CASES, deadline=None)
 @given(bodies, bodies)
 def test_random_recursion(root: Expression, one: Expression) -> None:
@@ -361,6 +364,7 @@ def test_nesting_within_the_limit(more: str) -> None:
     assert takes("root ::= " + '("a" | ' * 64 + '"x"' + ")" * 64 + more, "x")
 
 
+@pytest.mark.slow
 def test_chains_of_rules() -> None:
     def chain(size: int, end: str) -> str:
         rules = [f'a{one} ::= "x" a{one + 1} | "y"' for one in range(size)]

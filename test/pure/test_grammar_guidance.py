@@ -158,6 +158,7 @@ def test_a_mask_depends_on_the_tokens_alone(
         assert (matcher.accepting, matcher.finished) == (fresh.accepting, fresh.finished)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GRAMMARS)
 @pytest.mark.parametrize("vocabulary", ["toy", "embedded"])
 def test_forced_tokens_are_the_only_ones_and_drafts_are_allowed(
@@ -242,6 +243,7 @@ def of_schema(schema: dict[str, Any], known: Vocabulary) -> GuidanceGrammar:
     return GuidanceGrammar(grammar_of(Constraint("json_schema", json.dumps(schema)), ""), known)
 
 
+@pytest.mark.slow
 def test_no_canonical_token_is_left_out_of_words_that_begin_alike(
     vocabularies: dict[str, Vocabulary],
 ) -> None:

@@ -481,6 +481,7 @@ def test_texts_of_a_format_that_is_read_in_one_way_are_allowed() -> None:
     assert found > 2 * ROUNDS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharp", [False, True])
 def test_no_text_is_allowed_that_is_not_of_the_format(sharp: bool) -> None:
     found = refused = 0

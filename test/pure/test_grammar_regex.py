@@ -253,6 +253,7 @@ BOMBS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", BOMBS)
 def test_a_bomb_meets_a_limit_by_counting(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spent = []
@@ -404,6 +405,7 @@ def test_the_shorthands_are_those_of_re(letter: str, flags: str) -> None:
     assert shorthand(letter, bool(flags)) == expected
 
 
+@pytest.mark.slow
 def test_the_categories_are_those_of_unicodedata() -> None:
     found: dict[str, list[tuple[int, int]]] = {}
     for point, char in enumerate(EVERY):
@@ -496,6 +498,7 @@ def test_repetitions_add_up_only_where_no_number_is_left_out() -> None:
 CORPUS = ROOT / "test" / "data" / "regexes.jsonl"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not CORPUS.exists(), reason="the corpus of real patterns is not there")
 def test_real_patterns_mean_what_re_makes_of_them() -> None:
     refused, wrong, count = [], [], 0

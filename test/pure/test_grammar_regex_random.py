@@ -84,6 +84,7 @@ def check_form(automaton: CharacterDfa) -> None:
     assert len(set(colour)) == automaton.states
 
 
+@pytest.mark.slow
 @FEW
 @given(patterns(), st.randoms(use_true_random=False))
 def test_a_pattern_means_what_re_makes_of_it(pattern: str, rng: random.Random) -> None:
@@ -133,6 +134,7 @@ def test_any_text_is_a_pattern_where_it_is_one_to_re() -> None:
 SMALL = all_texts("ab\n ", 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_every_short_text_is_judged_as_by_re(seed: int) -> None:
     rng = random.Random(seed)
@@ -196,6 +198,7 @@ def same_language(one: CharacterDfa, other: CharacterDfa) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_interegular_agrees_where_classes_are_ascii() -> None:
     rng = random.Random(7)
     agreed = 0

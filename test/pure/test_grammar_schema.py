@@ -63,6 +63,7 @@ def outcome(name: str) -> tuple[list[str], list[str], list[str]]:
     return refused, missed, wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_suite(name: str) -> None:
     refused, missed, wrong = outcome(name)

@@ -66,6 +66,7 @@ REFUSED: list[tuple[str, str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "message"), REFUSED, ids=range(len(REFUSED)))
 def test_refused(text: str, message: str) -> None:
     with pytest.raises(GrammarError, match=message) as caught:
@@ -93,6 +94,7 @@ TAKEN: list[tuple[Any, Any, Any]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("schema", "right", "wrong"), TAKEN, ids=range(len(TAKEN)))
 def test_taken(schema: Any, right: Any, wrong: Any) -> None:
     text = grammar_of(Constraint("json_schema", json.dumps(schema)), "")
@@ -197,6 +199,7 @@ def random_pattern(dice: random.Random, depth: int) -> str:
     return f"(?:{inner})" + dice.choice(["*", "+", "?", f"{{{low},{low + dice.randint(0, 2)}}}"])
 
 
+@pytest.mark.slow
 def test_a_repeat_at_an_open_edge_is_its_least_number() -> None:
     """The same strings are found; counting further than that takes no states."""
     assert pattern_of("[a-z]{1,255}").expression == pattern_of("[a-z]").expression
@@ -220,6 +223,7 @@ WALKED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schema", WALKED, ids=range(len(WALKED)))
 def test_an_accepted_schema_can_be_generated(schema: dict[str, Any]) -> None:
     """25 generations with tokens of several bytes, none of which meets a limit."""

@@ -101,6 +101,7 @@ DRAWN: dict[str, Any] = {
 PLAIN = list(DRAWN)[:14]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
 def test_random_schemas_against_jsonschema(part: int) -> None:
     """Neither an invalid value accepted nor a valid one refused; samples validate."""
@@ -128,6 +129,7 @@ def test_random_schemas_against_jsonschema(part: int) -> None:
     assert enforced > CASES // 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(3))
 def test_what_is_written_from_real_schemas_validates(part: int) -> None:
     enforced = 0
@@ -180,6 +182,7 @@ EDGES = list(map(Decimal, ("-12.5", "-10", "-1.05", "-1", "-0.25", "0", "0.001",
 OFF = list(map(Decimal, ("0", "0.1", "-0.1", "1", "-1", "0.01")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["integer", "number"])
 def test_bounds(kind: str) -> None:
     """Every pair of bounds, inclusive or not, against comparing numbers."""
@@ -242,6 +245,7 @@ def test_a_pattern_is_found_as_re_and_ecma_find_it(source: str) -> None:
             assert text.endswith("\n"), text  # where $ is before a last newline for re alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _PATTERNS)
 def test_formats_against_jsonschema(name: str) -> None:
     """Texts of a format satisfy the format's own checker, where there is one."""

@@ -60,6 +60,7 @@ def chunked(draw: st.DrawFn) -> list[bytes]:
     return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)])]
 
 
+@pytest.mark.slow
 @settings(max_examples=1500, deadline=None, derandomize=True)
 @given(stops=st.lists(words, min_size=1, max_size=5), chunks=chunked())
 def test_stop_strings_are_found_where_a_search_finds_them(
@@ -111,6 +112,7 @@ def test_a_stop_inside_a_longer_one_wins_by_ending_first() -> None:
 PATTERNS = [r"[0-9]+", r"a{2,3}", r"x|yz", r"é\.", r"(?i)end"]
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None, derandomize=True)
 @given(
     patterns=st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=3),
@@ -215,6 +217,7 @@ def usable(texts: list[str]) -> list[Any]:
     return [compile_pattern(text) for text in texts]
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=None, derandomize=True)
 @given(
     texts=st.lists(re2_patterns, min_size=1, max_size=3),
@@ -257,6 +260,7 @@ def random_pattern(r: random.Random, depth: int) -> str:
     return f"(?:{random_pattern(r, depth - 1)}){r.choice(REPEATS)}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_random_patterns_stop_where_re2_finds_them(seed: int) -> None:
     """The same with many more and longer matches: few letters, between which all else happens."""
@@ -293,6 +297,7 @@ SYNTAX = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_random_syntax_is_read_as_re2_reads_it(seed: int) -> None:
     """A random pattern that RE2 takes has a match where RE2 has one."""
@@ -319,6 +324,7 @@ def test_braces_that_re2_takes_literally(text: str) -> None:
     assert StopWatch((), [text]).feed(b"aaa xxx b") is None
 
 
+@pytest.mark.slow
 def test_random_patterns_are_mostly_usable() -> None:
     """Otherwise the test above would test nothing."""
     seen = Counter()

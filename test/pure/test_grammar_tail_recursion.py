@@ -91,6 +91,7 @@ leaves: st.SearchStrategy[GbnfNode] = st.one_of(
 trees = st.recursive(leaves, mixed, max_leaves=8)
 
 
+@pytest.mark.slow
 @settings(max_examples=4 * CASES, deadline=None)
 @given(trees, trees, trees)
 def test_the_language_stays_the_same(root: GbnfNode, one: GbnfNode, two: GbnfNode) -> None:
@@ -172,6 +173,7 @@ def test_what_is_not_plain_stays_as_written(text: str) -> None:
     assert lark_without_tail_recursion(text) == text
 
 
+@pytest.mark.slow
 @settings(max_examples=CASES, deadline=None)
 @given(trees, trees)
 def test_random_lark_means_the_same(root: GbnfNode, one: GbnfNode) -> None:

@@ -99,6 +99,7 @@ WRONG: list[list[tuple[str, bytes]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("headers", WRONG)
 def test_a_wrong_key_is_a_401(keyed: Served, headers: list[tuple[str, bytes]]) -> None:
     for path in ("/health", "/v1/models", "/get_server_info", "/nowhere"):
@@ -150,6 +151,7 @@ def test_one_key_is_the_admins_unless_there_is_one_for_him(tmp_path: Path) -> No
         assert may(server, "/health", "k") == may(server, "/health", "a") == 200
 
 
+@pytest.mark.slow
 def test_with_an_admins_key_alone_the_rest_is_open(tmp_path: Path) -> None:
     with serve_text(tmp_path / "1", Config.of(admin_api_key="a")) as server:
         for path in ("/health", "/v1/models"):
@@ -211,6 +213,7 @@ def asked(server: Served, headers: dict[str, str], path: str = "/health") -> htt
     return httpx.get(server.url + path, headers=headers, timeout=60)
 
 
+@pytest.mark.slow
 def test_a_name_that_was_made_to_point_here_is_refused(local: Served) -> None:
     port = local.url.rpartition(":")[2]
     for host in ("localhost", f"localhost:{port}", f"127.0.0.1:{port}", "[::1]:8080", "127.0.0.2",
@@ -222,6 +225,7 @@ def test_a_name_that_was_made_to_point_here_is_refused(local: Served) -> None:
         assert "--allowed-hosts" in error["message"]
 
 
+@pytest.mark.slow
 def test_a_page_of_another_origin_is_refused(local: Served) -> None:
     before = local.client.golden()
     port = local.url.rpartition(":")[2]
@@ -346,6 +350,7 @@ def test_cors(tmp_path: Path) -> None:
 # -- ids ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_answer_carries_the_requests_id(keyed: Served, local: Served) -> None:
     for path, given in (("/health", {}), ("/nowhere", {}), ("/generate", {}), ("/", {}),
                         ("/health", {"Host": "evil.example"})):  # fmt: skip

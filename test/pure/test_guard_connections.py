@@ -314,6 +314,7 @@ def test_bodies_that_arrive_at_once_take_bounded_memory(
     assert http.post("/generate", json=large).status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_body_past_the_limit_is_refused_before_it_is_there(
@@ -564,6 +565,7 @@ def connections(monkeypatch: pytest.MonkeyPatch) -> list[Protocol]:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("soon")
 def test_a_client_that_stops_reading_its_stream_is_let_go(
     served: Served, http: Client, connections: list[Protocol]
@@ -646,6 +648,7 @@ def test_a_client_that_reads_slowly_gets_everything(served: Served) -> None:
     assert any(b"[DONE]" in one and one.rstrip().endswith(b"0") for one in answers)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("soon")
 def test_a_large_answer_that_is_taken_slowly_arrives(served: Served) -> None:
     data = json.dumps({"prompt": "x1 " * 200_000}).encode()

@@ -107,6 +107,7 @@ def longest_wait(served: Served, path: str, body: dict[str, Any]) -> tuple[float
     return time.monotonic() - started, max(waits)
 
 
+@pytest.mark.slow
 def test_many_short_rows_hold_nobody_up(served: Served) -> None:
     rows = [[token % 100 + 5] for token in range(100_000)]
     # A server that is held up is so every time; a machine that is busy is not.

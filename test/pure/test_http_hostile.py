@@ -199,6 +199,7 @@ VALUES: list[tuple[str, dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_values_out_of_range_are_named(served: Served, http: httpx.Client) -> None:
     before = served.client.stats()["received"]
     for path, body, param in VALUES:
@@ -234,6 +235,7 @@ BASES: dict[str, tuple[type, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", BASES)
 def test_odd_values_never_break_the_server(http: httpx.Client, path: str) -> None:
     """Fields with odd values, alone and in pairs (a seeded sample): a reply or a 4xx."""
@@ -263,6 +265,7 @@ LONG_TEXT = "\x00é" * 100_000
 LONG_VALUES: list[Any] = [LONG_TEXT, {LONG_TEXT: 1}, [LONG_TEXT], [{"type": LONG_TEXT}]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", BASES)
 def test_errors_repeat_little_of_what_was_sent(http: httpx.Client, path: str) -> None:
     """Values and names of 100,000 characters that become more by escapes."""
@@ -404,6 +407,7 @@ def test_a_client_that_leaves_the_queue_or_the_prefill(
     assert served.client.idle()["aborted"] - before["aborted"] == 6
 
 
+@pytest.mark.slow
 def test_a_flood_gets_429_and_who_is_in_finishes(served: Served, http: httpx.Client) -> None:
     served.worker.seconds = 0.3  # until one is refused
     body = {"text": "a", "sampling_params": {**LONG, "max_new_tokens": 30, "temperature": 0}}
@@ -427,6 +431,7 @@ def test_a_flood_gets_429_and_who_is_in_finishes(served: Served, http: httpx.Cli
         assert int(reply.headers["Retry-After"]) >= 1
 
 
+@pytest.mark.slow
 def test_who_is_let_in_waits_for_no_more_than_the_queue(
     served: Served, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -499,6 +504,7 @@ def test_abort_by_rid_and_all(served: Served, http: httpx.Client) -> None:
 KEYS = ["secret", "ключ-密钥", "clé"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", KEYS)
 def test_the_key_guards_every_route(tmp_path_factory: pytest.TempPathFactory, key: str) -> None:
     config = Config.of(api_key=key)

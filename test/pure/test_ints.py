@@ -25,6 +25,7 @@ def test_common_prefix_of_random_lists(a: list[int], b: list[int], start: int, o
     assert common_prefix(ints(a), ints(b), start, off) == plain(a, b, start, off)
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.integers(0, 200), st.integers(0, 70), TOKENS, TOKENS)
 def test_common_prefix_of_lists_that_share_one(

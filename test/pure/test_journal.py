@@ -142,6 +142,7 @@ def test_probes_make_no_noise(served: Served, lines: Lines) -> None:
     assert {line["route"] for line in lines.all()} == {"/v1/models"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
 def test_levels_say_more_and_more(level: int, tmp_path: Path, lines: Lines) -> None:
     with serve_text(tmp_path, Config.of(log_requests=True, log_requests_level=level)) as served:

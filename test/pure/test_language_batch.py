@@ -33,6 +33,7 @@ def echo(prompt, params):
     return prompt.text.split("Review: ")[1].split("\n")[0]
 
 
+@pytest.mark.slow
 def test_a_thousand_items_come_back_in_order() -> None:
     mock = sgl.Mock(echo)
     before = running_threads()

@@ -186,6 +186,7 @@ def test_more_branches_than_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert most <= 4
 
 
+@pytest.mark.slow
 def test_a_chain_of_forks_that_all_wait_for_the_first() -> None:
     """Depth costs no recursion and no thread."""
 
@@ -204,6 +205,7 @@ def test_a_chain_of_forks_that_all_wait_for_the_first() -> None:
         program.run(backend=sgl.Mock([ValueError("no")], delay=0.2))
 
 
+@pytest.mark.slow
 def test_forks_that_are_dropped_are_forgotten() -> None:
     @sgl.function
     def program(s):

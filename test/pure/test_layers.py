@@ -262,6 +262,7 @@ def test_the_engine_is_started_before_the_server_is_imported() -> None:
     assert "serving" in ast.unparse(names["_serve"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module",
     ["sglang.srt.core.messages", "sglang.srt.memory.store",

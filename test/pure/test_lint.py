@@ -9,6 +9,7 @@ import pytest
 from helpers.paths import ROOT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     ["ruff check .", "ruff format --check .", "tools.words", "mypy"],

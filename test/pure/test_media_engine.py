@@ -377,6 +377,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_faults_are_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mutate(monkeypatch, FAULTS[name])

@@ -127,6 +127,7 @@ def test_playlists_fetch_nothing(tmp_path: Path) -> None:
     assert not asked
 
 
+@pytest.mark.slow
 def test_mutations_end_well() -> None:
     r = random.Random(0)
     data = film(6, side=16)

@@ -120,6 +120,7 @@ def test_text_that_is_no_utf8_is_refused_like_the_rest() -> None:
         m.decode_verbs(frame)
 
 
+@pytest.mark.slow
 @settings(max_examples=1000)
 @given(st.integers(0, len(m.encode(VERBS)) - 1), st.integers(1, 255))
 def test_a_damaged_byte_never_raises_anything_else(at: int, change: int) -> None:

@@ -184,6 +184,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return found
 
 
+@pytest.mark.slow
 def test_no_body_breaks_the_server(tmp_path: Path) -> None:
     """Junk in every place of a body, and every place left out: an answer, or a 400."""
     completion = Scripted(Tokenizer(byte_level(tmp_path)))

@@ -131,6 +131,7 @@ def random_history(seed: int, steps: int = 150) -> tuple[int, int]:
     return some, whole
 
 
+@pytest.mark.slow
 def test_a_miss_never_claims_what_was_not_there() -> None:
     counts = [random_history(seed) for seed in range(40)]
     some, whole = (sum(each) for each in zip(*counts))
@@ -138,6 +139,7 @@ def test_a_miss_never_claims_what_was_not_there() -> None:
     assert whole > 0.8 * some, f"{whole} of {some}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mutation",
     [

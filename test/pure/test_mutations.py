@@ -325,6 +325,7 @@ def caught(within: int) -> str:
     return ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_simulation_catches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mutate(monkeypatch, *MUTATIONS[name])
@@ -343,5 +344,6 @@ def test_a_wrong_eviction_order_is_caught(monkeypatch: pytest.MonkeyPatch) -> No
     assert not caught(3), "the order of eviction is no matter of correctness"
 
 
+@pytest.mark.slow
 def test_without_a_mutation_nothing_is_caught() -> None:
     assert caught(50) == ""

@@ -143,6 +143,7 @@ def test_shutdown_ends_calls_and_leaves_nothing(
     until(lambda: service.connections == 0)
 
 
+@pytest.mark.slow
 def test_a_backend_that_is_garbage_leaves_nothing(service: FakeOpenAI) -> None:
     service.script = "fine"
     before = set(threading.enumerate())

@@ -77,6 +77,7 @@ def some_goal(r: random.Random, prompt: list[int]) -> Any:
 # -- the same ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(st.integers(0, 1 << 30))
 def test_without_surprises_the_passes_are_the_same(seed: int) -> None:
     """Requests that end by length, at one time: every row of every pass, and every event."""

@@ -214,6 +214,7 @@ def docs(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_every_section_has_its_place_on_the_page_and_the_records_make_it_again(docs: Path) -> None:
     report.into(docs, RECORDS)
     page = (docs / report.PAGE).read_text(encoding="utf-8")

@@ -185,12 +185,14 @@ def check_scores(
     ]
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.randoms(use_true_random=False))
 def test_every_token_sees_what_it_should(r: random.Random) -> None:
     history(r)
 
 
+@pytest.mark.slow
 def test_histories_reach_what_they_are_about() -> None:
     seen = histories(300)
     assert min(seen[name] for name in ("retractions", "cached", "evicted", "several")) > 20, seen

@@ -102,6 +102,7 @@ OPS = ["ask", "step", "step", "step", "pause", "retract", "flush", "continue", "
 STEPS = st.lists(st.sampled_from(OPS), max_size=60)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(steps=STEPS, depth=st.sampled_from([1, 2]), capacity=st.sampled_from([48, 4096]))
 def test_any_history_with_pauses_writes_the_same(

@@ -127,6 +127,7 @@ def sprouting(s: Any, head: str, middle: str, branches: list[Any]) -> None:
             fork += sgl.gen("x", max_tokens=3, n=2 if leaf == "several" else 1)
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(items)
 def test_programs_compute_what_is_planned(served: Served, batch: list[Any]) -> None:

@@ -137,6 +137,7 @@ def test_a_hint_counts_for_what_it_computes() -> None:
     assert rates[0] == rates[1] == (2, 42, 22, 22)
 
 
+@pytest.mark.slow
 def test_the_recorder_agrees_with_the_engine() -> None:
     """In random histories: what is counted request by request adds up to the engine's counters."""
     for seed in range(50):

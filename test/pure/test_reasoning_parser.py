@@ -64,6 +64,7 @@ FRAGMENTS = ["<think>", "</think>", "<thi", "</thi", "<", "/", " ", "\n", "a", "
 TEXTS = st.lists(st.sampled_from(FRAGMENTS), max_size=12).map("".join)
 
 
+@pytest.mark.slow
 @given(TEXTS, st.lists(st.integers(0, 200), max_size=8), st.booleans(), st.booleans())
 @settings(max_examples=500)
 def test_the_chunks_do_not_matter(text: str, cuts: list[int], inside: bool, whole: bool) -> None:

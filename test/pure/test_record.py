@@ -42,6 +42,7 @@ def path(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("record") / "run.jsonl"
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(operations=programs())
 def test_a_replay_says_what_the_recorded_run_said(path: Path, operations: list) -> None:

@@ -87,6 +87,7 @@ def numbered(parts: list[Any]) -> list[Delta]:
     return deltas
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(drawn, st.lists(st.integers(0, 50), max_size=6), st.sampled_from(STATUSES))
 def test_any_deltas(parts: list[Any], cuts: list[int], status: str) -> None:
@@ -138,6 +139,7 @@ def anonymous(items: list[Any]) -> str:
     return re.sub(r"[0-9a-f]{32}", NAME, json.dumps(items))
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.sampled_from(FRAGMENTS), max_size=5), st.lists(st.integers(0, 300), max_size=8))
 def test_any_text(http: httpx.Client, model: Paced, parts: list[str], cuts: list[int]) -> None:

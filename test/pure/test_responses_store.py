@@ -106,6 +106,7 @@ steps = st.tuples(st.sampled_from(("put", "find", "drop", "add", "settle")),
                   st.sampled_from("abcdefgh"), st.integers(2, 3000))  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.lists(steps, max_size=40))
 def test_the_books_balance(history: list[tuple[str, str, str, str, int]]) -> None:

@@ -332,6 +332,7 @@ ACTS = st.lists(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(acts=ACTS)
 def test_any_history_of_a_session_is_a_tree_of_texts(

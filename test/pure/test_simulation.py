@@ -107,7 +107,10 @@ USUAL = {
 }
 
 
-@pytest.mark.parametrize("first", range(0, HISTORIES, CHUNK))
+@pytest.mark.parametrize(
+    "first",
+    [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(CHUNK, HISTORIES, CHUNK))],
+)
 def test_histories(first: int) -> None:
     seen: Counter[str] = Counter()
     for seed in range(first, first + CHUNK):
@@ -116,6 +119,7 @@ def test_histories(first: int) -> None:
     assert not rare, f"histories {first} to {first + CHUNK - 1} hardly contain: {rare}"
 
 
+@pytest.mark.slow
 def test_a_history_is_a_function_of_its_seed() -> None:
     for seed in range(7, 27):
         one, two = simulate(seed), simulate(seed)
@@ -124,6 +128,7 @@ def test_a_history_is_a_function_of_its_seed() -> None:
         assert one.seen == two.seen
 
 
+@pytest.mark.slow
 def test_make_histories_says_what_they_contain() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "histories", "--count", "101", "--seed", "5", "--jobs", "1"],

@@ -58,6 +58,7 @@ FIELDS = st.lists(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("speculates", ["text", "chat"])
 @given(fields=FIELDS, seed=st.integers(0, 99), forks=st.booleans(), tokens=st.sampled_from([1, 30]))
 def test_the_text_is_that_of_one_call_a_gen(

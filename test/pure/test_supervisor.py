@@ -83,6 +83,7 @@ async def until(condition: Callable[[], bool]) -> None:
 FAULTS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "hung": signal.SIGUSR1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_lost_engine_is_started_again(
     fault: str, tokenizer: Tokenizer, children: list[subprocess.Popen[bytes]],
@@ -253,6 +254,7 @@ def test_an_answer_that_waits_to_be_read_is_an_answer(
     run(test)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [0, 2])
 def test_it_gives_up_after_so_many_restarts(
     limit: int, tokenizer: Tokenizer, children: list[subprocess.Popen[bytes]]
@@ -286,6 +288,7 @@ def test_restarts_long_ago_do_not_count(
     assert answers == [True, True, False, True, False, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [("FAULT", "the disk is gone", "the disk is gone"), ("DEVICE", "cuda", "device is cuda, was")],
@@ -309,6 +312,7 @@ def test_an_engine_that_cannot_come_back_as_it_was_ends_it(
     run(test)
 
 
+@pytest.mark.slow
 def test_the_memory_of_the_first_engine_is_that_of_the_next(
     tokenizer: Tokenizer,
     children: list[subprocess.Popen[bytes]],
@@ -379,6 +383,7 @@ def counts() -> dict[str, int]:
     }
 
 
+@pytest.mark.slow
 def test_restarts_leave_nothing_behind(
     tokenizer: Tokenizer, children: list[subprocess.Popen[bytes]]
 ) -> None:

@@ -171,6 +171,7 @@ def test_a_template_that_does_not_compile() -> None:
 PIECES = st.one_of(st.binary(max_size=4), st.sampled_from(["é", "日", "🙂", "a"]).map(str.encode))
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=300, deadline=None)
 def test_the_stream_joined_is_the_decode_of_the_whole(data: st.DataObject) -> None:

@@ -50,6 +50,7 @@ MESSAGES = st.lists(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(MESSAGES)
 @settings(max_examples=300)
 def test_the_template_alone_writes_control_tokens(

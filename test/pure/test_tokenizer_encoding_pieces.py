@@ -62,6 +62,7 @@ WORDS = st.sampled_from([
 ])  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=150, deadline=None)
 @given(parts=st.lists(WORDS, max_size=60))
@@ -114,6 +115,7 @@ def test_what_might_see_across_a_cut_allows_none(name: str) -> None:
     assert not encoding_pieces.can_cut(json.loads(OTHERS[name]().to_str()))
 
 
+@pytest.mark.slow
 def test_a_tokenizer_cuts_where_it_may(tmp_path: Path) -> None:
     text = "the lazy dog " * 20_000
     for make, count in ((byte_level, 2), (sentencepiece, 1)):

@@ -298,6 +298,7 @@ def any_kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return Tokenizer(request.param(tmp_path_factory.mktemp("kind")))
 
 
+@pytest.mark.slow
 @EXAMPLES
 @given(data=st.data())
 def test_a_stream_is_the_whole_decode(any_kind: Tokenizer, data: st.DataObject) -> None:

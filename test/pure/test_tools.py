@@ -162,6 +162,7 @@ def test_patterns_of_other_dialects_are_let_pass(pattern: str) -> None:
     assert first_fault({"pattern": pattern}) == ""
 
 
+@pytest.mark.slow
 @given(JSON, JSON, st.sampled_from([None, "type", "function", "name", "parameters", "strict"]))
 @settings(max_examples=300)
 def test_any_json_for_tools_is_read_or_refused(a: Any, b: Any, at: str | None) -> None:

@@ -91,6 +91,7 @@ def read(form: ToolFormat, text: str) -> tuple[str, list[tuple[str, Any]]]:
     return words, [(name, json.loads(arguments)) for name, arguments in calls]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("many", [True, False])
 def test_what_must_be_a_call_is_read_as_calls_that_fit(
@@ -118,6 +119,7 @@ BEGUN = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMS)
 def test_in_free_text_a_call_of_a_strict_tool_fits(name: str, vocabulary: Vocabulary) -> None:
     seen = set()
@@ -148,6 +150,7 @@ def test_a_call_or_an_answer(name: str, vocabulary: Vocabulary) -> None:
     assert kinds == {True, False}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inside", [True, None, False])
 @pytest.mark.parametrize("name", ["qwen3", "mistral", "kimi"])
 def test_what_stands_behind_a_thought(

@@ -176,6 +176,7 @@ TEXTS = st.lists(FRAGMENTS, max_size=14).map("".join)
 CUTS = st.lists(st.integers(0, 1000), max_size=12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMS)
 @given(TEXTS, CUTS, st.booleans())
 @settings(max_examples=300)
@@ -189,6 +190,7 @@ def test_the_chunks_do_not_matter(name: str, text: str, cuts: list[int], cut: bo
         assert whole[0] == text  # byte for byte
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMS)
 @given(TEXTS, CUTS)
 @settings(max_examples=200)
@@ -220,6 +222,7 @@ GIVEN_ARGUMENTS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMS)
 @given(st.lists(GIVEN_ARGUMENTS, min_size=1, max_size=3), CUTS)
 @settings(max_examples=200)
@@ -260,6 +263,7 @@ HOSTILE = ['<tool_call>{"a":[', " ", "<tool_call>", '{"name": "add", "arguments"
            "[add(" + "a" * 300, "[add(**{", ";", "\\"]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMS)
 def test_hostile_text_takes_linear_time(name: str) -> None:
     """Calls of Python functions a character, which the clock of a busy machine cannot blur."""

@@ -346,6 +346,7 @@ def sample(name: str) -> list[str]:
     return [option(name), *({"": [], "=": ["7"], "*": ["7", "8"]}[nargs])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FLAGS)
 def test_every_flag_of_the_tables_has_its_fate(name: str) -> None:
     line = shlex.join(sample(name))
