@@ -103,6 +103,7 @@ def test_under_pressure_the_aware_orders_compute_less(name: str, part: int) -> N
     assert computed["lpm"] <= 1.2 * lower_bound(prompts), computed
 
 
+@pytest.mark.slow
 def test_the_starvation_bound_costs_little() -> None:
     prompts = workload("few-shot", 4)
     capacity = lower_bound(prompts) // 8

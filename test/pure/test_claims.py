@@ -241,6 +241,7 @@ def test_the_client_waits_no_more_often_than_the_program(name: str) -> None:
     assert 0 < rounds <= gate.rounds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_items_are_plain_data_and_a_function_of_scale_and_seed(name: str) -> None:
     claim = claim_of(name)

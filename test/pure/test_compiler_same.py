@@ -69,6 +69,7 @@ def test_pruning_keeps_what_is_wanted(operations: list) -> None:
         assert same == result
 
 
+@pytest.mark.slow
 @few
 @given(programs())
 def test_movement_keeps_the_pieces_and_the_rest(operations: list) -> None:

@@ -187,6 +187,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(STEPS)
 def test_turns(steps: list[Step]) -> None:

@@ -119,6 +119,7 @@ def text_of(desk: Desk, request: int) -> str:
     return b"".join(TOKEN_BYTES[token] for token in desk.tokens(request)).decode()
 
 
+@pytest.mark.slow
 def test_stop_patterns_let_others_go_on(read: list[int]) -> None:
     """Sixteen texts of 3,900 forced tokens, beside a victim that gets a token a step. A step reads
     a bounded number of bytes, and each byte is read once."""
@@ -139,6 +140,7 @@ def test_stop_patterns_let_others_go_on(read: list[int]) -> None:
     assert read[0] == 16 * len(text)
 
 
+@pytest.mark.slow
 def test_forced_text_is_the_same_over_more_steps() -> None:
     """Patterns that cost much take forced tokens in several steps, where others take MAX_FORCED at
     a time."""

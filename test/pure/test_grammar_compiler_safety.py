@@ -254,6 +254,7 @@ CHOICES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHOICES)
 def test_choices(compiler: GrammarCompiler, name: str) -> None:
     end(compiler, Constraint("choices", CHOICES[name]))

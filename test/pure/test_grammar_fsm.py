@@ -212,6 +212,7 @@ def test_the_rows_used_last_are_kept() -> None:
     assert cache.nbytes == rows[0].nbytes + rows[2].nbytes + MaskRow((), b"", True).nbytes
 
 
+@pytest.mark.slow
 def test_a_table_is_made_once_and_let_go_with_its_vocabulary() -> None:
     vocabulary = toy()
     table = TokenTable.of(vocabulary)

@@ -377,6 +377,7 @@ def test_minimising_does_not_depend_on_which_equal_state_comes_first() -> None:
     assert compile_regex("(?:aa|bb|ab|ba)*").states == 2
 
 
+@pytest.mark.slow
 def test_the_same_pattern_gives_the_same_bytes_in_another_process() -> None:
     pattern = r"(?i)(?=.*\d)(?:foo|b[aä]r|\b\w{2,5}(?<!x)){1,3}"
     code = (
@@ -482,6 +483,7 @@ def test_a_minimiser_that_joins_too_much_is_noticed(monkeypatch: pytest.MonkeyPa
         judge("abc", all_texts("abc", 3))
 
 
+@pytest.mark.slow
 def test_repetitions_add_up_only_where_no_number_is_left_out() -> None:
     for inner in range(5):
         for outer in range(4):

@@ -111,6 +111,7 @@ def test_a_pattern_means_what_re_makes_of_it(pattern: str, rng: random.Random) -
         ), (pattern, text)
 
 
+@pytest.mark.slow
 def test_any_text_is_a_pattern_where_it_is_one_to_re() -> None:
     """Pieces of syntax in any order: most are no pattern, and the same ones as for ``re``."""
     rng = random.Random(11)

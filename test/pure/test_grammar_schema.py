@@ -306,6 +306,7 @@ def nested(dice: random.Random, names: Iterator[str], depth: int) -> tuple[dict[
     return schema, order
 
 
+@pytest.mark.slow
 def test_the_order_of_nested_schemas() -> None:
     for n in range(40):
         dice = random.Random(f"order {n}")

@@ -77,6 +77,7 @@ def test_stop_strings_are_found_where_a_search_finds_them(
         assert watch.length == len(text)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(stops=st.lists(words, min_size=1, max_size=5), chunks=chunked())
 def test_what_a_stream_has_shown_never_belongs_to_a_stop(

@@ -62,6 +62,7 @@ def test_every_route_is_ordinary_or_for_admins(keyed: Served) -> None:
         assert ordinary != (path in ADMIN), f"{path}: put it into ORDINARY, or into ADMIN here"
 
 
+@pytest.mark.slow
 def test_without_a_key_every_route_says_401_and_no_more(keyed: Served) -> None:
     with httpx.Client(base_url=keyed.url, timeout=60) as http:
         found = set()
@@ -314,6 +315,7 @@ def test_keys_that_open_nothing_or_to_nobody_are_refused(tmp_path: Path) -> None
             Tenants(Config.of(api_key=key))
 
 
+@pytest.mark.slow
 def test_cors(tmp_path: Path) -> None:
     config = Config.of(cors_allow_origins="https://app.example, http://x:1", api_key="k")
     with serve_text(tmp_path / "1", config) as server:

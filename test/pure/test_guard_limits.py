@@ -204,6 +204,7 @@ def test_tenants_meet_no_kv_of_each_other(tmp_path: Path) -> None:
 # -- nobody pays for another: row 38 --------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_flood_of_one_leaves_room_and_turns_for_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

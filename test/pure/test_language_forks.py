@@ -222,6 +222,7 @@ def test_forks_that_are_dropped_are_forgotten() -> None:
     assert program.run(backend=sgl.Mock(lambda prompt, params: "x")).ret_value == 1
 
 
+@pytest.mark.slow
 def test_the_failure_of_a_dropped_fork_is_not_forgotten() -> None:
     @sgl.function
     def program(s):

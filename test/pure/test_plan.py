@@ -237,6 +237,7 @@ def test_characters_that_icon_fonts_have_are_text() -> None:
     assert icons == [star, star]
 
 
+@pytest.mark.slow
 def test_a_conversation_of_many_turns_has_a_tree() -> None:
     """A level a turn: 1 token, then 2 each. More than Python may call inside one another."""
 

@@ -153,6 +153,7 @@ async def stalling(completion: Completer, http: httpx.AsyncClient) -> asyncio.Ta
     return task
 
 
+@pytest.mark.slow
 def test_health_tells_of_steps_that_do_not_come(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -182,6 +183,7 @@ def test_health_tells_of_steps_that_do_not_come(
     run(test)
 
 
+@pytest.mark.slow
 def test_an_engine_is_killed_after_health_has_told(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -229,6 +231,7 @@ def test_a_long_forward_pass_is_no_stall() -> None:
     assert not stall.look()
 
 
+@pytest.mark.slow
 def test_an_answer_that_waits_to_be_read_is_an_answer(
     tokenizer: Tokenizer, children: list[subprocess.Popen[bytes]]
 ) -> None:

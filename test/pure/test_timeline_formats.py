@@ -270,6 +270,7 @@ if "fail" in sys.argv:
 """
 
 
+@pytest.mark.slow
 def test_a_script_is_run_and_every_program_in_it_recorded(tmp_path: Path) -> None:
     (tmp_path / "greet.py").write_text(SCRIPT)
     done = command("--price", "input=3", "greet.py", "Ann", "--bob", "-o", "out.json", cwd=tmp_path)

@@ -63,6 +63,7 @@ def test_the_template_alone_writes_control_tokens(
     assert controls == [start, end] * len(messages) + [start]
 
 
+@pytest.mark.slow
 @given(MESSAGES)
 @settings(max_examples=200)
 def test_a_sentencepiece_tokenizer_too(spm: Tokenizer, messages: list[dict[str, str]]) -> None:

@@ -171,6 +171,7 @@ DOCUMENTS = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(DOCUMENTS, st.booleans())
 def test_no_beginning_of_a_document_raises(document: Any, ascii: bool) -> None:
@@ -189,6 +190,7 @@ ORDERS = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(ORDERS)
 def test_an_object_that_is_whole_equals_the_parsed_one(order: Order) -> None:
