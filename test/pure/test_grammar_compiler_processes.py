@@ -24,6 +24,8 @@ from sglang.srt.grammar.compile_plan import CompilePlan
 from sglang.srt.grammar.compile_worker import MAX_FRAME, PlanRequest
 from sglang.srt.grammar.grammar_protocol import CompilerBusy
 
+pytestmark = pytest.mark.slow  # starts processes
+
 PYTHON = TESTS.parent / "python"
 LIMIT = 1.5
 
@@ -32,7 +34,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "error"),
     [
@@ -58,7 +59,6 @@ def test_a_child_runs_the_parents_package(monkeypatch: Any) -> None:
         assert answer(compiler, "where") == compile_plan.__file__
 
 
-@pytest.mark.slow
 def test_too_much_processor_time_is_the_constraints_fault(monkeypatch: Any) -> None:
     with odd_compiler(monkeypatch, seconds=LIMIT) as compiler:
         before = answer(compiler, "pid")
@@ -197,7 +197,6 @@ def test_a_child_that_could_not_start_is_tried_again(monkeypatch: Any) -> None:
         assert answer(compiler, "a") == "a"
 
 
-@pytest.mark.slow
 def test_closing_gives_everything_back(monkeypatch: Any, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     with odd_compiler(monkeypatch) as compiler:
@@ -276,7 +275,6 @@ def parent(told: Path, text: str, last: str, seconds: float) -> Iterator[Any]:
         process.stdout.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("last", ["", "raise ValueError", "sys.exit(3)", "compiler.close()"])
 def test_an_interpreter_that_ends_is_not_held_up(tmp_path: Path, last: str) -> None:
     with parent(tmp_path / "told", "sleep 1000", last, seconds=1000) as process:

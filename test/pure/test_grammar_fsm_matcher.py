@@ -41,6 +41,7 @@ def ids_of(mask: bytes) -> list[int]:
     return np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", ["(ab){4000}[01]", "([01]a{97}){60}", "([01] a{97}){60}"])
 def test_a_rewrite_tokenizes_a_bounded_text(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However much is forced at once, and however long ago the last boundary of words was. The text

@@ -34,6 +34,8 @@ from sglang.srt.runtime import supervisor as module
 from sglang.srt.runtime.supervisor import Supervisor
 from sglang.srt.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.slow  # starts processes
+
 SECONDS = 60.0
 
 
@@ -83,7 +85,6 @@ async def until(condition: Callable[[], bool]) -> None:
 FAULTS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "hung": signal.SIGUSR1}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_lost_engine_is_started_again(
     fault: str, tokenizer: Tokenizer, children: list[subprocess.Popen[bytes]],
@@ -153,7 +154,6 @@ async def stalling(completion: Completer, http: httpx.AsyncClient) -> asyncio.Ta
     return task
 
 
-@pytest.mark.slow
 def test_health_tells_of_steps_that_do_not_come(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -183,7 +183,6 @@ def test_health_tells_of_steps_that_do_not_come(
     run(test)
 
 
-@pytest.mark.slow
 def test_an_engine_is_killed_after_health_has_told(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -231,7 +230,6 @@ def test_a_long_forward_pass_is_no_stall() -> None:
     assert not stall.look()
 
 
-@pytest.mark.slow
 def test_an_answer_that_waits_to_be_read_is_an_answer(
     tokenizer: Tokenizer, children: list[subprocess.Popen[bytes]]
 ) -> None:
@@ -257,7 +255,6 @@ def test_an_answer_that_waits_to_be_read_is_an_answer(
     run(test)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("limit", [0, 2])
 def test_it_gives_up_after_so_many_restarts(
     limit: int, tokenizer: Tokenizer, children: list[subprocess.Popen[bytes]]
@@ -291,7 +288,6 @@ def test_restarts_long_ago_do_not_count(
     assert answers == [True, True, False, True, False, True]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [("FAULT", "the disk is gone", "the disk is gone"), ("DEVICE", "cuda", "device is cuda, was")],
@@ -315,7 +311,6 @@ def test_an_engine_that_cannot_come_back_as_it_was_ends_it(
     run(test)
 
 
-@pytest.mark.slow
 def test_the_memory_of_the_first_engine_is_that_of_the_next(
     tokenizer: Tokenizer,
     children: list[subprocess.Popen[bytes]],
@@ -386,7 +381,6 @@ def counts() -> dict[str, int]:
     }
 
 
-@pytest.mark.slow
 def test_restarts_leave_nothing_behind(
     tokenizer: Tokenizer, children: list[subprocess.Popen[bytes]]
 ) -> None:
