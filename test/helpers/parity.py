@@ -1,7 +1,7 @@
 """One call that compares an architecture with transformers, every way through the paged cache.
 
-A file in ``test/cpu/models`` lists ``CASES`` and calls ``check`` on each of them; what
-``sglang models`` says is verified is read from these lists (``test_verified.py``).
+Each ``test_*_parity.py`` of the models lists ``CASES`` and calls ``check`` on each of them. The
+list of verified models that ``sglang models`` prints is read from these (``test_verified.py``).
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from helpers import hf_models
 from helpers.paged import Paged, Sequence
+from helpers.paths import TESTS
 from torch import Tensor
 
-MODELS = Path(__file__).parents[1] / "cpu" / "models"
+MODELS = next((TESTS / "cpu").rglob("test_split_parity.py")).parent
 TOLERANCE = 1e-4
 LENGTHS = (40, 1, 13, 26)  # tokens of the texts whose logits are compared
 PROMPTS = (3, 30)  # tokens of the texts that are continued
@@ -99,7 +100,7 @@ def all_cases() -> list[Any]:
     """``CASES`` of every file in ``test/cpu/models``: those of this file and, of multimodal models,
     others with an ``architecture``."""
     found: list[Any] = []
-    for path in sorted(MODELS.glob("test_*_parity.py")):
+    for path in sorted(MODELS.rglob("test_*_parity.py")):
         if path.name != "test_split_parity.py":
             found += runpy.run_path(str(path)).get("CASES", [])
     return [case for case in found if hasattr(case, "architecture")]

@@ -13,6 +13,8 @@ from sglang.srt.config import GrammarConfig
 from sglang.srt.grammar.grammar_compiler import GrammarCompiler
 from sglang.srt.grammar.grammar_protocol import CompiledGrammar, GrammarError
 
+pytestmark = pytest.mark.slow  # starts processes
+
 SECONDS = 20.0  # a busy machine must not turn a good constraint into a late one
 MESSAGE = 600  # characters: an error does not repeat a constraint of 256 KB
 
@@ -254,7 +256,6 @@ CHOICES = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", CHOICES)
 def test_choices(compiler: GrammarCompiler, name: str) -> None:
     end(compiler, Constraint("choices", CHOICES[name]))

@@ -23,6 +23,8 @@ from sglang.srt.grammar.compile_worker import KEPT
 from sglang.srt.grammar.grammar_compiler import GrammarCompiler
 from sglang.srt.grammar.grammar_protocol import CompiledGrammar, GrammarError
 
+pytestmark = pytest.mark.slow  # starts processes
+
 CASES = int(os.environ.get("GRAMMAR_CASES", "40"))
 MESSAGE = 600  # characters of an error
 SECONDS = 20.0  # a busy machine must not turn a good constraint into a late one
