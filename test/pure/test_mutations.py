@@ -30,7 +30,7 @@ from sglang.srt.engine.masks import DraftMasks
 from sglang.srt.engine.planner import Planner
 from sglang.srt.memory.radix import RadixTree
 from sglang.srt.memory.store import Store
-from sglang.srt.schedule import order, preemption, scheduler
+from sglang.srt.schedule import policies, scheduler
 
 WITHIN = 1500  # histories
 
@@ -165,15 +165,15 @@ MUTATIONS = {
         Mutation(ModelDrafter, "forget", "_ is not None", never),
     ],
     "an older request gives way": [
-        Mutation(preemption, "victims", "_.arrival > _.arrival", become("item.id != asker.id")),
-        Mutation(preemption, "victims", "_.id not in _", drop),
-        Mutation(preemption, "victims", "lambda _: -A", become("lambda item: A")),
+        Mutation(scheduler, "victims", "_.arrival > _.arrival", become("item.id != older.id")),
+        Mutation(scheduler, "victims", "_.id not in _", drop),
+        Mutation(scheduler, "victims", "lambda _: -A", become("lambda item: A")),
     ],
     "nobody gives way": [
-        Mutation(preemption, "victims", "_ >= _", always),
+        Mutation(scheduler, "victims", "_ >= _", always),
     ],
     "the overdue are not put first": [
-        Mutation(order, "order", "fcfs(...) + _", become("ORDERS[policy](view.waiting, view)")),
+        Mutation(policies, "order", "fcfs(...) + _", become("ORDERS[policy](view.waiting, view)")),
     ],
     "admission skips what does not fit": [
         Mutation(scheduler, "_admit", "if A > B: break", become("if A > B: continue")),
@@ -196,7 +196,7 @@ MUTATIONS = {
         Mutation(Planner, "_foresee", "_._follows[_] = X", constant(0)),
     ],
     "a fork knows what is being drawn": [
-        Mutation(Engine, "_apply", "A if _ is None else _", become("A")),
+        Mutation(Engine, "_apply", "len(_) if _ is None else _", become("len(parent.tokens)")),
     ],
     "a mask is made before it is known what it follows": [
         Mutation(Planner, "_waits", "_.matcher is not None", never),
