@@ -74,15 +74,15 @@ def hints(engine: sgl.Engine) -> int:
 
 
 def test_no_hint_is_sent(engine: sgl.Engine) -> None:
-    assert hints(engine) == 1  # what the batch begins with
+    assert hints(engine) == 1  # the hint at the start of the batch
     with without_hints(engine):
         assert hints(engine) == 0
     assert hints(engine) == 1
 
 
 class Busy:
-    """How many calls of one program are under way at most; where they can be two, the first waits
-    for the second."""
+    """Counts the calls of each program that are in flight at once, at most. If two can be, the
+    first waits for the second."""
 
     def __init__(self, engine: sgl.Engine, seconds: float) -> None:
         self._complete, self._seconds = engine.complete, seconds

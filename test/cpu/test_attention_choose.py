@@ -1,4 +1,4 @@
-"""The choice of an attention implementation, and messages about one that cannot run."""
+"""Choice of the attention implementation, and messages about one that cannot run."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def worker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 class Plan:
-    """What a history asks, as plain data, so that it can be asked again in other circumstances."""
+    """Requests of a history, as plain data, so that they can be repeated in other circumstances."""
 
     def __init__(self, seed: int, vocab: int) -> None:
         r = self.random = random.Random(seed)

@@ -1,5 +1,5 @@
-"""Whatever the model, a finished text satisfies its constraint: random weights write under real
-schemas and patterns.
+"""A finished text satisfies its constraint with any model: random weights write under real schemas
+and patterns.
 
 CONSTRAINED_OUTPUTS=1000 asks for more.
 """

@@ -186,8 +186,8 @@ def test_an_engine_that_is_stopped_while_it_loads_is_lost(config: Config) -> Non
 
 
 def test_a_moments_stop_is_no_loss(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where a shell stops server and engine, and lets the server go on first: every other time
-    that the parent looks, the engine is stopped."""
+    """A shell may stop server and engine and let the server go on first. The engine is stopped at
+    every other look of the parent."""
     looks, watched = 0, module._stopped
 
     def stopped(pid: int) -> Callable[[], bool]:

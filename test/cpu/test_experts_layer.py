@@ -64,7 +64,7 @@ def pack(layer: Experts, format: str = "f32") -> Experts:
 
 
 def exact(shape: ExpertsShape, source: dict[str, Tensor], x: Tensor) -> Tensor:
-    """By the names of single experts, in float64."""
+    """Output in float64, from the tensors of single experts."""
     rule, names = shape.routing, shape.names
     get = {name.removeprefix("mlp."): tensor.double() for name, tensor in source.items()}
     router = [get[n] for n in ("gate.weight", "shared_expert_gate.weight") if n in get]
@@ -175,8 +175,8 @@ def test_nothing_is_kept_twice(fused: bool) -> None:
 @pytest.mark.skipif(not native.AVAILABLE, reason=f"no extension: {native.WHY}")
 @pytest.mark.parametrize(("format", "bound"), [("w8", 0.01), ("w4", 0.01), ("w8a8", 0.04)])
 def test_quantised_experts_are_what_their_weights_say(format: str, bound: float) -> None:
-    """Against the dequantised weights in float64; the router is left as it is. Of a row's largest
-    value: bf16 keeps 8 bits of activations, w8a8 7."""
+    """Errors against the dequantised weights in float64; the router is not quantised. Bounds are
+    relative to a row's largest value: bf16 keeps 8 bits of activations, w8a8 7."""
     shape = replace(SHAPES["gated"], width=96, inner=80, shared=72)
     source = tensors(shape)
     layer = pack(build(shape, source), format)

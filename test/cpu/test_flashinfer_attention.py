@@ -1,4 +1,4 @@
-"""The FlashInfer backend over a stand-in that computes by definition."""
+"""The FlashInfer backend over a stand-in that computes attention by its definition."""
 
 from __future__ import annotations
 

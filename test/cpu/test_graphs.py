@@ -110,7 +110,7 @@ def test_text_is_the_same_as_without_graphs(path: str, page_size: int) -> None:
 
 
 def test_padding_changes_no_bit_of_a_row(path: str) -> None:
-    """Whatever stands in the buffers behind the rows of a pass."""
+    """Stale contents of the buffers behind the rows of a pass do not matter."""
     results = []
     for stale in (0, 7, 159):
         worker, _ = paged(path, 8)
@@ -158,7 +158,7 @@ def test_only_the_padding_slot_is_written_beside_the_rows(path: str) -> None:
 def test_logits_come_from_the_graph_where_they_are_small_enough(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graphs, "LOGITS", 3 * 160)  # of buckets 1 and 2, not of 4
+    monkeypatch.setattr(graphs, "LOGITS", 3 * 160)  # LOGITS holds buckets 1 and 2, not 4
     worker, recorder = paged(path, 4)
     forward: Any = worker.worker.runner.forward
     assert forward.scores.shape == (2, 160)
@@ -171,7 +171,7 @@ def test_logits_come_from_the_graph_where_they_are_small_enough(
         assert len(worker.run(made).rows) == rows
         # With two rows the only product is the replayed one; three rows compute theirs after it.
         assert calls == want
-    # Where not every row draws, the rows that do are picked from the states.
+    # Only the rows that sample are picked from the states if others do not.
     calls.clear()
     rows = [worker.row(Sequence([4]), 1, sample=GREEDY), worker.row(Sequence([5]), 1)]
     picked = worker.run(rows).rows

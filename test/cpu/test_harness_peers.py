@@ -1,4 +1,5 @@
-"""Peers of the claims: what they are asked, who takes turns, and who is left out."""
+"""Peers of the claims: the requests they get, the contenders that take turns, and those that are
+left out."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ from benchmark.serving.report import environment
 
 
 class Asked(BaseHTTPRequestHandler):
-    """Answers as the three servers do and keeps what it was asked."""
+    """Answers as the three servers do and keeps the requests that it got."""
 
     bodies: list[dict[str, Any]]
     llama: bool

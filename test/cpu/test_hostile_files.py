@@ -270,7 +270,7 @@ def test_directories_with_several_models_ask_which(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match="2 models"):
         Tokenizer(tmp_path)
     assert read_config(tmp_path / "b.gguf")[1] == "LlamaForCausalLM"
-    (tmp_path / "b.gguf").rename(tmp_path / "mmproj-b.gguf")  # of vision
+    (tmp_path / "b.gguf").rename(tmp_path / "mmproj-b.gguf")  # the file of a vision projector
     assert read_config(tmp_path)[1] == "LlamaForCausalLM"
 
 

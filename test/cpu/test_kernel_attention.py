@@ -89,7 +89,8 @@ def test_outputs_are_those_of_brute_force(isa, dtype):
 
 
 def test_float_arithmetic_over_bfloat16_pools_is_exact_without_pairs():
-    """The float32 bound holds over keys and values that are only stored as bf16."""
+    """The float32 bound holds over bfloat16 pools if only keys and values are stored in
+    bfloat16."""
     for name in {"avx512", "avx2", "plain"} & set(ISAS):
         native.choose(name)
         for dtype in ("bfloat16", "int8", "float8"):
@@ -114,7 +115,7 @@ def test_int8_keys_and_values_are_within_half_a_step(isa):
     bound = (np.expm1(2 * drift) * v.abs().max() + steps[1].max()) * 1.001 + 0.02 * v.abs().max()
     worst = (out.double() - world.expected(text)).abs().max()
     assert worst <= bound
-    assert worst <= 0.1  # far below, in fact
+    assert worst <= 0.1  # measured far below the bound
 
 
 def test_float8_is_rounded_to_nearest_and_saturates(isa):
@@ -177,7 +178,7 @@ def test_what_is_not_finite_is_seen_by_queries_after_it_alone(isa, at, bad):
 
 @pytest.mark.parametrize("at", [3, 9, 13])
 def test_what_is_not_finite_in_a_latent_is_seen_by_queries_after_it_alone(isa, at):
-    """Values that are not finite, in the part of a key that is the value too, or beside it."""
+    """NaN in the part that is also the value, or in the rest."""
     for dtype in BOUNDS:
         world = World(paged.Heads(3, 1, 14, 0.3, value=10, shared=True), 1, dtype)
         text = world.text(30)

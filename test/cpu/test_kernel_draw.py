@@ -97,7 +97,8 @@ def landscapes(random: np.random.Generator, n: int) -> list[Array]:
 
 @pytest.mark.parametrize("n", [1, 2, 31, 33, 64, 257, 1000, 5003])
 def test_tokens_are_those_of_brute_force(isa, n):
-    """A drawn token is kept, and ``uniform`` lies in its interval, but for rounding at its ends."""
+    """A sampled token is kept, and ``uniform`` lies in its interval, but for rounding at its
+    ends."""
     random = np.random.default_rng(n)
     for x in landscapes(random, n):
         allowed = random.random(n) < 0.6
@@ -119,8 +120,8 @@ def test_tokens_are_those_of_brute_force(isa, n):
 
 @pytest.mark.parametrize("wish", WISHES)
 def test_what_is_kept_is_what_torch_keeps(wish):
-    """Every kept token of a small vocabulary is drawn by a uniform in the middle of its interval,
-    and none by any other."""
+    """Every kept token of a small vocabulary is sampled by a uniform in the middle of its interval,
+    and no other token is."""
     random = np.random.default_rng(5)
     temperature, top_k, top_p, min_p = wish
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=max(top_p, 1e-9),
@@ -171,7 +172,7 @@ def test_what_cannot_be_drawn(isa):
                     x[place] = bad
                     assert draw([x], [wish], [0.5]) == [rows.NOT_FINITE]
                     allowed = np.ones(n, bool)
-                    allowed[place] = False  # what is forbidden is not looked at
+                    allowed[place] = False  # forbidden tokens are not examined
                     assert draw([x], [wish], [0.5], [mask_of(allowed)])[0] >= 0
             none = mask_of(np.zeros(n, bool))
             assert draw([np.zeros(n)], [wish], [0.5], [none]) == [rows.NOTHING]
@@ -205,7 +206,7 @@ def test_rows_do_not_depend_on_each_other(isa):
 
 
 def test_tokens_are_those_of_the_torch_sampler():
-    """On a large vocabulary; where they differ, ``uniform`` is within rounding of an end."""
+    """Tokens of a large vocabulary; if they differ, ``uniform`` is within rounding of an end."""
     random = np.random.default_rng(3)
     n = 32000
     x = (random.normal(size=(33, n)) * random.uniform(0.5, 4, (33, 1))).astype(np.float32)

@@ -92,7 +92,8 @@ LAYERS = [
     (9, layer(Routing(4, 1), 16, 8, shared=8, gate=True, biased=True)),
     (130, layer(Routing(2, 1), 130, 96)),  # several groups of rows in one expert
 ]
-# Of the largest value of a row, the weights being what the format makes of them.
+# Bounds relative to the largest value of a row, computed with the weights as the format stores
+# them.
 BOUNDS = {"f32": 1e-5, "bf16": 3e-2, "w8a8": 8e-2}
 
 
@@ -180,7 +181,7 @@ def rules(draw: st.DrawFn) -> Routing:
 @settings(max_examples=150, deadline=None)
 @given(rules(), st.randoms(use_true_random=False))
 def test_routing_of_models(rule: Routing, random: Any) -> None:
-    """What layers compute by torch is the same rule, ties included."""
+    """Routing that layers compute by torch follows the same rule, ties included."""
     mine = routing.Routing(
         rule.experts, rule.top_k, "sigmoid" if rule.sigmoid else "softmax", rule.renormalise,
         rule.scale, rule.groups, rule.kept, rule.group_best,

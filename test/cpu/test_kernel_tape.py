@@ -46,7 +46,7 @@ def texts() -> list[list[int]]:
 
 
 def logits(path: str, longest: int, alone: bool = False, **settings: Any) -> list[torch.Tensor]:
-    """Of every position of every text, computed ``longest`` tokens a pass at most."""
+    """Logits of every position of every text, computed at most ``longest`` tokens a pass."""
     paged = Paged(path, settings.pop("page_size", 1), 1, load_format="dummy",
                   max_total_tokens=4096, **settings)  # fmt: skip
     sequences = [Sequence(text) for text in texts()]
@@ -104,7 +104,8 @@ def test_bfloat16_is_near_float64(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("isa", native.isas())
 def test_a_pass_of_which_nobody_wants_an_output(isa: str) -> None:
-    """As of a prompt's first part. And calls of several threads take turns."""
+    """A pass over the first part of a prompt needs no output. Calls of several threads take
+    turns."""
     native.choose(isa)
     try:
         weights = [packed.pack(torch.randn(n, 40), "bf16") for n in (30, 40)]

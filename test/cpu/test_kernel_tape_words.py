@@ -1,5 +1,5 @@
-"""What a tape does beside products and attention, against float64: either norm, written, added or
-of some columns in place; activations; rows by position."""
+"""Operations of a tape besides products and attention, against float64: both norms, written, added
+or of some columns in place; activations; rows by position."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_norms(isa, centred: bool) -> None:
                 words.tape.norm(words.x, gain, 1e-3, into=into, add=add, bias=bias, centred=centred)
                 want = normed(x, gain, 1e-3, bias, centred) + (x.double() if add else 0)
                 got = words.run()
-                # What is subtracted, too, is rounded.
+                # The subtracted mean is rounded too.
                 top = want.abs().amax(-1, keepdim=True) + 2 * gain.abs().max()
                 assert ((got.double() - want).abs() <= 1e-5 * top).all(), (width, add)
                 assert torch.equal(got, words.run(threads=3))

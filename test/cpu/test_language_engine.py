@@ -452,7 +452,8 @@ def test_documents_are_encoded_side_by_side(backend: Any, engine: sgl.Engine) ->
     params = {"max_new_tokens": 8, "temperature": 0.0}
     parts = ["Read. ", documents, "So:"]
     assert engine.generate(sampling_params=params, parts=parts)["text"] == state["x"]
-    # The second gen finds what the first one has computed, but for the drawn token itself.
+    # The second gen finds in the cache all that the first one computed, except the last sampled
+    # token.
     meta = state.get_meta_info("y")
     assert meta["prompt_tokens"] - meta["cached_tokens"] <= len(" and") + 9
 
@@ -507,7 +508,7 @@ def held_to(s):
 
 
 def test_what_the_engine_is_held_to(backend: Any, engine: sgl.Engine) -> None:
-    """Without a check afterwards: of random weights nothing is right by luck."""
+    """Constraints hold without a check afterwards: random weights satisfy none by luck."""
     for seed in range(3):
         state = held_to.run(backend=backend, seed=seed, temperature=1.0)
         assert re.fullmatch("[a-c]{3}|über", state["word"])
@@ -520,7 +521,7 @@ def test_what_the_engine_is_held_to(backend: Any, engine: sgl.Engine) -> None:
         meta = state.get_meta_info("verdict")
         assert meta["forced_tokens"] + meta["accepted_tokens"] > 0
         assert meta["forward_passes"] >= 1
-        assert state.usage.calls == 9  # nothing was asked again
+        assert state.usage.calls == 9  # no call was repeated
     assert state.text() == held_to.run(backend=engine, seed=2, temperature=1.0).text()
 
 

@@ -162,7 +162,7 @@ def test_texts_side_by_side(engine: sgl.Engine, model: str) -> None:
 
 
 def test_an_image_that_cannot_be_encoded(engine: sgl.Engine, monkeypatch: Any) -> None:
-    """It fails its own request, is not cached, and is tried again."""
+    """Such an image fails its own request, is not cached, and is tried again."""
     engine.flush_cache()
     wanted = answer(engine, "<image> c", image_data=B)
     engine.flush_cache()

@@ -39,7 +39,7 @@ def test_logits_are_near(top_k: int, tmp_path: Path) -> None:
 
 
 def run(path: str, text: list[int], quantization: str) -> Tensor:
-    """In chunks; the bits are those of the text in one piece."""
+    """Logits of a text computed in chunks; asserts the same bits for the text in one piece."""
     paged = Paged(path, 4, 0, quantization=quantization, cpu_kernels="native")
     parts, whole = Sequence(text), Sequence(text)
     while parts.done < len(text):

@@ -1,4 +1,4 @@
-"""Our logits equal those of transformers in float32, whatever the way through the paged cache."""
+"""Logits equal those of transformers in float32, however the paged cache is used."""
 
 from __future__ import annotations
 

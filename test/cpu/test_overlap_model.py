@@ -44,7 +44,7 @@ def some_goal(r: random.Random, length: int) -> Goal:
 
 
 def answers(executor: Executor, info: Any) -> tuple[dict[int, list[Any]], Engine]:
-    """Of 24 requests: tokens, log-probabilities, scores and embeddings."""
+    """Tokens, log-probabilities, scores and embeddings of 24 requests."""
     r = random.Random(3)
     engine = Engine(executor, info, CONFIG.schedule, [b"x"] * info.vocab_size)
     found: dict[int, list[Any]] = {}

@@ -48,7 +48,8 @@ def executor(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @torch.no_grad()
 def logprobs(model: Any, tokens: list[int], views: list[list[int]]) -> torch.Tensor:
-    """Of what follows ``tokens``, each of which sees its view [vocab]."""
+    """Log-probabilities [vocab] of the token after ``tokens``, each of which attends to its
+    view."""
     count = len(tokens)
     mask = torch.full((1, 1, count, count), torch.finfo(torch.float32).min)
     for i, view in enumerate(views[:count]):

@@ -25,7 +25,7 @@ CLAIMS = ("few_shot", "hellaswag", "generative_agents", "multi_turn_short", "mul
 
 @pytest.mark.parametrize("name", CLAIMS)
 def test_computed_tokens_are_foretold(engine: sgl.Engine, name: str) -> None:
-    """With nothing known of what the model writes but that its texts end before their limits."""
+    """The plan knows nothing of the model's texts, except that they end before their limits."""
     claim = importlib.import_module(f"benchmark.{name}.claim").CLAIM
     items = claim.items(harness.Scale(4), 1)
     engine.flush_cache()
@@ -38,6 +38,7 @@ def test_computed_tokens_are_foretold(engine: sgl.Engine, name: str) -> None:
         after[name] - before[name]
         for name in ("computed_tokens", "generated_tokens", "drafted_tokens", "finished")
     )
-    # Every generation computes what it draws but the last token, and drafts that were wrong.
+    # Every generation computes the tokens it samples, except the last one, and drafts that were
+    # wrong.
     assert plan.computed_tokens <= computed + ended
     assert computed <= 1.01 * plan.computed_tokens + drawn + drafted

@@ -1,4 +1,4 @@
-"""Readback, with a stream that computes when it is told to."""
+"""Readback, with a stream that computes on command."""
 
 from __future__ import annotations
 

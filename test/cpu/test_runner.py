@@ -1,4 +1,4 @@
-"""The worker's outputs: draws, log-probabilities, scores, probes, errors, and refusals."""
+"""The worker's outputs: sampled tokens, log-probabilities, scores, probes, errors, and refusals."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def text(seed: int, length: int) -> list[int]:
 def test_every_output_is_the_model_s_own(
     limit: int, model, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Draws, tops, probes and scores of rows of all kinds in one batch, against transformers."""
+    """Sampled tokens, tops, probes and scores of rows of all kinds in one batch, against
+    transformers."""
     monkeypatch.setattr(runner_module, "LOGITS", limit)
     paged = Paged(path, 2, 0)
     texts = [text(seed, length) for seed, length in ((1, 9), (2, 5), (3, 12), (4, 1), (5, 7))]
@@ -144,7 +145,7 @@ def test_a_penalty_counts_the_token_that_a_row_follows(path: str) -> None:
 
 
 def test_rows_follow_the_tokens_of_the_batch_before(path: str) -> None:
-    """Planned ahead, with placeholders and in another order, rows draw the same tokens."""
+    """Rows planned ahead, with placeholders and in another order, sample the same tokens."""
     prompts = [text(seed, 6) for seed in range(3)]
     want = Paged(path, 1, 0).greedy(prompts, 8)
     paged = Paged(path, 1, 0)
@@ -160,7 +161,7 @@ def test_rows_follow_the_tokens_of_the_batch_before(path: str) -> None:
             sequences[i].tokens.append(-7)
             rows.append(paged.row(sequences[i], 1, sample=sample))
             rows[-1].follows = previous.index(i)
-        if step == 3:  # a row that draws nothing must not shift the others
+        if step == 3:  # a row that samples nothing must not shift the others
             extra = Sequence(text(9, 2))
             rows.insert(0, paged.row(extra, 2))
             for output_row in (paged.run(rows).rows,):

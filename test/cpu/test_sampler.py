@@ -122,7 +122,7 @@ def test_mixed_rows_equal_the_reference(vocab: int) -> None:
 
 
 def test_distribution_is_the_model_s() -> None:
-    """Chi-square of 20000 draws, 4 degrees of freedom: 18.5 is exceeded once in a thousand."""
+    """Chi-square of 20000 samples, 4 degrees of freedom: 18.5 is exceeded once in a thousand."""
     logits = torch.tensor([1.0, -0.5, 0.3, 2.0, -1.5])
     params = SamplingParams(temperature=1.3)
     uniforms = np.random.default_rng(7).random(20000)
@@ -187,7 +187,7 @@ def test_forbidden_and_mask_and_bias() -> None:
 
 
 def test_plain_rows_pay_nothing_for_special_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the rows that need it are adjusted or filtered, and greedy rows are not drawn."""
+    """Only the rows that need it are adjusted or filtered, and greedy rows are not sampled."""
     shapes: dict[str, list[int]] = {"_mask": [], "_least": [], "_invert": [], "_adjust": []}
     for name in shapes:
         original = getattr(sampler, name)

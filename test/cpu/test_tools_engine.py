@@ -130,7 +130,7 @@ def test_several_calls(client: openai.OpenAI) -> None:
 
 
 def test_a_reply_or_a_call(client: openai.OpenAI) -> None:
-    """With a response format the reply is one of both, and fits."""
+    """A reply with a response format is a call, or a text that fits the format."""
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"],
               "additionalProperties": False}  # fmt: skip
     form: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
@@ -203,7 +203,7 @@ def test_a_tool_that_cannot_be_enforced_is_named(client: openai.OpenAI) -> None:
 
 
 def test_the_embedded_model_calls_a_tool_and_uses_its_result() -> None:
-    """In the way it was taught, without being made to."""
+    """The model calls the tool as its chat template teaches, without being forced to."""
     parameters = {"type": "object", "properties": {"expression": {"type": "string"}}}
     calc: Any = {"type": "function", "function": {"name": "calc", "parameters": parameters}}
     talk: list[Any] = [{"role": "user", "content": "What is 371 * 18?"}]
@@ -221,7 +221,7 @@ def test_the_embedded_model_calls_a_tool_and_uses_its_result() -> None:
         talk.append({"role": "assistant", "content": None, "tool_calls": [call.model_dump()]})
         talk.append({"role": "tool", "tool_call_id": call.id, "content": str(371 * 18)})
         assert said().content == "6678"
-        # What it chooses to call has to fit, if the tool is strict.
+        # A call of a strict tool must fit the tool's schema.
         del talk[1:]
         only = {"type": "string", "enum": ["18*371"]}
         calc["function"] |= {"strict": True, "parameters": {

@@ -32,7 +32,8 @@ SHARED = 227 << 10
 
 @pytest.fixture(scope="module")
 def reports(request: pytest.FixtureRequest) -> dict[str, list[dict[str, Any]]]:
-    """What was compiled is kept from run to run, by a hash of its source."""
+    """Reports of compiled kernels. Compiled code is kept from run to run, by a hash of its
+    source."""
     assert request.config.cache is not None
     cache = request.config.cache.mkdir("triton")
     env = os.environ | {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(TESTS)}

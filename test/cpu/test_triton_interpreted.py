@@ -29,7 +29,7 @@ CASES = (
     "sampling.like_the_host", "sampling.greediest", "sampling.masks", "sampling.penalties",
     "sampling.errors",
 )  # fmt: skip
-# Of the cases that depend on the type, those that together use every product and every store.
+# Cases that depend on the dtype and together use every product and every store.
 HALF = (
     "attention.decode_options", "attention.extend_options", "attention.cascade",
     "layers.written", "layers.rotated", "layers.norms", "layers.mixture",
@@ -38,7 +38,7 @@ HALF = (
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, dict[str, str]]:
-    """What went wrong: dtype -> case -> traceback."""
+    """Failures: dtype -> case -> traceback."""
     env = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
     run = subprocess.run(
         [sys.executable, "-m", "helpers.triton_run", *CASES, "--half", *HALF],

@@ -315,7 +315,8 @@ def resident(path: Path) -> int:
 
 
 def test_what_is_fetched_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files fetched of a repository: weights, a tokenizer, or one GGUF model and its shards."""
+    """Only the needed files of a repository: weights, a tokenizer, or one GGUF model and its
+    shards."""
     asked = []
 
     def fetch(name: str, revision: str | None, allow_patterns: list[str]) -> str:
@@ -340,7 +341,7 @@ def test_what_is_fetched_from_the_hub(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_progress_without_a_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that was started with standard error closed has none."""
+    """A process that was started with standard error closed has None there."""
     monkeypatch.setattr("sys.stderr", None)
     with weights._progress(1, "reading", show=True) as bar:
         bar.update(1)

@@ -1,5 +1,5 @@
-"""Configs: unknown architectures, rotary embeddings of a part of each head or of long texts, and
-layers without them."""
+"""Facts that configs state: unknown architectures, rotary embeddings of a part of each head or of
+long texts, layers without them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LLAMA: dict[str, Any] = {
     "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 4096,
     "rms_norm_eps": 1e-5,
 }  # fmt: skip
-# Arguments of the makers of two configs in CONFIGS; the others need none.
+# Settings that two config classes of CONFIGS need; the others need none.
 NEEDED: dict[str, dict[str, Any]] = {
     "GPTNeoXForCausalLM": {"num_key_value_heads": 0, "head_dim": 0},
     "GPT2LMHeadModel": {
@@ -119,7 +119,7 @@ def test_pairs_that_turn_together_become_halves() -> None:
 def whole(architecture: str) -> dict[str, Any]:
     """A config.json in which transformers wrote every key, with the family's own values."""
     values: dict[str, Any] = CONFIGS[architecture](**NEEDED.get(architecture, {})).to_dict()
-    # End tokens and dtypes differ by checkpoint.
+    # Stop tokens and the stored dtype are properties of each checkpoint, not of the family.
     return {**values, "eos_token_id": None, "dtype": None}
 
 

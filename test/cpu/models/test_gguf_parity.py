@@ -190,8 +190,8 @@ def test_transformers_reads_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [*INTEGERS, "Q6_K"])
 def test_packed_weights_are_the_file_s(name: str, tmp_path: Path) -> None:
-    """Native kernels hold the integers in bfloat16 too: only activations are rounded. Logits are
-    nearer to the exact ones than those of weights rounded to bfloat16 would have to be."""
+    """Native kernels keep the integers in bfloat16: only activations are rounded. Logits are nearer
+    to the exact ones than those of weights rounded to bfloat16 would have to be."""
     model = hf_models.make("LlamaForCausalLM", 1, initializer_range=0.05, **WIDE)
     path = write_model(tmp_path / "m.gguf", model, "llama", Q[name])
     paged = Paged(str(path), 4, 1, dtype="bfloat16", cpu_kernels="native")

@@ -55,7 +55,7 @@ def test_gpt(case: Case, tmp_path: Path) -> None:
 
 
 def test_names_without_their_prefix_are_known(tmp_path: Path) -> None:
-    """Tensors as in the files of the first release, its buffers included."""
+    """The files of the first release have such names, and buffers too."""
     model = hf_models.make("GPT2LMHeadModel", 2)
     path = Path(hf_models.save(model, tmp_path))
     tensors = load_file(path / "model.safetensors")

@@ -67,7 +67,7 @@ def test_classifiers(family: str, labels: int, tmp_path: Path) -> None:
 
 
 def test_a_model_without_a_head(tmp_path: Path) -> None:
-    """Tensors of a model without a head have no prefix."""
+    """Tensors of such a model have no prefix."""
     model = model_of("Qwen3Model", "Qwen3ForCausalLM")
     engine = served(save(model, tmp_path))
     assert engine.info.purpose == "embed"

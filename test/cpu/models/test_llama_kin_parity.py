@@ -1,4 +1,4 @@
-"""Architectures that differ little from Llama."""
+"""Architectures that differ from Llama in a few details."""
 
 from __future__ import annotations
 

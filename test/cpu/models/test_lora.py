@@ -247,7 +247,8 @@ def test_limits_are_named(small: tuple[Any, Paged], tmp_path: Path) -> None:
 
 
 def test_modules_of_a_text_model_that_sees() -> None:
-    """The text model has had several names. The tower's layers have the same endings."""
+    """A text model has had several names. Layers of its vision tower end in the same names and are
+    not among its modules."""
     sites: dict[str, Any] = {"model.layers.0.self_attn.q_proj": None}
     for name in ("model.language_model.layers", "language_model.model.layers", "model.layers"):
         found = _site(f"{name}.0.self_attn.q_proj", sites)

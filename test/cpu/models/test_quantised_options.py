@@ -160,7 +160,8 @@ def test_what_lies_is_refused(number: int, sources: dict[str, Path], tmp_path: P
 
 
 def test_groups_of_any_size_are_read(sources: dict[str, Path], tmp_path: Path) -> None:
-    """Unsupported groupings become floats: g_idx names the group of each input."""
+    """Matrices that kernels do not support become floats: the group of each input is what g_idx
+    says."""
 
     def uneven(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
         tensors[LAYER + "g_idx"] = torch.arange(96, dtype=torch.int32).clamp(max=60) // 30
@@ -183,7 +184,7 @@ def test_groups_of_any_size_are_read(sources: dict[str, Path], tmp_path: Path) -
 
 
 def test_a_bias_of_zeros_is_needless(sources: dict[str, Path], tmp_path: Path) -> None:
-    """Older tools write a bias of zeros beside every matrix of GPTQ; another bias is refused."""
+    """Older tools write a bias of zeros beside every GPTQ matrix. Any other bias is refused."""
 
     def bias(value: float) -> Change:
         return lambda tensors, config: tensors.update({LAYER + "bias": torch.full((64,), value)})
@@ -239,7 +240,8 @@ def test_published_weights_of_larger_models_are_kept(plain: Path) -> None:
 def test_float16_on_a_cpu_is_computed_in_float32(
     plain: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Native kernels keep their promise for float16, unlike torch's; the log says so."""
+    """Native kernels keep their error bound in float32; torch's float16 did not. The log says
+    so."""
     config = Config.of(model_path=str(plain), device="cpu", dtype="float16")
     with caplog.at_level("WARNING"):
         storage = plan_of(config).storage

@@ -10,7 +10,7 @@ from helpers import hf_models
 from helpers.parity import Case, all_cases, compare
 from helpers.ranks import split_logits
 
-# Architectures that two ranks cannot share, and the reason.
+# Architectures that two ranks cannot share, each with the reason.
 WHOLE: dict[str, str] = {}
 TEXT = [case for case in all_cases() if isinstance(case, Case)]
 FIRST = {case.architecture: case for case in reversed(TEXT)}

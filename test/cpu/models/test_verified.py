@@ -28,7 +28,7 @@ BEGIN, END = "<!-- architectures: written by test/cpu/models/test_verified.py --
 
 
 def found() -> dict[str, Verified]:
-    """Rows by the cases of the parity tests, sorted by name."""
+    """Verified models, computed from the cases of the parity tests, ordered by name."""
     cases: dict[str, list[Any]] = {}
     for case in all_cases():
         cases.setdefault(case.architecture, []).append(case)

@@ -1,7 +1,5 @@
-"""Multimodal models: our pixels and our logits equal those of transformers.
-
-Pictures have odd sizes; videos have frames; prompts take several ways through the paged cache.
-"""
+"""Multimodal models: our pixels and our logits equal those of transformers, for pictures of odd
+sizes and for frames of videos, however the paged cache is used."""
 
 from __future__ import annotations
 
@@ -99,7 +97,8 @@ def patches(x: Tensor, size: int) -> Tensor:
 def pictures_of(
     case: Case, pictures: list[Image.Image], prepared: list[Prepared]
 ) -> dict[str, Any]:
-    """Inputs by transformers' own processor of the pictures; ours must be the same."""
+    """Inputs that transformers' own processor makes of the pictures. Asserts that ours are the
+    same."""
     values = dict(vision.KINDS[case.architecture].files["preprocessor_config.json"])
     theirs = THEIRS[case.architecture](**{k: v for k, v in values.items() if "type" not in k})
     asked = [pictures] if case.architecture == ONEVISION else pictures
@@ -185,7 +184,7 @@ def test_logits_and_text(case: Case, tmp_path: Path) -> None:
     assert vision.greedy(paged, prompt.tokens, prompt.media, parity.NEW_TOKENS) == text
 
 
-# Names of tensors in checkpoints: those that transformers saves now, and others by these rules.
+# Tensor names in checkpoints: as transformers saves them now, and as renamed by these rules.
 LLAVA_NEW = (
     (r"^language_model\.lm_head", "lm_head"), (r"^language_model\.model", "model.language_model"),
     (r"^(vision_tower|multi_modal_projector|image_newline)", r"model.\1"),
@@ -201,7 +200,7 @@ LAYOUTS = [
 
 @pytest.mark.parametrize(("architecture", "rules"), LAYOUTS)
 def test_names_of_other_releases(architecture: str, rules: Any, tmp_path: Path) -> None:
-    """A checkpoint is the same model under all names of its tensors."""
+    """A checkpoint is the same model under any of its names."""
 
     def other(name: str) -> str:
         for pattern, new in rules:

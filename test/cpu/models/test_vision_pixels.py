@@ -67,7 +67,7 @@ def test_grids(name: str) -> None:
     r = random.Random(0)
     sizes = [(r.randint(1, 3000), r.randint(1, 3000)) for _ in range(800)]
     sizes += [(r.randint(1, 300), r.randint(1, 300)) for _ in range(200)]
-    # Sizes whose product of floats is just below a whole number.
+    # A product of floats is just below a whole number for these sizes.
     sizes += [(47, 1128), (55, 176), (110, 352), (205, 656), (205, 984), (1128, 47), (176, 55)]
     for size in sizes:
         for order in (1, -1):  # in the other one the first of equals is not the smallest
