@@ -22,7 +22,7 @@ MOST_FAILURES = 10
 
 
 def run(seeds: range) -> tuple[Counter[str], list[str]]:
-    """What the histories contained, and how those that failed did so."""
+    """Count the events of the histories, and list the failures."""
     seen, failures = Counter[str](), []
     for seed in seeds:
         try:

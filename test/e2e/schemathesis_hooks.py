@@ -10,7 +10,7 @@ from typing import Any
 
 import schemathesis
 
-# Fields in a language of their own, of which the types are told and the syntax is not.
+# Fields in a language of their own: the document gives their types and not their syntax.
 LANGUAGES = {
     "regex", "json_schema", "ebnf", "structural_tag", "choices", "whitespace_pattern",
     "guided_regex", "guided_json", "guided_grammar", "guided_choice", "guided_whitespace_pattern",

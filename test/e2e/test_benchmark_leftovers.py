@@ -1,4 +1,4 @@
-"""What a benchmark has started ends with it, however that ends, and stopped or not."""
+"""Processes that a benchmark started end with it, however it ends, and even if they are stopped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from helpers.launched import gone
 from benchmark.peers.child import ROOT, Group
 from benchmark.peers.watcher import Watcher
 
-# Starts another, which notes that it was asked to end.
+# A process that starts another one, which notes that it got SIGTERM.
 _PAIR = """
 import pathlib, signal, subprocess, sys, time
 if len(sys.argv) == 3:
@@ -140,8 +140,8 @@ def test_a_group_ends_with_a_process_that_is_killed(paused: str, tmp_path: Path)
 def test_nothing_is_left_of_a_benchmark_that_is_stopped(
     state: str, number: signal.Signals, tmp_path: Path
 ) -> None:
-    """One contender stands still for the other, which starts and starts. All of the group are told,
-    as a terminal does."""
+    """One contender is paused while the other starts. All processes of the group get the signal, as
+    from a terminal."""
     (tmp_path / "sleeper.py").write_text(_SLEEPER)
     with started(_BENCHMARK, state, str(tmp_path), paths=str(tmp_path)) as process:
         until(process, "last starts")

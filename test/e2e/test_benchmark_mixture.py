@@ -42,7 +42,7 @@ def test_every_row_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str
 )  # fmt: skip
 def test_wrong_texts_are_found(wrong: str, message: str) -> None:
     class Engine:
-        """Its answers are the prompts, but for what is wrong."""
+        """An engine that answers with the prompts, except for what is wrong."""
 
         runs = 0
 

@@ -52,7 +52,7 @@ serve(Liar())
 
 @pytest.fixture
 def liar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A contender that draws the same token whatever it is asked."""
+    """A contender that samples the same token for every prompt."""
     (tmp_path / "liar_side.py").write_text(LIAR)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     return "liar_side"

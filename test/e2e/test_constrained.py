@@ -1,4 +1,5 @@
-"""Constraints over HTTP, against a real server: hostile ones are a 400, and nobody notices."""
+"""Constraints over HTTP, against a real server: hostile ones are a 400 and disturb no other
+request."""
 
 from __future__ import annotations
 

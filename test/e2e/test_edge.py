@@ -75,7 +75,7 @@ def test_tls(secure: Server, certificate: Path) -> None:
         info = http.get("/server_info").text
         assert "secret" not in info
         with pytest.raises(httpx.TransportError):
-            httpx.get(secure.url, timeout=60)  # does not know who signed it
+            httpx.get(secure.url, timeout=60)  # the client does not know the signer
         with pytest.raises(httpx.TransportError):
             httpx.get(secure.url.replace("https", "http"), timeout=60)
         host, port = secure.url.removeprefix("https://").split(":")
@@ -141,7 +141,7 @@ def test_clients_with_a_certificate_only(toy: list[str], certificate: Path) -> N
         assert httpx.get(f"{server.url}/health", verify=trusted, timeout=60).status_code == 200
 
 
-# -- what is refused at the start -----------------------------------------------------------------
+# -- settings refused at the start ----------------------------------------------------------------
 
 
 def test_wrong_settings_end_the_launch_at_once(
@@ -153,7 +153,7 @@ def test_wrong_settings_end_the_launch_at_once(
     wrong = [
         (["--ssl-keyfile", cert], "needs --ssl-certfile"),
         (["--ssl-certfile", str(tmp_path / "none.pem")], "none.pem"),
-        (["--ssl-certfile", cert, "--ssl-keyfile", locked], "locked.pem"),  # no question asked
+        (["--ssl-certfile", cert, "--ssl-keyfile", locked], "locked.pem"),  # without a prompt
         (["--ssl-certfile", cert, "--ssl-keyfile", cert], "cert.pem"),
         (["--api-keys-file", str(keys)], "either key or sha256"),
         (["--api-keys-file", str(tmp_path / "none.json")], "none.json"),

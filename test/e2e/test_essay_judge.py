@@ -36,7 +36,8 @@ ESSAY = "A red square stands for courage."
 
 
 def service(**replies: Any) -> FakeOpenAI:
-    """As ``REPLIES`` say; who asks for one of several texts by a schema gets it as JSON."""
+    """A service that answers as ``REPLIES`` say. A request for one of several texts by a schema
+    gets JSON."""
     answer = by_prompt({**REPLIES, **replies})
 
     def script(body: Body) -> Any:

@@ -64,13 +64,13 @@ ALIASES = {
 PATHS = sorted({re.sub(r"\{.*?\}", "x", route.path) for route in ROUTES})
 BODIES = {route.path: route.body for route in ROUTES if route.body is not None}
 SAMPLING = {*PARAMETERS, "regex", "ebnf", "json_schema", "structural_tag"}
-COUNTING = ("/v1/responses/input_tokens", "/v1/messages/count_tokens")  # they read prompts alone
+COUNTING = ("/v1/responses/input_tokens", "/v1/messages/count_tokens")  # only read prompts
 PROMPTS = {"text", "input_ids", "prompt", "input", "messages", "tokens", "documents", "items"}
 FOREIGN = {"messages", "prompt", "text", "max_tokens", "max_completion_tokens", "response_format"}
 
 
 def fields(path: str) -> set[str]:
-    """What a route reads of its body, in the meaning that others give it."""
+    """Fields that a route reads of its body, in the meaning that other routes give them."""
     own = {*BODIES[path].__struct_fields__}  # type: ignore[attr-defined]
     if path.startswith("/v1/responses"):
         own -= FOREIGN
@@ -196,7 +196,7 @@ def test_02_large_bodies(bench: Bench) -> None:
     most = bench.http.get("/get_server_info").json()["max_body_bytes"]
     for path in BODIES:
         head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        with bench.connect() as raw:  # told, and not one byte of it sent
+        with bench.connect() as raw:  # announced, and not one byte of it sent
             raw.sendall(f"{head}Content-Length: {most + 1}\r\n\r\n".encode())
             assert raw.recv(12) == b"HTTP/1.1 413"
             bench.sent += 1
@@ -224,7 +224,7 @@ def test_04_slow_clients(bench: Bench) -> None:
     half = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     begun = [half, half + b"Content-Length: 100\r\n\r\n{", b"G"]
     slow = [bench.connect() for _ in range(5) for _ in begun]
-    bench.sent += 5  # those that are a head and a part of a body reach the route
+    bench.sent += 5  # a head with a part of a body reaches the route
     for raw, data in zip(slow, itertools.cycle(begun)):
         raw.sendall(data)
     for api in APIS.values():  # others are served
@@ -565,7 +565,7 @@ def sources(port: int) -> list[str]:
 
 
 def parts(kind: str, source: Any) -> list[tuple[str, Json]]:
-    """A source in every place that APIs have for one: path, body."""
+    """A source in every field that APIs have for one: path, body."""
     linked = [
         {"type": f"{kind}_url", f"{kind}_url": {"url": source}},
         {"type": f"{kind}_url", f"{kind}_url": source},
@@ -618,7 +618,7 @@ def test_32_pages_of_other_sites(bench: Bench) -> None:
                 reply = bench.http.request(method, path, headers=headers)
                 error_of(reply, 403)
                 assert "access-control-allow-origin" not in reply.headers
-        simple = {**headers, "Content-Type": "text/plain"}  # what a form may send unasked
+        simple = {**headers, "Content-Type": "text/plain"}  # allowed in a form without preflight
         error_of(bench.http.post("/generate", content=b"{}", headers=simple), 403)
 
 

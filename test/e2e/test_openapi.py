@@ -1,5 +1,5 @@
-"""The server keeps what /openapi.json says: its examples are answered as told, and Schemathesis,
-which makes requests of the document that fit and that do not, finds nothing."""
+"""The server conforms to /openapi.json: its examples are answered as documented. Schemathesis,
+which makes requests that fit the document and requests that do not, finds nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sglang.srt.http.routes import ROUTES
 
 HERE = Path(__file__).resolve().parent
 KEY = "sk-of-the-tests"
-EXAMPLES_EACH = os.environ.get("SCHEMATHESIS_EXAMPLES", "4")  # of fuzzing, behind what is certain
+EXAMPLES_EACH = os.environ.get("SCHEMATHESIS_EXAMPLES", "4")  # random ones, besides the fixed ones
 BODIES = [
     (route.path, i) for route in ROUTES if route.body for i in range(len(EXAMPLES[route.path]))
 ]
@@ -44,7 +44,7 @@ def told(client: Client) -> dict[str, Any]:
     return client.get("/openapi.json").json()
 
 
-# What the embedded model has not: labels, and adapters.
+# Features that the embedded model lacks: labels and adapters.
 REFUSED = {"/classify": 400, "/load_lora_adapter": 400, "/unload_lora_adapter": 404}
 
 

@@ -79,7 +79,7 @@ def say(page: Any, text: str) -> str:
 
 
 def scripted(page: Any, *replies: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Answer chats with these deltas in turn; the bodies that were asked with."""
+    """Answer chats with these deltas in turn; return the bodies of the requests."""
     left, bodies = list(replies), []
 
     def answer(route: Any) -> None:
@@ -353,7 +353,7 @@ def test_what_is_wrong_with_a_program_is_said(
 
 @contextlib.contextmanager
 def busy(server: Server, count: int) -> Iterator[None]:
-    """So many requests with a common beginning, under way until the block ends."""
+    """Keep ``count`` requests with a common beginning in flight until the block ends."""
 
     def ask(i: int) -> None:
         sampling = {"max_new_tokens": LONG, "ignore_eos": True, "temperature": 0}
@@ -456,7 +456,7 @@ def test_the_live_view_waits_for_a_server_that_is_away(
     page.get_by_text("live: ").wait_for()
 
 
-# -- everybody ------------------------------------------------------------------------------------
+# -- keys and accessibility -----------------------------------------------------------------------
 
 
 def test_a_key(open_page: Callable[..., Any], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What ``make paper-smoke`` runs, part by part: every claim, ablation and table on very little.
+"""The parts of ``make paper-smoke``, one by one: every claim, ablation and table on very little.
 
 One test a part, all of them in one file, so that they share the server that plain client code asks;
 then what was recorded is looked through and made into a page.
@@ -49,7 +49,7 @@ def test_a_part_runs_and_no_answer_differs(small: Small, name: str) -> None:
 
 
 def found(small: Small) -> Figures:
-    """Of the parts that were run; skipped where this test runs without them."""
+    """Figures of the parts that were run. Skips the test if it runs without them."""
     if len({r["part"] for r in small.log.records}) < len(small.parts()):
         pytest.skip("the parts were not all run before")
     return Figures(condensed(small.log.records))
@@ -123,7 +123,7 @@ def test_words_choose_claims_and_parts(small: Small) -> None:
 
 
 def test_a_run_stops_at_its_time(small: Small) -> None:
-    """What is begun ends at its first round, and nothing more is begun."""
+    """A begun part ends after its first round, and no other part begins."""
     quick = [part for part in small.parts() if part.name == "speed few_shot"]
     told = len(small.log.records)
     Plan(quick * 2, 1e-3, small.tell, print).run()

@@ -36,7 +36,7 @@ def test_the_program_prints_what_is_printed_below_it(tmp_path: Path) -> None:
     # Counts of tokens are the tokenizer's business; there must be the same ones, and some cached.
     assert re.sub(r"\d+", "0", counted) == re.sub(r"\d+", "0", usage)
     assert int(re.findall(r"cached_tokens=(\d+)", counted)[0]) > 0
-    calls = r"calls=\d+"  # these are the language's
+    calls = r"calls=\d+"  # counts of the language, not of the server
     assert re.findall(calls, counted) == re.findall(calls, usage)
 
 

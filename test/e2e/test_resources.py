@@ -87,7 +87,7 @@ def test_a_log_that_takes_no_more_stops_nothing(toy: list[str]) -> None:
 
 
 def test_waiting_and_latency_never_read_the_wall_clock() -> None:
-    """It may jump. Only a time of day that is shown comes from it."""
+    """The wall clock may jump. Only a time of day that is shown comes from it."""
     readers = []
     for path in sorted((PYTHON / "srt").rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))

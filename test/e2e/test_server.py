@@ -49,7 +49,7 @@ def http(server: Server) -> Iterator[Client]:
 
 
 def begun(http: Client, count: int = 1) -> None:
-    """Until so many requests are being decoded."""
+    """Wait until ``count`` requests are being decoded."""
     start = http.stats()["generated_tokens"]
     deadline = time.monotonic() + 60
     while True:
@@ -216,7 +216,7 @@ def stream_lines(url: str, params: dict[str, Any]) -> list[str]:
 
 
 def drains(http: Client) -> None:
-    """Until the server takes nothing more."""
+    """Wait until the server accepts no more requests."""
     deadline = time.monotonic() + 60
     while (reply := http.post("/tokenize", json={"prompt": "b"})).status_code == 200:
         assert time.monotonic() < deadline
@@ -295,8 +295,8 @@ def test_a_server_that_is_killed_takes_its_engine_along(toy: list[str]) -> None:
 def test_a_server_killed_while_loading_leaves_no_engine(
     toy: list[str], seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each stage of the start is met by the processor time that the engine has had by then: before
-    its first line, in its imports, while it makes the model, and when it first sends."""
+    """Kill the server at each stage of the engine's start, found by the engine's processor time:
+    before its first line, in its imports, while it makes the model, and when it first sends."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with launched(toy, ready=False) as server:
         deadline = time.monotonic() + 60

@@ -27,7 +27,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where servers of this test keep what is temporary."""
+    """The directory for temporary files of this test's servers."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     return tmp_path
 

@@ -38,8 +38,8 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def show(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Opens a trace without a network. At the end: no script has failed, no policy was violated,
-    nothing but the file was asked for."""
+    """Opens a trace without a network. Asserts at the end that no script failed, no policy was
+    violated, and nothing but the file was requested."""
     asked, wrong, contexts = [], [], []
 
     def open(trace: Trace, **options: Any) -> Any:
@@ -73,8 +73,8 @@ def recorded() -> Trace:
 
 
 def evened(trace: Trace) -> Trace:
-    """In equal steps from one time to the next: on a busy machine some would be too narrow to click
-    on."""
+    """The trace with equal steps from one time to the next: on a busy machine some would be too
+    narrow to click on."""
     while any(span.end is None for span in trace.spans):
         time.sleep(0.01)
     parts = [*trace.groups, *trace.lanes, *trace.joins, *trace.spans]
@@ -93,7 +93,7 @@ def test_lanes_texts_and_failures_are_shown(show: Callable[..., Any], scheme: st
     assert page.title() == "program · timeline"
     labels = page.evaluate("timeline.chart.rows.filter(r => r.lane).map(r => r.lane.label)")
     assert labels == ["main", "fork 0", "fork 1"]
-    # What is drawn is found where it is drawn: click on the first gen.
+    # A click on the first gen finds the gen.
     place = """() => {
         const { chart, model } = timeline, span = model.spans[0];
         const box = chart.canvas.getBoundingClientRect(), middle = (span.begin + span.end) / 2;
@@ -162,7 +162,7 @@ def nested(s: Any) -> None:
 
 
 def test_a_join_goes_on_from_what_its_forks_did_last(show: Callable[..., Any]) -> None:
-    """The forks of the outer join have asked for nothing themselves: their last is a join too."""
+    """The forks of the outer join have made no calls themselves: their last step is a join too."""
     trace = nested.run(backend=sgl.Mock(delay=0.002), trace=True).trace()
     page = show(trace)
     assert "7 streams · 6 nodes" in page.locator("#about").inner_text()

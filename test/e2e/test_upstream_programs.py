@@ -193,7 +193,7 @@ def test_a_server_that_cannot_start_says_so(
     with pytest.raises(SystemExit):
         launch_server(settings)
     assert "--page-size is 0" in capsys.readouterr().err
-    monkeypatch.setenv("SGLANG_API_KEY", " ")  # of the environment, where none is given
+    monkeypatch.setenv("SGLANG_API_KEY", " ")  # read from the environment if no key is given
     with pytest.raises(SystemExit):
         launch_server(ServerArgs())
     assert "SGLANG_API_KEY is set and is ' '" in capsys.readouterr().err

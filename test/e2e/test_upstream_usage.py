@@ -1,5 +1,5 @@
-"""What upstream's quick start and usage examples do, written anew: on the embedded model, in
-process and over HTTP. The parameters and the way of reading are those of the examples."""
+"""Upstream's quick start and usage examples, rewritten: on the embedded model, in process and over
+HTTP. The parameters and the way of reading are those of the examples."""
 
 from __future__ import annotations
 

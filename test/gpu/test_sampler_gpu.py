@@ -1,4 +1,4 @@
-"""The draw by fused kernels against the sampler in plain torch on the CPU."""
+"""Sampling by fused kernels against the sampler in plain torch on the CPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 def drawn(logits: torch.Tensor, samples: list[Sample]) -> tuple[torch.Tensor, list[str]]:
-    """As ``sampler.draw``."""
+    """Sample as ``sampler.draw`` does."""
     drawing = gpu_draw.draw(logits, samples)
     return drawing.tokens, drawing.outcome([x.cpu() for x in drawing.fetched])[1]
 
@@ -96,7 +96,7 @@ def test_a_broken_row_fails_alone() -> None:
 
 
 def test_what_the_host_needs_is_left_on_the_device() -> None:
-    """Starting a draw reads nothing back; the outcome is made from what was fetched."""
+    """Starting to sample reads nothing back; the outcome is made from what was fetched."""
     logits = torch.randn(3, VOCAB, device=DEVICE)
     samples: list[Any] = [Sample(GREEDY), Sample(SamplingParams(), uniform=0.3), Sample(GREEDY)]
     if ON_GPU:

@@ -92,10 +92,10 @@ def test_logits(
 
 
 def test_outputs_and_following_rows(backend: str, tmp_path: Path) -> None:
-    """Greedy text, drawn ahead on the device, equals the text drawn step by step."""
+    """Greedy text, sampled ahead on the device, equals the text sampled step by step."""
     path = write_config(tmp_path, **SHAPE)
     options = worker_settings(backend)
-    if backend != "flashinfer":  # whose kernels are for 16 bits
+    if backend != "flashinfer":  # FlashInfer's kernels need 16-bit dtypes
         options["dtype"] = "float32"
     steps, prompt = 12 if ON_GPU else 3, [5, 6, 7]
     want = Paged(path, 1, 0, **options).greedy([prompt], steps)[0]
@@ -135,8 +135,8 @@ def test_graphs_give_the_text_of_eager_passes(name: str, tmp_path: Path) -> None
             running = [s for s in running if len(s.tokens) <= 40]
         texts.append([s.tokens for s in done + running])
     same = sum(a == b for a, b in zip(*texts))
-    # In bfloat16 two nearly equal tokens may change places where a product is computed for another
-    # number of rows; a wrong row of a table shows in every text.
+    # In bfloat16 two nearly equal tokens may swap if a product is computed for another number of
+    # rows; a wrong row of a table shows in every text.
     assert same >= 0.8 * len(texts[0])
 
 

@@ -1,4 +1,4 @@
-"""What test_dspy.py runs where DSPy can be imported: SGLang(...) over an engine, a URL and a
+"""Cases that test_dspy.py runs if DSPy can be imported: SGLang(...) over an engine, a URL and a
 scripted backend; DSPy's own LM and launcher against our server; the example."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where ``make test-clients`` puts each client: an environment of its own, beside ``.venv``."""
+"""Environments into which ``make test-clients`` installs each client, beside ``.venv``."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def servers() -> Iterator[dict[str, str]]:
 
 
 def run(command: list[str | Path], folder: Path, **variables: str) -> str:
-    """What a command prints; asserts that it succeeds. What it caches goes into ``folder``."""
+    """Run a command and return its output; assert that it succeeds. Caches go into ``folder``."""
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "OFFLINE") if name in os.environ}
     done = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=SECONDS,
@@ -94,7 +94,7 @@ def test_our_backend_on_openai(major: int, tmp_path: Path) -> None:
 
 
 def test_the_network_is_cut() -> None:
-    """Where it is, no client can have asked anybody else."""
+    """No client can have reached another host if the network is cut."""
     if "OFFLINE" not in os.environ:
         pytest.skip("the network is not cut here; make test-clients cuts it where it may")
     with pytest.raises(OSError, match="unreachable"):

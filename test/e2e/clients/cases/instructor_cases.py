@@ -41,7 +41,7 @@ class Anything(BaseModel):
 
 
 def test_json_mode(plain: openai.OpenAI) -> None:
-    """It sends ``json_object`` and the schema in the prompt alone: any object may come."""
+    """JSON mode sends ``json_object``, and the schema only in the prompt: any object may come."""
     client = instructor.from_openai(plain, mode=Mode.JSON)
     found = client.chat.completions.create(
         model="m", messages=MESSAGES, response_model=Anything, max_retries=0, temperature=0

@@ -94,7 +94,8 @@ def test_completion_and_logprobs(chat: ChatOpenAI, url: str, key: str) -> None:
 
 
 def test_embeddings(url: str, key: str) -> None:
-    """Without ``check_embedding_ctx_length=False`` it sends token ids of another vocabulary."""
+    """The client sends token ids of another vocabulary without
+    ``check_embedding_ctx_length=False``."""
     found = OpenAIEmbeddings(
         base_url=f"{url}/v1", api_key=key, model="m", check_embedding_ctx_length=False
     )

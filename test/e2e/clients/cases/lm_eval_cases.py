@@ -67,7 +67,7 @@ def authorised(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
 
 @pytest.fixture
 def likelihood(tasks: TaskManager, url: str, key: str) -> float:
-    """By the server's own tokenizer, which the harness finds by itself."""
+    """Score by the server's own tokenizer, which the harness finds by itself."""
     where = f"{url}/v1/completions"
     options = {"base_url": where, "auth_token": key, "tokenizer_backend": "auto"}
     return score(tasks, "local-completions", "sums_choice", "acc,none", **options)
