@@ -31,7 +31,7 @@ HOOKS: dict[str, Callable[[Engine], AbstractContextManager[None]]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HOOKS)
 def test_the_books_are_kept_in_random_histories(name: str) -> None:
-    """They are audited after every step, and every text is checked (``helpers/simulation``)."""
+    """Audit the accounts after every step, and check every text (``helpers/simulation``)."""
     seen: Counter[str] = Counter()
     for seed in range(1000, 1120):
         history = History(seed)
@@ -89,8 +89,8 @@ def test_a_part_of_the_hits(page_size: int, chunk: int, rate: float) -> None:
 
 
 def test_the_rest_is_shown_when_the_next_pass_is_planned() -> None:
-    """Behind a hit that was cut nothing is met by who is in the same pass, but by who comes later,
-    and by who then has more of his prompt to compute."""
+    """Tokens behind a shortened hit are not matched in the same pass. Later requests match them,
+    and so does a request of that pass with more of its prompt to compute."""
     engine = _engine(chunk=150)
     with part_of_hits(engine, 0.5):
         _ask(engine, [3, 4, 5, 6])

@@ -1,5 +1,5 @@
-"""Adapters come and go under traffic: KV is met under the same loading of the same adapter alone,
-texts are those of a quiet engine, and nothing is left behind."""
+"""Adapters come and go under traffic: KV is matched only under the same loading of the same
+adapter, texts are those of a quiet engine, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class AdapterDesk(Desk):
 
 
 def text(prompt: list[int], adapter: int, count: int) -> list[int]:
-    """What is drawn after the prompt, greedily, by whoever computes it."""
+    """Greedy text after the prompt under an adapter, computed from the definition."""
     seen = [token + ADAPTED * adapter for token in prompt]
     for _ in range(count):
         seen.append(next_token(seen) + ADAPTED * adapter)
@@ -121,7 +121,7 @@ def test_an_adapter_leaves_when_its_last_context_is_closed() -> None:
     child = 900
     desk.send(Fork(context, child))
     number = desk.unload("a")
-    request = desk.advance(context, generate(5), close=True)  # it was opened in time
+    request = desk.advance(context, generate(5), close=True)  # opened before the unloading
     late = desk.with_adapter([1, 2, 3], "a")
     assert "not loaded" in desk.failed(desk.advance(late, close=True)).message
     desk.run()
@@ -137,7 +137,8 @@ def test_an_adapter_leaves_when_its_last_context_is_closed() -> None:
 
 
 def test_a_filled_context_needs_no_place_in_a_pass() -> None:
-    """Its KV is all cached. It ends although the pass has as many adapters as it may."""
+    """All KV of the context is cached. The request ends although the pass has as many adapters as
+    it may."""
     desk = AdapterDesk(max_loras_per_batch=1)
     assert desk.load("a")
     assert desk.load("b")
@@ -161,7 +162,8 @@ def test_random_histories(part: int) -> None:
 
 
 def history(seed: int) -> tuple[int, int]:
-    """How many texts were not cut short, and how many adapters were unloaded meanwhile."""
+    """Run a history. Return the number of texts not cut short and of adapters unloaded
+    meanwhile."""
     r = random.Random(seed)
     depth = 1 + seed % 2
     desk = AdapterDesk(r.choice((1, 4)), depth, seed)

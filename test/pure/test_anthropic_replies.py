@@ -1,4 +1,4 @@
-"""What the Anthropic backend makes of replies: text, meta_info, streams, errors, limits."""
+"""Replies read by the Anthropic backend: text, meta_info, streams, errors, limits."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def test_one_sample_that_fails_fails_all(do: Way) -> None:
 
 
 def test_no_more_calls_at_a_time_than_allowed() -> None:
-    """Each call waits until two are under way, so two at a time are also reached."""
+    """Each call waits until two are in flight, so two at a time are also reached."""
 
     async def all_at_once(model: Anthropic) -> None:
         await asyncio.gather(*(gen().ado(model) for _ in range(6)))

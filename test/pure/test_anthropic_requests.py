@@ -1,4 +1,4 @@
-"""What the Anthropic backend sends: exact bodies, and what it refuses to send."""
+"""Requests of the Anthropic backend: exact bodies, and calls that it refuses to send."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ HI = chat(("user", "Hi"))
 
 
 def body(prompt: Prompt, **params: Any) -> dict[str, Any]:
-    """Of a gen, without the fields that are always the same."""
+    """The body of a gen, without the fields that are always the same."""
     whole = backend().request(Complete(prompt, GenParams(**params).over(DEFAULTS)))
     assert (whole.pop("model"), whole.pop("max_tokens")) == (NEW, 128)
     return whole

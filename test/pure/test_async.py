@@ -105,7 +105,8 @@ def test_an_exception_of_the_program_aborts_the_calls() -> None:
 
 
 def test_readers_are_told_of_a_failure_though_a_join_waits() -> None:
-    """It waits for a branch that has not begun, and wakes up while the tasks are cancelled."""
+    """The join waits for a branch that has not begun, and wakes up while the tasks are
+    cancelled."""
     backend = Counted()
 
     @sgl.function
@@ -237,7 +238,7 @@ def test_programs_of_many_loops_do_not_meet() -> None:
 
 
 def test_what_an_event_loop_cannot_hold_is_still_raised() -> None:
-    """A future takes no StopIteration, and whoever waits for it would wait for ever."""
+    """A future takes no StopIteration, and a task that awaits it would wait for ever."""
     backend = sgl.Mock()
 
     @sgl.function

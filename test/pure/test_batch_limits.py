@@ -78,7 +78,7 @@ def peak_bytes(items: list[tuple[str]]) -> int:
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_batch() -> None:
-    text = "x" * 20_000  # what is kept of an item would be seen
+    text = "x" * 20_000  # so long that a kept copy would show
     short = peak_bytes([(text + str(n),) for n in range(200)])
     long = peak_bytes([(text + str(n),) for n in range(2000)])
     assert long < 1.5 * short + 1_000_000

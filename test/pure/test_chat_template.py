@@ -191,7 +191,7 @@ def test_a_hostile_template_is_a_400_and_holds_nobody_up(tmp_path: Path) -> None
     assert (error["param"], "it takes more than 1 s" in error["message"]) == ("messages", True)
 
     async def both() -> int:
-        """The number of turns of a loop that runs beside."""
+        """Count the turns that a concurrent loop gets."""
         from sglang.srt.config import Config
         from sglang.srt.http.server_state import ServerState
         from sglang.srt.program.request_error import RequestError

@@ -61,7 +61,7 @@ class Asked:
 
 
 def reply(prompt: str, limit: int, stops: Sequence[str]) -> str:
-    """What both stand-ins write: words that depend on the prompt and its limit alone."""
+    """Text of both stand-ins: words that depend on the prompt and its limit alone."""
     draw = random.Random(f"{limit} {prompt}")
     text = "".join(f" {draw.choice(WORDS)}" for _ in range(min(limit, 20)))
     found = cut(text, list(stops))
@@ -73,12 +73,12 @@ def chosen(prompt: str, options: Sequence[str]) -> int:
 
 
 def own(stops: Sequence[str]) -> tuple[str, ...]:
-    """Without those of the chat template, which nobody names in a request for a chat."""
+    """Stop strings without those of the chat template, which chat requests never name."""
     return tuple(sorted(set(stops) - set(CHATML.stop)))
 
 
 class Side(Backend):
-    """What our program asks, on a backend that takes constraints as they are."""
+    """Records the calls of our program, on a backend that takes constraints as they are."""
 
     name = "recording"
     chat_template = CHATML
@@ -107,7 +107,7 @@ class Side(Backend):
 
 
 class Client:
-    """What the client code asks: ``Api``."""
+    """Records the calls of the client code: ``Api``."""
 
     def __init__(self) -> None:
         self.asked: Counter[Asked] = Counter()
@@ -157,8 +157,8 @@ def written(messages: Sequence[Message]) -> str:
 
 
 async def rounds_of(claim: Claim, client: Client, items: Sequence[Item]) -> tuple[list[Any], int]:
-    """The client's answers, and in how many rounds it asked: all that it can ask without an answer
-    is one."""
+    """The client's answers, and its number of rounds: all calls that need no further answer are one
+    round."""
     task, rounds = asyncio.gather(*(claim.plain(client, item) for item in items)), 0
     while not task.done():
         for _ in range(20):  # steps of the loop, by which all tasks have come to wait
@@ -206,7 +206,7 @@ def both(name: str, scale: Scale) -> tuple[Side, list[Any], Client, list[Any]]:
     return ours, first.answers, theirs, second
 
 
-# -- what is claimed of every claim ------------------------------------------------------------
+# -- properties of every claim -----------------------------------------------------------------
 
 
 def test_the_report_has_every_claim() -> None:
@@ -258,13 +258,13 @@ def test_items_are_plain_data_and_a_function_of_scale_and_seed(name: str) -> Non
 
 @pytest.mark.parametrize("name", NAMES)
 def test_other_seeds_share_next_to_nothing(name: str) -> None:
-    """Not everybody can be told to forget the round before. 120 letters are some 30 tokens."""
+    """Not every server can be made to forget the round before. 120 letters are some 30 tokens."""
     claim, scale = claim_of(name), Scale(8, True)
     first, second = (asked_by_client(claim, claim.items(scale, seed)) for seed in (0, 1000))
     shared = 0
     for prompt in second:
         at = bisect(first, prompt)
-        near = first[max(0, at - 1) : at + 1]  # of sorted texts the neighbours begin most alike
+        near = first[max(0, at - 1) : at + 1]  # sorted neighbours begin most alike
         shared += max(alike(prompt, other) for other in near)
     assert shared < max(0.15 * sum(map(len, second)), 120 * len(second))
 

@@ -69,7 +69,7 @@ async def idle(completion: Completer) -> dict[str, Any]:
 
 
 def model_text(tokenizer: Tokenizer, prompt: Ints, count: int) -> list[int]:
-    """What the worker draws greedily."""
+    """Tokens that the worker samples greedily."""
     tokens = list(prompt)
     for _ in range(count):
         tokens.append(drawn(tokens, tokenizer.vocab_size))
@@ -115,7 +115,7 @@ def test_stops_are_cut_exactly_or_kept(play: Any, tokenizer: Tokenizer) -> None:
     tokens = model_text(tokenizer, PROMPT, 60)
     whole = tokenizer.decode(tokens)
     at = next(i for i in range(20, len(whole)) if whole[i : i + 3].isascii())
-    stop = whole[at : at + 3]  # of whatever tokens its bytes are
+    stop = whole[at : at + 3]  # bytes of any tokens
     cut = whole.index(stop)
 
     async def body(completion: Completer) -> list[Output]:

@@ -106,7 +106,8 @@ def test_echo(http: httpx.Client, most: int) -> None:
 
 
 def test_a_harness_scores_a_continuation(served: Served, http: httpx.Client) -> None:
-    """As lm-eval asks: ids, echo, one most likely token, and one token drawn that it cuts off."""
+    """A request as lm-eval sends it: ids, echo, one most likely token, and one sampled token that
+    it cuts off."""
     context, rest = (list(served.tokenizer.encode(text)) for text in ("the quick", " brown fox"))
     ids, vocab = context + rest, served.tokenizer.vocab_size
     body = {"prompt": [ids, context], "temperature": 0, "logprobs": 1, "echo": True, "seed": 1234}
@@ -149,7 +150,7 @@ def test_offsets_are_places_in_the_text(
         found = complete(http, prompt=prompt, echo=True, logprobs=2, **GREEDY)
         check_offsets(found["choices"][0], ("<|",))
     monkeypatch.setattr(http_server, "byte_level", sentencepiece)
-    with serve_text(tmp_path) as server:  # whose tokenizer puts a token and a space before it
+    with serve_text(tmp_path) as server:  # this tokenizer puts a token and a space before the text
         found = complete(server.client, prompt="hello world", echo=True, logprobs=1, **GREEDY)
         lines = found["choices"][0]["logprobs"]
         assert lines["tokens"][:4] == ["<s>", " hello", " ", "w"]

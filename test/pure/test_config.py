@@ -215,7 +215,7 @@ def test_an_empty_model_path_is_not_the_embedded_model() -> None:
      "ssl-certfile", "ssl-ca-certs", "served-model-name"],
 )  # fmt: skip
 def test_a_flag_that_guards_is_never_empty(flag: str, value: str) -> None:
-    """``--api-key "$KEY"``, where that is not set, would be a server open to every client."""
+    """``--api-key "$KEY"`` without that variable would open the server to every client."""
     with pytest.raises(ValueError, match=f"--{flag} is .*; give "):
         parse(f"--{flag}", value)
     assert parse().settings()[flag.replace("-", "_")] in ("", "127.0.0.1")
@@ -227,7 +227,7 @@ def test_keys_of_the_environment_are_never_empty(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(ValueError, match=r"SGLANG_API_KEY is set and is .*unset it"):
             keys_from_environment(argparse.Namespace(), "api_key")
     given = argparse.Namespace(api_key="k")
-    keys_from_environment(given, "api_key")  # a given value is not looked for
+    keys_from_environment(given, "api_key")  # a given key is not looked up
     monkeypatch.setenv("SGLANG_API_KEY", "quiet")
     keys_from_environment(found := argparse.Namespace(), "api_key", "admin_api_key")
     assert (given.api_key, vars(found)) == ("k", {"api_key": "quiet"})

@@ -229,7 +229,7 @@ def test_an_event_loop_that_ends_closes_its_connections() -> None:
 
 
 def test_a_task_that_is_cancelled_sends_no_more() -> None:
-    """Nor does its connection wait until the server has read what was to be sent."""
+    """A cancelled connection does not wait either until the server has read the rest."""
     size, received, begun, cancelled = 1 << 25, [], threading.Event(), threading.Event()
 
     def serve() -> None:
@@ -272,12 +272,12 @@ def test_a_cancelled_run_asks_for_nothing() -> None:
 
 
 def test_no_abort_comes_after_its_call() -> None:
-    """It would cut a connection that is another's by then."""
+    """A late abort would cut a connection that belongs to another call by then."""
     run, inside, leave, left = Cancellation(), threading.Event(), threading.Event(), []
 
     def abort() -> None:
         leave.set()
-        caller.join(0.1)  # it waits for this, and so cannot end
+        caller.join(0.1)  # the caller waits for this abort, and so cannot end
         left.append(not caller.is_alive())
 
     def call() -> None:

@@ -1,4 +1,4 @@
-"""Constraints: what is sent, what is accepted, and how the model is asked again."""
+"""Constraints: what is sent, what is accepted, and how a call is repeated."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Team(BaseModel):
 
 
 def test_a_type_is_sent_closed() -> None:
-    """What is not among its keys would be dropped; JSON schemas are sent as they are."""
+    """Keys that a type does not declare would be dropped; JSON schemas are sent as they are."""
     constraint = made(schema=Team)
     sent = constraint.resolve(GenParams(schema=Team)).json_schema
     assert sent["additionalProperties"] is False
@@ -293,7 +293,8 @@ def test_json_among_words_is_found(document: Any, words: str, indented: bool) ->
 
 
 def written(template: ChatTemplate, messages: Sequence[Message], begun: str | None) -> Prompt:
-    """What a state has written after ``messages`` and, of an open assistant turn, ``begun``."""
+    """The prompt of a state after ``messages`` and ``begun``, the text of an open assistant
+    turn."""
     text = ""
     for i, message in enumerate(messages):
         before, after = template.around(message["role"], messages[:i])

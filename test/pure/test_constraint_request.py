@@ -229,7 +229,7 @@ def test_the_engines_refusal_is_a_400(scripted: Scripted) -> None:
 
 
 def test_a_dead_end(scripted: Scripted) -> None:
-    """The text so far stands; the reason is told."""
+    """The text so far is returned with the reason."""
     scripted.text, scripted.finish = "so far", Finish("error", None, "nothing can follow")
     found = posted(scripted, "/generate", {"text": "a"}).json()
     reason = {"type": "error", "message": "nothing can follow"}

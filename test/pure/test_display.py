@@ -1,4 +1,4 @@
-"""What is shown of a state: text, turns, costs and failures, for a terminal and a notebook."""
+"""Display of a state: text, turns, costs and failures, for a terminal and a notebook."""
 
 from __future__ import annotations
 

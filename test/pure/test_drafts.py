@@ -1,4 +1,4 @@
-"""Drafts: what is guessed, for whom, how much, and that no text changes by it."""
+"""Drafts: their sources, requests and lengths, and that they change no text."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_longest_common_past_is_found(tokens: list[int], limit: int, step: i
 @settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_an_index_grows_with_a_context_that_is_cut_and_written_anew(data: Any) -> None:
-    """What it finds then is a guess, and well formed."""
+    """Drafts found then are guesses, and well formed."""
     tokens, index = ints(), Lookup(40)
     for _ in range(data.draw(st.integers(1, 12))):
         del tokens[data.draw(st.integers(0, len(tokens))) :]
@@ -98,7 +98,7 @@ def test_a_long_prompt_is_indexed_in_parts() -> None:
     assert index.find(tokens, 2) == [4, 5]
 
 
-# -- how much -------------------------------------------------------------------------------------
+# -- draft length ---------------------------------------------------------------------------------
 
 
 def test_the_pace_rests_longer_and_longer() -> None:
@@ -134,7 +134,7 @@ def test_a_stride_follows_what_is_drawn() -> None:
 def desk(
     default: str = "none", model: Guesser | None = None, room: int = 4096, **more: Any
 ) -> Desk:
-    """A desk whose requests speculate by default. ``room`` of the draft model, in tokens."""
+    """A ``Desk`` whose requests speculate by default. ``room`` of the draft model, in tokens."""
     drafter = None if model is None else ModelDrafter(model, fake_info(room, 1))
     keys = ("most", "room")
     own = {k: more.pop(f"drafts_{k}") for k in keys if f"drafts_{k}" in more}
@@ -148,7 +148,7 @@ def text(one: Desk, prompt: list[int], **params: Any) -> tuple[list[int], Done]:
 
 
 def logprobs(one: Desk) -> list[float]:
-    """All that were reported, of prompts and draws."""
+    """All log-probabilities that were reported, of prompts and of sampled tokens."""
     every = [event for events in one.events.values() for event in events]
     return [value for event in every for value in getattr(event, "logprobs", [])]
 
@@ -217,7 +217,7 @@ def test_drafts_behind_the_end_of_a_text_are_not_accepted() -> None:
         stop = b"".join(TOKEN_BYTES[token] for token in circle[:end]).decode()
         _, done = text(desk("ngram"), ROUND, most=100, stop=(stop,))
         assert done.stats.completion_tokens == end
-        # A pass draws one token that no draft stood for; the last one may end before it.
+        # A pass samples one token after its accepted drafts; the text may end before the last one.
         assert done.stats.completion_tokens - done.stats.accepted_tokens in (
             done.stats.forward_passes - 1,
             done.stats.forward_passes,
@@ -229,11 +229,12 @@ def test_a_perfect_draft_model_is_always_right() -> None:
         tokens, done = text(desk("draft", Guesser()), PLAIN, most=60, **params)
         assert len(tokens) == 60
         assert done.stats.drafted_tokens == done.stats.accepted_tokens
-        assert done.stats.forward_passes <= 9  # of 1, 3, 5, 9, 17, 17 and the rest
+        assert done.stats.forward_passes <= 9  # lengths 1, 3, 5, 9, 17, 17 and the rest
 
 
 def test_a_draft_model_goes_on_from_what_was_drawn() -> None:
-    """After a wrong guess it reads the token drawn instead: it is wrong once, not ever after."""
+    """The draft model reads the sampled token after a wrong guess: it is wrong once, not ever
+    after."""
     _, done = text(desk("draft", Guesser(wrong=7)), PLAIN, most=60)
     assert done.stats.drafted_tokens - done.stats.accepted_tokens <= 40, (
         "about every seventh is wrong, and some behind it"
@@ -370,7 +371,7 @@ def test_an_abort_leaves_no_copy() -> None:
 
 
 def test_the_fake_model_echoes_and_reads() -> None:
-    """What the tests above stand on."""
+    """Properties of the fake model that the tests above rely on."""
     assert len(TOKEN_BYTES) == VOCAB
     assert isinstance(Guesser(), FakeWorker)
     tokens, _ = text(Desk(), ROUND, most=9)

@@ -53,7 +53,7 @@ class Counter:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """With texts that are not cut, as with tokenizers that allow none."""
+    """A server with a tokenizer that does not allow cutting texts."""
     config = Config.of(max_tokenized_bytes=MOST)
     directory = tmp_path_factory.mktemp("tokenizer")
     with serve_text(directory, config, capacity=1 << 19, context=1 << 19) as server:
@@ -166,7 +166,7 @@ def test_a_text_that_can_be_cut_takes_little_at_once(
     served: Served, counter: Counter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(served.tokenizer, "_can_cut", True)
-    text = "the lazy dog " * (MOST // 4)  # of more bytes than may be in work
+    text = "the lazy dog " * (MOST // 4)  # more bytes than may be in work
     pieces = list(served.tokenizer.pieces(text))
     assert max(map(bytes_of, pieces)) < SMALL < MOST < bytes_of(text)
     found = served.client.post("/tokenize", json={"prompt": text}).json()["tokens"]
@@ -191,7 +191,8 @@ STEPS = st.lists(
 @settings(max_examples=200, deadline=None)
 @given(STEPS)
 def test_turns(steps: list[Step]) -> None:
-    """Against a plain model: whoever came first is first, and never more than MOST are in work."""
+    """Compare with a plain model: first come, first served, and never more than MOST are in
+    work."""
 
     async def main() -> None:
         encoder = Encoder(SimpleNamespace(), MOST)  # type: ignore[arg-type]
@@ -243,7 +244,7 @@ def test_giving_up_in_the_step_of_the_turn() -> None:
         await encoder._enter(MOST)
         second = asyncio.ensure_future(encoder._enter(MOST))
         await asyncio.sleep(0)
-        encoder._leave(MOST)  # it is the second's turn, which it does not know yet
+        encoder._leave(MOST)  # the second's turn, which it does not know yet
         second.cancel()
         await asyncio.gather(second, return_exceptions=True)
         assert (encoder.held, encoder.waiting) == (0, 0)

@@ -94,7 +94,7 @@ def test_a_failing_pass_fails_its_rows_and_nobody_else() -> None:
 
 
 def test_a_row_out_of_the_failing_pass_starts_over() -> None:
-    """A prompt that gets no row in the failing pass keeps its place and its text."""
+    """A prompt that gets no row in the failing pass keeps its order and its text."""
     desk = Desk(worker=FakeWorker(1, fail_at={3}), chunked_prefill_size=4)
     first = desk.ask([1] * 12, generate(4))
     second = desk.ask([2] * 12, generate(4))

@@ -90,7 +90,7 @@ class Shop:
 
 
 class Run:
-    """A desk whose passes have a budget of BUDGET units, or none."""
+    """A ``Desk`` whose passes have a budget of BUDGET units, or none."""
 
     def __init__(self, budget: float = BUDGET) -> None:
         self.meter = Meter()
@@ -220,7 +220,7 @@ def test_memory_is_sound_where_rows_wait() -> None:
 
 
 def test_an_adapter_has_its_turn_whatever_its_grammar_costs() -> None:
-    """Its request is the oldest. Free ones with another adapter never cease to come."""
+    """The adapter's request is the oldest. Free ones with another adapter never cease to come."""
     run = Run()
     run.load("a", "b")
     run.ask(1, "200", "a", most=3)

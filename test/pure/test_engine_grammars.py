@@ -26,7 +26,8 @@ STEPS: dict[str, list[set[int]]] = {
 
 
 class Steps:
-    """What is allowed at each place, then the end. ``broken`` names a method that raises."""
+    """Allows a set of tokens at each position, then the end. ``broken`` names a method that
+    raises."""
 
     path = "steps"
 

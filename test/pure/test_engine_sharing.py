@@ -27,8 +27,8 @@ def alone(prompt: list[int], goal: object) -> list[int]:
 
 @pytest.mark.parametrize(("chunk", "passes"), [(-1, 1), (2048, 1), (256, 5)])
 def test_requests_of_one_pass_share_what_any_of_them_computes(chunk: int, passes: int) -> None:
-    """64 requests share 1024 tokens that nobody has computed yet: computed once, in as many passes
-    as that prefix alone and 64 tails of 2 take."""
+    """64 requests share 1024 tokens that are not cached: computed once, in as many passes as that
+    prefix alone and 64 tails of 2 take."""
     desk = Desk(chunked_prefill_size=chunk)
     prefix = [n % 90 for n in range(1024)]
     goal = Distribution(top=1)

@@ -1,4 +1,4 @@
-"""Why a prompt was not in the cache, as the server and the command tell it."""
+"""Explanations of cache misses, from the server's route and the command."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_tenants_who_share_a_cache_read_nothing_of_each_other(tmp_path: Path) ->
     assert seen["d"]["cached_tokens"] > 0
     assert seen["d"]["diverged"] is None
     assert PROMPT[30:40] not in json.dumps(seen["d"])
-    assert PROMPT[30:40] in seen["boss"]["diverged"]["cached_text"]  # of d's, the newest
+    assert PROMPT[30:40] in seen["boss"]["diverged"]["cached_text"]  # the newest one is d's
 
 
 def test_every_name_of_a_request(http: Client) -> None:

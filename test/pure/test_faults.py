@@ -86,7 +86,7 @@ def survives(desk: Desk, allowed: str = "") -> int:
 
 @pytest.fixture(autouse=True, params=[1, 2], ids=["one pass", "two passes"])
 def depth(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Passes under way at a time, of every desk."""
+    """Set the passes in flight at a time, for every ``Desk``."""
     make = Desk.__init__
     monkeypatch.setattr(Desk, "__init__", partialmethod(make, depth=request.param))
 

@@ -81,7 +81,7 @@ def transmit(patch: pytest.MonkeyPatch, nth: Nth) -> None:
     patch.setattr(EngineClient, "send", send)
 
 
-FAULTS: dict[str, tuple[Fault, bool]] = {  # and whether a request may fail by it
+FAULTS: dict[str, tuple[Fault, bool]] = {  # the fault; whether a request may fail by it
     "allocation": (wrap(PagePool, "take", MemoryError("no page")), False),
     "message to the engine": (transmit, False),
     "message from the engine": (wrap(_QueueChannel, "emit", OSError("not taken")), False),

@@ -69,7 +69,7 @@ def url() -> Iterator[str]:
 
 
 def test_connections_are_not_shared_with_a_fork(url: str) -> None:
-    """It would read what the other has asked for."""
+    """A fork on a shared connection would read the response to its parent's request."""
     connections = Connections(ServerOrigin(url, {}, True))
 
     def ask() -> str:
@@ -79,9 +79,9 @@ def test_connections_are_not_shared_with_a_fork(url: str) -> None:
     kept = ask()
     assert ask() == kept
     first, second = forked(lambda: f"{ask()} {ask()}").split()
-    assert first == second  # it keeps its own
+    assert first == second  # the fork keeps its own connection
     assert first != kept
-    assert ask() == kept  # and has not ended the parent's
+    assert ask() == kept  # the parent's connection is still open
     connections.close()
 
 

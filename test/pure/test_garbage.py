@@ -1,5 +1,5 @@
-"""What is answered is freed at once: nothing of a request waits for a collection, which comes
-hundreds of requests later, and nothing large stays in the heap."""
+"""Objects of an answered request are freed at once: none waits for a garbage collection, which
+comes hundreds of requests later. Nothing large stays in the heap."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_the_servers_default_is_a_flag(tmp_path_factory: pytest.TempPathFactory)
         assert len(deltas) > 1
         body = {"text": "a", "sampling_params": settings, "incremental_streaming_output": False}
         assert json.loads(stream(http, **body)[-1])["text"] == text
-        backend = sgl.RuntimeEndpoint(server.url)  # which reads streams of whole texts
+        backend = sgl.RuntimeEndpoint(server.url)  # reads streams of whole texts
 
         @sgl.function
         def program(s: Any) -> None:

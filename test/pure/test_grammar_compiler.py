@@ -74,7 +74,7 @@ def test_what_nobody_waits_for_is_not_begun(monkeypatch: Any, tmp_path: Path) ->
         first.result(90)
         assert answer(compiler, "c") == "c"
         assert lines(told) == 0
-        assert answer(compiler, f"tell {told} b") == "b"  # a second request compiles it
+        assert answer(compiler, f"tell {told} b") == "b"  # compiled if requested again
 
 
 def test_a_cancelled_waiter_does_not_take_the_others_along(
@@ -197,7 +197,7 @@ def test_a_grammar_that_cannot_be_built_is_an_error(monkeypatch: Any) -> None:
 
 def test_a_library_that_panics_takes_no_worker_along(monkeypatch: Any) -> None:
     class Panic(BaseException):
-        """A panic as a library in Rust raises it."""
+        """An exception as a library in Rust raises it."""
 
     def build(plan: CompilePlan, *_: Any, **__: Any) -> PlanGrammar:
         if plan.strings[0] == "a":

@@ -1,4 +1,4 @@
-"""The path that carries a constraint, and refusals before any tokenizer is used."""
+"""Choice of the path that carries a constraint, and refusals before any tokenizer is used."""
 
 from __future__ import annotations
 

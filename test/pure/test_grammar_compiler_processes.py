@@ -77,7 +77,7 @@ def test_lateness_is_the_machines_fault(monkeypatch: Any, tmp_path: Path) -> Non
     """The child waits for a gate and takes no processor time, as on a machine that is busy."""
     gate = tmp_path / "gate"
     with odd_compiler(monkeypatch, seconds=60, patience=LIMIT) as compiler:
-        until(lambda: answer(compiler, "good") == "good")  # the start may be late, too
+        until(lambda: answer(compiler, "good") == "good")  # the child's start may be late, too
         constraint = Constraint("regex", f"gate {gate}")
         error = compiler.submit(constraint).exception(90)
         assert isinstance(error, CompilerBusy)
@@ -145,7 +145,7 @@ def test_killed_in_the_middle_it_may_be_tried_again(monkeypatch: Any, tmp_path: 
     told = tmp_path / "told"
     with odd_compiler(monkeypatch) as compiler:
         waiter = compiler.submit(Constraint("regex", f"tell {told} sleep 60"))
-        for times in (1, 2):  # the plan is tried again once
+        for times in (1, 2):  # tried again once
             until(lambda: told.exists() and len(told.read_text().split()) == times)  # noqa: B023
             os.kill(compiler.pids[0], signal.SIGKILL)
         error = waiter.exception(90)
@@ -200,7 +200,7 @@ def test_a_child_that_could_not_start_is_tried_again(monkeypatch: Any) -> None:
 def test_closing_gives_everything_back(monkeypatch: Any, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     with odd_compiler(monkeypatch) as compiler:
-        answer(compiler, "a")  # a first use opens some for good
+        answer(compiler, "a")  # opens for good what a first use opens
     descriptors_before, threads = descriptors(), running_threads()
     for _ in range(3):
         with odd_compiler(monkeypatch, workers=3) as compiler:

@@ -65,7 +65,7 @@ def allowed(mask: bytes, token: int) -> bool:
 
 @dataclass
 class Verdicts:
-    """The verdict on each schema, with its reason."""
+    """Outcome of each schema, with the reason."""
 
     right: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)

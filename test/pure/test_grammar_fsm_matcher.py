@@ -101,7 +101,7 @@ def language(grammar: FsmGrammar, size: int) -> set[str]:
 @pytest.mark.parametrize("canonical", [False, True])
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_the_language_is_that_of_re(pattern: str, canonical: bool) -> None:
-    """Masks, canonical ones too, allow each text by its canonical tokens, and no other text."""
+    """A canonical mask too accepts each text by its canonical tokens, and no other text."""
     size = 6 - 3 * canonical  # a text has many tokenisations that are not canonical
     size = min(size, 2 - canonical) if "^" in pattern or "w" in pattern else size
     found = language(FsmGrammar(compile_regex(pattern), toy(), canonical), size)

@@ -1,4 +1,4 @@
-"""GBNF: a grammar allows its texts, character by character; errors name the position."""
+"""GBNF: what a grammar allows is what it says, character by character; errors name the position."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def takes(grammar: str, text: str) -> bool:
 
 
 def language(grammar: str) -> set[str]:
-    """The TEXTS that a grammar accepts, found by walking it once."""
+    """Return the TEXTS that a grammar accepts, found by walking it once."""
     found: set[str] = set()
 
     def walk(matcher: Matcher, text: str) -> None:

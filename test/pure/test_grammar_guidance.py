@@ -120,7 +120,8 @@ def test_masks_are_what_may_be_taken(
 def test_a_mask_depends_on_the_tokens_alone(
     vocabularies: dict[str, Vocabulary], vocabulary: str, name: str
 ) -> None:
-    """A fresh matcher that took the same tokens agrees, whatever else was called before."""
+    """A fresh matcher that took the same tokens agrees, whatever other methods were called
+    before."""
     known = vocabularies[vocabulary]
     grammar = GuidanceGrammar(GRAMMARS[name], known)
     dice = random.Random(f"alone {name} {vocabulary}")
@@ -290,7 +291,7 @@ def compact(value: Any) -> str:
 def test_the_mask_of_forced_text_that_may_be_split_in_several_ways(
     vocabularies: dict[str, Vocabulary],
 ) -> None:
-    """The mask has all tokens that may be taken where no single token is certain."""
+    """The mask has all tokens that may be taken if no single token is certain."""
     known = vocabularies["embedded"]
     three = {"type": "array", "items": {"enum": ["filecontent", "filename", "filesize"]}}
     matcher = walked(of_schema(three, known), known.encode(['["f'])[0])
@@ -469,8 +470,8 @@ def test_a_regex_is_matched_whole() -> None:
 
 # -- panics of llguidance ------------------------------------------------------------------------
 
-# A call for forced tokens behind "aaa", "aaaaa" and so on makes llguidance panic, and breaks the
-# lexer that all matchers of the grammar share.
+# llguidance panics when it computes forced tokens behind "aaa", "aaaaa" and so on. The lexer, which
+# all matchers of the grammar share, is broken then.
 PANICS = r"""start: ("a" "ab"? "a" | "b") tag* FREE
 FREE: /(?s:.*)/ & ~(/(?s:.*)/ ("a" | "b") /(?s:.*)/)
 until_a[lazy]: (FREE "a")
@@ -500,7 +501,7 @@ def after(grammar: GuidanceGrammar, text: bytes) -> GuidanceMatcher:
 
 
 def test_a_state_panics_once_whoever_visits_it() -> None:
-    """Panics behind "aaa", for its forced tokens and for its mask, and so behind "aaaaa"."""
+    """The states behind "aaa" (forced tokens and mask) and "aaaaa" panic."""
     grammar = panicking()
     matcher = after(grammar, b"aa")
     mask = matcher.mask()

@@ -59,7 +59,7 @@ def compiled(form: dict[str, Any], vocabulary: Vocabulary = BYTES) -> GuidanceGr
 
 
 def verdicts(form: dict[str, Any], texts: list[str]) -> list[str]:
-    """The texts that a format allows."""
+    """Return the texts that the form accepts."""
     grammar = compiled(form)
     return [text for text in texts if accepts_text(grammar.matcher(), text)]
 
@@ -260,7 +260,8 @@ def test_control_tokens_end_free_text() -> None:
 
 
 def ends_of(form: dict[str, Any], text: str, at: int, ends: tuple[str, ...] = ()) -> set[int]:
-    """Ends of a part of ``form`` that begins at ``at``. ``ends``: those of the innermost tag."""
+    """Offsets at which a part of ``form`` that begins at ``at`` may end. ``ends``: of the innermost
+    tag."""
     kind = form["type"]
     if kind == "const_string":
         return {at + len(form["value"])} if text.startswith(form["value"], at) else set()
@@ -328,8 +329,8 @@ def ends_of_triggered(form: dict[str, Any], text: str, at: int, ends: tuple[str,
 
 
 class Formats:
-    """Formats at random, and texts of them. The literals of ``sharp`` ones differ at once
-    and stand in no free text, so that a text is read in one way only."""
+    """Formats at random, and texts of them. The literals of ``sharp`` ones differ at their first
+    letter and stand in no free text, so that a text is read in one way only."""
 
     def __init__(self, seed: str, sharp: bool) -> None:
         self.dice = random.Random(seed)

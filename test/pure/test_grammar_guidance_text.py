@@ -211,7 +211,7 @@ def test_a_malformed_tag_is_named(value: Any, message: str) -> None:
 
 
 def test_a_trigger_that_is_a_control_token() -> None:
-    """A control token is taken both as the token and as text."""
+    """Such a trigger is taken both as the token and as text."""
     known = Vocabulary((*BYTES.tokens[:256], b"<end>", b"<tool_call>", b"</tool_call>"), 259,
                        (256,), frozenset({256, 257, 258}), BYTES.encode)  # fmt: skip
     value = structure(begin="<tool_call>\n", schema={"enum": ["x", "y"]}, end="\n</tool_call>")

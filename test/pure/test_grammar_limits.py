@@ -27,7 +27,7 @@ WORDS = "the quick brown fox jumps over the lazy dog and "
 
 
 def walk(text: str) -> tuple[Any, str]:
-    """A matcher beyond its limit, and its error."""
+    """A matcher that has reached its limit, and its error message."""
     vocabulary = embedded()
     matcher = GuidanceGrammar(text, vocabulary).matcher()
     for token in vocabulary.encode([20 * WORDS])[0]:
@@ -46,7 +46,7 @@ def test_an_ambiguous_grammar_meets_a_limit_that_has_a_name() -> None:
 
 
 def test_a_limit_that_was_met_costs_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is compiled or walked again, however often the matcher is called."""
+    """Nothing is compiled or walked again, however often the matcher is used."""
     calls: list[str] = []
     for name in ("_compile", "replay"):
         made = getattr(GuidanceGrammar, name)

@@ -395,7 +395,7 @@ def test_the_same_pattern_gives_the_same_bytes_in_another_process() -> None:
     assert len(found) == 1
 
 
-# -- Unicode -------------------------------------------------------------------------------------
+# -- Unicode classes -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("flags", ["", "(?a)"])
@@ -452,7 +452,7 @@ def test_a_class_ignoring_case_is_what_re_makes_of_it(members: str, negated: str
 def test_the_other_front_makes_the_same_automaton(pattern: str) -> None:
     own = compile_regex(f"(?a){pattern}")
     other = compile_regex(pattern, front="interegular")
-    if "(?i)" in pattern:  # interegular ignores the Kelvin sign and its like
+    if "(?i)" in pattern:  # interegular does not know the Kelvin sign and its like
         own = compile_regex(pattern)
     assert (other.states, other.strings) == (own.states, own.strings)
     for text in all_texts("abx1.\n", 4):

@@ -279,8 +279,8 @@ ORDERS = [
 def test_properties_are_written_as_the_schema_mentions_them(
     schema: dict[str, Any], order: str
 ) -> None:
-    """Names of several keywords come in the order in which these are written; names that only
-    ``required`` mentions come behind."""
+    """Adjacent keywords that mention names set the order of properties as written; names that only
+    ``required`` mentions come last."""
     grammar = compiled({"type": "object", **schema})
     for one in itertools.permutations(order):
         text = "{" + ",".join(f'"{name}":1' for name in one) + "}"
@@ -361,7 +361,8 @@ def test_text_that_is_not_a_schema() -> None:
     [(r"^(?!admin$)[a-z]{5}$", "stayn"), (r"^(?=.*\d)[a-z0-9]{4}$", "st4n"), ("^[a-z]+$", "a")],
 )
 def test_the_end_of_a_pattern_is_the_end_of_the_text(pattern: str, word: str) -> None:
-    """Anchors are those of ECMA-262; Python's ``$`` also stands before a final line feed."""
+    """The pattern's end is that of ECMA-262; Python's ``$`` also matches before a final line
+    feed."""
     schema = {"type": "string", "pattern": pattern}
     assert takes(schema, word)
     assert not takes(schema, word + "\n")

@@ -118,7 +118,7 @@ def objects(count: int) -> dict[str, Any]:
 
 
 def expressions(count: int) -> dict[str, Any]:
-    """Alternatives as in a syntax tree, which the first property separates."""
+    """A schema of a syntax tree: the first property tells the alternatives apart."""
     nodes: list[Any] = [
         {"type": "object", "required": ["op", "left", "right"], "additionalProperties": False,
          "properties": {"op": {"const": f"op{i}"}, "left": {"$ref": "#/$defs/e"},
@@ -130,8 +130,8 @@ def expressions(count: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("make", [arrays, objects])
 def test_nested_alternatives_that_begin_alike_are_refused(make: Any) -> None:
-    """Masks of such alternatives compute rows of cubes of their number, before a limit counts them.
-    They are refused inside structural tags too."""
+    """Masks of nested alternatives compute rows of cubes of their number, before any limit counts
+    them. Structural tags that contain them are refused too."""
     tag = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": make(40)}}
     for kind, text in (("json_schema", make(40)), ("structural_tag", tag)):
         error = make_plan(Constraint(kind, json.dumps(text)), "auto", "").error
@@ -158,14 +158,15 @@ def items_of_masks(text: str, path: str) -> list[int]:
         found += [part["stats"]["all_items"] for part in progress if "stats" in part]
         try:
             walker.commit_token(token)
-        except ValueError:  # a limit is exceeded
+        except ValueError:  # a limit was reached
             break
     return found
 
 
 @pytest.mark.parametrize("count", [4, 8, 12, 16, 20, 24, 40, 60])
 def test_a_mask_of_a_schema_has_few_items(count: int) -> None:
-    """A mask of an accepted schema has the items that the limit counts, and one more row."""
+    """Items of a mask: at most those that the limit counts, and one more row, if the schema is
+    accepted."""
     for make, path in ((arrays, "[ [ [ [ 1"), (objects, '{"a":{"a":{"a":{}}}}')):
         plan = make_plan(Constraint("json_schema", json.dumps(make(count))), "auto", "")
         assert plan.error or count < 40

@@ -232,7 +232,7 @@ SOURCES = ["a", "^a", "a$", "^a$", "^$", "", ".", "^.$", "^.*$", "\\d", "^\\D$",
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_pattern_is_found_as_re_and_ecma_find_it(source: str) -> None:
-    """The terminal agrees with both readings of a text, and where they differ matches nothing."""
+    """The terminal agrees if both readings agree on a text; else it does not match."""
     grammar = GuidanceGrammar(f"start: T\nT: {pattern_of(source).expression}", BYTES)
     for text in TEXTS:
         wide = re.search(source, text) is not None
@@ -248,7 +248,7 @@ def test_a_pattern_is_found_as_re_and_ecma_find_it(source: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", _PATTERNS)
 def test_formats_against_jsonschema(name: str) -> None:
-    """Texts of a format satisfy the format's own checker, where there is one."""
+    """Generated texts of a format satisfy the format's own checker, if there is one."""
     grammar = compiled({"type": "string", "format": name})
     validator = Draft202012Validator(
         {"format": name}, format_checker=Draft202012Validator.FORMAT_CHECKER

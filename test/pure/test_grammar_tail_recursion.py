@@ -39,7 +39,7 @@ Bodies = dict[str, GbnfNode]
 
 
 def texts(bodies: Bodies) -> dict[str, set[str]]:
-    """Texts of each rule, of at most LONGEST characters: the least fixed point."""
+    """Texts of at most LONGEST characters by rule: the least fixed point."""
     known: dict[str, set[str]] = {name: set() for name in bodies}
     while True:
         new = {name: expand(body, known) for name, body in bodies.items()}

@@ -1,4 +1,4 @@
-"""The guard: who may do what, from where; ids of requests."""
+"""The guard: permissions by key and by origin; ids of requests."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_the_books_balance_after_all_that(keyed: Served) -> None:
     before = keyed.client.golden()
     keyed.client.idle()
     assert keyed.client.golden() == before
-    assert keyed.state.open_requests <= 1  # its own, perhaps
+    assert keyed.state.open_requests <= 1  # perhaps the connection's own
 
 
 def may(server: Served, path: str, key: str = "") -> int:
@@ -295,7 +295,7 @@ def test_which_hosts_are_known(bound: str, allowed: str, host: str, good: bool) 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "a.example"])
 def test_a_server_that_others_reach_without_a_key_is_exposed(host: str) -> None:
     assert exposed(host, Config())
-    assert exposed(host, Config.of(admin_api_key="k"))  # which /generate does not need
+    assert exposed(host, Config.of(admin_api_key="k"))  # /generate does not need the admin's key
     for guard in ({"api_key": "k"}, {"api_keys_file": "f"}, {"ssl_ca_certs": "f"}):
         assert not exposed(host, Config.of(**guard))
     assert not any(exposed(own, Config()) for own in ("127.0.0.1", "127.1.2.3", "::1", "localhost"))

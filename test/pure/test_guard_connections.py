@@ -57,7 +57,7 @@ def soon(http: Client, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What goes on being sent behind an answer is read for a moment only."""
+    """Read the rest of a request behind its answer for a moment only."""
     monkeypatch.setattr("sglang.srt.http.connection.protocol.LINGER", SOON)
 
 
@@ -73,7 +73,8 @@ def http(served: Served) -> Iterator[Client]:
     served.client.close()
 
 
-# What must be done within SOON: a server that is wrong is so every time, a busy machine is not.
+# Attempts at a step that must be done within SOON: a server that is wrong fails every time, a busy
+# machine does not.
 TRIES = 5
 
 
@@ -330,7 +331,7 @@ def test_a_body_past_the_limit_is_refused_before_it_is_there(
             sent += len(piece)
         assert sent < 16 * BODY_BYTES  # most of it in the sockets' buffers
         deadline = time.monotonic() + 60
-        while raw.send(piece):  # whoever goes on is cut off
+        while raw.send(piece):  # a client that goes on is cut off
             assert time.monotonic() < deadline
         assert status(raw.rest()) == 413
 
@@ -347,7 +348,7 @@ def test_a_refused_body_that_is_read_to_its_end_costs_no_connection(
         assert b"HTTP/1.1 200 OK" in answer
 
 
-# -- what two servers might read in two ways ------------------------------------------------------
+# -- ambiguous requests ---------------------------------------------------------------------------
 
 TWO = b'{"text": "a"}'
 AMBIGUOUS: dict[str, bytes] = {
@@ -390,7 +391,7 @@ def test_what_is_no_plain_request_is_a_400(served: Served, http: Client, name: s
         assert status(answer) == 400
         error = json.loads(answer.partition(b"\r\n\r\n")[2].split(b"HTTP/1.1")[0])["error"]
         assert error["code"] == "malformed_request"
-        if name not in ("two hosts", "no host"):  # those were read, and refused
+        if name not in ("two hosts", "no host"):  # both were read, and refused
             assert answer.count(b"HTTP/1.1 ") == 1
 
 
@@ -443,7 +444,7 @@ def test_a_client_that_leaves_is_seen_whatever_it_sent_behind(
     with Raw(served) as raw:
         raw.send(started(served, http, stream) + behind)
         wait_for(lambda: http.stats()["running"] == 1)
-        if behind == GET + b"\r\n":  # one more, when nobody is about to read
+        if behind == GET + b"\r\n":  # one more, when the server is not about to read
             raw.send(behind)
             time.sleep(0.05)
     wait_for(lambda: http.stats()["running"] == 0)
@@ -553,7 +554,7 @@ def _reachable(served: Served) -> bool:
 
 @pytest.fixture
 def connections(monkeypatch: pytest.MonkeyPatch) -> list[Protocol]:
-    """Those made from now on."""
+    """Connections made from now on."""
     made: list[Protocol] = []
     original = Protocol.connection_made
 
@@ -570,7 +571,8 @@ def connections(monkeypatch: pytest.MonkeyPatch) -> list[Protocol]:
 def test_a_client_that_stops_reading_its_stream_is_let_go(
     served: Served, http: Client, connections: list[Protocol]
 ) -> None:
-    """Its data waits in a bounded buffer, then it is aborted; the others notice nothing."""
+    """Data of the stopped client waits in a bounded buffer, then its connection is aborted; other
+    clients notice nothing."""
     served.worker.seconds = 0.002
     before = http.stats()
     sampling = {**LONG, "max_new_tokens": 400, "seed": 5}
@@ -590,7 +592,7 @@ def test_a_client_that_stops_reading_its_stream_is_let_go(
                     largest = max(largest, one.transport.get_write_buffer_size())
                 time.sleep(0.002)
             beside = asked.result().text
-        assert WRITE_BUFFER < largest < 4 * WRITE_BUFFER  # and one event
+        assert WRITE_BUFFER < largest < 4 * WRITE_BUFFER  # the buffer and one event
         wait_for(lambda: http.stats()["contexts"] == 0)
         wait_for(lambda: served.state.open_requests <= 1)
         assert len(raw.rest()) < 8 << 20
@@ -601,7 +603,7 @@ def test_a_client_that_stops_reading_its_stream_is_let_go(
 
 @pytest.mark.parametrize("keep", [b"", b"Connection: keep-alive\r\n"])
 def test_http_1_0_gets_no_chunks(served: Served, http: Client, keep: bytes) -> None:
-    """It has none: the end of the connection is that of the answer."""
+    """HTTP/1.0 has no chunks: the end of the connection is that of the answer."""
     body = {"text": "a", "sampling_params": {"max_new_tokens": 3, "temperature": 0}}
     whole = http.post("/generate", json=body).json()
     for stream in (True, False):
@@ -679,7 +681,7 @@ def test_a_client_that_never_takes_its_last_bytes_is_let_go(
         wait_for(lambda: connections[0].parser is None)  # the connection is lost
 
 
-# -- what this rests on ---------------------------------------------------------------------------
+# -- assumptions about uvicorn --------------------------------------------------------------------
 
 
 def test_uvicorn_still_has_what_is_used_of_it() -> None:

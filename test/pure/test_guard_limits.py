@@ -1,4 +1,4 @@
-"""Limits of a key, and turns: counted exactly, told by name, and nobody pays for another."""
+"""Limits of a key, and turns: counted exactly, named in errors, and no tenant pays for another."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_tokens_of_a_client_that_leaves_are_charged(tmp_path: Path) -> None:
         charged = 500 - tenant._tokens._level
         made = stats["generated_tokens"]
         assert made > 20
-        assert made - 30 <= charged - 100 <= made + 1  # what is under way when a client leaves
+        assert made - 30 <= charged - 100 <= made + 1  # tokens in flight when a client leaves
 
 
 def test_tenants_meet_no_kv_of_each_other(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_tenants_meet_no_kv_of_each_other(tmp_path: Path) -> None:
             assert cached(server, "d", cache_salt=salt) == 0
 
 
-# -- nobody pays for another: row 38 --------------------------------------------------------------
+# -- no tenant pays for another: row 38 -----------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -239,7 +239,7 @@ def test_a_flood_of_one_leaves_room_and_turns_for_another(
             with http_of(server, "b") as b:
                 for _ in range(2):
                     assert b.post("/generate", json={**body, "rid": "b"}).status_code == 200
-            # Those inside, those that may be inside meanwhile, and the other's own.
+            # Requests inside, those admitted meanwhile, and the other tenant's own.
             assert all(passed <= 4 * running for passed, _ in beside), beside
             assert beside[1][1] < flood // 2
             replies = [future.result() for future in asked]
