@@ -1,4 +1,4 @@
-"""What one request may cost the others: no body, prompt or parameter holds the server up."""
+"""Costs of one request for the others: no body, prompt or parameter holds the server up."""
 
 from __future__ import annotations
 

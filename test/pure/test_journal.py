@@ -1,4 +1,4 @@
-"""The journal: one line a request, with what became of it, and no more than was asked for."""
+"""The journal: one line a request, with its outcome, and no more than was configured."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GREEDY = {"max_new_tokens": 6, "temperature": 0, "ignore_eos": True}
 
 
 class Lines:
-    """What the request log holds, parsed."""
+    """Parsed lines of the request log."""
 
     def __init__(self) -> None:
         self._stream = io.StringIO()

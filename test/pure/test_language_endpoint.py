@@ -67,7 +67,7 @@ class Handler(BaseHTTPRequestHandler):
         return self.reply(200, {"text": text[-3:], "meta_info": meta})
 
     def hang(self) -> None:
-        """Until the client is gone."""
+        """Wait until the client is gone."""
         self.close_connection = True
         self.rfile.read(1)
         self.server.gone.release()
@@ -98,7 +98,7 @@ class Fake(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 512
     key = ""
-    foreign: Any = None  # what to answer to everything, as something else than a runtime does
+    foreign: Any = None  # the answer to everything, if this is no runtime
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)

@@ -19,7 +19,7 @@ def line_of(function: object, mark: str) -> int:
 
 
 def at(program: object, mark: str) -> str:
-    """What the message of an error ends with."""
+    """A pattern of the end of an error's message."""
     return re.escape(f"at {__file__}:{line_of(program, mark)}") + "$"
 
 
@@ -63,7 +63,7 @@ def test_the_real_error_with_the_programs_line(read: bool, use_thread: bool) -> 
     assert not isinstance(caught.value, KeyError)
     assert caught.value.line == line_of(failing, "# fails")
     assert caught.value.filename == __file__
-    assert len(mock.calls) == 2  # what came after the failure was not asked
+    assert len(mock.calls) == 2  # no call after the failure was made
 
 
 def test_a_backends_own_error_keeps_its_words() -> None:

@@ -1,4 +1,4 @@
-"""What importing the language costs, beyond the layer test: each name alone stays light too."""
+"""Costs of importing the language, beyond the layer test: each name alone stays light too."""
 
 from __future__ import annotations
 

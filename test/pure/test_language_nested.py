@@ -1,4 +1,4 @@
-"""What a program takes over from where it was started: context, backend, cancellation."""
+"""Inheritance of a program from its caller: context, backend, cancellation."""
 
 from __future__ import annotations
 

@@ -267,7 +267,7 @@ def test_appending_does_not_wait_and_reading_does() -> None:
     @sgl.function
     def program(s):
         s += "Go: " + sgl.gen("x")
-        assert asked.wait(60)  # it runs although nobody reads
+        assert asked.wait(60)  # runs although its result is not read
         s += " and on"
         answer.set()
         return s["x"]

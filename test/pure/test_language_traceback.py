@@ -40,7 +40,7 @@ def run(program: sgl.SglFunction, read: bool) -> sgl.ProgramState:
 
 
 def shown(error: BaseException) -> str:
-    """What Python prints, the causes left out."""
+    """The traceback as Python prints it, the causes left out."""
     return "".join(traceback.format_exception(type(error), error, error.__traceback__, chain=False))
 
 

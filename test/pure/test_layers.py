@@ -213,7 +213,7 @@ HEAVY = ("torch", "numpy", "transformers", "tokenizers", "starlette", "zmq", "sg
 
 
 def loaded(statement: str, names: tuple[str, ...]) -> tuple[list[str], float]:
-    """Which of ``names`` a fresh interpreter holds after ``statement``, and its CPU seconds."""
+    """The ``names`` that a fresh interpreter holds after ``statement``, and its CPU seconds."""
     code = (
         "import json, sys, time\n"
         "begin = time.process_time()\n"

@@ -1,4 +1,4 @@
-"""Logs: one line a message, whatever is in it and whoever reads it."""
+"""Logs: one line a message, for any content and any reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Adapters over HTTP: who may load them from where, by which names requests find them."""
+"""Adapters over HTTP: permission to load them, their sources, and the names by which requests find
+them."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ PROMPT = "the quick brown fox"
 
 
 class Loading:
-    """What a worker has been asked for."""
+    """Records the adapters and rows that a worker got."""
 
     def __init__(self, worker: TextWorker) -> None:
         self.paths: dict[int, str] = {}
@@ -223,7 +224,7 @@ def test_loading_needs_the_admins_key(tmp_path: Path) -> None:
 
 
 class Restarts:
-    """Engines that come and go below one server; each answers when it is told to."""
+    """Engines that come and go below one server; each answers on command."""
 
     def __init__(self, directory: Path, at_start: tuple[str, ...]) -> None:
         completion: Any = Scripted(Tokenizer(byte_level(directory)))
@@ -255,7 +256,7 @@ class Restarts:
             await asyncio.sleep(0)
 
     async def answer(self, message: str = "") -> None:
-        """To all that the engine has been asked; a message refuses."""
+        """Answer all verbs sent to the engine; with a message, refuse them."""
         verbs, self.verbs[:] = list(self.verbs), []
         for verb in verbs:
             data = {"name": verb.name, "path": getattr(verb, "path", "")}
@@ -345,7 +346,7 @@ def test_requests_wait_for_what_is_restored(tmp_path: Path) -> None:
             reply = await engines.post(path, **body)
             assert error_of(reply, 503)["code"] == "engine_lost", path
             assert reply.headers["retry-after"] == "5"
-        assert "poet" in engines.state.runtime.adapters.known  # and so in /v1/models
+        assert "poet" in engines.state.runtime.adapters.known  # listed in /v1/models too
         for name, param in (("poet", "lora_name"), ("fourth", "lora_path")):  # taken; no room
             body = {"lora_name": name, "lora_path": "one"}
             assert is_error(await engines.post("/load_lora_adapter", **body), 400, param)
@@ -366,7 +367,7 @@ def test_what_is_restored_can_be_unloaded(tmp_path: Path) -> None:
         assert is_error(
             await engines.post("/generate", text="x", lora_path="poet"), 404, "lora_path"
         )
-        await engines.answer()  # it had begun to load
+        await engines.answer()  # the loading had begun
         assert engines.asked() == [(UnloadAdapter, "poet")]
         with pytest.raises(ValueError, match="taken"):
             await adapters.load("poet", "one", trusted=True)

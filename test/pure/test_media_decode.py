@@ -163,7 +163,7 @@ def test_other_formats_are_refused(data: bytes) -> None:
 
 
 def test_mutations_end_well() -> None:
-    """A damaged file gives a picture within bounds or a ValueError."""
+    """A mutated file gives a picture within bounds or a ValueError."""
     r = random.Random(0)
     noise = np.random.default_rng(1).integers(0, 256, (12, 9, 3), dtype=np.uint8)
     files = [encoded(Image.fromarray(noise), f) for f in ("PNG", "JPEG", "GIF", "WEBP", "BMP")]

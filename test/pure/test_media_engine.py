@@ -65,7 +65,7 @@ def ask(desk: Desk, *parts: list[int] | int, goal: Goal | None = None) -> int:
 
 
 def text(shown: list[int], count: int) -> list[int]:
-    """Tokens sampled alone, greedily."""
+    """Greedy text, sampled alone."""
     seen = list(shown)
     for _ in range(count):
         seen.append(next_token(seen))
@@ -173,7 +173,7 @@ def test_scores_and_embeddings() -> None:
     d.finish()
 
 
-# -- media that cannot be encoded ------------------------------------------------------------------
+# -- images that cannot be encoded ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -191,7 +191,7 @@ def test_an_image_that_cannot_be_encoded_fails_those_who_have_it(depth: int) -> 
     worker.blind = set()
     again, waited = ask(d, [1], 4, [2]), d.advance(idle, generate(4), close=True)
     d.run()
-    for request in (again, waited):  # KV computed in its place is never matched
+    for request in (again, waited):  # no KV of the broken image is matched
         assert d.tokens(request) == text(prompt([1], 4, [2])[2], 4)
     d.finish()
 

@@ -1,5 +1,5 @@
-"""Counts and refusals of processors. test/cpu/models/test_vision_parity.py compares their pixels
-with those of transformers."""
+"""Counts and refusals of processors. test/cpu/models/test_vision_parity.py shows that they make the
+pixels of transformers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_model_that_sees_nothing_has_none(tmp_path: Path) -> None:
 def test_the_releases_own_sizes(
     architecture: str, size: tuple[int, int], count: int, shape: tuple[int, ...], tmp_path: Path
 ) -> None:
-    """Defaults for a directory with config.json alone, which has no sizes."""
+    """Sizes with no file but config.json, and that without sizes."""
     found = processor(tmp_path, architecture, {}).image(black(*size))
     assert (found.count, found.shape, found.size) == (count, shape, size)
     assert len(found.pixels) == shape[0] * shape[1] * shape[2] * shape[3]

@@ -1,5 +1,5 @@
-"""Images and videos over HTTP: every API, their positions in prompts, limits, files and refused
-addresses. The worker has no model; its KV holds its inputs."""
+"""Images and videos over HTTP: every API, their positions in prompts, limits, files, and addresses
+that are never fetched. The worker has no model; its KV is the tokens of its rows."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def http(served: Served) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def rows(served: Served, monkeypatch: pytest.MonkeyPatch) -> list[Row]:
-    """Rows that the worker was given."""
+    """Rows that the worker got."""
     found: list[Row] = []
     run = served.worker.run
 
@@ -467,7 +467,7 @@ def test_files_elsewhere_are_not_opened(files: Path, monkeypatch: pytest.MonkeyP
         with pytest.raises(RequestError, match="is no file"):
             read_file(MediaSource("image", name, "image_data"), str(files / "shown"), 1 << 20)
     assert opened == []
-    # Another process puts another file there after the check.
+    # Another file is put at the path after the check.
     looked = os.path.realpath
     monkeypatch.setattr(os.path, "realpath", lambda path: {
         str(files / "shown" / "link.png"): str(files / "shown" / "link.png")
@@ -518,7 +518,7 @@ PRIVATE = [
     "::", "fe80::1", "fc00::1", "ff02::1", "::ffff:127.0.0.1", "::ffff:8.8.8.8",
     "64:ff9b::7f00:1", "2002:7f00:1::", "2001:0:4136:e378:8000:63bf:3fff:fdd2", "fd00:ec2::254",
     "::7f00:1",
-    # Addresses that some release of Python calls global, and metadata of clouds among them.
+    # Ranges that only some releases of Python call global, and metadata servers of clouds.
     "192.0.0.9", "192.0.0.10", "192.0.0.192", "192.88.99.1", "168.63.129.16", "100.100.100.200",
     "192.31.196.1", "192.52.193.1", "192.175.48.1", "192.0.2.1", "198.51.100.1", "203.0.113.1",
     "172.31.255.255", "198.19.255.255", "100.127.255.255",
@@ -553,7 +553,7 @@ def test_26_public_addresses() -> None:
 
 
 class Site:
-    """A web server under the name example.com; its answers by path."""
+    """A web server that is resolved as example.com; maps paths to answers."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
@@ -651,7 +651,7 @@ def test_26_a_host_that_does_not_answer_in_time(site: Site) -> None:
 
 
 class Drip:
-    """A server that sends a byte now and then, behind a beginning, under the name example.com."""
+    """A server that sends a byte now and then, after a beginning; resolved as example.com."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, first: bytes, drop: bytes) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))

@@ -103,7 +103,8 @@ def test_what_is_no_video_is_refused(data: bytes) -> None:
 
 
 def test_playlists_fetch_nothing(tmp_path: Path) -> None:
-    """Formats that name other files and addresses are not opened."""
+    """Formats that name other files and addresses are not opened, even if a server listens
+    there."""
     (tmp_path / "secret.mp4").write_bytes(CLIP)
     asked = []
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -327,7 +327,7 @@ def test_a_strict_tool_is_enforced(client: anthropic.Anthropic, model: Turns) ->
     assert '"required": ["city"]' in constraint.text
 
 
-# -- what is asked --------------------------------------------------------------------------------
+# -- prompts and parameters -----------------------------------------------------------------------
 
 
 def test_turns_of_one_role_are_one(client: anthropic.Anthropic, model: Turns) -> None:

@@ -44,7 +44,7 @@ CUTS = st.lists(st.integers(0, 1000), max_size=6)
 
 
 def deltas_of(parts: Sequence[tuple[str, str]], cuts: Sequence[int]) -> list[Delta]:
-    """What a reader makes of the parts when each arrives in pieces."""
+    """Deltas that a reader makes of the parts when each arrives in pieces."""
     found: list[Delta] = []
     calls = 0
     for kind, text in parts:
@@ -186,7 +186,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @pytest.mark.slow
 def test_no_body_breaks_the_server(tmp_path: Path) -> None:
-    """Junk in every place of a body, and every place left out: an answer, or a 400."""
+    """Junk in every field of a body, and every field left out: an answer, or a 400."""
     completion = Scripted(Tokenizer(byte_level(tmp_path)))
     app = make_app(ServerState(Config.of(), completion))
     statuses = set()

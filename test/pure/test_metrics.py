@@ -18,7 +18,7 @@ from sglang.srt.config import Config
 DASHBOARD = ROOT / "docs" / "grafana" / "sglang.json"
 GREEDY = {"max_new_tokens": 6, "temperature": 0, "ignore_eos": True}
 
-# What gateways and published dashboards read.
+# Names that gateways and published dashboards read.
 KNOWN = (
     "num_running_reqs", "num_queue_reqs", "num_grammar_queue_reqs", "num_used_tokens",
     "token_usage", "gen_throughput", "cache_hit_rate", "max_total_num_tokens",

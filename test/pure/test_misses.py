@@ -1,4 +1,4 @@
-"""Why a prompt was not in the cache, against a record of everything the cache ever held."""
+"""Reasons of cache misses, against a record of everything the cache ever held."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_pages_match_whole() -> None:
 
 
 def random_history(seed: int, steps: int = 150) -> tuple[int, int]:
-    """Misses of which something had been there, and those that were fully told."""
+    """Count the misses with a part that had been cached, and those explained in full."""
     rng = random.Random(seed)
     cache = Cache(pages=rng.choice((24, 48)))
     texts = [[rng.randrange(9) for _ in range(rng.randrange(4, 20))] for _ in range(8)]

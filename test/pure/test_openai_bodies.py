@@ -1,4 +1,4 @@
-"""What the OpenAI backend sends: the exact body of every kind of call."""
+"""Requests of the OpenAI backend: the exact body of every kind of call."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_the_beginning_of_something_longer_is_no_value(reply: str) -> None:
 
 
 def test_a_chat_model_has_no_leading_value() -> None:
-    """Its answer may begin with the number of a list's item."""
+    """A chat answer may begin with the number of a list's item."""
     reply = "1. The answer is 42"
     refused = pytest.raises(sgl.InvalidOutput, match="is not an integer in digits")
     with FakeOpenAI(reply) as service, refused:

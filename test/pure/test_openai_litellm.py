@@ -27,7 +27,7 @@ class Dumped(dict[str, Any]):
 
 
 class APITimeoutError(Exception):
-    """As the package's own timeout derives from the openai client's."""
+    """Stands in for the package's own timeout, which derives from the openai client's."""
 
     status_code = 408
 

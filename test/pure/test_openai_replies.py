@@ -1,4 +1,4 @@
-"""What the OpenAI backend makes of replies: text, meta_info, streams and every way to fail."""
+"""Replies read by the OpenAI backend: text, meta_info, streams and every way to fail."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_every_failure_is_an_error_of_its_kind(
             assert caught.value.request_id == "req_1"
         if kind is not errors.TimedOut:
             service.script = "fine"
-            assert asked(backend, way)[-1].text == "fine"  # and its slot was given back
+            assert asked(backend, way)[-1].text == "fine"  # the slot was given back
 
 
 ODD = [
@@ -273,10 +273,10 @@ def test_a_text_is_cut_at_the_stop_that_is_complete_first(way: str) -> None:
 
 def test_to_connect_takes_no_longer_than_seconds() -> None:
     class ConnectTimeout(Exception):
-        """Of the HTTP package; the client's own error is raised from it."""
+        """Stands in for the HTTP package's error; the client's own error is raised from it."""
 
     class APITimeoutError(Exception):
-        """Of the client."""
+        """Stands in for the client's error."""
 
     late = APITimeoutError()
     late.__cause__ = ConnectTimeout()

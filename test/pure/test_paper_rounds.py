@@ -79,7 +79,7 @@ def test_everybody_runs_the_same_items_and_the_slow_one_once_on_fewer() -> None:
 
 
 class Cold(Fake):
-    """Its first run takes twenty seconds more."""
+    """A side whose first run takes twenty seconds more."""
 
     def run(self, claim: Claim, items: Sequence[Item], mode: str) -> Outcome:
         found = super().run(claim, items, mode)
@@ -95,7 +95,7 @@ def test_nobody_is_slow_for_a_first_run_that_was(mode: str) -> None:
 
 
 class Setup(Fake):
-    """It takes ``each`` seconds a run, however many items that has."""
+    """A side that takes ``each`` seconds a run, for any number of items."""
 
     def run(self, claim: Claim, items: Sequence[Item], mode: str) -> Outcome:
         super().run(claim, items, mode)

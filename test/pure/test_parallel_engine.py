@@ -1,5 +1,5 @@
-"""Texts encoded side by side, over a worker that has layers: what each token has seen is in its KV,
-and in the KV of all that saw it, so one wrong index anywhere changes what is drawn."""
+"""Texts encoded side by side, over a worker that has layers. The KV of a token depends on all
+tokens that it attended to, so one wrong index anywhere changes the sampled tokens."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ class DeepWorker:
 
 
 def expected(items: Sequence[Item], count: int) -> tuple[list[int], list[list[int]]]:
-    """What is drawn after ``items``, and for each token what its second layer has of all it sees,
-    computed at once from the definition."""
+    """Tokens sampled after ``items``, and for each token the second layer's view of all it attends
+    to, computed at once from the definition."""
     tokens, views = tokens_of(items), views_of(items, count)
     first: list[tuple[int, int]] = []
     second: list[int] = []
@@ -121,8 +121,8 @@ def desk(**options: object) -> tuple[ParallelDesk, DeepWorker]:
 
 
 def history(r: random.Random) -> Counter[str]:
-    """Prompts of the same texts, side by side in different ways, asked one by one or together,
-    forked, scored, aborted, in a pool that holds little more than the longest."""
+    """Prompts of the same texts, side by side in different ways, one by one or together, forked,
+    scored, aborted, in a pool that holds little more than the longest."""
     texts = [some_text(r, 3) for _ in range(7)]
     prompts = [grouped(r, texts[: r.randint(1, 7)]) for _ in range(r.randint(1, 5))]
     growth = r.randint(1, 12)
@@ -292,7 +292,7 @@ def test_a_row_that_fails_fails_its_request_once(broken: int) -> None:
     office.finish()
 
 
-# -- what is refused -----------------------------------------------------------------------------
+# -- refusals ------------------------------------------------------------------------------------
 
 
 def test_a_context_cut_inside_a_text_goes_on_in_it() -> None:

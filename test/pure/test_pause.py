@@ -32,7 +32,7 @@ def test_a_pause_stops_the_passes(op: str, depth: int) -> None:
     for _ in range(5):
         desk.step()
     tell(desk, op)
-    desk.run()  # what was under way
+    desk.run()  # passes in flight
     passes, drawn = desk.engine.stats.passes, len(desk.tokens(begun))
     assert 0 < drawn < 12
     late = desk.ask([7, 7], generate(3))

@@ -79,6 +79,6 @@ def test_text_alone_needs_none() -> None:
 
 
 def test_times_are_cut_as_the_reference_cuts_them() -> None:
-    """In float32: 5 * 1.6 is 8 there, and 3 * 1.4666667 is 4.4000001."""
+    """Float32 arithmetic: 5 * 1.6 is 8 there, and 3 * 1.4666667 is 4.4000001."""
     got = places([medium(0, (6, 1, 1), 1.6)], 0, 6)
     assert list(got[:6]) == [0, 1, 3, 4, 6, 8]

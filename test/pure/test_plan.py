@@ -141,10 +141,11 @@ def test_programs_compute_what_is_planned(served: Served, batch: list[Any]) -> N
     after = backend.get_server_info()["stats"]
     compared = plan.compare(states)
     if not any(leaf == "several" for *_, branches in batch for _, leaf in branches):
-        # A prompt of several counts as often: who comes first of those that share one is told.
+        # Several completions count their prompt several times. The rows then depend on the order of
+        # the calls that share it.
         assert all(row.error == 0 for row in compared.rows[:3]), compared
     count = {name: after[name] - before[name] for name in after}
-    # Several completions of a prompt: the engine is asked for it, then for each of them.
+    # Several completions of a prompt: the engine gets the prompt once, then once for each of them.
     assert plan.computed_tokens == count["prompt_tokens"] - count["cached_tokens"]
     backend.shutdown()
 
@@ -231,7 +232,7 @@ def test_what_is_the_same_is_drawn_once() -> None:
 
 
 def test_characters_that_icon_fonts_have_are_text() -> None:
-    """They stand for texts that nobody knows only where a mark is before them."""
+    """Such characters stand for unknown texts only after a mark."""
     batches = [{"question": f"{sign} What is red?"} for sign in "*\U000f0000\U000f0001"]
     star, *icons = [quiz.plan(one, backend=sgl.Mock()).calls for one in batches]
     assert icons == [star, star]
@@ -385,7 +386,8 @@ def judged(s: Any, essay: str, grade: bool = True) -> None:
 
 
 def test_what_is_not_known_is_said() -> None:
-    """By name, as long as something follows from it and it has not been told."""
+    """The warning names each unknown value, as long as the plan depends on it and it was not
+    given."""
 
     def told(**more: Any) -> str:
         return judged.plan({"essay": "a b c"}, backend=sgl.Mock(), **more).warning
@@ -404,7 +406,7 @@ def test_what_is_not_known_is_said() -> None:
 
 @pytest.mark.parametrize("prices", [[("input", 1), ("output", 1)], "input", 0.5, 0, ""])
 def test_prices_are_given_by_name(prices: Any) -> None:
-    """To a plan and to a trace."""
+    """Prices of a plan and of a trace."""
     with pytest.raises(ValueError, match=r"prices is .* give a dict of dollars"):
         quiz.plan(BATCH, backend=sgl.Mock(), prices=prices)
     with pytest.raises(ValueError, match=r"prices is .* give a dict of dollars"):

@@ -81,7 +81,7 @@ def test_distinct_prefixes(sequences: list[list[int]]) -> None:
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_it_is_the_bound_of_theorem_3_1(name: str) -> None:
-    """Where no prompt is the beginning of another."""
+    """The bound holds if no prompt is the beginning of another."""
     prompts = workload(name, 5)
     assert least([Asked(p, len(p), len(p) - 1) for p in prompts]) == lower_bound(prompts)
 
@@ -121,7 +121,7 @@ def test_the_optimum_is_reached_with_memory_enough(prompts: list[list[int]]) -> 
 
 
 def test_a_hint_counts_for_what_it_computes() -> None:
-    """With the hint and without, the same is asked for and the same is computed."""
+    """Hints change neither the prompts nor the computed tokens."""
     rates = []
     for hint in (False, True):
         engine = _engine(4096)
@@ -139,7 +139,7 @@ def test_a_hint_counts_for_what_it_computes() -> None:
 
 @pytest.mark.slow
 def test_the_recorder_agrees_with_the_engine() -> None:
-    """In random histories: what is counted request by request adds up to the engine's counters."""
+    """Counts of single requests add up to the engine's counters, in random histories."""
     for seed in range(50):
         history = History(seed)
         stats = history.engine.stats

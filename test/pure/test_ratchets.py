@@ -27,7 +27,7 @@ def lengths(path: str, source: str) -> Iterator[tuple[str, int, int]]:
 
 
 def ratchet(sources: dict[str, str], exceptions: dict[str, int]) -> list[str]:
-    """What is too long, and which exceptions are out of date."""
+    """Names that are too long, and exceptions that are out of date."""
     found, seen = [], set()
     for path, source in sorted(sources.items()):
         for name, lines, limit in lengths(path, source):

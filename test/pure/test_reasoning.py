@@ -1,4 +1,4 @@
-"""Reasoning and answer told apart, also while the reply is growing."""
+"""Split of reasoning and answer, also while the reply is growing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sglang.run.reasoning import MARKERS, split
 
-# What a model writes: opening marker, closing marker.
+# Markers in texts of a model: opening, closing.
 WRITTEN = {
     **dict.fromkeys(MARKERS, ("<think>", "</think>")),
     "gpt-oss": (
@@ -54,7 +54,7 @@ def test_an_unknown_model_type_is_refused_with_the_known_ones() -> None:
 
 @given(st.data(), st.sampled_from(sorted(MARKERS)))
 def test_the_answer_only_grows(data: st.DataObject, model_type: str) -> None:
-    """But for the beginning of an opening marker, which may yet be an answer."""
+    """The answer may shrink only by the beginning of an opening marker, which is undecided."""
     opening, closing = WRITTEN[model_type]
     pieces = st.sampled_from([opening, closing, opening[:4], closing[:4], " ", "\n", "a", "<"])
     text = "".join(data.draw(st.lists(pieces, max_size=8)))

@@ -1,4 +1,4 @@
-"""The server's reading of thoughts: told from answers, however the text is cut, and in replies."""
+"""Split of thoughts and answers by the server, however the text is cut, and in replies."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_a_thought_that_is_not_to_be_streamed(scripted: Scripted) -> None:
 
 
 def test_calls_behind_a_thought(scripted: Scripted) -> None:
-    """What looks like a call within the thought is none."""
+    """Text in a thought that looks like a call is no call."""
     scripted.text = f"<think>{CALL}</think>{CALL}"
     for fields in ({}, {"separate_reasoning": False}):
         said = message(scripted, tools=[TOOL], **fields)
@@ -214,7 +214,7 @@ def test_calls_behind_a_thought(scripted: Scripted) -> None:
 
 
 def test_tokens_of_thoughts_are_counted(scripted: Scripted) -> None:
-    """Of the tokens that were drawn, those whose text the thought is."""
+    """Reasoning tokens are the generated tokens of the thought's text."""
     ids = scripted.tokenizer.encode(TEXT, False)
     counted = scripted.tokenizer.encode(TEXT.partition("Blue")[0].rstrip(), False)
     scripted.tokens = list(ids)

@@ -21,7 +21,7 @@ from sglang.ir.params import DEFAULTS, GenParams
 
 
 def outcome(program: sgl.SglFunction, backend: Backend, loop: bool = False, **options):
-    sgl.set_default_backend(backend)  # which programs that it runs use too
+    sgl.set_default_backend(backend)  # programs that it runs use it too
     try:
         if loop:
             state = asyncio.run(program.arun(**VALUES, **options))

@@ -50,7 +50,7 @@ def url(scripted: Paced) -> Iterator[str]:
 
 @pytest.fixture
 def model(scripted: Paced) -> Paced:
-    """What the model says, as every test finds it."""
+    """The scripted model, reset for every test."""
     scripted.__init__(scripted.tokenizer)  # type: ignore[misc]
     scripted.text = "Hello wörld."
     return scripted
@@ -467,7 +467,7 @@ def test_what_is_not_stored(client: openai.OpenAI, http: httpx.Client) -> None:
 def test_pages_of_input(client: openai.OpenAI, http: httpx.Client) -> None:
     sent: Any = [{"role": "user", "content": str(i)} for i in range(7)]
     for item in sent[3:]:
-        item["id"] = "msg_again"  # of items that share an id only one keeps it
+        item["id"] = "msg_again"  # only one of the items that share an id keeps it
     answer = client.responses.create(input=sent)
     listed = list(client.responses.input_items.list(answer.id, limit=3, order="asc"))
     assert [item.content[0].text for item in listed] == list("0123456")  # type: ignore[union-attr]
@@ -537,7 +537,7 @@ def test_a_background_stream_may_be_joined(
     model.text, model.seconds = "Hello wörld. " * 5, 0.01
     body = {"input": "Hi", "background": True, "stream": True}
     with http.stream("POST", PATH, json=body) as reply:
-        next(reply.iter_raw())  # and the client is gone
+        next(reply.iter_raw())  # the client disconnects after one piece
     id = model.asks[0].rid
     everything = events(http.get(f"{PATH}/{id}?stream=true"))
     assert kinds(everything)[:3] == ["created", "queued", "in_progress"]

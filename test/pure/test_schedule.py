@@ -1,4 +1,4 @@
-"""The scheduler alone: orders, admission, the budget, who gives way. A view is plain data."""
+"""The scheduler alone: orders, admission, the budget, retraction. A view is plain data."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_the_whole_prompt_must_fit_though_a_chunk_is_planned() -> None:
 
 
 def test_pins_count_against_memory() -> None:
-    """Matched pages that nobody uses yet are evictable no more once the request has them."""
+    """Matched pages without a user are no longer evictable once the request has them."""
     running, found = [Item(9, 0, 1, 0)], {10: Found(40, 40)}
     assert (10, 10) in plan(view(running, [new(10, 50)], found, available=51), "fcfs", 0).rows
     assert plan(view(running, [new(10, 50)], found, available=50), "fcfs", 0).rows == [(9, 1)]
@@ -172,7 +172,7 @@ def test_prompts_under_way_keep_the_room_for_their_rest() -> None:
     running = [Item(1, 1, 60, 0)]
     waiting = [new(2, 20)]
     assert plan(view(running, waiting, budget=20), "fcfs", 0).rows == [(1, 20)], "no budget left"
-    running = [Item(1, 1, 60, 0, fixed=True)]  # its row is in the pass already; 60 are to follow
+    running = [Item(1, 1, 60, 0, fixed=True)]  # the row is in the pass already; 60 are to follow
     assert plan(view(running, waiting, available=80, budget=20), "fcfs", 0).rows == [(2, 20)]
     assert plan(view(running, waiting, available=79, budget=20), "fcfs", 0).rows == []
 
@@ -197,7 +197,7 @@ def test_pages_are_rounded_up() -> None:
     ]  # fmt: skip
 
 
-# -- who gives way -------------------------------------------------------------------------------
+# -- retraction ----------------------------------------------------------------------------------
 
 
 def test_the_youngest_give_way_until_there_is_room() -> None:
@@ -240,7 +240,7 @@ def test_victims_are_younger_free_and_as_few_as_possible(seed: int) -> None:
 
 
 def test_the_oldest_always_moves() -> None:
-    """Whatever the counts say, the oldest gets a row or everybody who could give way does."""
+    """The oldest gets a row, or all others are retracted, for any counts."""
     for seed in range(500):
         r = random.Random(seed)
         running = [Item(n, n, r.choice([1, 1, 9]), 5) for n in range(r.randint(1, 6))]

@@ -189,7 +189,7 @@ def test_an_idle_session_is_closed(book: Book) -> None:
     short, long = book.open(timeout=5.0), book.open()
     turn = book.begin(short, "a", [1])
     book.now = 100.0
-    book.begin(short, "b", [1])  # its first request is still running
+    book.begin(short, "b", [1])  # the session's first request is still running
     for each in list(turn.session.turns.values()):
         book.end(each, [])
     book.now = 104.0
@@ -338,7 +338,7 @@ ACTS = st.lists(
 def test_any_history_of_a_session_is_a_tree_of_texts(
     acts: list[tuple[str, int, int, bool]],
 ) -> None:
-    """Against plain lists: parents, contexts, who is running and the count of tokens."""
+    """Compare with plain lists: parents, contexts, running turns and the count of tokens."""
     book = Book()
     number = book.open()
     known: dict[str, tuple[str | None, list[int], list[int], bool]] = {}

@@ -1,4 +1,4 @@
-"""Bills of API speculation, by a service that counts: what is asked, what is paid, what is said."""
+"""Bills of API speculation, by a service that counts: calls, payments and texts."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def states(served: Served, prompt: list[int], output: list[int]) -> list[Any]:
-    """By the worker's own account."""
+    """Hidden states as the worker defines them."""
     tokens, vocab = prompt + output[:-1], served.tokenizer.vocab_size
     found = [hidden_state(tokens[: i + 1], vocab) for i in range(len(tokens))]
     return [found[: len(prompt)], *found[len(prompt) :]]

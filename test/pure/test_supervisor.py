@@ -186,7 +186,7 @@ def test_health_tells_of_steps_that_do_not_come(
 def test_an_engine_is_killed_after_health_has_told(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """What is lost says at which stage of which request the loop was."""
+    """The error names the request and the stage at which the loop was."""
     file = tmp_path / "stall"
     file.touch()
     monkeypatch.setenv("ENGINE_CHILD_STALL", str(file))
@@ -211,7 +211,7 @@ def test_an_engine_is_killed_after_health_has_told(
 
 
 def test_a_long_forward_pass_is_no_stall() -> None:
-    """Nor is a long sleep of the process that looks, or many short steps."""
+    """A long sleep of the observing process is no stall either, nor are many short steps."""
     progress = Progress()
     stall = Stall(progress, interval=0.25, seconds=10.0)
     for _ in range(1000):
@@ -346,7 +346,7 @@ def test_the_end_in_the_middle_of_a_restart_leaves_nothing(
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
         await supervisor.stop()
-        assert time.monotonic() - begun < 30  # it would load for twice that
+        assert time.monotonic() - begun < 30  # loading would take twice that
         assert children[1].poll() is not None
         assert not list(Path(process.tempfile.tempdir).iterdir())
 
@@ -399,7 +399,7 @@ def test_restarts_leave_nothing_behind(
             if life == 2:
                 await asyncio.sleep(0.1)
                 before = counts()
-        # What other tests in this process left behind may end meanwhile, so less is no fault.
+        # Leftovers of other tests in this process may end meanwhile, so less is no fault.
         await until(lambda: all(count <= before[name] for name, count in counts().items()))
         assert (await golden(completion)).tokens == first.tokens
         keeping.cancel()

@@ -412,7 +412,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(
     backend = sgl.Mock()
     for name in ("folder.html", "barred"):
         (tmp_path / name).mkdir()
-    may = os.access  # who runs this may be root, whom nothing is barred from
+    may = os.access  # root may run this test, and has access to everything
     barred = {tmp_path / "barred", Path("/proc")}
     monkeypatch.setattr(os, "access", lambda path, mode: path not in barred and may(path, mode))
     monkeypatch.chdir(tmp_path)

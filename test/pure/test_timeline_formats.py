@@ -1,4 +1,4 @@
-"""What a trace is written as: the page, Chrome's events, OpenTelemetry's spans, and the command."""
+"""Formats of a written trace: the page, Chrome's events, OpenTelemetry's spans, and the command."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_the_servers_spans_are_children_of_the_requests(tmp_path: Path) -> None:
         backend = sgl.RuntimeEndpoint(f"http://127.0.0.1:{server.client.base_url.port}")
         with sgl.tracing(otel=SimpleSpanProcessor(ours)) as trace:
             program.run("x", backend=backend, ignore_eos=True)
-        program.run("x", backend=backend, ignore_eos=True)  # not recorded: no child of anybody
+        program.run("x", backend=backend, ignore_eos=True)  # not recorded, so without a parent
         backend.shutdown()
     spans = {span.context.span_id: span for span in ours.get_finished_spans()}
     requests = {n for n, span in spans.items() if span.name.startswith("text_completion")}
@@ -338,7 +338,7 @@ WRONG = (None, -1, 1e300, "x", [], [1], {}, {"a": 1})
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Those of all values in plain data, of a list those in its last item."""
+    """Paths of all values in plain data; of a list, those in its last item."""
     inside = value.items() if isinstance(value, dict) else ()
     if isinstance(value, list) and value:
         inside = ((len(value) - 1, value[-1]),)

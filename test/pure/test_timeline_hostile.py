@@ -89,7 +89,7 @@ def test_a_compiled_join_is_in_the_stream_that_joins_and_copies_are_in_none() ->
         forks.join()
         s += sgl.gen("x", max_tokens=2)
         s += sgl.gen("x", max_tokens=2)
-        return s["x"]  # of a copy: what follows is no part of it
+        return s["x"]  # read from a copy of the state, which has no stream
 
     streams = ["fork 0", "fork 0.0", "fork 0.1", "fork 1", "fork 1.0", "fork 1.1", "main"]
     for program in (nested, nested.compile()):
@@ -137,7 +137,7 @@ def test_copies_that_do_nothing_are_no_streams_and_the_others_are_told_apart() -
     ]  # fmt: skip
 
 
-# -- what goes wrong ------------------------------------------------------------------------------
+# -- failures -------------------------------------------------------------------------------------
 
 
 def test_calls_that_still_go_on_when_the_run_ends_have_been_sent(tmp_path: Path) -> None:

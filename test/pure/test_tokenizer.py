@@ -137,7 +137,7 @@ def test_templates_of_several_kinds(tmp_path: Path) -> None:
     made = Tokenizer(path, str(chosen)).apply_chat_template(TALK[1:], x=3)
     assert made == '[{"role": "user", "content": "Hi"}]3'
     (path / "chat_template.jinja").unlink()
-    (path / "tokenizer_config.json").write_text("{}")  # only the control tokens remain
+    (path / "tokenizer_config.json").write_text("{}")  # only its control tokens remain
     assert Tokenizer(path).apply_chat_template(TALK).endswith("<|im_start|>assistant\n")
     with pytest.raises(ChatTemplateError, match="--chat-template"):
         Tokenizer(sentencepiece(tmp_path / "s")).apply_chat_template(TALK)

@@ -62,7 +62,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @given(text=TEXTS)
 def test_sentencepiece_models_are_read_as_they_are_written(pair: Any, text: str) -> None:
     ours, theirs = pair
-    text = text.replace("\0", "").replace("▁", "")  # the space of these tokenizers
+    text = text.replace("\0", "").replace("▁", "")  # marks a space in their pieces
     for name in ("<s>", "</s>", "<unk>", "<ctl>"):
         text = text.replace(name, "")
     assert list(ours.encode(text, add_special_tokens=False)) == theirs.encode(text)
@@ -106,7 +106,7 @@ def test_tiktoken_files_are_read_as_they_are_written(tik: Any, text: str) -> Non
     ids = list(ours.encode(text, add_special_tokens=False))
     assert ids == theirs.encode(text, disallowed_special=())
     assert ours.decode(ids) == text
-    cut = ids[len(text) % 3 :: 2]  # not always whole characters
+    cut = ids[len(text) % 3 :: 2]  # need not be whole characters
     assert b"".join(ours.token_bytes[i] for i in cut) == theirs.decode_bytes(cut)
 
 
@@ -192,7 +192,7 @@ def test_gguf_faults_are_told(case: str, tmp_path: Path) -> None:
     assert str(file) in str(caught.value)
 
 
-# -- order of the files ---------------------------------------------------------------------------
+# -- choice of the file ---------------------------------------------------------------------------
 
 
 def test_the_order_of_files(tmp_path: Path) -> None:
@@ -215,7 +215,8 @@ def test_the_order_of_files(tmp_path: Path) -> None:
     seen.append(Tokenizer(model))
     (model / "tokenizer.json").write_text((files / "tokenizer.json").read_text())
     seen.append(Tokenizer(model))
-    # The five differ by size: with specials, without, Qwen's own, sentencepiece's, specials.
+    # Vocabularies of these five differ by size: with specials, without, Qwen's own,
+    # sentencepiece's, specials.
     assert seen[0].token_bytes == seen[4].token_bytes
     assert len({tokenizer.vocab_size for tokenizer in seen}) == 4
     for tokenizer in seen:

@@ -1,4 +1,4 @@
-"""Tools of a chat: what is asked of the model, and how its text is read."""
+"""Tools of a chat: the model's prompt and constraint, and how its text is read."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def tools(*given: dict[str, Any]) -> tuple[Tool, ...]:
     return use.tools
 
 
-# -- what a request says --------------------------------------------------------------------------
+# -- fields of a request --------------------------------------------------------------------------
 
 
 def test_choices_of_tools() -> None:
@@ -166,7 +166,7 @@ def test_patterns_of_other_dialects_are_let_pass(pattern: str) -> None:
 @given(JSON, JSON, st.sampled_from([None, "type", "function", "name", "parameters", "strict"]))
 @settings(max_examples=300)
 def test_any_json_for_tools_is_read_or_refused(a: Any, b: Any, at: str | None) -> None:
-    """Whatever stands at whatever place, nothing but a RequestError comes of it."""
+    """Any value in any field raises nothing but a RequestError."""
     given_tool = json.loads(json.dumps(WEATHER))
     if at in given_tool:
         given_tool[at] = a
@@ -477,7 +477,7 @@ def test_legacy_fields_that_are_wrong(
     assert (error["param"], words in error["message"]) == (param, True), error
 
 
-# -- what else a chat may ask for -----------------------------------------------------------------
+# -- other features of a chat ---------------------------------------------------------------------
 
 
 def test_parts_of_messages_that_are_text(scripted: Scripted) -> None:

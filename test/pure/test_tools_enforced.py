@@ -1,4 +1,4 @@
-"""What a format enforces is what its parser reads: texts drawn at random from its grammars."""
+"""Calls that a format enforces are those that its parser reads: texts sampled from its grammars."""
 
 from __future__ import annotations
 

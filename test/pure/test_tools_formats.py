@@ -57,7 +57,7 @@ def parsed(form: ToolFormat, *parts: str, cut: bool = False) -> tuple[str, Calle
     return joined(deltas(form, list(parts), cut))
 
 
-# -- what a text says -----------------------------------------------------------------------------
+# -- calls in a text ------------------------------------------------------------------------------
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln"}}\n</tool_call>'
 COLOGNE = [("get_weather", '{"city": "Köln"}')]
@@ -230,7 +230,7 @@ def test_what_is_written_is_read_back(
     name: str, calls: list[tuple[str, dict[str, Any]]], cuts: list[int]
 ) -> None:
     form = FORMS[name]
-    # One text that is no argument's own cannot be told from keywords there.
+    # A single text that is no argument's own looks like keywords in that format.
     one = [c for c in calls if not (name == "tiny" and c[0] == "add" and len(c[1]) == 1)]
     words, found = parsed(form, *pieces(form.written(one), cuts))
     assert words == ("" if one else form.written(one))
@@ -315,7 +315,7 @@ def test_what_is_no_value_is_wrong(text: str) -> None:
     pytest.fail("taken for a value")
 
 
-# -- which one ------------------------------------------------------------------------------------
+# -- choice of the format -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

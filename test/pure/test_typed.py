@@ -1,4 +1,4 @@
-"""What is said of a constrained text that was cut before it was whole."""
+"""Errors about a constrained text that was cut before it was whole."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ SALTED = {"cache_salt": "a", "extra_key": "b"}
 ROUTING = {"routed_dp_rank": 1, "data_parallel_rank": 1, "disagg_prefill_dp_rank": 1}
 BOOTSTRAP = {"bootstrap_host": "h", "bootstrap_port": 1, "bootstrap_room": [0]}
 ROUTED = {"return_routed_experts": True, "routed_experts_start_len": 2}
-SHARED = {  # of OpenAI's two completion routes
+SHARED = {  # fields of OpenAI's two completion routes
     "model": "m", "frequency_penalty": 0.5, "logit_bias": {"5": 1.0}, "n": 2,
     "presence_penalty": 0.5, "seed": 1, "stop": ["x"], "stream": False, "stream_options": None,
     "temperature": 0.5, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "min_tokens": 1, "regex": ...,

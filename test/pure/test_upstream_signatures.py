@@ -137,7 +137,8 @@ IN_SCORES = (
     "unconditional_token_logprobs", "scores",
 )  # fmt: skip
 OF_METHOD = dict.fromkeys(IN_SCORES, "a method is given one object, Scores, that holds them")
-# Of each signature: the parameter (or "order": positions of those that stay) to the reason.
+# Differences of each signature: the parameter (or "order": positions of those that stay) to the
+# reason.
 DIFFERENCES: dict[str, dict[str, str]] = {
     "gen": {
         "order": BY_NAME,

@@ -1,5 +1,5 @@
-"""What upstream's clients read of streams: cached tokens from the first event on, fields that are
-null rather than missing."""
+"""Stream fields that upstream's clients read: cached tokens from the first event on, fields that
+are null rather than missing."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_matched_stop_is_null_at_length(
 
 
 def test_a_completion_that_ends_without_a_token_has_null_logprobs(http: httpx.Client) -> None:
-    """And no chunk has empty lists, of which clients read the first entry."""
+    """Clients read the first entry of these lists, so no chunk has empty ones."""
     body = {"prompt": PROMPT, **GREEDY, "max_tokens": 6, "logprobs": 1}
     (whole,) = http.post("/v1/completions", json=body).json()["choices"]
     found = [event["choices"][0] for event in events(http, "/v1/completions", **body)]
