@@ -329,8 +329,8 @@ def ends_of_triggered(form: dict[str, Any], text: str, at: int, ends: tuple[str,
 
 
 class Formats:
-    """Formats at random, and texts of them. The literals of ``sharp`` ones differ at their first
-    letter and stand in no free text, so that a text is read in one way only."""
+    """Formats at random, and texts of them. No literal of ``sharp`` ones begins another or stands
+    in free text, so that a text is read in one way only."""
 
     def __init__(self, seed: str, sharp: bool) -> None:
         self.dice = random.Random(seed)

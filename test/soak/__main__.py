@@ -1,7 +1,7 @@
 """``make soak``: a server, everything that clients do, and kills, for half an hour.
 
-All is drawn from the seed; what runs beside what is not, since that is the machine's to say. Prints
-a line every ten seconds and a summary. Exit status 1 where anything was not as it must be:
+The seed decides everything, except the interleaving, which depends on the machine. Prints a line
+every ten seconds and a summary. Exit status 1 if a requirement was violated:
 
 - every request has one end, the right one: its answer, an error that had a reason, or its client's
   own going;

@@ -25,7 +25,8 @@ class Violation(Exception):
 
 @dataclass
 class Faults:
-    """When there was no engine, and since when the server ends: (begin, end) of each, seconds."""
+    """Times without an engine, (begin, end) of each, and the time from which the server drains;
+    seconds."""
 
     windows: list[list[float]] = field(default_factory=list)
     drained: float = float("inf")
@@ -40,10 +41,10 @@ class Faults:
 
 @dataclass
 class Books:
-    """What was sent, and how it ended: each request in one way.
+    """Requests that were sent, and their outcomes: one for each.
 
     ``ways``: answered, refused (bad input, as it must be), full (429), late (a constraint's
-    compilation), lost (the engine), busy (the engine, to who asks for its state), left (the
+    compilation), lost (the engine), busy (the engine, when its state is read), left (the
     client), let go (a client that does not read), drained.
     """
 
@@ -56,8 +57,7 @@ class Books:
 class Customer:
     """One of many at a time.
 
-    Attributes:
-        random: what it does is drawn from. key: who it is for this errand.
+    random: source of all choices. key: API key of this errand.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Customer:
         self._port, self._keys, self._faults, self._books = port, keys, faults, books
 
     def change(self) -> None:
-        """Be somebody else."""
+        """Change to another key."""
         self.key = self.random.choice(self._keys)
 
     async def ask(
@@ -115,7 +115,7 @@ class Customer:
         way: Manners,
         check: Callable[[Reply], str] | None,
     ) -> str:
-        """How it ended. Raises AssertionError, or whatever a malformed answer raises."""
+        """Outcome of the request. Raises AssertionError, or any error of a malformed answer."""
         if not way.stays and not reply.whole:
             return "left"
         if not reply.whole:
@@ -138,7 +138,7 @@ class Customer:
                 return "drained"
             if "has not answered in time" in message:
                 return "busy"
-            if message.endswith("Try again."):  # of the processes that compile constraints
+            if message.endswith("Try again."):  # from the processes that compile constraints
                 assert int(reply.headers["retry-after"]) >= 1
                 return "late"
             assert "engine" in message
@@ -183,7 +183,7 @@ def ends(reply: Reply, stream: bool, count: int = 1) -> str:
 
 
 def _reasons(value: dict[str, Any]) -> list[tuple[int, str]]:
-    """Which completions end with this answer, or with this event, and why."""
+    """Completions that end with this answer or event, each with its reason."""
     if "meta_info" in value:
         reason = value["meta_info"].get("finish_reason")
         return [(value.get("index", 0), reason["type"])] if reason else []

@@ -1,4 +1,4 @@
-"""Errands: what customers come for, each a few requests, all drawn from the customer's seed."""
+"""Errands of customers, each a few requests, all chosen by the customer's seed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TOOLS = [
     {"name": "stop", "strict": True, "parameters": {"type": "object", "properties": {},
                                                     "additionalProperties": False}},
 ]  # fmt: skip
-DOOMED = "key-doomed"  # whose requests are aborted all at once
+DOOMED = "key-doomed"  # the requests of this key are aborted all at once
 TOP = "key-top"
 TERMINAL = ("completed", "incomplete", "cancelled", "failed")
 _numbers = itertools.count()
@@ -67,7 +67,7 @@ def rid() -> str:
 
 
 async def text(c: Customer) -> None:
-    """By any API, as the customer likes."""
+    """Generate text by a random API."""
     api, stream = c.random.choice([*APIS.values()]), c.random.random() < 0.5
     body, count = api.body(texts.prompt(c.random), stream, **texts.sampling(c.random)), 1
     if c.random.random() < 0.2:
@@ -139,7 +139,7 @@ async def tools(c: Customer) -> None:
     await c.ask("/v1/chat/completions", body, way=manners(c.random), check=check)
 
 
-# -- what draws nothing ---------------------------------------------------------------------------
+# -- requests that generate nothing ---------------------------------------------------------------
 
 
 async def vectors(c: Customer) -> None:
@@ -234,7 +234,7 @@ async def resumed(c: Customer) -> None:
 
 
 async def aborted(c: Customer) -> None:
-    """By name, or all of a key's: each ends with what it has."""
+    """Abort by name, or all requests of a key: each ends with its text so far."""
     everything, name = c.random.random() < 0.3, rid()
     key, api = (DOOMED if everything else c.key), c.random.choice([*APIS.values()])
     stream = c.random.random() < 0.5
@@ -250,7 +250,7 @@ async def aborted(c: Customer) -> None:
 
 
 async def explained(c: Customer) -> None:
-    """The reasons add up; nobody else is told."""
+    """The reasons add up; other keys get no explanation."""
     name = rid()
     body = {"text": texts.prompt(c.random), "rid": name, "sampling_params": {"max_new_tokens": 2}}
     if await c.ask("/generate", body) is None:
@@ -265,7 +265,7 @@ async def explained(c: Customer) -> None:
 
 
 async def admins(c: Customer) -> None:
-    """What concerns everybody, asked by the admin and by others."""
+    """Routes about all clients, requested by the admin and by others."""
     asks: list[tuple[str, str, tuple[int, ...], Manners]] = [
         ("GET", "/metrics", (200,), POLITE),
         ("GET", "/server_info", (200,), POLITE),

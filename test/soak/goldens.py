@@ -59,7 +59,7 @@ GOLDENS: list[tuple[str, Json]] = [
     ("/tokenize", {"prompt": [_DOCUMENT, "Tips."]}),
 ]  # fmt: skip
 
-# What may differ: names, times, and how the tokens were come by.
+# Fields that may differ: names, times, and the way in which the tokens were computed.
 _VOLATILE = {
     "id", "created", "created_at", "completed_at", "call_id", "usage", "e2e_latency",
     "cached_tokens", "forward_passes", "forced_tokens", "drafted_tokens", "accepted_tokens",

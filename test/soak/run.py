@@ -46,14 +46,14 @@ TOLD = (
     "num_requests", "num_aborted_requests", "num_failed_requests", "generation_tokens",
     "evicted_tokens", "num_retractions", "grammar_compilations", "engine_restarts",
 )  # fmt: skip
-GROWTH = 24 * MIB  # of the server, from the middle third of its quiet moments to the last
+GROWTH = 24 * MIB  # growth of the server from the middle third of its quiet moments to the last
 TELL = 10.0  # seconds between two lines
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How long, how many clients at a time, seconds between two accounts, and the mean from an
-    engine's start to its end."""
+    """Duration, concurrent clients, seconds between two accounts, and the mean from an engine's
+    start to its end."""
 
     seconds: float
     workers: int
@@ -62,7 +62,7 @@ class Pace:
 
 
 class Listening(Bench):
-    """A bench that reads the server's log all the time, as whoever keeps it does."""
+    """A bench that reads the server's log all the time, as its operator does."""
 
     def __init__(self, server: Server, headers: dict[str, str]) -> None:
         super().__init__(server, headers)
@@ -101,7 +101,7 @@ class Run:
         self._port = urlsplit(server.url).port or 0
         self._began = time.monotonic()
         self._open, self._over = asyncio.Event(), asyncio.Event()
-        self._whole = asyncio.Lock()  # held by who needs an engine that stays
+        self._whole = asyncio.Lock()  # held by errands that need an engine that stays
         self._busy, self._idle, self._counted = 0, asyncio.Event(), 0
 
     @property
@@ -109,7 +109,7 @@ class Run:
         return time.monotonic() - self._began
 
     async def run(self) -> None:
-        """Whatever is found to be wrong is in ``violations``."""
+        """Run the soak. Violations of its requirements go to ``violations``."""
         seconds = self._pace.seconds
         tasks: list[asyncio.Task[None]] = []
         try:
@@ -212,7 +212,7 @@ class Run:
             window[1] = time.monotonic()
 
     async def _quiet(self) -> None:
-        """Nothing is asked for a moment, and the accounts are exact."""
+        """Send no requests for a moment, and check that the accounts are exact."""
         async with self._whole:
             self._open.clear()
             if self._busy:
@@ -234,7 +234,7 @@ class Run:
             assert self.books.sent == self.books.ways.total(), "a request has no end"
 
     async def _end(self) -> None:
-        """SIGTERM in the middle of everything: what is under way is finished, nothing is left."""
+        """SIGTERM in the middle of everything: requests in flight finish, nothing is left."""
         await self._sleep(1.0)
         family = psutil.Process(self._server.process.pid).children(recursive=True)
         self.faults.drained = time.monotonic()
@@ -296,7 +296,7 @@ class Run:
         return f"{self.books.sent} sent: {ways}; {kills or 'no kills'}; {self._sizes()}"
 
     def _sizes(self) -> str:
-        """Of the processes, now."""
+        """Sizes of the processes, now."""
         with suppress(psutil.Error, ValueError):
             server, engine = self.bench.process.memory_info(), self._server.engine().memory_info()
             return f"server {server.rss / MIB:.0f} MiB, engine {engine.rss / MIB:.0f} MiB"

@@ -1,4 +1,4 @@
-"""What customers ask: prompts that share beginnings, and constraints with what they promise."""
+"""Contents of customers' requests: prompts that share beginnings, and constraints with checks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def sampling(random: Random) -> Json:
 
 
 def _schema(random: Random) -> Json:
-    """Of small objects; a new one nearly every time."""
+    """A schema of small objects; a new one nearly every time."""
     names = random.sample(["name", "age", "city", "pet", "house"], random.randint(1, 3))
     kinds: list[Json] = [
         {"type": "string", "maxLength": random.randint(1, 6)},

@@ -22,7 +22,7 @@ SLOW = 4096  # bytes of a slow client's buffers
 
 @dataclass(frozen=True)
 class Manners:
-    """How a client behaves.
+    """Behaviour of a client.
 
     Attributes:
         sends: share of the request's bytes that it sends before it goes.
@@ -69,10 +69,10 @@ def manners(random: Random) -> Manners:
 
 @dataclass
 class Reply:
-    """What became of a request.
+    """Outcome of a request.
 
     Attributes:
-        counted: its head was sent, so that the server answers it, whoever is there to read.
+        counted: its head was sent, so that the server answers it, even without a reader.
         status: 0 where no answer has begun. whole: the answer came to its end.
         began, ended: seconds on the monotonic clock.
     """
