@@ -21,7 +21,7 @@ from benchmark.models import EMBEDDED
 
 @dataclass(frozen=True)
 class Size:
-    """How much is measured, on what.
+    """Amount of work that is measured, and its model.
 
     Attributes:
         model: a checkpoint.
@@ -52,7 +52,7 @@ class Run:
         latency: seconds of an item, on average, where they ran one after the other; else from a
             request's arrival to its end.
         first_token: seconds from a request's arrival to its first token, on average; 0 where
-            none drew any.
+            no token was sampled.
         evicted, retractions: tokens and requests that had to make room.
     """
 
@@ -82,7 +82,7 @@ def room(claim: Claim, items: Sequence[Item], size: Size) -> int:
 
 
 def alone(claim: Claim, items: Sequence[Item], size: Size) -> Run:
-    """These items with memory for everything and nothing switched off."""
+    """Run these items with memory for everything and nothing switched off."""
     with _engines([FULL], size) as [side]:
         return run(side, claim, items, "throughput", 0)
 
@@ -97,7 +97,7 @@ def runs(
     modes: Sequence[str], rounds: int, **settings: Any,
 ) -> Iterator[Run]:  # fmt: skip
     """Each ablation in turns, every second round in the opposite order, each run with an empty
-    cache; before the first round everybody has run once, which does not count."""
+    cache. Every side has one run before the first round, which does not count."""
     with _engines(ablations, size, **settings) as sides:
         for side in sides:
             run(side, claim, items[:2], "throughput", 0)

@@ -1,6 +1,6 @@
 """Bill: what a service that is paid by the token would charge, with speculation and without.
 
-The service is our own server with the embedded model, asked by the backend for OpenAI's chat API;
+The service is our own server with the embedded model, called by the backend for OpenAI's chat API;
 the counts are those of its replies.
 """
 
@@ -18,7 +18,7 @@ from benchmark.harness.claim import Answer, Item
 
 @dataclass(frozen=True)
 class Bill:
-    """Of all items. ``left``: times that a reply left the program's form."""
+    """Bill of all items. ``left``: times that a reply left the program's form."""
 
     calls: int
     prompt_tokens: int

@@ -1,8 +1,8 @@
 """Fields of a page from an API model: name, role and city, one gen each.
 
 Each call of such a model pays for its whole prompt. With ``num_api_spec_tokens`` the first call
-writes on, and the others are read from what it has written: see ``bill``, which counts both. The
-claim itself is the program without it, as any runtime can be asked.
+writes on, and the others are read from its text: see ``bill``, which counts both. The claim itself
+is the program without it, which any runtime can run.
 """
 
 from __future__ import annotations

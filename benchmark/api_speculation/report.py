@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def told(found: dict[str, object]) -> str:
-    """In two lines and a word."""
+    """Text of the bills: a line for each, and a verdict."""
     lines = []
     for name in ("without", "with"):
         one = found[name]

@@ -22,7 +22,7 @@ VOCAB = 1 << 24
 
 
 class Counter:
-    """A worker that draws token 0, which no prompt contains."""
+    """A worker that samples token 0, which no prompt contains."""
 
     def launch(self, batch: Batch, masks: Masks = NO_MASKS) -> Finish:
         result = StepResult(batch.id, [RowOutput(token=0) for _ in batch.rows])
@@ -107,7 +107,7 @@ def measure(
     done = [event for event in events if isinstance(event, Done)]
     if len(done) != len(prompts):
         raise RuntimeError(f"{len(prompts) - len(done)} requests failed: {events[-1]}")
-    decoded = len(prompts) * max(draw - 1, 0)  # the last drawn token is not computed
+    decoded = len(prompts) * max(draw - 1, 0)  # the last sampled token is not computed
     stats = engine.stats
     return Result(
         stats.computed_tokens - decoded,

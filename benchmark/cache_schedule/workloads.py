@@ -12,7 +12,7 @@ Prompts = list[list[int]]
 
 
 class _Writer:
-    """Makes text nobody else has: every token id is used once."""
+    """Makes text that no other prompt has: every token id is used once."""
 
     def __init__(self) -> None:
         self.next = 1
@@ -61,7 +61,7 @@ def multi_turn(r: random.Random) -> Prompts:
 
 
 def random_tree(r: random.Random) -> Prompts:
-    """Each prompt leaves another one at a random place."""
+    """Each prompt leaves another one at a random position."""
     text = _Writer()
     out: Prompts = [text(r.randint(100, 300)) for _ in range(3)]
     while len(out) < 256:

@@ -1,1 +1,1 @@
-"""How much more of a prompt is shared when its constant parts are moved to the front."""
+"""Gain in shared prompt tokens when the constant parts of a prompt are moved to the front."""

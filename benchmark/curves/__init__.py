@@ -1,1 +1,1 @@
-"""How our engine's throughput changes with batch, context and cache hits."""
+"""Throughput of our engine by batch, context and cache hits."""

@@ -1,8 +1,8 @@
 """``python -m benchmark.curves``: throughput against batch, context and cache hit rate.
 
 The engine in this process, random weights. Every point is measured once a round, and the rounds'
-medians are shown. Decode is timed on prompts that are in the cache: what is left to compute is one
-token a request, then the drawn ones.
+medians are shown. Decode is timed on prompts that are in the cache: one token a request is left to
+compute, then the sampled ones.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of the command line."""
+    """Parser of the command line."""
     out = argparse.ArgumentParser(
         prog="python -m benchmark.curves", description=(__doc__ or "").split("\n\n")[1]
     )
@@ -68,7 +68,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _measure(options: argparse.Namespace) -> list[Sample]:
-    """Raises ValueError where an answer was not as asked, OSError where weights cannot be made."""
+    """Measure the curves. Raises ValueError if an answer was not as requested, OSError if weights
+    cannot be made."""
     from sglang import Engine
 
     shape = SHAPES[options.size]

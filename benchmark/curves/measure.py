@@ -78,7 +78,8 @@ class Measure:
         return self._seconds(prompts, 1), prompts
 
     def _decoded(self, curve: str, x: int, prompts: list[list[int]]) -> Sample:
-        """Of cached prompts: a pass computes each one's last token, further ones the drawn."""
+        """Decode cached prompts: a pass computes each one's last token, further ones the sampled
+        tokens."""
         seconds = self._seconds(prompts, self.drawn)
         least = self._least(prompts, self.drawn + 1, 1)
         return Sample(curve, x, len(prompts) * self.drawn, seconds, least)
@@ -105,7 +106,7 @@ class Measure:
         return seconds
 
     def _least(self, prompts: list[list[int]], drawn: int, without: int = 0) -> float | None:
-        """Of drawing so many tokens, less drawing ``without`` of them."""
+        """Least seconds to sample ``drawn`` tokens, less those to sample ``without`` tokens."""
         if self.limits is None:
             return None
 

@@ -81,7 +81,8 @@ def draw(samples: Sequence[Sample], path: Path) -> None:
 
 
 def into(docs: Path, about: Mapping[str, Any], samples: Sequence[Sample]) -> None:
-    """Into ``docs/benchmarks.md``, with the plot. Raises ValueError without the markers."""
+    """Write the table into ``docs/benchmarks.md``, with the plot. Raises ValueError without the
+    markers."""
     draw(samples, docs / PLOT)
     text = f"![Throughput]({PLOT.as_posix()})\n\n{markdown(about, samples)}"
     put(docs / "benchmarks.md", NAME, text)

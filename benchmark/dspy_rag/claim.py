@@ -68,7 +68,7 @@ def fields(values: Mapping[str, Any]) -> str:
 
 
 def system() -> str:
-    """What DSPy tells a model of the task and of its form."""
+    """System message of DSPy: the task and its form."""
     form = fields({name: f"{{{name}}}" for name in (*INPUTS, *OUTPUTS)})
     return (
         f"Your input fields are:\n{_listed(INPUTS)}\nYour output fields are:\n{_listed(OUTPUTS)}\n"
@@ -125,7 +125,7 @@ async def plain(api: Api, item: Item) -> str:
 
 
 def right(item: Item, answer: str) -> bool:
-    """Where a reply leaves the form, all of it counts as the answer."""
+    """A reply that leaves the form counts as the answer as a whole."""
     said = answer.rpartition("[[ ## answer ## ]]")[2].partition("[[ ## ")[0]
     return bool(said.strip().rstrip(".") == item["expected"])
 

@@ -27,7 +27,7 @@ SECONDS = 900
 
 
 def packages() -> Path:
-    """Where DSPy is installed.
+    """Folder in which DSPy is installed.
 
     Raises FileNotFoundError where it is not.
     """
@@ -40,7 +40,7 @@ def packages() -> Path:
 
 
 def replies(scale: Scale, seed: int, model_path: str) -> dict[str, Any]:
-    """What ``main`` prints, by a process that can import DSPy.
+    """Output of ``main``, from a process that can import DSPy.
 
     Raises FileNotFoundError without DSPy, OSError where the process fails.
     """
@@ -59,7 +59,7 @@ def replies(scale: Scale, seed: int, model_path: str) -> dict[str, Any]:
 
 
 def run(found: Sequence[Item], model_path: str) -> dict[str, Any]:
-    """All of ``found`` at once. Seconds, replies in order, tokens as DSPy was told them.
+    """Run all of ``found`` at once. Return seconds, replies in order, tokens as reported to DSPy.
 
     Raises ValueError where DSPy sends anything else than the program.
     """
@@ -84,7 +84,7 @@ def run(found: Sequence[Item], model_path: str) -> dict[str, Any]:
     rag = dspy.ChainOfThought(dspy.Signature(parts, TASK))
     rag.predict.demos = [dspy.Example(**demo) for demo in found[0]["demos"]]
     engine = sgl.Engine(model_path=model_path, log_level="warning")
-    # End tokens count: the random weights of ``text_model`` draw none.
+    # End tokens count: the random weights of ``text_model`` sample none.
     model = SGLang(engine, max_tokens=found[0]["tokens"], temperature=0.0, cache=False)
     try:
         with dspy.context(lm=model, adapter=Whole(), disable_history=False):

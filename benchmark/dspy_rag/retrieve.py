@@ -36,7 +36,7 @@ class Index:
 
 
 def index(passages: Sequence[str]) -> Index:
-    """That of passages, kept for the next question about them."""
+    """Index of passages, kept for the next question about them."""
     return _index(tuple(passages))
 
 

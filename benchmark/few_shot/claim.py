@@ -1,8 +1,8 @@
 """Few-shot classification in MMLU's form: five examples of a subject, a question with four possible
 answers, one token. All questions of a subject share its examples.
 
-The questions are drawn, and of a kind that the embedded model can answer: a grade word stands for
-one of four digits by the subject's own scale.
+The questions are generated, and of a kind that the embedded model can answer: a grade word stands
+for one of four digits by the subject's own scale.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def items(scale: Scale, seed: int) -> list[Item]:
 
 
 def _subject(name: str, draw: random.Random, long: bool) -> tuple[str, dict[str, int]]:
-    """What all questions of a subject begin with, and its points by grade."""
+    """Common beginning of a subject's questions, and its points by grade."""
     scores = sorted(draw.sample(range(1, 10), 4), reverse=True)
     points = dict(zip(sorted(draw.sample(GRADES, 4), key=GRADES.index), scores))
     text = "Scale: " + ", ".join(f"{grade} = {n}" for grade, n in points.items()) + ".\n"
@@ -48,7 +48,8 @@ def _subject(name: str, draw: random.Random, long: bool) -> tuple[str, dict[str,
 def _question(
     name: str, points: dict[str, int], draw: random.Random, long: bool
 ) -> tuple[str, str]:
-    """It ends in a space, so that the answer is one token for the embedded model's tokenizer."""
+    """A question and its score. The question ends in a space, so that the answer is one token for
+    the embedded model's tokenizer."""
     grade = draw.choice(list(points))
     others = SENTENCES[long] - 1
     text = passage(draw, facts(draw, others // 2), others)

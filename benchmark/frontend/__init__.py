@@ -1,1 +1,1 @@
-"""What the language costs: microseconds a primitive, and run_batch against a client by hand."""
+"""Costs of the language: microseconds a primitive, and run_batch against a client by hand."""

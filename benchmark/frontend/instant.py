@@ -26,12 +26,12 @@ _SEEN = {"requests": 0, "checksum": 0}  # by the server, whatever the order
 
 
 def word(text: str) -> str:
-    """What the model would say to ``text``."""
+    """Answer of the model to ``text``."""
     return f"w{zlib.crc32(text.encode()) % 1000}"
 
 
 class Instant(Backend):
-    """Answers where it is asked: no thread, no request."""
+    """Answers in the calling thread, without a request."""
 
     name = "instant"
 
@@ -123,7 +123,7 @@ def _generate(body: dict[str, Any]) -> Any:
 
 
 async def _serve() -> None:
-    """Until standard input is closed; the first line of output is the URL."""
+    """Serve until standard input is closed; the first line of output is the URL."""
     loop = asyncio.get_running_loop()
     server = await loop.create_server(_Connection, "127.0.0.1", 0, backlog=1024)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)

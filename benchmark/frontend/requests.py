@@ -141,7 +141,7 @@ CASES = (
 
 
 class ByHand:
-    """The two clients that somebody would write without the language."""
+    """The two clients that a programmer would write without the language."""
 
     def __init__(self, url: str) -> None:
         self._http = httpx.Client(base_url=url, timeout=None)
@@ -203,7 +203,7 @@ def _contestants(
     hand: ByHand,
     loop: asyncio.AbstractEventLoop,
 ) -> dict[str, dict[str, Callable[[], Any]]]:
-    """By mode, then by who."""
+    """Runs by mode, then by contestant."""
     run, greedy = loop.run_until_complete, {"backend": backend, "temperature": 0.0}
     return {
         "plain": {

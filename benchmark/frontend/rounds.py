@@ -8,7 +8,7 @@ from typing import Any
 
 
 class WrongAnswer(Exception):
-    """A contestant gave another answer than the first, or asked for something else."""
+    """A contestant gave another answer than the first, or sent another request."""
 
 
 def take_turns(contestants: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:

@@ -1,10 +1,10 @@
 """Calls as the generative agents make them: short answers to long prompts that begin alike.
 
-The paper replays the agents' trace, which is not shipped with it. These calls are drawn: some
+The paper replays the agents' trace, which is not shipped with it. These calls are generated: some
 agents, each with a description and memories, and four kinds of call. Two begin with the agent's
 description (how much a thing matters to the agent; what is known of another person), two with
 examples that are the same for all agents (where to find a thing; whether an event is a pleasure).
-Calls come in a drawn order.
+Calls come in a random order.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def items(scale: Scale, seed: int) -> list[Item]:
 
 
 def _agents(draw: random.Random, count: int, sentences: int) -> list[Agent]:
-    """Beyond all names they begin again, with other descriptions."""
+    """Return ``count`` agents. Names repeat after the last one, with other descriptions."""
     found = []
     for number in range(count):
         name, (first, second) = NAMES[number * 7 % len(NAMES)], draw.sample(TRAITS, 2)

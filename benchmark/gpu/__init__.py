@@ -1,1 +1,1 @@
-"""What a GPU takes for kernels and passes, beside the most that it can do."""
+"""Times of kernels and passes on a GPU, beside the limits of the hardware."""

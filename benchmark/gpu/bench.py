@@ -41,7 +41,7 @@ def _shown(value: Value) -> str:
 
 @dataclass
 class Bench:
-    """``deadline``: time.monotonic() at which the stage under way has to end.
+    """``deadline``: time.monotonic() at which the current stage has to end.
 
     Attributes:
         copy, product: measured ceilings, bytes and floating-point operations a second.

@@ -164,7 +164,7 @@ def _worker(bench: Bench, folder: Path, size: Size, work: Work) -> ModelWorker:
 def _modes(
     bench: Bench, worker: ModelWorker, table: Table, most: int
 ) -> dict[str, Callable[[], None]]:
-    """What switches the worker to each mode."""
+    """Functions that switch the worker to each mode."""
     runner: Any = worker.runner
     graphs = runner.forward if isinstance(runner.forward, Graphs) else None
     eager = graphs.eager if graphs else runner.forward
@@ -180,7 +180,7 @@ def _modes(
 
 
 def _toy_graphs(bench: Bench, worker: ModelWorker, eager: Eager, most: int) -> Graphs | None:
-    """On a CPU: the same buffers, the work done again in place of a replay."""
+    """Graphs on a CPU: the same buffers, the work done again in place of a replay."""
     pool = worker.runner.pool
     attention: Any = eager.attention
     if not isinstance(attention, Capturable):
@@ -244,7 +244,8 @@ def _in_turn(worker: ModelWorker, batch: Callable[[int], Batch], passes: int) ->
 
 
 def _ahead(worker: ModelWorker, batch: Callable[[int], Batch], passes: int) -> int:
-    """As the engine's loop: a pass is queued before the results of the one before are read."""
+    """Run passes as the engine's loop does: a pass is queued before the results of the one before
+    are read."""
     drawn, before = 0, worker.launch(batch(0))
     for number in range(1, passes):
         after = worker.launch(batch(number))

@@ -176,7 +176,8 @@ def _dense(layout: Layout, heads: Heads, q: Tensor, pools: list[Tensor]) -> Any:
 
 
 def _definition(layout: Layout, heads: Heads, q: Tensor, pools: list[Tensor]) -> Tensor:
-    """In float32, a row at a time, from what the pools hold after the new keys were written."""
+    """Attention by its definition, in float32, a row at a time, from the pools after the new keys
+    were written."""
     keys, values = _gathered(layout, pools)
     group, out = heads.num_heads // heads.num_kv_heads, []
     for r, queries in enumerate(q.unflatten(0, (len(layout.counts), -1))):

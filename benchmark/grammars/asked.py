@@ -1,4 +1,4 @@
-"""Asked: a contender's process, started again where it dies or is late."""
+"""Process of a contender, started again if it dies or is late."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import numpy as np
 
 
 class Walker(Protocol):
-    """Where one text stands."""
+    """State of one text."""
 
     def mask(self) -> None: ...
 
@@ -28,7 +28,7 @@ class Walker(Protocol):
 
 
 class Tokens:
-    """What every contender knows: token bytes by id, the number of logits, the end token."""
+    """Facts that every contender needs: token bytes by id, the number of logits, the end token."""
 
     def __init__(self, path: str) -> None:
         source = json.loads(Path(path).read_text())
@@ -41,7 +41,7 @@ class Tokens:
 
     @staticmethod
     def write(path: Path, name: str, vocabulary: Any) -> None:
-        """For the processes of the contenders."""
+        """Write the vocabulary for the processes of the contenders."""
         source = {
             "name": name, "size": vocabulary.size, "eos": vocabulary.eos[0],
             "special": sorted(vocabulary.special),
@@ -51,8 +51,8 @@ class Tokens:
 
 
 def unanchored(pattern: str) -> str:
-    """Without ``^`` at the start and ``$`` at the end, for those that match the whole text and
-    know no anchors."""
+    """Return the pattern without ``^`` at the start and ``$`` at the end, for contenders that match
+    the whole text and know no anchors."""
     pattern = pattern[1:] if pattern.startswith("^") else pattern
     return re.sub(r"(?<!\\)((?:\\\\)*)\$\Z", r"\1", pattern)
 

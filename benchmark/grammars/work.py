@@ -1,4 +1,4 @@
-"""Work: constraints and texts, as the contenders are asked about them."""
+"""Work: constraints and texts that the contenders get."""
 
 from __future__ import annotations
 

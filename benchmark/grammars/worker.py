@@ -24,7 +24,7 @@ MEMORY = 8 << 30  # bytes of address space, torch's own among them
 
 def main(name: str, path: str) -> None:
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints goes to the log
+    os.dup2(2, 1)  # output of libraries goes to the log
     contender = CONTENDERS[name](Tokens(path))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, resource.RLIM_INFINITY))
     print(json.dumps({"ready": True}), file=out, flush=True)

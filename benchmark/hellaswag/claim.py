@@ -2,7 +2,7 @@
 differing lengths. Two levels are shared: the examples by all passages, and a passage by its
 endings.
 
-The passages are drawn, and a question stands at the end of each, so that the embedded model can
+The passages are generated, and a question stands at the end of each, so that the embedded model can
 tell the right ending; the others answer questions about other passages.
 """
 

@@ -30,12 +30,12 @@ class Author:
         self._model = transformers.LlavaForConditionalGeneration.from_pretrained(path, dtype="auto")
         self._model.eval()
         self._tokenizer = transformers.AutoTokenizer.from_pretrained(path)
-        # A turn's end, where ours ends too; random weights draw none.
+        # A turn's end, which ends our side's texts too; random weights sample none.
         self._model.generation_config.eos_token_id = self._tokenizer.eos_token_id
         self._pictures = CLIPImageProcessorPil.from_pretrained(path)
         eyes = self._model.config.vision_config
         self._tokens = (eyes.image_size // eyes.patch_size) ** 2
-        # What is imported when it is first needed is no part of a measurement.
+        # Lazy imports are no part of a measurement.
         self._model.generate(torch.tensor([[1]]), attention_mask=torch.ones(1, 1), max_new_tokens=1)
 
     def run(self, claim: Claim, items: Sequence[Item], mode: str) -> Outcome:
@@ -77,7 +77,7 @@ class Author:
         """Nothing is kept."""
 
     def pause(self) -> None:
-        """It computes only where it is asked, in this process."""
+        """The model computes only when it is called, in this process."""
 
     def resume(self) -> None:
         """See ``pause``."""

@@ -1,8 +1,8 @@
 """Questions about images, as LLaVA-Bench (In-the-Wild) asks them: several about each image, each in
 a conversation of its own. The image stands before the question, so its tokens are shared.
 
-The images are drawn from the seed. The model has random weights (``model``), so there is no right
-answer.
+The images are generated from the seed. The model has random weights (``model``), so there is no
+right answer.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Eyes:
 
     @property
     def tokens(self) -> int:
-        """That a picture becomes."""
+        """Tokens of a picture."""
         return (self.pixels // self.patch) ** 2
 
 
@@ -44,7 +44,7 @@ EYES = {
 
 
 def checkpoint(size: str, root: Path | None = None, dtype: str = "bfloat16") -> Path:
-    """Its folder, made if it is not there.
+    """Folder of the checkpoint, made if it is not there.
 
     Raises KeyError for an unknown size, ImportError without transformers.
     """
@@ -90,7 +90,7 @@ def make(folder: Path, text: Path, eyes: Eyes, dtype: str, seed: int = 0) -> Non
 
 
 def _write_files(folder: Path, text: Path, eyes: Eyes, mark: int) -> None:
-    """How text becomes tokens and pictures pixels."""
+    """Write the files that turn text into tokens and pictures into pixels."""
     tokenizer: dict[str, Any] = json.loads((text / "tokenizer.json").read_text())
     like = tokenizer["added_tokens"][0]
     tokenizer["added_tokens"].append({**like, "id": mark, "content": MARK})
