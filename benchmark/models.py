@@ -1,6 +1,6 @@
 """Models to measure with: the embedded one, or Llama shapes with random weights made here.
 
-Random weights are as fast as trained ones. They are drawn from a seed and saved like any
+Random weights are as fast as trained ones. They are generated from a seed and saved like any
 checkpoint, so that a peer loads the very same.
 """
 
@@ -117,8 +117,8 @@ def draw(shape: Shape, dtype: str, seed: int) -> dict[str, Any]:
 
 
 def save(folder: Path, shape: Shape, dtype: str, weights: Mapping[str, Any], end: int = 0) -> None:
-    """Write the weights and what is told of them to ``folder``, the tokenizer left out. ``end`` is
-    the end token's id; the head is tied where the weights have no ``lm_head.weight``."""
+    """Write the weights and their config to ``folder``, the tokenizer left out. ``end`` is the end
+    token's id; the head is tied if the weights have no ``lm_head.weight``."""
     from safetensors.torch import save_file
 
     save_file(dict(weights), str(folder / "model.safetensors"), metadata={"format": "pt"})

@@ -1,4 +1,4 @@
-"""Tables: what a benchmark has measured, told on the terminal and kept as lines of JSON."""
+"""Tables: measurements of a benchmark, printed on the terminal and kept as lines of JSON."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Figure:
 
 
 class Ratio(Figure):
-    """With two places."""
+    """A figure with two decimal places."""
 
     def __str__(self) -> str:
         return f"{self.median:.2f} ({min(self.values):.2f}-{max(self.values):.2f})"

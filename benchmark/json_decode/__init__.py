@@ -1,1 +1,1 @@
-"""What jump-forward brings where JSON is decoded under a constraint, and what constraints cost."""
+"""Gain of jump-forward for JSON decoded under a constraint, and costs of constraints."""

@@ -27,7 +27,7 @@ from benchmark.json_decode.workloads import ANYTHING, WORKLOADS, Workload
 from benchmark.models import EMBEDDED, SHAPES, make
 from benchmark.tables import Figure, Ratio, Row, told
 
-EQUAL_TOKENS = 96  # of the answers under a constraint that allows everything
+EQUAL_TOKENS = 96  # tokens of answers under a constraint that allows everything
 PARTS = ("jump", "compile", "mask")
 
 

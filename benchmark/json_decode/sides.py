@@ -111,7 +111,7 @@ def in_turns(
 
 
 def ratios(first: Sequence[Run], second: Sequence[Run]) -> list[float]:
-    """How many times the tokens a second of ``second`` ``first`` has, round by round."""
+    """Ratios of the tokens a second of ``first`` to those of ``second``, round by round."""
     return [a.rate / b.rate for a, b in zip(first, second)]
 
 

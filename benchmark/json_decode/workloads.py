@@ -1,4 +1,4 @@
-"""What the JSON decoding of the SGLang paper asks for: characters and cities as JSON by regex."""
+"""Workloads of JSON decoding in the SGLang paper: characters and cities as JSON by regex."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """JSON sheets by regular expression: characters by their names, and cities by a text about each.
 
-Most of a sheet is forced, so that a runtime which writes forced tokens at once draws few.
+Most of a sheet is forced, so that a runtime which writes forced tokens at once samples few.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def items(scale: Scale, seed: int) -> list[Item]:
 
 
 def asked(name: str) -> str:
-    """The sheet of a character is asked for."""
+    """Prompt that requests the sheet of a character."""
     return f"{name} is a character in Harry Potter. Please fill in the information about {name}.\n"
 
 

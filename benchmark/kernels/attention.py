@@ -30,7 +30,7 @@ TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
 @dataclass(frozen=True)
 class Case:
     name: str
-    work: float  # of one run, in billions of operations; 0 where that says nothing
+    work: float  # billions of operations of one run; 0 if that says nothing
     ours: Callable[[], object]
     torch: Callable[[], object]
 

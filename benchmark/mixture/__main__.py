@@ -1,10 +1,10 @@
 """``python -m benchmark.mixture``: throughput with a mixture of experts, and with int8 weights, as
 ratios to a dense model in bfloat16 of the same active size.
 
-Random weights, in turns: prompts of ``--input-len`` tokens, of which one token is drawn each, and
-texts of ``--output-len`` tokens behind short prompts, for each number of requests at once. Every
-text is checked: its log-probabilities are finite, it is the same in every round, and its request
-alone gives it too.
+Random weights, in turns: prompts of ``--input-len`` tokens with one sampled token each, and texts
+of ``--output-len`` tokens behind short prompts, for each number of requests at once. Every text is
+checked: its log-probabilities are finite, it is the same in every round, and its request alone
+gives it too.
 """
 
 from __future__ import annotations

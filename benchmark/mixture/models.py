@@ -1,5 +1,5 @@
-"""A dense model and mixtures of experts of the same active size: what a token goes through in their
-layers is as large in each. Only configs: the weights are drawn as they are loaded."""
+"""A dense model and mixtures of experts of the same active size: the layers apply as many
+parameters to a token in each. Only configs: random weights are made as they are loaded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HEAD = 64  # dimensions of a head
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the dense model, bfloat16; ``inner`` is divided among the experts of a token."""
+    """Sizes of the dense model, bfloat16; ``inner`` is divided among the experts of a token."""
 
     width: int
     layers: int
@@ -24,7 +24,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Experts:
-    """How many a layer has and a token goes through; none at all in a dense model."""
+    """Experts of a layer, and those that a token goes through; none at all in a dense model."""
 
     count: int = 0
     top_k: int = 1
@@ -34,7 +34,7 @@ class Experts:
         return f"{self.count} experts, {self.top_k} chosen" if self.count else "dense"
 
     def parameters(self, sizes: Sizes) -> tuple[int, int]:
-        """Of the layers: all, and those that a token goes through."""
+        """Parameters of the layers: all, and those that a token goes through."""
         heads = sizes.width // HEAD
         attention = 2 * sizes.width * HEAD * (heads + max(heads // 4, 1))
         active = 3 * sizes.width * sizes.inner

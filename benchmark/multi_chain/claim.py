@@ -21,7 +21,7 @@ HINTS = (
     "Estimate the result, then calculate it.",
 )
 READ = "Read the {} solutions below, weigh them against each other and give the final number.\n\n"
-EXAMPLES = 8  # at the end of the file; the others are asked
+EXAMPLES = 8  # at the end of the file; the others are questions
 
 
 def items(scale: Scale, seed: int) -> list[Item]:
@@ -43,7 +43,7 @@ def _solved(found: Sequence[tuple[str, str, float]]) -> str:
 
 
 def read(chains: Sequence[str]) -> str:
-    """What stands between the question and the answer."""
+    """Text between the question and the answer."""
     texts = [f"Solution {place}:{chain}\n\n" for place, chain in enumerate(chains, 1)]
     return READ.format(len(chains)) + "".join(texts) + "The final answer is"
 

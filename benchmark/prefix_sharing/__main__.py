@@ -2,8 +2,8 @@
 
 The claim is the headline of the SGLang paper (Zheng et al. 2024, section 6.2: "up to 6.4x higher
 throughput"): with the default work, 64 requests that share 1024 of their 1056 prompt tokens and
-draw 16, the prefix cache gives at least that. Runs alternate, the cache is emptied before each, the
-ratio is the median over the pairs, and all answers must be equal. The engine's own counter of
+generate 16, the prefix cache gives at least that. Runs alternate, the cache is emptied before each,
+the ratio is the median over the pairs, and all answers must be equal. The engine's own counter of
 computed tokens is set against its lower bound, where every distinct token is computed once.
 """
 
@@ -147,7 +147,7 @@ def _verdict(options: argparse.Namespace, columns: list[Column]) -> bool:
 
 
 def _print_counters(column: Column, bound: int) -> None:
-    """Where the time goes: prefill (to the last first token) and the rest; passes and tokens."""
+    """Print the time of prefill (to the last first token) and of the rest; passes and tokens."""
     results = column.typical_run.results
     begin = min(result.sent for result in results)
     prefill = max(result.first for result in results) - begin

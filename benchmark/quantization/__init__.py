@@ -1,1 +1,1 @@
-"""What quantisation costs in quality, on the embedded model."""
+"""Costs of quantisation in quality, on the embedded model."""

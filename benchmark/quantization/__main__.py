@@ -1,8 +1,9 @@
 """Quality of quantised weights and KV caches: the log-likelihood of text the embedded model has not
 seen (`python -m benchmark.quantization`).
 
-The text is what the model was trained for, drawn from another seed and with held-out words. Each
-answer is scored token by token behind its prompt, as it stands: no sampling, so one run is exact.
+The text is of the kind that the model was trained for, from another seed and with held-out words.
+Each answer is scored token by token behind its prompt, as it stands: no sampling, so one run is
+exact.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ class Decoder:
 
     @property
     def bits(self) -> float:
-        """Of a weight of the projections in memory, scales included."""
+        """Bits of a weight of the projections in memory, scales included."""
         layers = self.worker.model.layers  # type: ignore[attr-defined]
         packed = [s.packed for layer in layers for s in layer.stored()]
         return 8 * sum(p.data.numel() for p in packed) / sum(p.n * p.k for p in packed)

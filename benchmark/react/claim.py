@@ -30,7 +30,7 @@ Step = dict[str, str]
 
 
 def items(scale: Scale, seed: int) -> list[Item]:
-    """Beyond all traces they begin again."""
+    """Return the items. Traces repeat after the last one."""
     traces = [(question, steps) for record in records("react.jsonl")
               for question, steps in record.items()]  # fmt: skip
     solved = sorted(filter(_solved, traces), key=_length)[: EXAMPLES[scale.long]]
@@ -70,7 +70,7 @@ def _ending(at: int) -> str:
 
 
 def _recorded(at: int, step: Step) -> str:
-    """What was written behind ``_opening``."""
+    """Recorded text behind ``_opening``."""
     return (
         f" {step['thought']}\nAction {at + 1}: {step['action']}{_ending(at)} "
         f"{step['observation'].strip()}\n"

@@ -21,7 +21,7 @@ _SHOWN = 5  # problems printed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 where every answer came as asked and compared answers are equal, 1 where not, 2 where
+    """Return 0 if every answer came as requested and compared answers are equal, 1 if not, 2 if
     nothing could be measured."""
     options = parser().parse_args(arguments)
     try:

@@ -20,7 +20,7 @@ def azure_lengths(
     longest: int = 4096,
     path: Path = AZURE,
 ) -> list[Conversation]:
-    """Lengths of a public chat service's requests times ``scale``, drawn with replacement.
+    """Lengths of a public chat service's requests times ``scale``, sampled with replacement.
 
     Prompt and output together are cut to ``longest``: the output first keeps at most a quarter of
     it, the prompt gets the rest. Raises OSError where there is no ``path``.

@@ -23,7 +23,7 @@ _READY = re.compile(r"sglang serving \S+ at (http://\S+) ")
 
 @dataclass
 class Cost:
-    """Of one process: CPU seconds so far; resident bytes now, and the most that were seen."""
+    """Cost of one process: CPU seconds so far; resident bytes now, and the most that were seen."""
 
     cpu: float = 0.0
     resident: int = 0

@@ -178,7 +178,7 @@ def workload(options: argparse.Namespace, seed: int) -> list[Conversation]:
 
 
 def arrivals(options: argparse.Namespace, count: int) -> list[float]:
-    """When each conversation begins. Raises ValueError where the rate is not positive."""
+    """Start of each conversation, in seconds. Raises ValueError if the rate is not positive."""
     return offsets(random.Random(f"arrivals {options.seed}"), options.request_rate, count)
 
 

@@ -16,9 +16,9 @@ from sglang.bench.workload import Conversation
 def problems(
     conversations: Sequence[Conversation], results: Sequence[Result], exact: bool
 ) -> list[str]:
-    """What is wrong with the answers of one run, [] where nothing is.
+    """Faults in the answers of one run, [] if there are none.
 
-    ``exact`` also wants as many tokens as asked. Every turn must have been answered once.
+    ``exact`` also wants the requested number of tokens. Every turn must have been answered once.
     """
     found = [f"request {r.key}: {r.error}" for r in results if r.error]
     wanted = {(c.number, turn) for c in conversations for turn in range(len(c.turns))}
@@ -67,7 +67,7 @@ def compare(a: Sequence[Result], b: Sequence[Result]) -> Comparison:
 
 
 def table(columns: Sequence[tuple[str, Summary]]) -> str:
-    """One column a target, one line a quantity; ratios belong to whoever prints them."""
+    """One column a target, one line a quantity; the caller prints the ratios."""
     rows: list[list[str]] = [["", *(name for name, _ in columns)]]
     for label, show in _LINES:
         rows.append([label, *(show(summary) for _, summary in columns)])

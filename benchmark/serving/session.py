@@ -25,7 +25,7 @@ class Column:
 
     @property
     def typical(self) -> Summary:
-        """Of the run of median duration (the faster of the middle two)."""
+        """Summary of the run of median duration (the faster of the middle two)."""
         return self.summaries[self._middle]
 
     @property
@@ -41,13 +41,13 @@ class Column:
 
 @dataclass(frozen=True)
 class Work:
-    """What every run offers: conversations and when each begins."""
+    """Work that every run offers: conversations and the start of each."""
 
     conversations: Sequence[Conversation]
     offsets: Sequence[float]
     max_concurrency: int = 0
     timeout: float = 600.0
-    exact: bool = True  # as many tokens as asked are wanted
+    exact: bool = True  # wants the requested number of tokens
 
 
 async def measure(

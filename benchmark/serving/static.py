@@ -17,7 +17,7 @@ class Static(Target):
     """Batches of requests of like length, each as long as its longest output.
 
     A request's first token comes when its batch's first pass is done; the others have no times of
-    their own, so there is no ITL. A batch draws as many tokens as its longest output wants and the
+    their own, so there is no ITL. A batch samples as many tokens as its longest output wants. The
     surplus of the others is thrown away: it is no output.
 
     Args:
@@ -48,7 +48,7 @@ class Static(Target):
         device = "cuda" if torch.cuda.is_available() else "cpu"
         model = AutoModelForCausalLM.from_pretrained(self._path, dtype=self._dtype)
         self._model = model.to(device).eval()
-        # Greedy, without an end token: as many tokens as asked.
+        # Greedy, without an end token: the requested number of tokens.
         config = self._model.generation_config
         config.do_sample, config.eos_token_id, config.pad_token_id = False, None, 0
         config.temperature = config.top_p = config.top_k = None

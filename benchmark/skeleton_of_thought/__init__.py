@@ -1,1 +1,1 @@
-"""Skeleton of thought: short tips first, then each in detail, all at once."""
+"""Skeleton of thought: short points first, then each in detail, all at once."""

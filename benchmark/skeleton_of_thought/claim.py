@@ -1,5 +1,5 @@
-"""Skeleton of thought: tips on a topic. They are written one after the other, a line each, then all
-of them in detail at once, and a summary reads the details. How many there are the data say."""
+"""Skeleton of thought: points on a topic. They are written one after the other, a line each, then
+all of them in detail at once, and a summary reads the details. The data say how many there are."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What tokens guessed ahead bring, and where they bring nothing."""
+"""Gains of tokens guessed ahead, and texts without a gain."""

@@ -1,9 +1,9 @@
 """``python -m benchmark.speculation``: tokens guessed ahead, by n-gram and by a draft model.
 
-Greedy texts that repeat their prompt and themselves, and stories drawn at temperature 1, each
+Greedy texts that repeat their prompt and themselves, and stories sampled at temperature 1, each
 without speculation and with either kind, in turns on one engine; the texts must be the same, token
 for token. The model is the embedded one, made deeper by layers that add nothing, so that its draft
-model is much cheaper than itself and draws alike (``models``): what "draft" gains is the most a
+model is much cheaper than itself and samples alike (``models``): what "draft" gains is the most a
 draft model can. "draft, wrong" has one with random weights, which is the least.
 """
 
@@ -74,7 +74,7 @@ def run(engine: Any, work: str, count: int, length: int, source: str) -> Run:
 
 
 class Plain(Figure):
-    """With two places, and its spread only where there is one."""
+    """A figure with two decimal places, and its spread only if there is one."""
 
     def __str__(self) -> str:
         low, high = min(self.values), max(self.values)

@@ -1,8 +1,9 @@
-"""A model that is slow for its draws: the embedded one with more layers, which add nothing.
+"""A model that is slow for its texts: the embedded one with more layers, which add nothing.
 
-It draws exactly what the embedded model draws, and a pass costs it as many times more as it is
-deeper. So the embedded model is a draft model that is always right, and what it gains is the most
-that any could at this ratio of costs; with fewer layers of its own it is one that is often wrong.
+The deep model samples exactly the embedded model's tokens, and its pass costs as many times more as
+it is deeper. So the embedded model is a draft model that is always right; its gain is the most that
+any could reach at this ratio of costs. With fewer layers of its own, the draft model is often
+wrong.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from shutil import copy
 
 from benchmark.models import EMBEDDED
 
-_SILENT = ("self_attn.o_proj.weight", "mlp.down_proj.weight")  # what a layer adds goes through them
+_SILENT = ("self_attn.o_proj.weight", "mlp.down_proj.weight")  # a layer's output products
 
 
 def of_depth(folder: Path, layers: int) -> Path:

@@ -1,1 +1,1 @@
-"""How long a user waits for the first token."""
+"""Time that a user waits for the first token."""

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def first_token(arguments: Sequence[str], timeout: float) -> tuple[float, float]:
-    """Seconds from starting the server to one token drawn, and seconds of CPU that its processes
+    """Seconds from starting the server to one sampled token, and seconds of CPU that its processes
     spent on that. The server is stopped again.
 
     Raises RuntimeError where it ends or gives none within ``timeout`` seconds.

@@ -3,9 +3,9 @@ prefix cache at most 0.3 % of the time of work that reuses nothing.
 
     python -m benchmark.step_cost [--rows 1,64,512] [--model PATH]
 
-The worker draws at once, so what is measured is all the rest: microseconds of processor time a
+The worker samples at once, so that all the rest is measured: microseconds of processor time a
 decode step, by part, the least of three rounds. Texts are checked. "ahead" plans a pass while
-another one is under way. The cache's share is that of a real model, the embedded one by default.
+another one is in flight. The cache's share is that of a real model, the embedded one by default.
 """
 
 from __future__ import annotations

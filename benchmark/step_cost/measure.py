@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 
 def token_at(context: int, position: int) -> int:
-    """What is drawn for a context when so many tokens stand there."""
+    """Token that is sampled for a context of ``position`` tokens."""
     return (context * 7919 + position * 31) % VOCAB
 
 
@@ -61,7 +61,7 @@ class Clock:
 
 @dataclass
 class Instant:
-    """A worker that reads its batch, as a real one does, and draws at once."""
+    """A worker that reads its batch, as a real one does, and samples at once."""
 
     tables: PageTables
     clock: Clock
@@ -102,8 +102,8 @@ class Cost:
 def decode_cost(
     rows: int, context: int, page_size: int, overlap: bool, steps: int = 30, rounds: int = 3
 ) -> Cost:
-    """Of decode steps of ``rows`` requests of ``context`` tokens and more; of each part the least
-    of ``rounds``. Raises AssertionError where a text is not the one drawn."""
+    """Cost of decode steps of ``rows`` requests of ``context`` tokens and more; of each part the
+    least of ``rounds``. Raises AssertionError if a text is wrong."""
     clock = Clock()
     engine = make_engine(rows, context + steps * rounds + 8, page_size, overlap, clock)
     most = steps * rounds + 4
@@ -140,7 +140,7 @@ def make_engine(
     clock: Clock,
     worker: Worker | None = None,
 ) -> Engine:
-    """Of room for ``rows`` requests of ``longest`` tokens."""
+    """An engine with room for ``rows`` requests of ``longest`` tokens."""
     pages = rows * (longest // page_size + 2)
     info = EngineInfo(
         model_path="none", architecture="none", dtype="none", device="none", vocab_size=VOCAB,
