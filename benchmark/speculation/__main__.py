@@ -1,8 +1,8 @@
 """``python -m benchmark.speculation``: tokens guessed ahead, by n-gram and by a draft model.
 
-Greedy texts that repeat their prompt and themselves, and stories sampled at temperature 1, each
-without speculation and with either kind, in turns on one engine; the texts must be the same, token
-for token. The model is the embedded one, made deeper by layers that add nothing, so that its draft
+Greedy texts that repeat their prompt and themselves, and stories sampled at temperature 1. Each
+runs without speculation and with either kind, in turns on one engine; the texts must be the same,
+token for token. The model is the embedded one, made deeper by layers that add nothing. Its draft
 model is much cheaper than itself and samples alike (``models``): what "draft" gains is the most a
 draft model can. "draft, wrong" has one with random weights, which is the least.
 """

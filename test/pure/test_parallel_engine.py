@@ -121,8 +121,8 @@ def desk(**options: object) -> tuple[ParallelDesk, DeepWorker]:
 
 
 def history(r: random.Random) -> Counter[str]:
-    """Prompts of the same texts, side by side in different ways, one by one or together, forked,
-    scored, aborted, in a pool that holds little more than the longest."""
+    """Random history over the same texts: prompts side by side in different ways, one by one or
+    together, forked, scored, aborted. The pool holds little more than the longest."""
     texts = [some_text(r, 3) for _ in range(7)]
     prompts = [grouped(r, texts[: r.randint(1, 7)]) for _ in range(r.randint(1, 5))]
     growth = r.randint(1, 12)
