@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import count
 
 import sglang
@@ -13,7 +14,8 @@ from sglang.srt.grammar.grammar_compiler import GrammarCompiler
 from benchmark.harness.hooks.patch import patched
 
 
-class Numbered(Constraint, frozen=True):
+@dataclass(frozen=True)
+class Numbered(Constraint):
     """A constraint that equals no other."""
 
     number: int = 0
