@@ -5,7 +5,8 @@ that call `import_module`. The ceilings of the numbers are in `tools/structure.j
 fall (`--lower` sets them to today's values).
 
     unit        a module or package on the top level of a package
-    back arrow  an import of a unit that imports the importer at once, directly or through others
+    back arrow  an import of a unit that imports the importer at once, directly or through others;
+                or one of the language by a module of the runtime that others import
     level       1 for a unit that imports no other of its package; else one more than the highest
                 that it imports. Back arrows are left out, and a cycle has one level
     cycle       files, or units of a package, that import each other, directly or through others
@@ -324,11 +325,13 @@ def measure(root: Path = ROOT) -> Structure:
     """Read and measure the tree."""
     modules = read(root)
     every, at_once = arrows(modules)
+    imported = set().union(*every.values())
     runtime = [name for name in modules if f"{name}.".startswith("sglang.srt.")]
     back = [
         (name, other)
         for name in sorted(runtime)
         for other in sorted(every[name] - set(runtime))
+        if name in imported  # else an entry point, which stands above both
         if not modules[name].alias and not f"{other}.".startswith(f"{SHARED}.")
     ]
     own = [f"{name}." for name, module in modules.items() if not module.alias]

@@ -18,7 +18,7 @@ def held(store: ResponseStore, tenant: str = "") -> str:
 
 
 def store_of(count: int) -> ResponseStore:
-    """With room for so many records of 100 bytes."""
+    """A store with room for so many records of 100 bytes."""
     return ResponseStore(count * (OVERHEAD + 100))
 
 

@@ -79,6 +79,8 @@ def test_the_runtime_may_import_nothing_of_the_language_but_ir(tmp_path: Path) -
         sglang__state="",
         sglang__ir__nodes="",
         srt__engine__engine="import sglang.state\nfrom sglang.ir import nodes",
+        srt__engine__loop="import sglang.srt.engine.engine",
+        srt__command="import sglang.state",
         srt__entrypoints__engine="import sglang.state",
     )
     assert found.between == [("sglang.srt.engine.engine", "sglang.state")]

@@ -138,7 +138,7 @@ def test_a_lost_engine_is_started_again(
 
 
 async def stalling(completion: Completer, http: httpx.AsyncClient) -> asyncio.Task[list[Output]]:
-    """A request that the engine's loop does not come back from, once /health has told of it."""
+    """A request that the engine's loop does not come back from, once /health has reported it."""
     sampling = SamplingParams(max_new_tokens=4, temperature=0.0, ignore_eos=True, stop_regex=("@",))
     prompt = completion.tokenizer.encode("the lazy dog")
     task = asyncio.create_task(completion.generate(Ask(prompt, sampling, rid="mine")))
