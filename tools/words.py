@@ -208,7 +208,8 @@ def load() -> Table:
 
 def save(table: Table) -> None:
     lines = [f"  {json.dumps(path)}: {json.dumps(table[path])}" for path in sorted(table)]
-    COUNTS.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    text = "{\n" + ",\n".join(lines) + "\n}\n" if lines else "{}\n"
+    COUNTS.write_text(text, encoding="utf-8")
 
 
 def total(table: Table) -> str:

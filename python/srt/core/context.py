@@ -11,7 +11,7 @@ There is no prefill and no decode: a decode step is one token of work, a prefill
     forward pass                            ready = saved grows
     prefix hit                              ready = saved = match
     discard, retract                        ready = saved = 0 (the KV stays in the radix cache)
-    fork                                    the tokens are copied, the KV is met again in the cache
+    fork                                    the tokens are copied, the KV is matched in the cache
 
 Only ``memory/store`` changes a context.
 """
@@ -71,7 +71,7 @@ class Context:
 
     @property
     def key(self) -> Ints:
-        """What its KV is found by in the cache, as long as the tokens."""
+        """Key of its KV in the cache, as long as the tokens."""
         head = self.head
         return key(head + self.tokens[len(head) :] if head else self.tokens, self.segments)
 

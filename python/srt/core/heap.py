@@ -8,7 +8,7 @@ from functools import cache
 
 
 def trim() -> None:
-    """After something large, in the thread that did it or another; milliseconds, in which other
+    """Give freed memory back after large work, in any thread; takes milliseconds, in which other
     threads run.
 
     glibc keeps what a thread has freed for that thread: gigabytes, once it has tokenized megabytes.

@@ -1,7 +1,7 @@
-"""Logs: one line a message, to standard error, whatever is in it and whoever reads it.
+"""Logs: one line a message, to standard error, whatever is in it and whatever reads it.
 
 A message cannot end its line or colour a terminal: control characters are escaped. Lines are
-written by a thread of their own, so a pipe that nobody reads stops nothing: what does not fit in
+written by a thread of their own, so a pipe without a reader stops nothing: what does not fit in
 the queue is dropped, and how much that was is said when there is room again.
 """
 
@@ -51,7 +51,7 @@ class Lines(logging.Formatter):
 
 
 def _word(value: Any) -> str:
-    """Without a space or a quote as it is, else as JSON."""
+    """A value without a space or a quote as it is, another as JSON."""
     text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
     return json.dumps(text) if isinstance(value, str) and not _PLAIN.fullmatch(text) else text
 
@@ -92,7 +92,7 @@ class Writer(logging.Handler):
             self.handleError(record)
 
     def flush(self) -> None:
-        """Until what was logged is out, for at most ``FLUSH_SECONDS``."""
+        """Wait until all logged lines are out, for at most ``FLUSH_SECONDS``."""
         written = threading.Event()
         try:
             self._lines.put_nowait(written)
@@ -115,7 +115,7 @@ class Writer(logging.Handler):
         try:
             self._stream.write(line + "\n")
             self._stream.flush()
-        except (OSError, ValueError):  # a full disk, a closed pipe: there is no better place
+        except (OSError, ValueError):  # a full disk, a closed pipe: no better output is there
             pass
 
 

@@ -24,7 +24,7 @@ class Postponed(GrammarError):
 
 
 class Matcher(Protocol):
-    """Where one generation stands. Begins before the first generated token."""
+    """Position of one generation in its grammar. Begins before the first generated token."""
 
     @property
     def accepting(self) -> bool:
@@ -61,10 +61,10 @@ class Matcher(Protocol):
         ...
 
     def rewrite(self) -> tuple[int, list[int]]:
-        """For ``--jump-forward string``: how many of the last tokens to take back and which tokens
-        to write in their place, so that the text goes on with what is forced and is tokenized anew
-        as a whole. (0, []) where nothing is forced, or too much text would be tokenized anew. Does
-        not advance."""
+        """Result for ``--jump-forward string``: how many of the last tokens to take back and the
+        tokens to put in their place, so that the text goes on with what is forced and is tokenized
+        anew as a whole. (0, []) where nothing is forced, or too much text would be tokenized anew.
+        Does not advance."""
         ...
 
     def rollback(self, count: int) -> None:

@@ -1,12 +1,13 @@
 """Media: an image or a video inside a context, as the model's vision tower reads it.
 
 A prompt holds a run of placeholder tokens for each; the hidden states that the tower makes of the
-pixels stand in for their embeddings. What such a token's KV is found by in the cache is not its id,
-which is the same for all images, but a *mark* of the content: the same image in the same place is
+pixels stand in for their embeddings. The key of such a token's KV in the cache is not its id, which
+is the same for all images, but a *mark* of the content: the same image at the same position is
 encoded and computed once (SGLang paper, section 6.2).
 
-A mark has 29 bits, too few for a digest: of some ten thousand images at one place two would begin
-alike. So contents are numbered as they come (``Numbers``), and all marks of one are its number.
+A mark has 29 bits, too few for a digest: of some ten thousand images at one position two would
+begin alike. So contents are numbered as they come (``Numbers``), and all marks of one are its
+number.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Numbers:
         return number
 
     def forget(self, key: bytes) -> None:
-        """What was cached of it is found no more."""
+        """Give the content another number: its cached KV is matched no more."""
         self._known.pop(key, None)
 
 
@@ -92,7 +93,7 @@ def marked(tokens: Ints, media: Sequence[Media], numbers: Numbers) -> Ints:
 
 
 def within(media: Sequence[Media], start: int, end: int) -> Iterator[Media]:
-    """Those with placeholders among the tokens ``[start, end)``."""
+    """Media with placeholders among the tokens ``[start, end)``."""
     for medium in media[max(0, bisect_right(media, start, key=_start) - 1) :]:
         if medium.start >= end:
             break
@@ -101,7 +102,7 @@ def within(media: Sequence[Media], start: int, end: int) -> Iterator[Media]:
 
 
 def cut(media: Medias, length: int) -> Medias:
-    """Those that begin among the first ``length`` tokens."""
+    """Media that begin among the first ``length`` tokens."""
     return tuple(medium for medium in media if medium.start < length)
 
 

@@ -1,4 +1,4 @@
-"""Namespace: whose KV may be met by whom. Contexts of different namespaces share none."""
+"""Namespace: the contexts that may share KV. Contexts of different namespaces share none."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Namespace(NamedTuple):
-    """What a context's KV depends on besides its tokens, or is kept apart by.
+    """Properties that a context's KV depends on besides its tokens, or is kept apart by.
 
     Attributes:
         salt: chosen by the client (``cache_salt``), behind what the server puts before it.

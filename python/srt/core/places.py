@@ -1,4 +1,4 @@
-"""Places: positions of tokens in three parts, time, height and width (M-RoPE; Qwen2-VL, section
+"""Positions of tokens in three parts, time, height and width (M-RoPE; Qwen2-VL, section
 2.1), for models whose rotary embedding has sections.
 
 A text token's three parts are the same. A placeholder of an image stands where its patch does,
@@ -50,7 +50,7 @@ def _text(parts: Sequence[Ints], start: int, end: int) -> None:
 
 
 def _span(medium: Media) -> int:
-    """How many positions it takes."""
+    """Number of positions that a medium takes."""
     steps, rows, columns = medium.grid
     return max(_time(medium, steps - 1) + 1, rows, columns)
 

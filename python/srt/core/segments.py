@@ -11,7 +11,7 @@ and lie at the positions that follow from it.
                                    (8, 8)  T: everything
     position    0 1 2  3 4  3 4 5  8 9
 
-What a token sees, in order, is its *view*; its position is its place in the view. A segment either
+What a token sees, in order, is its *view*; its position is its index in the view. A segment either
 opens, seeing everything before it, or is a sibling, seeing what the last one that opened saw. So
 the KV of token ``i`` is a function of ``key(tokens, segments)[: i + 1]`` and nothing else.
 """
@@ -45,7 +45,7 @@ _start = attrgetter("start")
 
 
 def key(tokens: Ints, segments: Segments) -> Ints:
-    """What cached KV is found by: the tokens, the first of each segment marked.
+    """Key of cached KV: the tokens, the first of each segment marked.
 
     Without segments ``tokens`` itself. A prefix before the first segment is shared with plain
     contexts.
@@ -76,7 +76,7 @@ def split(segments: Segments, start: int, end: int) -> Iterator[tuple[int, int, 
 
 
 def cut(segments: Segments, length: int) -> Segments:
-    """Those of the first ``length`` tokens, with what would begin right behind them."""
+    """Segments of the first ``length`` tokens, with one that would begin right after them."""
     return segments[: bisect_right(segments, length, key=_start)]
 
 

@@ -1,10 +1,10 @@
 """Adapters: their names, and when one may go.
 
-    loading    its weights are being read, in a thread beside the loop; nobody can name it yet
+    loading    its weights are being read, in a thread beside the loop; no request can name it yet
     loaded     contexts may be opened with it
     leaving    its name is gone; it goes itself when the last context with it is closed
 
-A name stands for another number each time it is loaded, so that KV of before is never met.
+A name stands for another number each time it is loaded, so that earlier KV never matches.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class _Leaving(NamedTuple):
 
 
 class Adapters:
-    """Those of one engine. What is asked for is answered by ``settle``, in time."""
+    """Adapters of one engine. Requested changes are answered by ``settle``, in time."""
 
     def __init__(self, executor: Executor, info: EngineInfo, store: Store) -> None:
         self._executor, self._store, self._info = executor, store, info
         self._numbers: dict[str, int] = {}
-        self._loaded: dict[int, AdapterInfo] = {}  # those that leave too
+        self._loaded: dict[int, AdapterInfo] = {}  # the leaving ones too
         for number, adapter in enumerate(info.adapters, FIRST_ADAPTER):
             self._numbers[adapter.name], self._loaded[number] = number, adapter
         self._next = FIRST_ADAPTER + len(info.adapters)
@@ -52,11 +52,11 @@ class Adapters:
         return len(self._loading) + len(self._leaving)
 
     def number(self, name: str) -> int:
-        """Of a name, ``UNKNOWN`` where nothing is loaded under it; 0 of none."""
+        """Number of a name, ``UNKNOWN`` where nothing is loaded under it; 0 of none."""
         return self._numbers.get(name, UNKNOWN) if name else 0
 
     def name(self, number: int) -> str:
-        """What a number was loaded as, "" where it is not loaded."""
+        """Name that a number was loaded under, "" where it is not loaded."""
         adapter = self._loaded.get(number)
         return "" if adapter is None else adapter.name
 
@@ -96,7 +96,7 @@ class Adapters:
         return None
 
     def settle(self) -> list[Reply]:
-        """Of what has been loaded by now, and of what nobody uses any more."""
+        """Replies for adapters loaded by now, and for those that no context uses any more."""
         done = [loading for loading in self._loading if loading.facts.done()]
         self._loading = [loading for loading in self._loading if loading not in done]
         replies = [self._settled(loading) for loading in done]

@@ -10,14 +10,14 @@ from collections.abc import Callable
 import zmq
 from sglang.srt.engine.socket import configure
 
-AT_ONCE = 64  # frames read between two turns of everybody else on the loop
+AT_ONCE = 64  # frames read before other tasks of the loop get a turn
 
 
 class Wire:
     """``take`` is called with each frame, by the running event loop.
 
     zmq's descriptor does not say that there is a frame: it gives notice, once, that something has
-    changed, and whoever calls the socket meanwhile, to send, may use the notice up. So all frames
+    changed, and a call of the socket meanwhile, to send, may use the notice up. So all frames
     are read at each notice, and it is looked for more after each send.
     """
 
@@ -39,7 +39,7 @@ class Wire:
         self._look()
 
     def close(self) -> None:
-        """At once, whatever is under way. Again: no effect."""
+        """Close at once, whatever is in flight. A second call has no effect."""
         if self._socket.closed:
             return
         with contextlib.suppress(RuntimeError):  # the loop is closed already

@@ -1,4 +1,4 @@
-"""Drawing: tokens that are being drawn, and how the host learns of them."""
+"""``Drawing``: tokens that are being sampled, and their way to the host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Drawing:
     Attributes:
         tokens: int64 [n] on the device.
         fetched: tensors that ``outcome`` needs on the host.
-        outcome: from these, the tokens and one message a row, "" where the draw is valid.
+        outcome: from these, the tokens and one message a row, "" where the token is valid.
     """
 
     tokens: Tensor
@@ -23,5 +23,5 @@ class Drawing:
 
 
 def drawn(tokens: Tensor, errors: list[str]) -> Drawing:
-    """A draw of which the messages are known, as of ``sampler.draw``."""
+    """Sampled tokens whose messages are known, as those of ``sampler.draw``."""
     return Drawing(tokens, [tokens], lambda host: (host[0].tolist(), errors))

@@ -71,7 +71,7 @@ class Features:
                 raise ValueError(f"{states.shape[0]} hidden states for {media.count} tokens")
             if not bool(states.isfinite().all()):
                 raise ValueError("its hidden states are not finite")
-        except Exception as error:  # it fails those who want this one
+        except Exception as error:  # the requests that need this one fail
             log.exception("an %s could not be encoded", media.kind)
             return f"the {media.kind} could not be encoded: {type(error).__name__}: {error}"
         self._keep(media.key, states)

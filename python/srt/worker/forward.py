@@ -36,7 +36,7 @@ class Forward(Protocol):
         ...
 
     def draw(self, logits: Tensor, samples: Sequence[Sample]) -> Drawing:
-        """As ``worker.sampler.draw``; need not wait for the device."""
+        """See ``worker.sampler.draw``; need not wait for the device."""
         ...
 
 

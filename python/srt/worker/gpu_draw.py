@@ -1,4 +1,4 @@
-"""Drawing on a GPU by the kernels of sgl_kernel.triton: as ``worker.sampler``, a launch a step.
+"""Sampling on a GPU by the kernels of sgl_kernel.triton: as ``worker.sampler``, a launch a step.
 
 Nothing here waits for the device: what the host must know is left in ``Drawing.fetched``. Masks
 travel packed, 1 bit a token.
@@ -21,7 +21,7 @@ from torch import Tensor
 
 
 def draw(logits: Tensor, samples: Sequence[Sample]) -> Drawing:
-    """Queue the draw of one token a row. logits: float32 [n, vocab], not changed."""
+    """Queue the sampling of one token a row. logits: float32 [n, vocab], not changed."""
     errors = [""] * len(samples)
     x = logits
     if any(_special(s) for s in samples):
@@ -39,7 +39,7 @@ def draw(logits: Tensor, samples: Sequence[Sample]) -> Drawing:
 
 def _outcome(errors: list[str], host: Sequence[Tensor]) -> tuple[list[int], list[str]]:
     """``errors``: what is known to be wrong already. ``host``: the tokens, the largest logit of
-    each row as it was drawn from, and as the model made it."""
+    each row as it was sampled from, and as the model made it."""
     tokens, best, raw = (x.tolist() for x in host)
     messages = list(errors)
     for i, (value, model) in enumerate(zip(best, raw)):
@@ -64,7 +64,7 @@ def _parameters(samples: Sequence[Sample], x: Tensor) -> list[Tensor]:
         dtype=np.float32,
     )
     temperature, top_p, min_p = send(floats, x.device)
-    top_k = [min(max(p.top_k, 0), x.shape[1]) for p in params]  # it may be too large for an int32
+    top_k = [min(max(p.top_k, 0), x.shape[1]) for p in params]  # top_k may exceed an int32
     uniform = send(np.array([s.uniform for s in samples], dtype=np.float64), x.device)
     kept = send(np.array(top_k, dtype=np.int32), x.device)
     return [temperature, kept, top_p, min_p, uniform]

@@ -44,7 +44,7 @@ class Recorder(Protocol):
     """Records work on static buffers, to be done again."""
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """What repeats ``work``. It is also done once or more now."""
+        """Function that repeats ``work``, which is also done once or more now."""
         ...
 
 
@@ -114,7 +114,8 @@ class Graphs:
         self.scores: Tensor | None = None
         self.frames: dict[int, Attention] = {}
         self.replays: dict[int, Callable[[], None]] = {}
-        # What ``hidden`` returned, if a graph computed it, and how many rows' logits it computed.
+        # Result of ``hidden``, if a graph computed it, and the number of rows whose logits it
+        # computed.
         self._last: Tensor | None = None
         self._scored = 0
         began = time.perf_counter()
@@ -161,7 +162,7 @@ class Graphs:
         if not size:
             return self.eager.hidden(inputs, wanted)
         rows = len(inputs.layout.counts)
-        # What stands in the buffers behind the rows is older, and as good as anything.
+        # Values in the buffers after the rows are older, and as good as any.
         self.tokens[:rows].copy_(inputs.tokens)
         self.positions[..., :rows].copy_(inputs.positions)
         self.frames[size].plan(padded(inputs.layout, size, self.padding))

@@ -15,7 +15,8 @@ from sglang.srt.config import MemoryConfig
 from sglang.srt.models.model_spec import ModelSpec
 from torch import Tensor
 
-# On a CPU memory is everybody's: no more than this many longest sequences by default.
+# On a CPU memory is shared with other programs: no more than this many longest sequences by
+# default.
 CPU_CONTEXTS = 32
 
 
@@ -71,7 +72,7 @@ class KVPool:
 
 def token_bytes(kv: KVShape, dtype: torch.dtype) -> int:
     """Bytes that one layer keeps of a token."""
-    scale = 4 if dtype == torch.int8 else 0  # of each head
+    scale = 4 if dtype == torch.int8 else 0  # bytes of each head
     sizes = [kv.key_dim] if kv.shared else [kv.key_dim, kv.value_dim]
     return kv.heads * sum(size * dtype.itemsize + scale for size in sizes)
 
@@ -92,7 +93,7 @@ def pool_pages(
     """Pages of the pool: ``max_total_tokens`` if set, else what is left of the memory's share.
 
     ``available`` is ``available_memory(device)`` before the weights were read. Raises MemoryError
-    where not even one page fits, or what was asked for does not.
+    where not even one page fits, or the requested number does not.
     """
     size = memory.page_size
     if weight_bytes > available:

@@ -27,13 +27,13 @@ from sglang.srt.worker.inputs import Inputs
 from sglang.srt.worker.kv import KVPool
 from torch import Tensor
 
-# How each --quantization stores matrices, and the output head.
+# Formats in which each --quantization stores matrices, and the output head.
 FORMATS = {"int8": ("w8a8", "w8a8"), "int8wo": ("w8", "w8"), "int4": ("w4", "w8")}
 PLAIN = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
 def unfit(device: torch.device) -> str:
-    """Why native kernels cannot run a model, "" where they can."""
+    """Reason that native kernels cannot run a model, "" where they can."""
     if device.type != "cpu":
         return f"they are for CPUs, not for {device}"
     if not native.AVAILABLE:
@@ -65,7 +65,7 @@ class Packer:
                 format = plain
             key = layer.weight.untyped_storage().data_ptr()
             self._layers[key].append((layer, format))
-        # What stays quantised takes less; the head and the embedding seldom do.
+        # Quantised matrices take less; the head and the embedding seldom do.
         sizes = [
             packed.packed_bytes(
                 x.weight.shape[0], x.weight.shape[1],

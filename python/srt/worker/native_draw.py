@@ -1,7 +1,7 @@
-"""Drawing on a CPU by sgl-kernel: as ``worker.sampler``, in one pass over the logits.
+"""Sampling on a CPU by sgl-kernel: as ``worker.sampler``, in one pass over the logits.
 
 Penalties, bias and forbidden ids, which few requests have, stay with torch; masks, temperature,
-top-k, top-p, min-p and the draw itself are native.
+top-k, top-p, min-p and the sampling itself are native.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 def draw(logits: Tensor, samples: Sequence[Sample], threads: int) -> tuple[Tensor, list[str]]:
-    """As ``worker.sampler.draw``, of float32 logits on the CPU."""
+    """See ``worker.sampler.draw``; float32 logits on the CPU."""
     errors = [""] * len(samples)
     adjusted = adjust(logits, samples).contiguous()
     params = [s.params for s in samples]
@@ -46,7 +46,7 @@ def _records(samples: Sequence[Sample], vocab: int) -> np.ndarray[Any, Any]:
     params = [s.params for s in samples]
     return rows.draws(
         [0.0 if p.greedy else p.temperature for p in params],
-        [min(p.top_k, vocab) for p in params],  # it may be too large for an int32
+        [min(p.top_k, vocab) for p in params],  # top_k may exceed an int32
         [p.top_p for p in params],
         [p.min_p for p in params],
         [s.uniform for s in samples],

@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class Lane(Protocol):
-    """Where copies are queued."""
+    """Queue of copies."""
 
     def copy(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Callable[[], None]]:
         """Host tensors that will hold the values, and what blocks until they do."""
@@ -60,7 +60,7 @@ class Fetched:
         self._hosts, self._block = hosts, block
 
     def wait(self) -> list[Tensor]:
-        """The values, as CPU tensors in the order they were asked for."""
+        """The values, as CPU tensors in the order of the requests."""
         self._block()
         return self._hosts
 

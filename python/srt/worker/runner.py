@@ -147,7 +147,7 @@ class ModelRunner:
         self.drawn = drawn
 
     def _draw(self, tips: list[_Tip], logits: Tensor) -> Tensor:
-        """Tokens of ``tips`` [len(tips)], 0 where none is requested."""
+        """Tokens at the last positions of some rows, 0 where none is requested."""
         drawn = [tip for tip in tips if tip.sample is not None]
         samples = [tip.sample for tip in drawn if tip.sample is not None]
         if len(drawn) == len(tips):

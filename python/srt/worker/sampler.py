@@ -27,7 +27,7 @@ def draw(logits: Tensor, samples: Sequence[Sample]) -> tuple[Tensor, list[str]]:
     """One token a row.
 
     logits: [n, vocab] float32, not changed. Returns int64 tokens [n] on the same device and one
-    message a row, "" where the draw is valid.
+    message a row, "" where the token is valid.
     """
     errors = [""] * len(samples)
     adjusted = adjust(logits, samples)
@@ -217,7 +217,7 @@ def _least(x: Tensor, top_k: list[int], top_p: list[float], min_p: list[float]) 
 
 
 def _invert(x: Tensor, samples: Sequence[Sample]) -> Tensor:
-    """Draw by the inverse of the cumulated distribution, in float64 and vocabulary order.
+    """Sample by the inverse of the cumulated distribution, in float64 and vocabulary order.
 
     A token of probability zero gets no interval: its cumulated value is cleared, so it exceeds no
     ``uniform``, whatever order the device sums in.

@@ -1,5 +1,5 @@
-"""Storage: how weights and KV cache lie in memory, from what was asked for and what the checkpoint
-is."""
+"""Storage: how weights and KV cache lie in memory, from the requested formats and those of the
+checkpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger("sglang.srt.worker")
 
 # Bytes of a parameter in memory, by --quantization; its scales included.
 BYTES = {"int8": 1.01, "int8wo": 1.01, "int4": 0.57}
-# Of a published weight, by its bits: with scales and zeros for groups of 64.
+# Bytes of a published weight, by its bits: with scales and zeros for groups of 64.
 PACKED_BYTES = {4: 0.6, 8: 1.1}
 KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -71,7 +71,7 @@ def storage_of(
 
 
 def quantised_on_load(asked: str, checkpoint: Checkpoint | None) -> str:
-    """What is left to do of ``--quantization`` ``asked``: "none", or a name of ``BYTES``.
+    """Quantisation that ``--quantization`` ``asked`` leaves to do: "none", or a name of ``BYTES``.
 
     The name of a published format asserts that the checkpoint is in it. Raises ValueError where it
     is not, and for a checkpoint that would be quantised a second time.
@@ -122,7 +122,7 @@ def dtype_of(
 
 
 def no_native(settings: ModelConfig, device: torch.device) -> str:
-    """Why a model does not run on native CPU kernels, "" where it does."""
+    """Reason that a model does not run on native CPU kernels, "" where it does."""
     if settings.cpu_kernels == "torch":
         return "--cpu-kernels torch"
     try:

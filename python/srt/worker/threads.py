@@ -11,8 +11,9 @@ DEFAULT = torch.get_num_threads()
 
 
 class Threads:
-    """With ``fixed`` threads always those; else one thread for a light pass and torch's own number
-    for a heavy one. Set in the thread that runs the passes: others keep theirs."""
+    """Number of torch's threads: always ``fixed`` where that is set; else one thread for a light
+    pass and torch's own number for a heavy one. Set in the thread that runs the passes: others keep
+    theirs."""
 
     def __init__(self, fixed: int, parameters: int, device: torch.device) -> None:
         self.most = fixed or DEFAULT
@@ -20,7 +21,7 @@ class Threads:
         self.parameters = parameters
 
     def prepare(self, num_tokens: int) -> None:
-        """To be called before a pass over ``num_tokens`` tokens."""
+        """Set the threads before a pass over ``num_tokens`` tokens."""
         light = self.adaptive and num_tokens * self.parameters <= LIGHT
         wanted = 1 if light else self.most
         if torch.get_num_threads() != wanted:
