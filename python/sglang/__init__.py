@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     )
     from sglang.backend.anthropic.anthropic_backend import Anthropic
     from sglang.backend.engine.embedded import Engine
-    from sglang.backend.engine.runtime import Runtime
+    from sglang.backend.engine.launched_runtime import Runtime
     from sglang.backend.engine.server_args import ServerArgs
     from sglang.backend.global_settings import global_config
     from sglang.backend.litellm import LiteLLM
@@ -79,7 +79,7 @@ _HOMES = {
     "sglang.backend.litellm": ("LiteLLM",),
     "sglang.backend.mock": ("Mock",),
     "sglang.backend.openai.openai_backend": ("OpenAI",),
-    "sglang.backend.engine.runtime": ("Runtime",),
+    "sglang.backend.engine.launched_runtime": ("Runtime",),
     "sglang.backend.engine.server_args": ("ServerArgs",),
     "sglang.ir.choices": (
         "token_length_normalized", "greedy_token_selection",

@@ -9,7 +9,6 @@ from typing import Any, TextIO, overload
 from sglang.backend.global_settings import global_config
 from sglang.backend.renamed_parameters import renamed
 from sglang.ir.choices import METHODS, ChoicesMethod, token_length_normalized
-from sglang.ir.media import medium
 from sglang.ir.nodes import (
     Chain,
     Gen,
@@ -22,6 +21,7 @@ from sglang.ir.nodes import (
     node_of,
 )
 from sglang.ir.params import GEN_NAMES, GenParams, Stop, checked
+from sglang.ir.prompt_media import medium
 from sglang.program import SglFunction
 from sglang.run import reasoning
 from sglang.run.resolve import resolve_backend

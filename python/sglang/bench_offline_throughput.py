@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from sglang.backend.engine.embedded import Engine
-from sglang.backend.engine.runtime import Runtime
+from sglang.backend.engine.launched_runtime import Runtime
 from sglang.backend.engine.server_args import ServerArgs
 from sglang.bench.dataset import Dataset
 from sglang.bench.show import lines

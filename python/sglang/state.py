@@ -13,7 +13,6 @@ from sglang.backend.renamed_parameters import renamed
 from sglang.errors import Cancelled, SglangError, Unsupported
 from sglang.inspect.timeline.trace import Trace
 from sglang.inspect.timeline.tracing import NO_TRACE, Opened
-from sglang.ir.media import Media
 from sglang.ir.nodes import (
     Node,
     RoleBegin,
@@ -24,6 +23,7 @@ from sglang.ir.nodes import (
     node_of,
 )
 from sglang.ir.params import GenParams
+from sglang.ir.prompt_media import Media
 from sglang.ir.source_location import caller
 from sglang.run.api_speculation import Speculation
 from sglang.run.forks import append_side_by_side, record_join

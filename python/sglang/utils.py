@@ -178,7 +178,7 @@ def download_and_cache_file(url: str, filename: str | None = None) -> str:
 
 def encode_image_base64(image: Any) -> str:
     """Base64 of an image: a path, its bytes or a PIL image. Raises as ``sglang.image``."""
-    from sglang.ir.media import medium
+    from sglang.ir.prompt_media import medium
 
     return medium("image", image).base64
 

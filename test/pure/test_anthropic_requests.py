@@ -16,8 +16,8 @@ from sglang.backend.anthropic.anthropic_backend import Anthropic
 from sglang.backend.base import Call, Choose, Commit, Complete, Prompt, StreamCall
 from sglang.errors import AuthenticationFailed, BadRequest, Unsupported
 from sglang.ir.choices import token_length_normalized, unconditional_likelihood_normalized
-from sglang.ir.media import Media
 from sglang.ir.params import DEFAULTS, GenParams
+from sglang.ir.prompt_media import Media
 
 Way = Callable[[Anthropic, Call], Any]
 PNG = Media("image", b"\x89PNG\r\n\x1a\n", "image/png")

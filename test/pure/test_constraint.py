@@ -18,8 +18,8 @@ from sglang.backend.native.native_backend import NativeBackend
 from sglang.backend.output_constraint import OutputConstraint, constraint_of
 from sglang.errors import InvalidOutput
 from sglang.ir.chat_template import TEMPLATES, ChatTemplate, Message
-from sglang.ir.media import medium
 from sglang.ir.params import GenParams, to_wire
+from sglang.ir.prompt_media import medium
 from sglang.run.retry import feedback
 
 

@@ -13,7 +13,7 @@ from threading import Thread
 
 import pytest
 import sglang as sgl
-from sglang.backend.engine import runtime
+from sglang.backend.engine import launched_runtime as runtime
 from sglang.backend.native.connections import Connections, ServerOrigin
 from sglang.errors import located
 from sglang.ir.source_location import Location

@@ -18,9 +18,9 @@ from sglang.ir.graph_steps import (
     Step,
     Variable,
 )
-from sglang.ir.media import Media
 from sglang.ir.nodes import ConstantText, Fork, Gen, Image, SeparateReasoning, SetVariable
 from sglang.ir.params import GenParams
+from sglang.ir.prompt_media import Media
 from sglang.ir.source_location import Location
 from sglang.program import compile
 

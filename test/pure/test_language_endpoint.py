@@ -17,7 +17,7 @@ import pytest
 import sglang as sgl
 from helpers.counted import reaches
 from helpers.threads import running_threads
-from sglang.backend.engine.runtime import _flags
+from sglang.backend.engine.launched_runtime import _flags
 from sglang.utils import terminate_process
 
 BRANCHES = 5

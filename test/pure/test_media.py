@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import sglang as sgl
-from sglang.ir.media import Media, medium
+from sglang.ir.prompt_media import Media, medium
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"data"
 JPEG = b"\xff\xd8\xff" + b"data"

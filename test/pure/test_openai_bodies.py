@@ -14,8 +14,8 @@ from sglang.backend.openai.strict_schema import response_format
 from sglang.backend.output_constraint import JsonSchema, Regex
 from sglang.errors import AuthenticationFailed, Unsupported
 from sglang.ir.choices import token_length_normalized
-from sglang.ir.media import Media
 from sglang.ir.params import DEFAULTS, GenParams
+from sglang.ir.prompt_media import Media
 
 PLAIN = Prompt("Once upon")
 TURNS = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello?"})

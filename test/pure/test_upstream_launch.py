@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from helpers.paths import ROOT
-from sglang.backend.engine.runtime import _flags
+from sglang.backend.engine.launched_runtime import _flags
 from sglang.srt.config import Config, add_arguments, from_arguments
 from sglang.srt.config.command_line import ELSEWHERE, Parser
 from sglang.srt.config.translation import FLAGS, MEANS, add_upstream_arguments, option

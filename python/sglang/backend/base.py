@@ -23,8 +23,8 @@ from sglang.backend.worker_threads import in_worker, pumped
 from sglang.errors import Unsupported
 from sglang.ir.chat_template import TEMPLATES, ChatTemplate, Message
 from sglang.ir.choices import ChoicesMethod, Decision
-from sglang.ir.media import Media
 from sglang.ir.params import GenParams, to_wire
+from sglang.ir.prompt_media import Media
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 

@@ -14,8 +14,8 @@ from sglang.backend.base import Backend, Completion, Prompt
 from sglang.errors import BackendError
 from sglang.ir.chat_template import template_named
 from sglang.ir.choices import ChoicesMethod, Decision, OptionScores
-from sglang.ir.media import Media
 from sglang.ir.params import GenParams, strings
+from sglang.ir.prompt_media import Media
 from sglang.ir.stops import cut
 
 Reply = str | Sequence[str] | BaseException

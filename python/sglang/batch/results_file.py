@@ -20,8 +20,8 @@ from sglang.backend.output_constraint import (
     Regex,
 )
 from sglang.errors import SglangError
-from sglang.ir.media import Media, medium
 from sglang.ir.params import GenParams, given
+from sglang.ir.prompt_media import Media, medium
 from sglang.run.stream import Stream, TextSegment
 from sglang.run.typed import Typed
 from sglang.run.usage import Usage

@@ -14,7 +14,7 @@ from typing import Any
 from sglang.backend.base import Backend
 from sglang.compile.tracer import _tracing
 from sglang.errors import SglangError
-from sglang.forecast.rehearsal import Answers, Endless, ExplainedRequest, Script, Stage
+from sglang.forecast.rehearsal import Answers, Endless, RehearsedRequest, Script, Stage
 from sglang.inspect.display import described
 from sglang.ir.params import GenParams
 from sglang.state import Program
@@ -26,7 +26,7 @@ MAX_DATA_CHARS = 100  # printed characters of a medium's data URL
 class Explanation:
     """Requests that a program would send, in order, printable and as data (``requests``)."""
 
-    requests: tuple[ExplainedRequest, ...]
+    requests: tuple[RehearsedRequest, ...]
 
     def __str__(self) -> str:
         lines = []

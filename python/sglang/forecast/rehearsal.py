@@ -32,7 +32,7 @@ FINISH = {"type": "stop", "matched": None}
 MAX_CALLS = 1000
 
 
-class ExplainedRequest(NamedTuple):
+class RehearsedRequest(NamedTuple):
     """One call: the statement it comes from, and the body that would be sent."""
 
     title: str
@@ -60,7 +60,7 @@ class Script:
             if not texts or not all(isinstance(text, str) for text in texts):
                 raise TypeError(f"the answer for {name!r} is {answer!r}; give a text or several")
         self.answers = answers
-        self.requests: list[ExplainedRequest] = []
+        self.requests: list[RehearsedRequest] = []
         self._used: Counter[str] = Counter()
 
     def note(self, title: str, body: dict[str, Any], call: Call) -> None:
@@ -72,7 +72,7 @@ class Script:
                 f"the program has made {MAX_CALLS} calls and goes on, at {caller()}; generated "
                 "values stand as ⟨name⟩ here: give answers={'name': text} for those that end it"
             )
-        self.requests.append(ExplainedRequest(title, caller(), body))
+        self.requests.append(RehearsedRequest(title, caller(), body))
 
     def replied(self, texts: list[str]) -> None:
         """Note the texts that answered the last gen."""

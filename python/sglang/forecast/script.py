@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sglang.backend.base import Call, Choose, Commit, Prompt
-from sglang.forecast.rehearsal import Answers, ExplainedRequest, Script
+from sglang.forecast.rehearsal import Answers, RehearsedRequest, Script
 from sglang.forecast.unknowns import Unknowns
 from sglang.ir.nodes import REASONING
 from sglang.ir.params import GenParams, given
@@ -26,7 +26,7 @@ class RehearsedCall:
     """
 
     item: int | None
-    request: ExplainedRequest
+    request: RehearsedRequest
     call: Call
     texts: tuple[str, ...] = ()
 
@@ -93,5 +93,5 @@ def _key(prompt: Prompt, params: GenParams, number: int, place: int) -> Hashable
 def ahead(prompt: Prompt, body: dict[str, Any]) -> RehearsedCall:
     """The call that a batch makes before its items."""
     return RehearsedCall(
-        None, ExplainedRequest("ahead of the batch", Location("", 0), body), Commit(prompt)
+        None, RehearsedRequest("ahead of the batch", Location("", 0), body), Commit(prompt)
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from sglang.ir.chat_template import ChatTemplate
-from sglang.ir.media import Media
+from sglang.ir.prompt_media import Media
 from sglang.run.stream import Stream, TextSegment
 
 

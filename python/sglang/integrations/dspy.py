@@ -20,8 +20,8 @@ from sglang.backend.base import Backend, Completion, Prompt
 from sglang.backend.native.endpoint import RuntimeEndpoint
 from sglang.errors import BackendError, ConnectionFailed, SglangError, TimedOut, Unsupported
 from sglang.ir.chat_template import ChatTemplate, Message
-from sglang.ir.media import Media, medium
 from sglang.ir.params import NAMES, GenParams
+from sglang.ir.prompt_media import Media, medium
 from sglang.run.resolve import resolve_backend
 
 try:

@@ -24,9 +24,9 @@ from sglang.ir.graph_steps import (
     Step,
     Variable,
 )
-from sglang.ir.media import Media
 from sglang.ir.nodes import Node
 from sglang.ir.params import NAMES, GenParams, TypedSchema, given
+from sglang.ir.prompt_media import Media
 from sglang.ir.source_location import Location
 
 OPS: dict[str, type[Node]] = {

@@ -23,7 +23,7 @@ from sglang.api import (
     video,
 )
 from sglang.backend.engine.embedded import Engine
-from sglang.backend.engine.runtime import Runtime
+from sglang.backend.engine.launched_runtime import Runtime
 
 __all__ = [
     "Engine",

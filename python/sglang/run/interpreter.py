@@ -16,7 +16,6 @@ from sglang.backend.base import Backend, Call, Choose, Complete, Completion, Pro
 from sglang.backend.output_constraint import OutputConstraint, constraint_of
 from sglang.errors import SglangError, Unsupported
 from sglang.ir.choices import METHODS, ChoicesMethod
-from sglang.ir.media import medium
 from sglang.ir.nodes import (
     REASONING,
     Chain,
@@ -35,6 +34,7 @@ from sglang.ir.nodes import (
     SetVariable,
 )
 from sglang.ir.params import GenParams, strings
+from sglang.ir.prompt_media import medium
 from sglang.ir.source_location import Location
 from sglang.run import api_speculation, reasoning
 from sglang.run.api_speculation import Pending, Speculation

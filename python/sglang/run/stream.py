@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from sglang.backend.base import Prompt, Ranges
-from sglang.ir.media import Media
+from sglang.ir.prompt_media import Media
 from sglang.run.api_speculation import Leftover, Pending
 from sglang.run.typed import Typed
 

@@ -11,8 +11,8 @@ from sglang.backend.base import Completion, Prompt
 from sglang.backend.service_backend import BadReply, NoAnswer
 from sglang.errors import Unsupported
 from sglang.ir.choices import Decision
-from sglang.ir.media import Media
 from sglang.ir.params import DEFAULTS, GenParams
+from sglang.ir.prompt_media import Media
 from sglang.ir.stops import cut, held
 
 NAMED = ("model", "max_tokens", "messages", "stream")  # arguments of every release of the package

@@ -29,7 +29,7 @@ from sglang.backend.engine.server_args import ServerArgs, settings_of
 from sglang.backend.loop_thread import begin, drawn, finish, waited
 from sglang.errors import BackendError, lacking
 from sglang.ir.chat_template import template_for, template_named
-from sglang.ir.media import sent
+from sglang.ir.prompt_media import sent
 
 if TYPE_CHECKING:
     from sglang.srt.runtime.runtime import Runtime

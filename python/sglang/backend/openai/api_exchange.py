@@ -18,8 +18,8 @@ from sglang.backend.base import Completion, Prompt
 from sglang.backend.openai.strict_schema import is_object, unwrapped
 from sglang.backend.service_backend import BadReply, NoAnswer
 from sglang.errors import Unsupported
-from sglang.ir.media import Media
 from sglang.ir.params import GenParams, strings
+from sglang.ir.prompt_media import Media
 from sglang.ir.stops import cut, held
 
 MAX_STOPS = 4

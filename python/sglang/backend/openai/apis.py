@@ -18,8 +18,8 @@ from sglang.backend.openai.api_exchange import (
 from sglang.backend.openai.strict_schema import response_format
 from sglang.backend.service_backend import BadReply, NoAnswer
 from sglang.errors import Unsupported
-from sglang.ir.media import Media
 from sglang.ir.params import GenParams
+from sglang.ir.prompt_media import Media
 
 QUOTE = '"'
 KEPT = ("finish_reason", "matched_stop", "stop_reason")

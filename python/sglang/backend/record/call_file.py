@@ -22,8 +22,8 @@ from sglang.backend.base import Backend, Call, Choose, Commit
 from sglang.backend.mock import common
 from sglang.errors import BackendError, SglangError
 from sglang.ir.chat_template import ChatTemplate
-from sglang.ir.media import Media
 from sglang.ir.params import chosen
+from sglang.ir.prompt_media import Media
 
 FORMAT = 1
 SHOWN_CHARS = 30  # on each side of where an unknown prompt leaves the nearest one
