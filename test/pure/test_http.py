@@ -46,6 +46,12 @@ def events(reply: httpx.Response) -> list[Any]:
 # -- /generate ------------------------------------------------------------------------------------
 
 
+def test_a_named_path_is_no_id(http: httpx.Client) -> None:
+    """Routes that generate are tried first, but those with parameters behind all others."""
+    refused = http.options("/v1/responses/input_tokens")
+    assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
+
+
 def test_generate(served: Served, http: httpx.Client) -> None:
     found = generate(http, text="hello", sampling_params=GREEDY, rid="mine")
     assert set(found) == {"text", "output_ids", "meta_info"}

@@ -110,6 +110,10 @@ def test_stream_grows_to_the_answer(tokenizer: Tokenizer) -> None:
     [
         ({"text": "a", "sampling_params": {"max_new_tokens": -1}}, r"max_new_tokens is -1.*0"),
         ({"text": "a", "sampling_params": {"top_p": 2}}, r"top_p is 2.*1"),
+        (
+            {"text": "a", "sampling_params": {"min_new_tokens": 0, "min_tokens": False}},
+            "min_new_tokens and min_tokens are names of one thing and differ",
+        ),
         ({"text": "a", "input_ids": [1]}, "Give one of text, input_ids and parts"),
         ({"text": ["a", "b"], "rid": ["a"]}, "rid has 1 entries for 2 prompts"),
         ({"text": 5}, "Expected `str | array | null`, got `int`"),

@@ -27,8 +27,9 @@ from starlette.types import Receive, Scope, Send
 def make_app(state: ServerState) -> Starlette:
     """An application of one server; ``app.state.server`` is its state."""
     paths: defaultdict[str, dict[str, Handler]] = defaultdict(dict)
-    # Starlette tries one route after the other, so those that generate are the first.
-    for route in sorted(ROUTES, key=lambda route: EVENTS not in route.media):
+    # Starlette tries one route after the other, so those that generate are the first, and those
+    # with parameters the last: a name of a path is no id.
+    for route in sorted(ROUTES, key=lambda route: ("{" in route.path, EVENTS not in route.media)):
         paths[route.path][route.method] = route.handler
     paths["/openapi.json"]["GET"] = _described(state)
     served = [Route(path, _Endpoint(state, handlers), methods=list(handlers))

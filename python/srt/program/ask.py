@@ -294,7 +294,8 @@ def sampling_from(settings: Mapping[str, Any]) -> SamplingParams:
         if name in WITHOUT_EFFECT or value is None:
             continue
         field = RENAMED.get(name, name)
-        if values.setdefault(field, value) != value:
+        first = values.setdefault(field, value)
+        if type(first) is not type(value) or first != value:  # false is no 0
             names = " and ".join(given for given in settings if RENAMED.get(given, given) == field)
             raise RequestError(f"{names} are names of one thing and differ; give one.", name)
     for name in ("stop", "stop_regex"):

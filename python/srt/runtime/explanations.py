@@ -72,7 +72,7 @@ class Kept(msgspec.Struct):
     at: datetime.datetime
 
 
-class ExplainedRequest:
+class ExplainedPrompts:
     """The prompts of one request, by their indices in it."""
 
     def __init__(self) -> None:
@@ -98,13 +98,13 @@ class Explanations:
     that a tenant gives again is the newer request's; no tenant's names are in another's way."""
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[tuple[str, str], ExplainedRequest] = (
+        self._entries: OrderedDict[tuple[str, str], ExplainedPrompts] = (
             OrderedDict()
         )  # by name and tenant
 
-    def begin(self, asks: Sequence[Ask], caller: Caller) -> ExplainedRequest:
+    def begin(self, asks: Sequence[Ask], caller: Caller) -> ExplainedPrompts:
         """A fresh entry, for the caller's request."""
-        entry = ExplainedRequest()
+        entry = ExplainedPrompts()
         for name in (caller.request, *(ask.rid for ask in asks[:MAX_PROMPTS])):
             if name:
                 self._entries[name, caller.tenant] = entry
@@ -113,7 +113,7 @@ class Explanations:
             self._entries.popitem(last=False)
         return entry
 
-    def find(self, name: str, caller: Caller) -> ExplainedRequest | None:
+    def find(self, name: str, caller: Caller) -> ExplainedPrompts | None:
         """The caller's own entry; an admin finds the newest of all tenants' too."""
         own = self._entries.get((name, caller.tenant))
         if own is not None or not caller.admin:

@@ -29,7 +29,7 @@ from sglang.srt.program.request_error import RequestError
 from sglang.srt.program.sources import MediaSource
 from sglang.srt.program.tool_formats import format_for
 from sglang.srt.runtime.caller import ANYBODY, Caller
-from sglang.srt.runtime.explanations import ExplainedRequest, Explanations
+from sglang.srt.runtime.explanations import ExplainedPrompts, Explanations
 from sglang.srt.runtime.fair_queue import FairQueue, TurnAborted
 from sglang.srt.runtime.loaded_adapters import LoadedAdapters
 from sglang.srt.runtime.sessions import Sessions
@@ -241,7 +241,7 @@ class Runtime:
     # -- one prompt -----------------------------------------------------------------------------
 
     async def _measured(
-        self, index: int, ask: Ask, caller: Caller, explained: ExplainedRequest | None
+        self, index: int, ask: Ask, caller: Caller, explained: ExplainedPrompts | None
     ) -> AsyncGenerator[tuple[int, Output], None]:
         observer, charge, counted = self.observer, caller.charge, dict[int, int]()
         with nullcontext() if observer is None else observer.watch(ask) as follower:
