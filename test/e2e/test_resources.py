@@ -101,7 +101,7 @@ def test_waiting_and_latency_never_read_the_wall_clock() -> None:
 
 EXPECTED = [
     *(f"srt/http/{name}.py" for name in (
-        "native/routes", "openai/responses/answer", "openai/score", "openai/reply_fields",
+        "native/routes", "openai/reply_fields", "openai/responses/answer", "openai/score",
         "page/live_view", "server_state",
     )),
     "srt/runtime/explanations.py",
