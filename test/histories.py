@@ -1,7 +1,7 @@
 """``make histories``: random histories of the engine, as many as one likes, from any seed.
 
-What ``test/pure/test_simulation.py`` runs a few thousand of. Prints a progress bar, and the seed of
-every history that breaks a promise with how to replay it. Exit status 1 where there is one.
+``test/pure/srt/engine/test_simulation.py`` runs a few thousand of them. Prints a progress bar, and
+the seed of every history that breaks a promise with how to replay it: then the exit status is 1.
 """
 
 from __future__ import annotations

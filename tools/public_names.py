@@ -5,7 +5,7 @@
     PYTHONPATH=OLD/python python -m tools.public_names > FILE    # of another checkout
 
 `test/data/public_names.json` is such a document, made from the last commit before the packages were
-moved; `test/pure/test_public_names.py` holds today's project against it. In that commit the
+moved; `test/pure/project/test_public_names.py` holds today's project against it. In that commit the
 runtime's package was called `srt`. It is `sglang.srt` here, the one path that could change.
 """
 

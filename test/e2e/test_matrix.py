@@ -731,7 +731,7 @@ def test_36_flushes_and_doubles_under_traffic(bench: Bench) -> None:
 
 
 def test_30_no_way_in_but_the_port(bench: Bench) -> None:
-    """Malformed frames themselves: test/cpu/test_engine_process.py."""
+    """Malformed frames themselves: test/cpu/srt/engine/test_engine_process.py."""
     port = urlsplit(bench.server.url).port
     for process in (bench.process, bench.server.engine()):
         places = [each for each in process.net_connections("inet") if each.status == "LISTEN"]

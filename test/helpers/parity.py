@@ -97,8 +97,8 @@ def check_saved(
 
 @cache
 def all_cases() -> list[Any]:
-    """``CASES`` of every file in ``test/cpu/models``: those of this file and, of multimodal models,
-    others with an ``architecture``."""
+    """``CASES`` of every file below ``test/cpu/srt/models``: those of this file and, of multimodal
+    models, others with an ``architecture``."""
     found: list[Any] = []
     for path in sorted(MODELS.rglob("test_*_parity.py")):
         if path.name != "test_split_parity.py":

@@ -1,7 +1,7 @@
 """Verified: architectures and options that the tests compare with transformers.
 
-``assets/verified.json`` is read off the tests' cases by ``test/cpu/models/test_verified.py``, which
-fails where it is stale and, run as a program, writes it.
+Run as a program, ``test/cpu/srt/models/test_verified.py`` makes ``assets/verified.json`` from the
+tests' cases; as a test it fails where the file is stale.
 """
 
 from __future__ import annotations

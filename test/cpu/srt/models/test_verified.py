@@ -1,6 +1,7 @@
 """``sglang models`` and docs/models.md list as verified the cases of the parity tests.
 
-Run as a program it writes both anew: ``PYTHONPATH=test python test/cpu/models/test_verified.py``.
+Run as a program it writes both anew:
+``PYTHONPATH=test python test/cpu/srt/models/test_verified.py``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from sglang.srt.models.model_spec import ModelSpec
 from sglang.srt.models.verified import FILE, Verified, table, verified
 
 PAGE = ROOT / "docs" / "models.md"
-BEGIN, END = "<!-- architectures: written by test/cpu/models/test_verified.py -->", "<!-- end -->"
+BEGIN, END = (
+    "<!-- architectures: written by test/cpu/srt/models/test_verified.py -->",
+    "<!-- end -->",
+)
 
 
 def found() -> dict[str, Verified]:
@@ -91,7 +95,7 @@ def test_every_architecture_is_verified() -> None:
 
 def test_what_is_said_is_what_is_tested() -> None:
     rows = found()
-    stale = "stale: run PYTHONPATH=test python test/cpu/models/test_verified.py"
+    stale = "stale: run PYTHONPATH=test python test/cpu/srt/models/test_verified.py"
     assert verified() == rows, stale
     assert PAGE.read_text(encoding="utf-8") == page_with(rows), stale
 

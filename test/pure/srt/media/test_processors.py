@@ -1,5 +1,5 @@
-"""Counts and refusals of processors. test/cpu/models/test_vision_parity.py shows that they make the
-pixels of transformers."""
+"""Counts and refusals of processors. That they make the pixels of transformers is held by
+test/cpu/srt/models/vision/test_vision_parity.py."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ TEXTS, CHUNKS = ((70, 33, 5), (70, 16, 1)) if ON_GPU else ((9, 4), (9, 3))
 def backend(request: pytest.FixtureRequest) -> str:
     gpu_device.needs(request.param)
     if not ON_GPU and request.param == "flashinfer":
-        pytest.skip("on a CPU the worker does not take the stand-in; test/cpu/test_graphs.py does")
+        pytest.skip("on a CPU test/cpu/srt/worker/test_graphs.py takes the stand-in")
     return str(request.param)
 
 
@@ -112,7 +112,9 @@ def test_outputs_and_following_rows(backend: str, tmp_path: Path) -> None:
     assert got == want
 
 
-@pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device: test/cpu/test_graphs.py has a fake")
+@pytest.mark.skipif(
+    not ON_GPU, reason="needs a CUDA device: test/cpu/srt/worker/test_graphs.py has a fake"
+)
 @pytest.mark.parametrize("name", ["triton", "flashinfer"])
 def test_graphs_give_the_text_of_eager_passes(name: str, tmp_path: Path) -> None:
     """Rows come and go; each decode pass is padded to a bucket of its own."""

@@ -146,8 +146,8 @@ def asked(case: Case, directory: Path) -> Asked:
         kinds = [1 if t == IMAGE else 2 if t == VIDEO else 0 for t in tokens]
         inputs["mm_token_type_ids"] = torch.tensor([kinds])
     if case.fps < 1:
-        # Behind videos that reach further in time than in space transformers 5.23 departs from the
-        # paper (docs/vision.md); test/pure/test_places.py shows that these are the paper's.
+        # After videos that reach further in time than in space transformers 5.23 departs from the
+        # paper (docs/vision.md); test/pure/srt/core/test_places.py holds these to the paper.
         three = torch.tensor(places(media, 0, len(tokens))).view(3, 1, -1)
         assert three[0].max() > three[1:, :, : media[-1].end].max()
         inputs["position_ids"] = three
