@@ -11,9 +11,10 @@ stats        counts and seconds for the client (``core/request_stats``)
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.batch import Drawn, Sample
 from sglang.srt.core.context import Context
 from sglang.srt.core.ints import Floats, Ints, ints
@@ -55,6 +56,8 @@ class RequestSpec:
         close: whether the context is closed when the request ends.
         received: moment of its arrival.
         limit: number of tokens it may generate.
+        sampling: the parameters that a worker needs of the goal's, without the constraint and the
+            stops, which may be large and are the engine's alone; None where nothing is sampled.
     """
 
     goal: Goal
@@ -63,10 +66,15 @@ class RequestSpec:
     close: bool = False
     received: float = 0.0
     limit: int = field(init=False)
+    sampling: SamplingParams | None = field(init=False)
 
     def __post_init__(self) -> None:
-        limit = self.goal.sampling.max_new_tokens if isinstance(self.goal, Generate) else 0
+        sampling = self.goal.sampling if isinstance(self.goal, Generate) else None
+        limit = sampling.max_new_tokens if sampling is not None else 0
+        if sampling is not None and (sampling.constraint or sampling.stop or sampling.stop_regex):
+            sampling = replace(sampling, constraint=None, stop=(), stop_regex=())
         object.__setattr__(self, "limit", limit)
+        object.__setattr__(self, "sampling", sampling)
 
     @property
     def score_from(self) -> int:

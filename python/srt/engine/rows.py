@@ -134,7 +134,8 @@ def _samples(
     masks: PassMasks | None,
 ) -> list[Sample]:
     """Samples before each of the drafts, and after the last."""
-    generation, params, tokens = request.generation, goal.sampling, request.context.tokens
+    generation, params, tokens = request.generation, request.spec.sampling, request.context.tokens
+    assert params is not None
     count, pending, mask = len(drafts), request.pending, -1
     index = len(generation.tokens) + pending  # the next token's
     plain = not count and generation.matcher is None and not params.penalised

@@ -31,7 +31,9 @@ from sglang.srt.core.batch import (
 )
 from sglang.srt.core.ints import from_wire, ints
 from sglang.srt.core.media import Media
+from sglang.srt.core.messages import Generate
 from sglang.srt.core.messages import Score as ScoreGoal
+from sglang.srt.core.request import RequestSpec
 from sglang.srt.core.workers import NO_MASKS, Masks, Worker
 from sglang.srt.engine.engine import Engine
 from sglang.srt.engine.executor import Inline
@@ -157,6 +159,27 @@ def test_a_decode_step_sends_changes_only(page_size: int) -> None:
     short, long = short[-15:], long[-15:]
     assert max(short) <= 4 * 480
     assert max(long) <= max(short) + 4 * 8, "only positions are longer numbers"
+
+
+def test_constraint_and_stops_stay_with_the_engine() -> None:
+    """Both may be large, and only the engine reads them."""
+    stops = tuple(f"{number:04d}" * 64 for number in range(16))
+    goal = Generate(
+        SamplingParams(
+            constraint=Constraint("regex", "a{9}" * 1000), stop=stops, stop_regex=("b{9}",), top_k=7
+        )
+    )
+    spec = RequestSpec(goal, 3)
+    assert spec.sampling == SamplingParams(top_k=7)
+    row = Row(1, 3, ints([5]), ints([]), sample=Sample(spec.sampling))
+    assert len(encode(Batch(1, [row]))) < 600 < len(encode(Batch(1, [large_row(goal.sampling)])))
+    plain = Generate(SamplingParams(temperature=0.5))
+    assert RequestSpec(plain, 3).sampling is plain.sampling
+    assert RequestSpec(ScoreGoal(1), 3).sampling is None
+
+
+def large_row(sampling: SamplingParams) -> Row:
+    return Row(1, 3, ints([5]), ints([]), sample=Sample(sampling))
 
 
 def test_page_tables_of_ended_requests_are_dropped() -> None:
