@@ -90,6 +90,12 @@ _ALWAYS = (
 )  # fmt: skip
 DEFAULTS = GenParams(**{name: PARAMETERS[name].default for name in _ALWAYS}, max_retries=2)
 
+
+def neutral(*names: str) -> dict[str, Any]:
+    """The values of sampling parameters with which they change nothing: their defaults."""
+    return {name: PARAMETERS[name].default for name in names}
+
+
 NAMES = tuple(f.name for f in dataclasses.fields(GenParams))
 ALIASES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}  # as ``gen`` calls them
 WIRE_NAMES = {"seed": "sampling_seed"}

@@ -11,7 +11,7 @@ from sglang.backend.base import Completion, Prompt
 from sglang.backend.service_backend import BadReply, NoAnswer
 from sglang.errors import Unsupported
 from sglang.ir.choices import Decision
-from sglang.ir.params import DEFAULTS, GenParams
+from sglang.ir.params import DEFAULTS, GenParams, neutral
 from sglang.ir.prompt_media import Media
 from sglang.ir.stops import cut, held
 
@@ -20,10 +20,11 @@ SAMPLING = ("temperature", "top_p", "top_k")
 SAMPLING_VERSION = {"anthropic-version": "2023-06-01"}
 # Parameters that the API lacks, and their neutral values.
 LACKING: dict[str, Any] = {
-    "min_new_tokens": 0, "stop_token_ids": (), "stop_regex": (), "min_p": 0.0,
-    "frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0,
-    "logit_bias": {}, "seed": None, "ignore_eos": False, "return_logprob": False,
-    "top_logprobs_num": 0, "regex": None, "speculation": "auto", "lora_path": "",
+    **neutral(
+        "min_new_tokens", "stop_token_ids", "stop_regex", "min_p", "frequency_penalty",
+        "presence_penalty", "repetition_penalty", "logit_bias", "seed", "ignore_eos", "speculation",
+    ),
+    "return_logprob": False, "top_logprobs_num": 0, "regex": None, "lora_path": "",
 }  # fmt: skip
 
 
@@ -245,9 +246,9 @@ def cut_prefill(messages: list[dict[str, Any]]) -> str:
 
 def check(params: GenParams) -> None:
     """Raises Unsupported for what is set and the API lacks."""
-    for name, neutral in LACKING.items():
+    for name, default in LACKING.items():
         value = getattr(params, name)
-        if value not in (None, neutral, (), []):
+        if value not in (None, default, (), []):
             raise Unsupported(
                 f"the Anthropic API has no {name}, and it is {value!r}; leave it out, or use "
                 "Engine or RuntimeEndpoint"

@@ -18,16 +18,19 @@ from sglang.backend.base import Completion, Prompt
 from sglang.backend.openai.strict_schema import is_object, unwrapped
 from sglang.backend.service_backend import BadReply, NoAnswer
 from sglang.errors import Unsupported
-from sglang.ir.params import GenParams, strings
+from sglang.ir.params import GenParams, neutral, strings
 from sglang.ir.prompt_media import Media
 from sglang.ir.stops import cut, held
 
 MAX_STOPS = 4
 # Options of the APIs, and those that only other servers take, with the value that means "off".
-OPTIONS = {"n": 1, "frequency_penalty": 0, "presence_penalty": 0, "seed": None, "logit_bias": None}
+OPTIONS = neutral("n", "frequency_penalty", "presence_penalty", "seed", "logit_bias")
 BEYOND = {
-    "top_k": -1, "min_p": 0, "repetition_penalty": 1, "min_new_tokens": 0, "ignore_eos": False,
-    "stop_regex": None, "stop_token_ids": None, "speculation": "auto", "lora_path": "",
+    **neutral(
+        "top_k", "min_p", "repetition_penalty", "min_new_tokens", "ignore_eos", "stop_regex",
+        "stop_token_ids", "speculation",
+    ),
+    "lora_path": "",
 }  # fmt: skip
 LONG_NAMES = {"min_new_tokens": "min_tokens"}
 REASONING_MODELS = re.compile(r"(.*/)?(ft:)?(o\d|gpt-[5-9])")

@@ -62,7 +62,7 @@ def test_an_event_loop_needs_no_thread_and_waits_meanwhile() -> None:
         await forks.ajoin()
 
     async def both() -> int:
-        mock, ticks = sgl.Mock(script, delay=0.01), 0
+        mock, ticks = sgl.Mock(script, delay=0.25), 0
         runs = asyncio.gather(*(program.arun(kind, backend=mock) for kind in (0, 1)))
         while not runs.done():
             await asyncio.sleep(0)
