@@ -151,7 +151,7 @@ def select(
     if any(not isinstance(c, str) or c == "" for c in choices):
         raise ValueError(f"choices are texts that are not empty; got {list(choices)!r}")
     if temperature > 1e-5:
-        raise ValueError(f"temperature is {temperature}; a choice is never drawn: leave it at 0")
+        raise ValueError(f"temperature is {temperature}; a choice is never sampled: leave it at 0")
     return Select(name, tuple(choices), _method(choices_method))
 
 

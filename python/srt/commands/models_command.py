@@ -42,10 +42,11 @@ def lines(rows: dict[str, Verified]) -> list[str]:
         out.append(f"{name:{wide}}  {row.native:6}  {ranks:5}  {window:6}  {kinds}")
     notes = [
         EVERY,
-        "native: on a CPU a pass is one call (tape) or goes layer by layer (layers); split: two "
-        "tensor-parallel ranks are compared too; window: a sliding window that texts outgrow; "
-        "rotary: kinds of position embeddings compared. Models that see are compared by prompts "
-        "with one image, several images and frames of a video, whole, in chunks and decoded.",
+        "native: a forward pass on a CPU is one native call of recorded operations (tape) or goes "
+        "layer by layer (layers); split: two tensor-parallel ranks are compared too; window: a "
+        "sliding window that texts outgrow; rotary: kinds of position embeddings compared. "
+        "Multimodal models are compared by prompts with one image, several images and frames of "
+        "a video, whole, in chunks and decoded.",
     ]
     if len(rows) == 1:
         notes.insert(0, next(iter(rows.values())).about)

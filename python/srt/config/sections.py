@@ -52,7 +52,7 @@ class ModelConfig:
     )
     tokenizer_path: str = flag("", "directory or hub id of the tokenizer, if not the model's")
     revision: str = flag("", "hub revision: a branch, tag or commit")
-    load_format: str = flag("auto", "dummy draws random weights", choices=LOAD_FORMATS)
+    load_format: str = flag("auto", "dummy: random weights", choices=LOAD_FORMATS)
     dtype: str = flag("auto", "auto: the checkpoint's", choices=DTYPES)
     quantization: str = flag(
         "none", "of the weights as they are loaded, on a CPU; int8: and of the activations, "
@@ -161,7 +161,7 @@ class GrammarConfig:
 
 @dataclass(frozen=True)
 class SpeculationConfig:
-    """Tokens guessed ahead: fewer passes, the same text."""
+    """Speculative decoding: fewer forward passes, the same text."""
 
     speculative_algorithm: str = flag(
         "auto", "for requests that do not say; auto: draft where there is a draft model, else none",
@@ -170,7 +170,7 @@ class SpeculationConfig:
     speculative_draft_model_path: str = flag(
         "", "directory or hub id of a smaller model with the same tokenizer"
     )
-    speculative_num_draft_tokens: int = flag(16, "most tokens guessed a pass", type=int)
+    speculative_num_draft_tokens: int = flag(16, "most draft tokens a pass and request", type=int)
 
     @property
     def algorithm(self) -> str:

@@ -22,7 +22,7 @@ from sglang.srt.core.ints import Floats, Ints, from_wire, ints, to_wire
 from sglang.srt.core.media import Media
 
 _NO_INTS, _NO_FLOATS = ints(), array("d")  # shared by all that have none; never changed
-NONE_ALLOWED = "no token may be drawn: mask, bias and forbidden tokens exclude all of them"
+NONE_ALLOWED = "no token can be sampled: mask, bias and forbidden tokens exclude all of them"
 
 
 class Sample(msgspec.Struct, omit_defaults=True):

@@ -444,7 +444,7 @@ class Engine:
             held = len(self.running) + len(self.planner.draining)
             busy = held if self.paused else len(self._requests)  # waiting ones hold no memory
             if busy:
-                return Reply(verb.id, False, f"{busy} requests are under way; flush when idle")
+                return Reply(verb.id, False, f"{busy} requests are in flight; flush when idle")
             return Reply(verb.id, data={"tokens": self.store.flush()})
         if verb.op == "ping":
             return Reply(verb.id)

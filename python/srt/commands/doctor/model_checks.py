@@ -89,7 +89,7 @@ class ModelChecks:
         found = f"{architecture}, {spec.num_layers} layers, {spec.context_length} tokens"
         yield CheckFinding("config", OK, found)
         if self._config.model.load_format == "dummy":
-            yield CheckFinding("weights", OK, "drawn at random (--load-format dummy)")
+            yield CheckFinding("weights", OK, "random (--load-format dummy)")
             return
         try:
             checkpoint = named(open_checkpoint(self._directory, fields), family)

@@ -39,9 +39,9 @@ _COUNTERS = {
     "passes": ("forward_passes_total", "forward passes"),
     "failed_passes": ("failed_passes_total", "forward passes that raised"),
     "computed_tokens": ("computed_tokens_total", "tokens that went through a forward pass"),
-    "forced_tokens": ("forced_tokens_total", "tokens written without a draw"),
-    "drafted_tokens": ("drafted_tokens_total", "tokens guessed ahead"),
-    "accepted_tokens": ("accepted_tokens_total", "tokens guessed ahead that were then drawn"),
+    "forced_tokens": ("forced_tokens_total", "tokens forced by a grammar"),
+    "drafted_tokens": ("drafted_tokens_total", "draft tokens"),
+    "accepted_tokens": ("accepted_tokens_total", "draft tokens accepted"),
     "encoded_media": ("encoded_media_total", "images and videos that the vision tower has read"),
     "reread_media": ("reread_media_total", "images and videos whose hidden states were kept"),
     "evicted_tokens": ("evicted_tokens_total", "KV tokens evicted from the prefix cache"),
@@ -99,7 +99,7 @@ class Metrics:
         self._usage = one(Gauge, "token_usage", "their share of the KV cache")
         self._rate = one(Gauge, "gen_throughput", "tokens generated a second")
         self._hits = one(Gauge, "cache_hit_rate", "share of prompt tokens cached")
-        self._accepted = one(Gauge, "spec_accept_rate", "share of guessed tokens then drawn")
+        self._accepted = one(Gauge, "spec_accept_rate", "accepted share of draft tokens")
         self._last = (time.monotonic(), 0.0)
 
     def _family(self, kind: Any, name: str, help: str, *labels: str, **options: Any) -> Any:

@@ -218,7 +218,7 @@ def test_controls() -> None:
     desk.send(Control(1, "flush"), Control(2, "ping"), Control(3, "dance"))
     flush, ping, dance = desk.replies
     assert not flush.ok
-    assert "1 requests are under way" in flush.message
+    assert "1 requests are in flight" in flush.message
     assert ping.ok
     assert not dance.ok
     desk.run()

@@ -197,7 +197,7 @@ def test_a_dead_end_keeps_the_text() -> None:
     assert len(tokens) == 1
     assert isinstance(done, Done)
     assert done.reason == "error"
-    assert "no token may be drawn" in done.message
+    assert "no token can be sampled" in done.message
     assert isinstance(ended(desk, 2)[1], Done)
 
 

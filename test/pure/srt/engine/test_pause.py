@@ -55,7 +55,7 @@ def test_a_retracted_request_gives_its_memory_back() -> None:
         desk.step()
     tell(desk, "pause")
     desk.send(Control(0, "flush"))
-    assert "1 requests are under way" in desk.replies[-1].message
+    assert "1 requests are in flight" in desk.replies[-1].message
     tell(desk, "retract")
     tell(desk, "flush")
     store = desk.engine.store
