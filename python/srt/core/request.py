@@ -1,8 +1,7 @@
 """Request: one goal on one context, from its Advance to its terminal event.
 
 spec         what the client requested; nothing changes it
-generation   the tokens so far and what the next one depends on; another request can go on
-             with it, for example after a tool call
+generation   the tokens so far and what the next one depends on beside the model
 outputs      what the forward passes have read at the prompt's tokens
 scheduling   what decides when it is served
 stats        counts and seconds for the client (``core/request_stats``)
@@ -105,7 +104,8 @@ class RequestSpec:
 class Generation:
     """Tokens that were generated, and what the next one depends on beside the model.
 
-    It names neither request nor context, so that a paused generation can move to a later request.
+    It names neither request nor context. It can move to a later request whose context is exactly
+    the prompt and these tokens. Tool results in between are not supported yet.
 
     Attributes:
         seed: of the random numbers. The number for a token is a function of the seed and of the
