@@ -1,9 +1,9 @@
-"""Remote: images and videos fetched from the URLs of requests, without being led astray.
+"""Fetch: images and videos from the URLs of requests, from public addresses alone.
 
-A request must not make the server ask what only the server can reach: the metadata service of a
+A request must not make the server read what only the server can reach: the metadata service of a
 cloud, other machines of its network, itself. So a host's name is resolved once, *all* its addresses
-must be public, and the connection is made to the address that was looked at, which a second look
-at the name (DNS rebinding) cannot change. A redirect is a new URL, seen to in the same way. A URL
+must be public, and the connection is made to the address that was verified, which a second
+resolution of the name (DNS rebinding) cannot change. A redirect is verified like a new URL. A URL
 that two readers might read differently is refused.
 """
 

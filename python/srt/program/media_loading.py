@@ -1,5 +1,5 @@
-"""Viewer: images and videos of requests, from where they are given to what the model reads: bytes,
-then pixels (``media``), in threads of their own; then as many placeholders as they have tokens.
+"""Loading of the images and videos of requests: bytes, then pixels (``media``), in threads of
+their own; then as many placeholder tokens as each has hidden states.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ T = TypeVar("T")
 
 
 class MediaError(ValueError):
-    """The model's files do not say how it sees."""
+    """The model's files do not say how images are prepared."""
 
 
 class Limits(Protocol):
-    """Limits of a request's media (``config.media.MediaConfig``)."""
+    """Limits of a request's media (``config.sections.MediaConfig``)."""
 
     @property
     def max_media_per_prompt(self) -> int: ...

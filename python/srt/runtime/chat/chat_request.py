@@ -1,4 +1,4 @@
-"""ChatCall: a conversation to be continued, whichever API it came by, and how the reply is read.
+"""Chat requests of all APIs: their fields, their validation and how the reply is read.
 
 ``/v1/chat/completions``, ``/v1/responses`` and ``/v1/messages`` are one thing in three spellings:
 each makes a ``ChatRequest``, has ``read_chat`` turn it into a ``ChatCall``, and writes the

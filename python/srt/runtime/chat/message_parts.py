@@ -1,4 +1,4 @@
-"""Content: the parts of messages, texts, images and videos, as a chat template takes them.
+"""Message parts: texts, images and videos of a message, as a chat template takes them.
 
 A template that knows parts is given them and writes a placeholder for each image itself. One that
 wants text is given text in which a mark stands for each; what the marks become is written when the

@@ -1,4 +1,4 @@
-"""Reader: one completion as it grows, taken apart into words, thoughts and calls of tools."""
+"""Reply reader: splits a growing completion into text, reasoning and tool calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Live: responses being written: the engine's outputs as events, and those in the background."""
+"""Event log: the events of a response while it is generated, streamed or in the background."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Past: what a request may build on: the stored responses of its tenant, and their items."""
+"""Stored context: the earlier responses of a tenant that a request continues, and their items."""
 
 from __future__ import annotations
 
