@@ -198,7 +198,7 @@ class Dtype(OutputConstraint):
 class JsonSchema(OutputConstraint):
     """JSON text of ``source``, a type or a JSON schema (see ``output_types``).
 
-    Raises TypeError or ValueError, as ``types.json_schema_of`` does, when it is made.
+    Raises TypeError or ValueError, as ``output_types.json_schema_of`` does, when it is made.
     """
 
     kind = "json_schema"

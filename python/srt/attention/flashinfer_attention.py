@@ -94,7 +94,7 @@ class FlashInferPass:
 
 
 class FlashInferAttention:
-    """Implements ``attention.base.Capturable``.
+    """Implements ``attention.attention_protocol.Capturable``.
 
     ``key_pools[i]`` and ``value_pools[i]`` are [slots, kv_heads, head_dim] of layer ``i``.
     """
@@ -253,7 +253,7 @@ class FlashInferAttention:
         self.value_pools[layer].index_copy_(0, slots, v)
 
     def frame(self, rows: int, pages: int, longest: int) -> Attention:
-        """See ``attention.base.Capturable``."""
+        """See ``attention.attention_protocol.Capturable``."""
         if self._static is None:
             self._static = Static(rows, pages, self.device)
         return _FlashInferFrame(self, rows, self._static)

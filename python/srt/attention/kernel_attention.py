@@ -13,7 +13,8 @@ from torch import Tensor
 
 
 class KernelAttention:
-    """Implements ``attention.base.Attention`` over ``pools``, one a layer (int8 ones included).
+    """Implements ``attention.attention_protocol.Attention`` over ``pools``, one a
+    layer (int8 pools included).
 
     Activations are float32.
     """

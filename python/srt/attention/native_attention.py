@@ -60,7 +60,7 @@ class RowBlock:
 
 
 class NativeAttention:
-    """Implements ``attention.base.Attention``.
+    """Implements ``attention.attention_protocol.Attention``.
 
     ``key_pools[i]`` and ``value_pools[i]`` are [slots, kv_heads, key or value dimensions] of layer
     ``i``; the last slot belongs to no page and must hold zeros. ``windows`` are the windows that

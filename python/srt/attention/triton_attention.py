@@ -68,7 +68,7 @@ class Extend:
 
 
 class TritonAttention:
-    """Implements ``attention.base.Capturable``.
+    """Implements ``attention.attention_protocol.Capturable``.
 
     ``key_pools[i]`` and ``value_pools[i]`` are [slots, kv_heads, head_dim] of layer ``i``.
     ``windows`` are the windows that layers will ask for (0: none), ``heads`` the query heads.
@@ -195,7 +195,7 @@ class TritonAttention:
         return out.flatten(1)
 
     def frame(self, rows: int, pages: int, longest: int) -> Attention:
-        """See ``attention.base.Capturable``."""
+        """See ``attention.attention_protocol.Capturable``."""
         if self._static is None:
             size = 3 * rows + 1 + pages
             self._static = torch.zeros(size, dtype=torch.int32, device=self.device)

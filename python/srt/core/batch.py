@@ -38,7 +38,7 @@ class Sample(msgspec.Struct, omit_defaults=True):
         forbidden: ids that may not be sampled now (end tokens before ``min_new_tokens``).
         mask: allowed ids as little-endian int32 words, low bit first, 1 = allowed
             (ceil(V / 32) words), or the index of a mask that is made while the device computes
-            (``workers.Masks``); None allows all.
+            (``core.workers.Masks``); None allows all.
         top: report this many most likely tokens; -1 reports no log-probability at all.
         masked: log-probabilities are those among the ids that ``mask`` allows.
     """

@@ -18,7 +18,7 @@ Finish: TypeAlias = Callable[[], StepResult]
 class Mask(msgspec.Struct, frozen=True):
     """Token ids that a grammar allows: little-endian int32 words, low bit first, 1 = allowed.
 
-    ``error``: why there is no mask, "" where there is one. ``matcher.POSTPONED`` is one reason.
+    ``error``: why there is no mask, "" where there is one; for example ``core.matcher.POSTPONED``.
     """
 
     words: bytes = b""

@@ -21,7 +21,7 @@ MakeVocabulary: TypeAlias = Callable[[int, Sequence[int]], Vocabulary]
 
 
 class Grammars(Protocol):
-    """Source of grammars (``grammar.compiler.GrammarCompiler``)."""
+    """Source of grammars (``grammar.grammar_compiler.GrammarCompiler``)."""
 
     def submit(self, constraint: Constraint) -> Future[CompiledGrammar]: ...
     @property

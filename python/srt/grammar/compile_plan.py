@@ -46,7 +46,7 @@ def make_plan(constraint: Constraint, backend: str, whitespace: str) -> CompileP
     """The plan, or one with ``error`` set: nothing is raised.
 
     Args:
-        backend: one of ``config.GRAMMAR_BACKENDS``.
+        backend: one of ``config.sections.GRAMMAR_BACKENDS``.
         whitespace: pattern allowed between two tokens of JSON; "" for none.
     """
     try:

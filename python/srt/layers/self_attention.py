@@ -35,13 +35,13 @@ class AttentionShape:
     Attributes:
         width: of the hidden states.
         scale: multiplies the scores; 0: ``head_dim ** -0.5``.
-        window, soft_cap: as in ``attention.base.Heads``.
+        window, soft_cap: as in ``attention.attention_protocol.Heads``.
         qkv_bias, out_bias: which biases there are.
         qk_eps: of the RMSNorms on the heads of q and k; 0 where they are not normed.
         qk_above: as ``RMSNorm.above`` of these.
         qk_whole: they go over all heads of a token at once.
         pairs: dimensions ``2 i`` and ``2 i + 1`` of the checkpoint's heads turn together.
-        sinks: there are ``attention.base.Heads.sinks``.
+        sinks: there are ``attention.attention_protocol.Heads.sinks``.
     """
 
     width: int

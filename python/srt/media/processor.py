@@ -76,13 +76,18 @@ class Processor:
     video_token: Placeholder
 
     def image(self, picture: Image.Image, alone: bool = True) -> Prepared:
-        """An RGB picture (``decode.picture``). ``alone``: it is the prompt's only one; some models
-        look at several in less detail. Raises ValueError where the model cannot read it."""
+        """Prepare an RGB picture (``media.image_file.picture``).
+
+        ``alone``: it is the prompt's only picture; some models read several in less detail. Raises
+        ValueError where the model cannot read it.
+        """
         raise NotImplementedError
 
     def video(self, frames: Iterable[Image.Image], fps: float = 1.0) -> Prepared:
-        """RGB frames (``video.read``), taken ``fps`` a second, at most ``max_frames``. Raises
-        ValueError where the model cannot read them."""
+        """Prepare RGB frames (``media.video_file.read``), ``fps`` a second, at most ``max_frames``.
+
+        Raises ValueError where the model cannot read them.
+        """
         raise ValueError(
             "this model reads images, not videos; send frames of the video as several images."
         )

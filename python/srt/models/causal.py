@@ -27,7 +27,7 @@ from torch import Tensor
 
 
 class CausalLM:
-    """Implements ``models.model.Model``; see there for what the methods promise."""
+    """Implements ``models.decoder_model.DecoderModel``, which documents the methods."""
 
     recordable: bool = True
     # Names of the weights in a checkpoint; a checkpoint may leave the prefix out.

@@ -56,7 +56,7 @@ class VisionPart(Protocol):
 
 
 class VisionLanguageModel:
-    """Implements ``decoder_model.MultimodalModel``; see there for the methods.
+    """Implements ``models.decoder_model.MultimodalModel``, which documents the methods.
 
     Weights go by the names of newer checkpoints; ``RENAMED`` says what older ones call them.
     """

@@ -111,10 +111,10 @@ class EncoderBlock:
 
 
 class ViT:
-    """Implements the tower of ``models.vision.seer``; the layers behind the last of ``wanted`` are
-    not even loaded.
+    """Tower of a multimodal model (``models.vision.vision_language``).
 
-    ``wanted``: after how many layers hidden states are taken, ascending or not.
+    ``wanted``: after how many layers hidden states are taken, ascending or not. Layers behind the
+    last of them are not loaded.
     """
 
     def __init__(self, spec: TowerSpec, wanted: Sequence[int], place: Place) -> None:
