@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from sglang.ir.params import GenParams
+from sglang.ir.params import ALIASES, NAMES, GenParams
 from sglang.ir.sampling import (
     MAX_LOGIT_BIAS,
     MAX_N,
@@ -134,6 +135,29 @@ def test_a_copy_with_changes_keeps_the_rest() -> None:
 def test_the_page_has_the_declared_parameters() -> None:
     page = parameters.PAGE.read_text(encoding="utf-8")
     assert parameters.inserted(page) == page, "run: python -m tools.parameters --write"
+
+
+def documented() -> dict[str, str]:
+    """Defaults in the table of docs/language.md, by parameter of ``gen``."""
+    page = (parameters.PAGE.parent / "language.md").read_text(encoding="utf-8")
+    table = page[page.index("| parameter | default | |") :].split("\n\n")[0]
+    found = {}
+    for line in table.splitlines()[2:]:
+        first, second = line.split("|")[1:3]
+        names, defaults = re.findall(r"`(\w+)`", first), second.strip().split(", ")
+        if len(defaults) != len(names):
+            defaults = [defaults[0]] * len(names)
+        found |= {ALIASES.get(name, name): text for name, text in zip(names, defaults)}
+    return found
+
+
+def test_the_guide_of_gen_has_the_declared_defaults() -> None:
+    shown = documented()
+    assert shown.keys() == {*NAMES, "choices", "choices_method"}
+    for name in PARAMETERS.keys() & set(NAMES):
+        default = PARAMETERS[name].default
+        text = f"{default:g}" if type(default) is float else str(default)
+        assert shown[name].strip('"') == ("none" if default in ((), {}, None) else text), name
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
