@@ -10,7 +10,7 @@ fall (`--lower` sets them to today's values).
     level       1 for a unit that imports no other of its package; else one more than the highest
                 that it imports. Back arrows are left out, and a cycle has one level
     cycle       files, or units of a package, that import each other, directly or through others
-    homonym     a name that two classes, or two modules or packages, have
+    homonym     a name that two classes, or two modules or packages, have (but for `BOTH_RIGHT`)
 
 The exit status is 1 where a number is above its ceiling.
 """
@@ -60,6 +60,25 @@ SHARED = "sglang.ir"
 # Model files describe one architecture each, in that architecture's own words.
 MODELS = "sglang.srt.models."
 SHARED_NAMES = frozenset({"__init__", "__main__", "routes"})
+
+# Names that two modules or packages have because each is the field's word for what it holds. A
+# third place with the name counts, and so does one of these that has moved.
+BOTH_RIGHT = {
+    # Clients of an API in the language; routes of the same API in the server.
+    "anthropic": {"sglang.backend.anthropic", "sglang.srt.http.anthropic"},
+    "openai": {"sglang.backend.openai", "sglang.srt.http.openai"},
+    "native": {"sglang.backend.native", "sglang.srt.http.native"},
+    # The backend that calls the engine in this process; the engine.
+    "engine": {"sglang.backend.engine", "sglang.srt.engine"},
+    # Many items of one program; many rows of one forward pass.
+    "batch": {"sglang.batch", "sglang.srt.core.batch"},
+    # Messages between processes; Anthropic's API of that name.
+    "messages": {"sglang.srt.core.messages", "sglang.srt.http.anthropic.messages"},
+    # A user's program; programs over contexts beside the engine.
+    "program": {"sglang.program", "sglang.srt.program"},
+    # A package and its main module.
+    "tokenizer": {"sglang.srt.tokenizer", "sglang.srt.tokenizer.tokenizer"},
+}
 
 Graph = dict[str, set[str]]
 
@@ -281,6 +300,7 @@ def homonyms(modules: Mapping[str, Module]) -> dict[str, list[str]]:
         f"{kind} {name}": sorted(found)
         for (kind, name), found in sorted(places.items())
         if len(found) > 1
+        if not (kind == "module" and set(found) <= BOTH_RIGHT.get(name, set()))
     }
 
 

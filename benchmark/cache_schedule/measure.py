@@ -12,7 +12,7 @@ from sglang.srt.core.batch import Batch, RowOutput, StepResult
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Advance, Distribution, Done, Event, Generate, Goal, Open
 from sglang.srt.core.workers import NO_MASKS, Finish, Masks
-from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import Inline
 from sglang.srt.engine.info import EngineInfo
 
@@ -92,7 +92,7 @@ def measure(
         context_length=1 << 20, capacity=capacity, page_size=1, eos=(),
         max_running_requests=running, max_queued_requests=len(prompts) + 1,
     )  # fmt: skip
-    engine = Engine(Inline(Counter()), info, schedule, [b"."])
+    engine = EngineCore(Inline(Counter()), info, schedule, [b"."])
     goal: Goal = Distribution(top=1)
     if draw:
         goal = Generate(SamplingParams(max_new_tokens=draw, temperature=0.0, ignore_eos=True))

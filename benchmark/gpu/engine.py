@@ -30,7 +30,7 @@ from sglang.srt.core.batch import Batch, Row, Sample, StepResult
 from sglang.srt.core.ints import ints
 from sglang.srt.worker.forward import Eager
 from sglang.srt.worker.graphs import Again, Graphs
-from sglang.srt.worker.worker import ModelWorker
+from sglang.srt.worker.model_worker import ModelWorker
 
 from benchmark.gpu.bench import Bench, Table
 

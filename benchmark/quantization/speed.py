@@ -28,7 +28,7 @@ from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import Config
 from sglang.srt.core.batch import Batch, Row, Sample
 from sglang.srt.core.ints import ints
-from sglang.srt.worker.worker import ModelWorker
+from sglang.srt.worker.model_worker import ModelWorker
 
 from benchmark.models import SHAPES, cached
 

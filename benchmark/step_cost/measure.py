@@ -15,7 +15,7 @@ from sglang.srt.core.batch import Batch, RowOutput, StepResult
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Advance, Event, Failed, Generate, Open, Tokens, encode
 from sglang.srt.core.workers import NO_MASKS, Finish, Masks, Worker
-from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import Inline
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.memory.radix import RadixTree
@@ -139,7 +139,7 @@ def make_engine(
     overlap: bool,
     clock: Clock,
     worker: Worker | None = None,
-) -> Engine:
+) -> EngineCore:
     """An engine with room for ``rows`` requests of ``longest`` tokens."""
     pages = rows * (longest // page_size + 2)
     info = EngineInfo(
@@ -150,10 +150,10 @@ def make_engine(
     schedule = ScheduleConfig(max_running_requests=rows, chunked_prefill_size=-1)
     worker = worker or Instant(PageTables(pages, page_size), clock)
     executor = Inline(worker, depth=2 if overlap else 1)
-    return Engine(executor, info, schedule, [b"x"] * 8)
+    return EngineCore(executor, info, schedule, [b"x"] * 8)
 
 
-def open_requests(engine: Engine, rows: int, context: int, most: int, seed: int = 0) -> None:
+def open_requests(engine: EngineCore, rows: int, context: int, most: int, seed: int = 0) -> None:
     """Requests 0 to ``rows - 1``, none of which shares a beginning with another."""
     r = random.Random(seed)
     sampling = SamplingParams(max_new_tokens=most, temperature=0.0, ignore_eos=True)

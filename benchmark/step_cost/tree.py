@@ -9,7 +9,7 @@ from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import Config
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Advance, Generate, Open
-from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import Executor, local_executor
 from sglang.srt.engine.info import EngineInfo
 
@@ -31,7 +31,11 @@ def tree_share(
 def _run(
     executor: Executor, info: EngineInfo, config: Config, requests: int, prompt: int, most: int
 ) -> tuple[float, float]:
-    engine, clock, r = Engine(executor, info, config.schedule, [b"x"]), Clock(), random.Random(0)
+    engine, clock, r = (
+        EngineCore(executor, info, config.schedule, [b"x"]),
+        Clock(),
+        random.Random(0),
+    )
     clock.watch_tree(engine.store.tree)
     sampling = SamplingParams(max_new_tokens=most, temperature=0.0, ignore_eos=True)
     texts: dict[int, list[int]] = {}

@@ -20,14 +20,14 @@ from sglang.srt.core.messages import (
     Generate,
     Goal,
     Open,
-    Prompt,
+    PromptChunk,
     Reply,
     Tokens,
     Verb,
 )
 from sglang.srt.engine.compiling import Grammars
 from sglang.srt.engine.drafts import Drafts
-from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import Inline
 
 
@@ -38,9 +38,9 @@ def generate(most: int = 8, **changes: Any) -> Generate:
     return Generate(SamplingParams(max_new_tokens=most, **settings), **own)
 
 
-def joined(runs: list[Prompt]) -> Prompt:
+def joined(runs: list[PromptChunk]) -> PromptChunk:
     """A whole report of log-probabilities. Its runs follow one another."""
-    whole = Prompt(runs[0].request, runs[0].start)
+    whole = PromptChunk(runs[0].request, runs[0].start)
     for run in runs:
         assert run.start == whole.start + len(whole.logprobs), "a run is missing or comes twice"
         whole.logprobs += run.logprobs
@@ -60,7 +60,7 @@ class Desk:
         self.worker = worker or FakeWorker(page_size)
         self.clock = ManualClock()
         info = fake_info(capacity, page_size, settings.max_running_requests, draft="any")
-        self.engine = Engine(
+        self.engine = EngineCore(
             Either(self.worker) if depth == 2 else Inline(self.worker),
             info, settings, TOKEN_BYTES, share=share,
             grammars=grammars, jumps=jumps, drafts=drafts, clock=self.clock,
@@ -124,8 +124,8 @@ class Desk:
     def tokens(self, request: int) -> list[int]:
         return [token for event in self.news(request) for token in event.tokens]
 
-    def prompt(self, request: int) -> Prompt:
-        return joined([e for e in self.events[request] if isinstance(e, Prompt)])
+    def prompt(self, request: int) -> PromptChunk:
+        return joined([e for e in self.events[request] if isinstance(e, PromptChunk)])
 
     def finish(self) -> None:
         """Close everything; nothing may be left."""

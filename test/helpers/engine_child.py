@@ -23,7 +23,7 @@ from helpers.text_worker import TextWorker
 from sglang.srt.config import Config
 from sglang.srt.core.messages import Reply
 from sglang.srt.core.progress import Progress
-from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import Threaded
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.engine.loop import serve
@@ -79,7 +79,7 @@ def main(directory: str, parent: int) -> None:
     )  # fmt: skip
     worker = Threaded(TextWorker(len(vocab), seconds=PASS_SECONDS))
     progress = Progress(map_progress(root))
-    engine = Engine(worker, info, config.schedule, vocab, progress=progress)
+    engine = EngineCore(worker, info, config.schedule, vocab, progress=progress)
     channel.emit([Reply(0, data=msgspec.to_builtins(info))])
     serve(engine, channel)
     channel.close()

@@ -14,8 +14,8 @@ from sglang.srt.config import Config
 from sglang.srt.core.batch import Batch, Row, Sample, StepResult
 from sglang.srt.core.ints import Ints, ints
 from sglang.srt.worker.inputs import read_batch
+from sglang.srt.worker.model_worker import ModelWorker
 from sglang.srt.worker.page_tables import PageTables
-from sglang.srt.worker.worker import ModelWorker
 from torch import Tensor
 
 

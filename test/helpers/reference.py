@@ -22,7 +22,7 @@ from helpers.fake_worker import (
 )
 from helpers.toy_grammar import allowed, bits
 from sglang.ir.sampling import SamplingParams
-from sglang.srt.core.media import Medias
+from sglang.srt.core.media_marks import Medias
 from sglang.srt.core.messages import EVERY, Distribution, Embed, Generate, Goal, Score, TopPairs
 from sglang.srt.core.segments import Segments
 from sglang.srt.engine.rows import uniform

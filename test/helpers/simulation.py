@@ -41,12 +41,12 @@ from sglang.srt.core.messages import (
     Embed,
     Event,
     Failed,
-    Fork,
+    ForkContext,
     Generate,
     Goal,
     LoadAdapter,
     Open,
-    Prompt,
+    PromptChunk,
     Reply,
     Tokens,
     Truncate,
@@ -58,7 +58,7 @@ from sglang.srt.core.work import STEP_SEARCH
 from sglang.srt.core.workers import Masks
 from sglang.srt.engine.draft_model import ModelDrafter
 from sglang.srt.engine.drafts import Drafts
-from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import Inline
 from sglang.srt.schedule.scheduler import Reserve
 
@@ -101,7 +101,7 @@ class Asked:
     logprobs: list[float] = field(default_factory=list)
     tops: list[Any] = field(default_factory=list)
     probes: list[list[float]] = field(default_factory=list)
-    report: list[Prompt] = field(default_factory=list)
+    report: list[PromptChunk] = field(default_factory=list)
     told: int = 0
     length: int = 0
     shown: int = 0
@@ -180,7 +180,7 @@ class History:
         self.grammars = ToyGrammars(seed)
         worker = Wired(self.worker) if seed % 3 == 0 else self.worker
         self.executor = Inline(worker) if seed % 2 else Either(worker, seed)
-        self.engine = Engine(
+        self.engine = EngineCore(
             self.executor, info, self.schedule, TEXT, share=share, seed=seed,
             grammars=self.grammars, jumps=jumps, drafts=drafts, clock=self.clock,
         )  # fmt: skip
@@ -313,7 +313,7 @@ class History:
         if length > 0:
             known.cut(length)
         self._salt(child)
-        return child, [Fork(parent, child, length)]
+        return child, [ForkContext(parent, child, length)]
 
     def _open(self) -> tuple[int, list[Verb]]:
         r, context = self.random, next(self.numbers)
@@ -439,7 +439,7 @@ class History:
             asked = self.asked[event.request]
             if isinstance(event, Tokens):
                 self._told(asked, event)
-            elif isinstance(event, Prompt):
+            elif isinstance(event, PromptChunk):
                 assert not asked.drawn, "the prompt is reported behind its first token"
                 asked.report.append(event)
             else:

@@ -15,7 +15,7 @@ from helpers.paged import Paged, Sequence
 from PIL import Image
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.batch import Batch, Piece, Row, RowOutput, Sample
-from sglang.srt.core.media import Media, within
+from sglang.srt.core.media_marks import MediaSpan, within
 from sglang.srt.core.places import places
 from sglang.srt.media.processor import Prepared, Processor
 from sglang.srt.media.processor_registry import processor_of
@@ -145,7 +145,9 @@ def picture(width: int, height: int, seed: int = 0) -> Image.Image:
     return Image.fromarray((noise + stripes[None, :, None]).astype(np.uint8))
 
 
-def prompt(texts: list[list[int]], media: list[Prepared]) -> tuple[list[int], tuple[Media, ...]]:
+def prompt(
+    texts: list[list[int]], media: list[Prepared]
+) -> tuple[list[int], tuple[MediaSpan, ...]]:
     """Texts with media between them."""
     tokens, placed = list(texts[0]), []
     for medium, text in zip(media, texts[1:], strict=True):
@@ -154,7 +156,7 @@ def prompt(texts: list[list[int]], media: list[Prepared]) -> tuple[list[int], tu
     return tokens, tuple(placed)
 
 
-def normalised(medium: Prepared | Media, mean: Any, std: Any) -> Tensor:
+def normalised(medium: Prepared | MediaSpan, mean: Any, std: Any) -> Tensor:
     """Pixels [N, 3, height, width], in float32."""
     levels = np.frombuffer(medium.pixels, np.uint8).reshape(medium.shape).astype(np.float32)
     mean, std = (np.array(c, np.float32)[:, None, None] for c in (mean, std))
@@ -162,7 +164,7 @@ def normalised(medium: Prepared | Media, mean: Any, std: Any) -> Tensor:
 
 
 def row(
-    paged: Paged, sequence: Sequence, media: tuple[Media, ...], count: int, **wanted: Any
+    paged: Paged, sequence: Sequence, media: tuple[MediaSpan, ...], count: int, **wanted: Any
 ) -> Row:
     """The next ``count`` tokens, with what they show and where they stand."""
     start, end = sequence.done, sequence.done + count
@@ -192,7 +194,7 @@ def logits(paged: Paged, rows: list[Row]) -> list[Tensor]:
     return list(runner.forward.logits(hidden).split([len(r.tokens) for r in rows]))
 
 
-def greedy(paged: Paged, tokens: list[int], media: tuple[Media, ...], count: int) -> list[int]:
+def greedy(paged: Paged, tokens: list[int], media: tuple[MediaSpan, ...], count: int) -> list[int]:
     """``count`` tokens after a prompt."""
     sequence, sample = Sequence(list(tokens)), Sample(SamplingParams(temperature=0.0))
     for _ in range(count):

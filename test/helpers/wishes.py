@@ -9,7 +9,7 @@ from helpers.fake_worker import ECHO, VOCAB
 from sglang.ir.constraint import Constraint
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.config.sections import POLICIES
-from sglang.srt.core.media import Media
+from sglang.srt.core.media_marks import MediaSpan
 from sglang.srt.core.messages import EVERY, Distribution, Embed, Fill, Generate, Goal, Score
 from sglang.srt.core.segments import Segment, Segments
 
@@ -114,18 +114,18 @@ class Wishes:
         self._texts = [[r.randrange(VOCAB) for _ in range(r.randint(1, 3))] for _ in range(3)]
         self._sizes = [r.randint(1, 4) for _ in range(4)]  # sizes of images
 
-    def prompt(self) -> tuple[list[int], Segments, tuple[Media, ...]]:
+    def prompt(self) -> tuple[list[int], Segments, tuple[MediaSpan, ...]]:
         """Tokens; texts side by side among them; images."""
         r, shape = self.random, self.kind.shape
         tokens = list(r.choice(self._stems)[: r.randint(1, shape.prompt)])
-        media: list[Media] = []
+        media: list[MediaSpan] = []
         if self.kind.media and r.random() < 0.6:
             tokens = tokens[: r.randint(1, max(len(tokens) // 2, 1))]
             for _ in range(r.choice([1, 1, 2])):
                 content = r.randrange(4)
                 size = self._sizes[content]
                 key = bytes([content + 1]) * 16
-                media.append(Media(len(tokens), size, key, "image", (1,), b"x"))
+                media.append(MediaSpan(len(tokens), size, key, "image", (1,), b"x"))
                 tokens += [PLACEHOLDER] * size
         segments: list[Segment] = []
         if self.kind.parts and r.random() < 0.6:  # the same texts side by side, or one by one

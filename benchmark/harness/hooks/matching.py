@@ -16,7 +16,7 @@ from typing import TypeAlias
 from sglang.srt.core.context import Context
 from sglang.srt.core.ints import Ints
 from sglang.srt.core.namespace import Namespace
-from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.planner import PlannedPass
 from sglang.srt.memory.lost import checksum
 from sglang.srt.memory.radix import RadixNode
@@ -41,7 +41,7 @@ def _reaching(store: Store, reach: Reach) -> Iterator[None]:
 
 
 @contextmanager
-def part_of_hits(engine: Engine, rate: float) -> Iterator[None]:
+def part_of_hits(engine: EngineCore, rate: float) -> Iterator[None]:
     """Use only the first ``rate`` of the tokens that match, rounded down to whole pages; also where
     a request matches, between two chunks of its prompt, tokens that others have computed meanwhile.
 
@@ -69,7 +69,7 @@ def part_of_hits(engine: Engine, rate: float) -> Iterator[None]:
 
 
 @contextmanager
-def whole_sequences(engine: Engine) -> Iterator[None]:
+def whole_sequences(engine: EngineCore) -> Iterator[None]:
     """No tree: a table of whole sequences.
 
     A request that ends makes two entries: its prompt, and its prompt and output (but for the last

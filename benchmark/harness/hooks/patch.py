@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import sglang
-from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.engine_core import EngineCore
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def patched(target: object, **members: Any) -> Iterator[None]:
         own.update(before)
 
 
-def inner(engine: sglang.Engine) -> Engine:
+def inner(engine: sglang.Engine) -> EngineCore:
     """The planning part of an engine of this process. Hooks are to be laid on it, and taken off,
     while no request is in flight: it runs in a thread of its own."""
     return engine._engine._engine

@@ -13,7 +13,7 @@ from sglang.srt.core.ints import Ints, ints
 from sglang.srt.core.messages import Event, Fill
 from sglang.srt.core.namespace import Namespace
 from sglang.srt.core.request import Request
-from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.planner import PlannedPass
 
 from benchmark.harness.hooks.patch import patched
@@ -56,7 +56,7 @@ class Recorder:
 
 
 @contextmanager
-def recording(engine: Engine) -> Iterator[Recorder]:
+def recording(engine: EngineCore) -> Iterator[Recorder]:
     """Record the requests of ``engine`` from now on. Begin and end it while no request is in
     flight; laid over other hooks, it records their effects."""
     watch = _Watch(engine)
@@ -71,7 +71,7 @@ def recording(engine: Engine) -> Iterator[Recorder]:
 class _Watch:
     """Stands before the engine's parts: each method does what the part's does and takes notes."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: EngineCore) -> None:
         self.recorder = Recorder()
         self._engine = engine
         self._acquire, self._advance = engine.store.acquire, engine.store.advance

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import msgspec
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.ints import Floats, Ints, from_wire, ints, to_wire
-from sglang.srt.core.media import Media
+from sglang.srt.core.media_marks import MediaSpan
 
 _NO_INTS, _NO_FLOATS = ints(), array("d")  # shared by all that have none; never changed
 NONE_ALLOWED = "no token can be sampled: mask, bias and forbidden tokens exclude all of them"
@@ -61,7 +61,7 @@ class Sample(msgspec.Struct, omit_defaults=True):
         return msgspec.structs.replace(self, mask=words)
 
 
-class Score(msgspec.Struct, omit_defaults=True):
+class RowScore(msgspec.Struct, omit_defaults=True):
     """Log-probabilities of given tokens, read at consecutive positions of a row.
 
     Token ``targets[i]`` is scored by the distribution at ``tokens[at + i]``, the one before it.
@@ -83,7 +83,7 @@ class Piece(msgspec.Struct, frozen=True):
         count: how many there are.
     """
 
-    media: Media
+    media: MediaSpan
     at: int
     skip: int
     count: int
@@ -128,7 +128,7 @@ class Row(msgspec.Struct, omit_defaults=True):
     follows: int = -1
     sample: Sample | None = None
     checks: Sequence[Sample] = ()
-    score: Score | None = None
+    score: RowScore | None = None
     tip_top: int = 0
     probe: tuple[int, ...] = ()
     adapter: int = 0

@@ -22,7 +22,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sglang.srt.core.media import Medias
+from sglang.srt.core.media_marks import Medias
 from sglang.srt.core.namespace import BASE, Namespace
 from sglang.srt.core.segments import Segments, key
 
@@ -43,8 +43,8 @@ class Context:
         tokens: token ids, int32.
         namespace: contexts share KV only within one.
         segments: texts encoded side by side (``core/segments``), () in a plain context.
-        media: images and videos among the tokens (``core/media``); of the last one a cut may have
-            left a part.
+        media: images and videos among the tokens (``core/media_marks``); a cut may have left only
+            a part of the last one.
         head: the tokens up to the end of the media, with marks for their placeholders.
         ready: tokens whose KV is on the device.
         saved: tokens whose KV is on the device or in a lower tier.

@@ -5,7 +5,8 @@ a list of messages a frame. Contexts and requests are numbered by the client.
 
     verb       effect
     Open       a new context with these tokens, some of them encoded side by side
-    Fork       a new context with the first ``length`` tokens of another
+    ForkContext
+               a new context with the first ``length`` tokens of another
     Append     tokens at the end
     Truncate   cut to ``length``
     Advance    a request: compute the context's work and then what the goal says
@@ -15,7 +16,8 @@ a list of messages a frame. Contexts and requests are numbered by the client.
                an adapter that contexts may be opened with, from now on or no longer
 
     event      meaning
-    Prompt     log-probabilities of a run of the context's own tokens
+    PromptChunk
+               log-probabilities of a run of the context's own tokens
     Tokens     newly generated tokens of a request, log-probabilities with them
     Done       the request's one terminal event; the context is idle again
     Failed     the request's one terminal event; the context is idle again
@@ -30,7 +32,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 from sglang.ir.sampling import SamplingParams
-from sglang.srt.core.media import Medias
+from sglang.srt.core.media_marks import Medias
 from sglang.srt.core.request_stats import RequestStats
 from sglang.srt.core.segments import Segments
 
@@ -103,7 +105,7 @@ class Open(msgspec.Struct, frozen=True, tag="open", omit_defaults=True):
     adapter: str = ""
 
 
-class Fork(msgspec.Struct, frozen=True, tag="fork", omit_defaults=True):
+class ForkContext(msgspec.Struct, frozen=True, tag="fork", omit_defaults=True):
     context: int
     child: int
     length: int = -1  # -1: all of it
@@ -181,7 +183,7 @@ class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Verb: TypeAlias = (
-    Open | Fork | Append | Truncate | Advance | Close | Control | LoadAdapter | UnloadAdapter
+    Open | ForkContext | Append | Truncate | Advance | Close | Control | LoadAdapter | UnloadAdapter
 )
 
 
@@ -204,7 +206,7 @@ class Tokens(msgspec.Struct, tag="tokens", omit_defaults=True):
     stats: RequestStats | None = None
 
 
-class Prompt(msgspec.Struct, tag="prompt", omit_defaults=True):
+class PromptChunk(msgspec.Struct, tag="prompt", omit_defaults=True):
     """Log-probabilities of a run of the context's own tokens, from ``start`` on.
 
     Each chunk of the prompt sends its own run, in order. All runs come before the first Tokens and
@@ -258,7 +260,7 @@ class Reply(msgspec.Struct, tag="reply", omit_defaults=True):
     data: dict[str, Any] = {}
 
 
-Event: TypeAlias = Tokens | Prompt | Done | Failed | Reply
+Event: TypeAlias = Tokens | PromptChunk | Done | Failed | Reply
 
 _encoder = msgspec.msgpack.Encoder()
 _verbs: msgspec.msgpack.Decoder[list[Verb]] = msgspec.msgpack.Decoder(list[Verb])

@@ -13,10 +13,10 @@ from array import array
 from collections.abc import Sequence
 
 from sglang.srt.core.ints import Ints, ints
-from sglang.srt.core.media import Media
+from sglang.srt.core.media_marks import MediaSpan
 
 
-def places(media: Sequence[Media], start: int, end: int) -> Ints:
+def places(media: Sequence[MediaSpan], start: int, end: int) -> Ints:
     """Positions of the tokens ``[start, end)``: all times, all heights, all widths,
     [3 * (end - start)]; empty where no medium begins before ``end``, since each token's are its
     index then."""
@@ -39,7 +39,7 @@ def places(media: Sequence[Media], start: int, end: int) -> Ints:
     return parts[0] + parts[1] + parts[2]
 
 
-def reach(media: Sequence[Media], length: int) -> int:
+def reach(media: Sequence[MediaSpan], length: int) -> int:
     """One more than the largest position of a context of ``length`` tokens with all of these."""
     return length + sum(_span(medium) - medium.count for medium in media)
 
@@ -49,18 +49,18 @@ def _text(parts: Sequence[Ints], start: int, end: int) -> None:
         part.extend(range(start, end))
 
 
-def _span(medium: Media) -> int:
+def _span(medium: MediaSpan) -> int:
     """Number of positions that a medium takes."""
     steps, rows, columns = medium.grid
     return max(_time(medium, steps - 1) + 1, rows, columns)
 
 
-def _time(medium: Media, step: int) -> int:
+def _time(medium: MediaSpan, step: int) -> int:
     """Multiplied and cut in float32, as the reference implementation does."""
     return int(array("f", (step * medium.tick,))[0])
 
 
-def _offsets(medium: Media) -> tuple[Ints, Ints, Ints]:
+def _offsets(medium: MediaSpan) -> tuple[Ints, Ints, Ints]:
     """Times, heights and widths of its placeholders, counted from 0."""
     steps, rows, columns = medium.grid
     times = [_time(medium, step) for step in range(steps)]

@@ -60,7 +60,7 @@ def key(tokens: Ints, segments: Segments) -> Ints:
 
 
 def unmarked(key: Ints) -> Ints:
-    """The tokens of a part of a key; -1 for those of images and videos (``core/media``)."""
+    """The tokens of a part of a key; -1 for those of images and videos (``core/media_marks``)."""
     return ints(token & (OPENS - 1) if token >= 0 else -1 for token in key)
 
 

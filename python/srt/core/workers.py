@@ -1,4 +1,4 @@
-"""Worker: what the engine asks of one device rank. The real one is ``worker.worker.ModelWorker``.
+"""Worker: what the engine asks of one device rank. ``worker.model_worker`` has the real one.
 
 A pass has two messages. The batch comes first, so that the device can start. The masks of its
 grammars come second, because they are made on the CPU while the device computes.

@@ -18,7 +18,7 @@ from sglang.srt.core.messages import (
     Event,
     Failed,
     Generate,
-    Prompt,
+    PromptChunk,
     Tokens,
 )
 from sglang.srt.core.progress import GRAMMAR, STOP_PATTERNS
@@ -365,7 +365,7 @@ def emit(request: Request) -> list[Tokens]:
     return [news]
 
 
-def _report(request: Request, out: RowOutput) -> Prompt:
+def _report(request: Request, out: RowOutput) -> PromptChunk:
     """Return an event with the prompt's log-probabilities that one row computed. Each row has an
     event of its own, so that no step has more of them to send than it computed.
 
@@ -377,7 +377,7 @@ def _report(request: Request, out: RowOutput) -> Prompt:
     opening = [None] if start == request.context.tail < spec.prompt else []
     scores = [*opening, *out.scores]
     outputs.reported += len(scores)
-    return Prompt(
+    return PromptChunk(
         request.id,
         start,
         scores,

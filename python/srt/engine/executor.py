@@ -161,7 +161,7 @@ def overlaps(config: Config, device: str) -> bool:
 
 def load_worker(config: Config) -> tuple[Worker, EngineInfo]:
     """Make the worker of a configuration. Raises as ``local_executor``."""
-    from sglang.srt.worker.worker import ModelWorker
+    from sglang.srt.worker.model_worker import ModelWorker
 
     worker = ModelWorker(config)
     schedule = config.schedule

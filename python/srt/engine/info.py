@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 from sglang.srt.config import JSON_WHITESPACE
-from sglang.srt.core.media import Medias
+from sglang.srt.core.media_marks import Medias
 from sglang.srt.core.messages import AdapterInfo
 from sglang.srt.core.places import reach
 from sglang.srt.core.segments import Segments

@@ -12,7 +12,7 @@ from sglang.srt.core.clock import SYSTEM_CLOCK
 from sglang.srt.core.messages import Event, Verb
 from sglang.srt.engine.client import Client, EngineLost
 from sglang.srt.engine.compiling import MakeVocabulary, make_compiler
-from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import Executor, local_executor
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.engine.loop import serve
@@ -82,7 +82,7 @@ class LocalEngine:
         drafts, self.info = make_drafts(config, info)
         self.load_seconds = SYSTEM_CLOCK.now() - started
         self._grammars = make_compiler(config, self.info, vocabulary)
-        self._engine = Engine(
+        self._engine = EngineCore(
             worker,
             self.info,
             config.schedule,

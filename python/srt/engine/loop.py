@@ -10,10 +10,10 @@ from typing import Protocol
 
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.context import Context
-from sglang.srt.core.messages import Advance, Append, Event, Fork, Generate, Open, Verb
+from sglang.srt.core.messages import Advance, Append, Event, ForkContext, Generate, Open, Verb
 from sglang.srt.core.progress import MESSAGES, SENDING
 from sglang.srt.core.work import STEP_BYTES, STEP_VERBS
-from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.engine_core import EngineCore
 
 log = logging.getLogger("sglang.srt.engine")
 AUDIT_SECONDS = 10.0  # least time between two audits of an idle engine
@@ -37,7 +37,7 @@ class Channel(Protocol):
         ...
 
 
-def serve(engine: Engine, channel: Channel) -> None:
+def serve(engine: EngineCore, channel: Channel) -> None:
     """Run the engine until the client is gone."""
     clock = engine.clock
     audited, passes = clock.now(), 0
@@ -96,7 +96,7 @@ class VerbCosts:
 
     def of(self, verb: Verb) -> int:
         """Return the cost of a verb."""
-        if isinstance(verb, Fork):
+        if isinstance(verb, ForkContext):
             size = self._sizes[verb.child] = self._size(verb.context)
             return 64 + size
         if isinstance(verb, Open | Append):
@@ -136,7 +136,7 @@ def pattern_cost(patterns: Sequence[str]) -> int:
     return min(4096 + 1024 * characters, MOST_PATTERNS)
 
 
-def audit(engine: Engine) -> None:
+def audit(engine: EngineCore) -> None:
     """Check the store; log and count a fault, and go on serving."""
     try:
         engine.store.check()

@@ -355,7 +355,7 @@ def main(directory: str, parent: int) -> int:
     root = Path(directory)
     follow(parent, root)
     from sglang.srt.engine.compiling import make_compiler
-    from sglang.srt.engine.engine import Engine
+    from sglang.srt.engine.engine_core import EngineCore
     from sglang.srt.engine.executor import local_executor
     from sglang.srt.engine.loop import serve
     from sglang.srt.engine.socket import SocketChannel
@@ -377,7 +377,7 @@ def main(directory: str, parent: int) -> int:
     vocab = read_vocab(root)
     share = not config.memory.disable_radix_cache
     seed = config.model.random_seed
-    engine = Engine(
+    engine = EngineCore(
         executor, info, config.schedule, vocab, share=share, seed=seed,
         grammars=grammars, jumps=config.grammar.jumps, drafts=drafts,
         progress=Progress(map_progress(root)),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sglang.srt.core.batch import Piece, Row, Sample, Score
+from sglang.srt.core.batch import Piece, Row, RowScore, Sample
 from sglang.srt.core.context import Context
 from sglang.srt.core.ints import ints
-from sglang.srt.core.media import within
+from sglang.srt.core.media_marks import within
 from sglang.srt.core.messages import EVERY, Distribution, Embed, Generate
 from sglang.srt.core.places import places
 from sglang.srt.core.request import Request
@@ -116,14 +116,14 @@ def _ask(row: Row, request: Request, start: int, end: int) -> None:
         row.every = isinstance(request.spec.goal, Embed) and request.spec.goal.pooling == EVERY
 
 
-def _score(request: Request, start: int, end: int) -> Score | None:
+def _score(request: Request, start: int, end: int) -> RowScore | None:
     """Token ``i`` of the prompt is scored at position ``i - 1``."""
     low, high = request.outputs.unscored, min(end, request.spec.prompt - 1)
     if low > high:
         return None
     assert low > start, "the cache has swallowed a position whose log-probability is wanted"
     targets = request.context.tokens[low : high + 1]
-    return Score(low - 1 - start, targets, request.spec.top, request.spec.probe)
+    return RowScore(low - 1 - start, targets, request.spec.top, request.spec.probe)
 
 
 def _samples(

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import msgspec
 import numpy as np
 from PIL import Image
-from sglang.srt.core.media import Media
+from sglang.srt.core.media_marks import MediaSpan
 
 
 class Placeholder(NamedTuple):
@@ -22,7 +22,7 @@ class Placeholder(NamedTuple):
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """An image or a video as the model reads it; the fields are ``Media``'s."""
+    """An image or a video as the model reads it; the fields are ``MediaSpan``'s."""
 
     kind: str
     count: int
@@ -51,10 +51,10 @@ class Prepared(msgspec.Struct, frozen=True):
         state.update(self.pixels)
         return state.digest()
 
-    def at(self, start: int, key: bytes = b"") -> Media:
+    def at(self, start: int, key: bytes = b"") -> MediaSpan:
         """This as part of a context, its placeholders beginning at token ``start``. ``key``: its
         own ``key``, where that has been computed already."""
-        return Media(
+        return MediaSpan(
             start=start, count=self.count, key=key or self.key, kind=self.kind, shape=self.shape,
             pixels=self.pixels, grid=self.grid, size=self.size, tick=self.tick,
         )  # fmt: skip

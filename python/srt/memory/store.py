@@ -16,9 +16,9 @@ from typing import NamedTuple, cast
 from sglang.srt.core.clock import SYSTEM_CLOCK, Clock
 from sglang.srt.core.context import Context
 from sglang.srt.core.ints import Ints, ints
-from sglang.srt.core.media import Medias, Numbers, marked
-from sglang.srt.core.media import cut as cut_media
-from sglang.srt.core.media import verify as verify_media
+from sglang.srt.core.media_marks import Medias, Numbers, marked
+from sglang.srt.core.media_marks import cut as cut_media
+from sglang.srt.core.media_marks import verify as verify_media
 from sglang.srt.core.namespace import BASE, Namespace
 from sglang.srt.core.request_stats import CacheMiss
 from sglang.srt.core.segments import Segments, cut, verify

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import ClassVar, Protocol
 
 from sglang.srt.attention.attention_protocol import Attention
-from sglang.srt.core.media import Media
+from sglang.srt.core.media_marks import MediaSpan
 from sglang.srt.layers.embedding import TokenEmbedding
 from sglang.srt.layers.lora import Use
 from sglang.srt.layers.step import ForwardStep
@@ -120,6 +120,6 @@ class MultimodalModel(DecoderModel, Protocol):
 
     sections: ClassVar[bool]
 
-    def encode(self, media: Media) -> Tensor:
+    def encode(self, media: MediaSpan) -> Tensor:
         """Hidden states [media.count, width] that stand in for the placeholders' embeddings."""
         ...

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sglang.srt.core.media import Media
+from sglang.srt.core.media_marks import MediaSpan
 from sglang.srt.media.processor_settings import Norms, Settings
 from sglang.srt.media.tiles import Squares
 from sglang.srt.models.config_fields import Fields
@@ -109,7 +109,7 @@ class LlavaForConditionalGeneration(VisionLanguageModel):
         layer = re.match(rf"{re.escape(TOWER)}encoder\.layers\.(\d+)\.", name)
         return layer is not None and max(self.spec.wanted) <= int(layer[1]) < self.spec.tower.layers
 
-    def features(self, media: Media) -> Tensor:
+    def features(self, media: MediaSpan) -> Tensor:
         """Hidden states of each square that count [N, features, tower's width]."""
         seen = self.tower(pixels(media, self.spec.norms, self.place))
         return seen[:, self.spec.squares.skip :]
@@ -118,5 +118,5 @@ class LlavaForConditionalGeneration(VisionLanguageModel):
         """[N, features, tower's width] -> [N, features, width]."""
         return self.projector(x.flatten(0, 1)).view(*x.shape[:2], -1)
 
-    def encode(self, media: Media) -> Tensor:
+    def encode(self, media: MediaSpan) -> Tensor:
         return self.project(self.features(media))[0]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from sglang.srt.core.media import Media
+from sglang.srt.core.media_marks import MediaSpan
 from sglang.srt.layers.weight import Slot, Slots, Stored
 from sglang.srt.media.processor_settings import Settings
 from sglang.srt.media.tiles import NEXT, Squares
@@ -44,10 +44,10 @@ class LlavaNextForConditionalGeneration(LlavaForConditionalGeneration):
         self.newline = self.place.empty(self.spec.hidden_size)
         return {**super().vision_parts(), NEWLINE: Newline(self.newline)}
 
-    def encode(self, media: Media) -> Tensor:
+    def encode(self, media: MediaSpan) -> Tensor:
         return self.assembled(self.project(self.features(media)), media)
 
-    def assembled(self, x: Tensor, media: Media) -> Tensor:
+    def assembled(self, x: Tensor, media: MediaSpan) -> Tensor:
         """Features [1 + tiles, side * side, width] -> [media.count, width]: those of the whole,
         then row by row those of the tiles, with a newline behind each row."""
         base = x[0]
@@ -96,7 +96,7 @@ class LlavaNextVideoForConditionalGeneration(LlavaNextForConditionalGeneration):
         spec = llava_spec(config, architecture, squares)
         return extended(spec, LlavaNextVideoSpec, stride=stride, pool=pool)
 
-    def encode(self, media: Media) -> Tensor:
+    def encode(self, media: MediaSpan) -> Tensor:
         if media.kind == "image":
             return super().encode(media)
         x, side, stride = self.features(media), self.spec.squares.side, self.spec.stride

@@ -4,7 +4,7 @@ interpolated to a smaller one (section 3.2), frames of a video to a quarter of t
 from __future__ import annotations
 
 import torch
-from sglang.srt.core.media import Media
+from sglang.srt.core.media_marks import MediaSpan
 from sglang.srt.media.processor_settings import Settings
 from sglang.srt.media.tiles import Squares
 from sglang.srt.models.config_fields import Fields
@@ -26,7 +26,7 @@ class LlavaOnevisionForConditionalGeneration(LlavaNextForConditionalGeneration):
             whole, architecture, Squares.onevision(Settings(values, config.source)), layer=-1
         )
 
-    def encode(self, media: Media) -> Tensor:
+    def encode(self, media: MediaSpan) -> Tensor:
         if media.kind == "image":
             return super().encode(media)
         x, side = self.project(self.features(media)), self.spec.squares.side

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-from sglang.srt.core.media import Media
+from sglang.srt.core.media_marks import MediaSpan
 from sglang.srt.layers.rotary import SectionedRotary
 from sglang.srt.media.processor_settings import Norms
 from sglang.srt.models.config_fields import Fields
@@ -105,5 +105,5 @@ class Qwen2_5_VLForConditionalGeneration(VisionLanguageModel):
         self.tower = WindowTower(self.spec.tower, whole(self.place))
         return {TOWER: self.tower}
 
-    def encode(self, media: Media) -> Tensor:
+    def encode(self, media: MediaSpan) -> Tensor:
         return self.tower(pixels(media, self.spec.norms, self.place))

@@ -11,7 +11,7 @@ import msgspec
 from sglang.ir.constraint import KINDS
 from sglang.ir.sampling import MAX_TOP_LOGPROBS, PARAMETERS, SEED_LIMIT, SamplingParams
 from sglang.srt.core.ints import Ints
-from sglang.srt.core.media import Medias
+from sglang.srt.core.media_marks import Medias
 from sglang.srt.core.messages import Open
 from sglang.srt.core.nearest import nearest
 from sglang.srt.core.segments import Segments, verify, verify_score

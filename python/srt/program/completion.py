@@ -1,9 +1,9 @@
 """Completion: the built-in program behind /generate and /v1, and behind the offline engine.
 
     n = 1    Open, Advance(Generate)
-    n > 1    Open, Advance(Fill), then n - 1 Forks and one Advance(Generate) each
+    n > 1    Open, Advance(Fill), then n - 1 ForkContext and one Advance(Generate) each
     max 0    Open, Advance(Fill), or Advance(Score) where log-probabilities are wanted
-    whole    Open, Advance(Fill), then for every choice Fork, Append and Advance(Score)
+    whole    Open, Advance(Fill), then for every choice ForkContext, Append and Advance(Score)
 
 A stream that is closed or cancelled, at whatever moment, closes its contexts in the engine.
 """
@@ -28,9 +28,9 @@ from sglang.srt.core.messages import (
     Event,
     Failed,
     Fill,
-    Fork,
+    ForkContext,
     Generate,
-    Prompt,
+    PromptChunk,
     Reply,
     Score,
     Tokens,
@@ -249,7 +249,7 @@ class _CompletionRun:
         async with aclosing(self._advance(context, goal, [opening], close)) as batches:
             async for events in batches:
                 for event in events:
-                    if isinstance(event, Prompt):
+                    if isinstance(event, PromptChunk):
                         found = shared.prompt_logprobs or PromptLogprobs(event.start)
                         shared.prompt_logprobs = found
                         found.extend(event)
@@ -267,7 +267,7 @@ class _CompletionRun:
         """
         children = [self._client.new_id() for _ in range(self.ask.sampling.n - 1)]
         self._open.update(children)
-        self._client.send(*(Fork(context, child) for child in children))
+        self._client.send(*(ForkContext(context, child) for child in children))
         return [
             self._generate(index, each, [], -1, shared)
             for index, each in enumerate([context, *children])
@@ -303,7 +303,7 @@ class _CompletionRun:
                     if isinstance(event, Tokens):
                         assembler.tokens(event)
                         grown = True
-                    elif isinstance(event, Prompt):
+                    elif isinstance(event, PromptChunk):
                         assembler.prompt(event)
                     elif isinstance(event, Done):
                         if grown:
@@ -357,7 +357,8 @@ class _CompletionRun:
         child = self._client.new_id()
         if not self.aborted:
             self._open.add(child)
-        before: list[Verb] = [Fork(context, child), Append(child, ints(choice.tokens).tobytes())]
+        appended = Append(child, ints(choice.tokens).tobytes())
+        before: list[Verb] = [ForkContext(context, child), appended]
         goal = Score(start, logprobs.top, logprobs.probe)
         async with aclosing(self._advance(child, goal, before, True)) as batches:
             async for events in batches:

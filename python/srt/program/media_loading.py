@@ -13,7 +13,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from sglang.srt.core.ints import Ints, ints
-from sglang.srt.core.media import Media, Medias
+from sglang.srt.core.media_marks import Medias, MediaSpan
 from sglang.srt.core.segments import Segment, Segments
 from sglang.srt.program.fetch import LATE, Fetch, fetch
 from sglang.srt.program.request_error import RequestError
@@ -239,7 +239,7 @@ class Viewer:
                     f"request {given} {kind}s; write one where each belongs.",
                     field,
                 )
-        out, media, starts = ints(), list[Media](), list[tuple[int, int]]()
+        out, media, starts = ints(), list[MediaSpan](), list[tuple[int, int]]()
         end = 0
         for place in places:
             out += tokens[end:place]

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sglang.srt.core.messages import Done, Prompt, Tokens, TopPairs
+from sglang.srt.core.messages import Done, PromptChunk, Tokens, TopPairs
 from sglang.srt.core.request_stats import RequestStats
 from sglang.srt.tokenizer import Detokenizer
 
@@ -30,7 +30,7 @@ class PromptLogprobs:
     tops: list[TopPairs | None] = field(default_factory=list)
     probes: list[list[float] | None] = field(default_factory=list)
 
-    def extend(self, event: Prompt) -> None:
+    def extend(self, event: PromptChunk) -> None:
         """Take the next run of positions."""
         self.logprobs += event.logprobs
         self.tops += event.tops
@@ -99,7 +99,7 @@ class Assembler:
         self.output, self._text, self._table = output, text, table
         self._enders, self._trim = enders, trim
 
-    def prompt(self, event: Prompt) -> None:
+    def prompt(self, event: PromptChunk) -> None:
         found = self.output.prompt_logprobs
         if found is None:
             found = self.output.prompt_logprobs = PromptLogprobs(event.start)

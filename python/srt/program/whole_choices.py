@@ -16,7 +16,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from sglang.ir.sampling import SamplingParams
-from sglang.srt.core.messages import Event, Prompt, TopPairs
+from sglang.srt.core.messages import Event, PromptChunk, TopPairs
 from sglang.srt.core.request_stats import RequestStats
 
 AT_ONCE = 32  # choices of one prompt that are in the engine at the same time
@@ -38,7 +38,7 @@ class ScoredChoice:
         """Log-probability of the text."""
         return math.fsum(self.logprobs)
 
-    def take(self, event: Prompt) -> None:
+    def take(self, event: PromptChunk) -> None:
         """Log-probabilities of the next tokens."""
         self.logprobs += [value or 0.0 for value in event.logprobs]
         self.tops += [top or [] for top in event.tops]
@@ -54,7 +54,7 @@ async def score(
     async def one(choice: ScoredChoice) -> None:
         async with slots, aclosing(ask(choice)) as events:
             async for event in events:
-                if isinstance(event, Prompt):
+                if isinstance(event, PromptChunk):
                     choice.take(event)
 
     tasks = [asyncio.ensure_future(one(choice)) for choice in choices]

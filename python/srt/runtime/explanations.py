@@ -10,7 +10,7 @@ from itertools import groupby
 
 import msgspec
 from sglang.srt.core.ints import Ints, common_prefix, ints
-from sglang.srt.core.media import within
+from sglang.srt.core.media_marks import within
 from sglang.srt.core.request_stats import CacheMiss
 from sglang.srt.program.ask import Ask
 from sglang.srt.program.output import Output

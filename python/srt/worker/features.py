@@ -12,12 +12,12 @@ from typing import TypeAlias
 import numpy as np
 import torch
 from sglang.srt.core.batch import Batch, RowOutput
-from sglang.srt.core.media import Media
+from sglang.srt.core.media_marks import MediaSpan
 from sglang.srt.worker.inputs import Embedded, Inputs
 from torch import Tensor
 
 log = logging.getLogger("sglang.srt.worker")
-Encode: TypeAlias = Callable[[Media], Tensor]
+Encode: TypeAlias = Callable[[MediaSpan], Tensor]
 
 
 class Features:
@@ -59,7 +59,7 @@ class Features:
         embedded = Embedded(np.concatenate(places), torch.cat(states))
         return replace(inputs, embedded=embedded), counts
 
-    def _of(self, media: Media) -> Tensor | str:
+    def _of(self, media: MediaSpan) -> Tensor | str:
         """Hidden states [count, width], or why there are none."""
         kept = self._kept.get(media.key)
         if kept is not None:

@@ -1,9 +1,9 @@
 """Forward: how a pass computes hidden states. The seam behind which eager torch, captured graphs
 and native code are the same to the runner.
 
-    Eager           the model's own code, operation by operation, on any device
-    worker.graphs   the same operations replayed as a CUDA graph
-    worker.native   a tape of sgl-kernel operations, one native call a pass, on a CPU
+    Eager                   the model's own code, operation by operation, on any device
+    worker.graphs           the same operations replayed as a CUDA graph
+    worker.native_forward   a tape of sgl-kernel operations, one native call a pass, on a CPU
 """
 
 from __future__ import annotations

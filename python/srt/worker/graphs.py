@@ -40,7 +40,7 @@ TABLE = 1 << 22
 LOGITS = 1 << 24
 
 
-class Recorder(Protocol):
+class GraphRecorder(Protocol):
     """Records work on static buffers, to be done again."""
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
@@ -93,7 +93,7 @@ class Graphs:
         self,
         model: DecoderModel,
         attention: Capturable,
-        recorder: Recorder,
+        recorder: GraphRecorder,
         most: int,
         context_length: int,
         pages: int,

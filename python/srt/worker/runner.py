@@ -16,20 +16,20 @@ from sglang.srt.core.batch import (
     Drawn,
     Row,
     RowOutput,
+    RowScore,
     Sample,
-    Score,
     StepResult,
 )
 from sglang.srt.core.matcher import POSTPONED
 from sglang.srt.core.workers import NO_MASKS, Finish, Mask, Masks
 from sglang.srt.parallel.staging import send
 from sglang.srt.worker import logprobs as readout
-from sglang.srt.worker.adapters import Adapters
 from sglang.srt.worker.drawing import Drawing
 from sglang.srt.worker.features import Features
 from sglang.srt.worker.forward import Forward, pick
 from sglang.srt.worker.inputs import Inputs, read_batch
 from sglang.srt.worker.kv import KVPool
+from sglang.srt.worker.lora_weights import LoraWeights
 from sglang.srt.worker.page_tables import PageTables
 from sglang.srt.worker.pooling import pooled_span, sum_states
 from sglang.srt.worker.readback import Fetched, readback_of
@@ -65,7 +65,7 @@ class _Job(NamedTuple):
     """Scores wanted at consecutive positions of a row, from the pass's token ``first`` on."""
 
     row: int
-    score: Score
+    score: RowScore
     first: int
 
 
@@ -81,12 +81,12 @@ class ModelRunner:
         features: Features | None = None,
         sections: bool = False,
         classifies: bool = False,
-        adapters: Adapters | None = None,
+        adapters: LoraWeights | None = None,
     ) -> None:
         """``features``: of a model with a vision tower. ``sections``: positions have three parts.
         ``classifies``: what is pooled are scores of labels. ``adapters``: where rows may have
         any."""
-        self.adapters = adapters or Adapters.none()
+        self.adapters = adapters or LoraWeights.none()
         self.features, self.sections, self.classifies = features, sections, classifies
         self.forward, self.pool = forward, pool
         self.tables = PageTables(pool.pages, pool.page_size)

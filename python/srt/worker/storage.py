@@ -126,7 +126,7 @@ def no_native(settings: ModelConfig, device: torch.device) -> str:
     if settings.cpu_kernels == "torch":
         return "--cpu-kernels torch"
     try:
-        from sglang.srt.worker.native import unfit
+        from sglang.srt.worker.native_forward import unfit
     except ImportError:
         why = "the package sgl-kernel is not installed (pip install ./sgl-kernel)"
     else:

@@ -173,10 +173,11 @@ PLANTED = [
      "torch"),
     ("srt.layers.planted", "from sglang.srt.models.llama import Llama", "srt.models"),
     ("srt.engine.planted", "from sglang.srt import worker", "srt.worker"),
-    ("srt.engine.planted", "import importlib\nimportlib.import_module('sglang.srt.worker.worker')",
+    ("srt.engine.planted", "import importlib\nimportlib.import_module('sglang.srt.worker.runner')",
      "srt.worker"),
-    ("srt.program.planted", "from sglang.srt.engine.engine import Engine", "srt.engine.engine"),
-    ("srt.http.planted", "from sglang.srt.engine import engine", "srt.engine.engine"),
+    ("srt.program.planted", "from sglang.srt.engine.engine_core import EngineCore",
+     "srt.engine.engine_core"),
+    ("srt.http.planted", "from sglang.srt.engine import engine_core", "srt.engine.engine_core"),
     ("srt.cli.planted", "import sglang.srt.config", "srt.config"),
     ("srt.program.planted", "import sglang", "sglang"),
     ("srt.planted", "from sglang.srt.core import ints", "srt.core.ints"),
@@ -195,7 +196,7 @@ def test_a_planted_violation_is_caught(module: str, source: str, name: str) -> N
 
 
 ALLOWED = [
-    ("srt.engine.executor", "from sglang.srt.worker.worker import ModelWorker"),
+    ("srt.engine.executor", "from sglang.srt.worker.model_worker import ModelWorker"),
     ("srt.worker.planted", "from sglang.srt.models.registry import load\nimport torch"),
     ("srt.http.launch", "from sglang.srt.engine import main"),
     ("sglang.backend.engine.embedded", "def f():\n    from sglang.srt.engine.local import start"),

@@ -12,7 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from tools.structure import CEILINGS, Structure, above, lowered, main, measure
+from tools.structure import (
+    BOTH_RIGHT,
+    CEILINGS,
+    Structure,
+    above,
+    lowered,
+    main,
+    measure,
+    read,
+)
 
 
 @cache
@@ -106,6 +115,22 @@ def test_homonyms_are_classes_or_modules_of_one_name(tmp_path: Path) -> None:
         "class Plan": ["sglang.plan.Plan", "sglang.srt.engine.routes.Plan"],
         "module plan": ["sglang.plan", "sglang.srt.engine.plan"],
     }
+
+
+def test_a_third_place_of_an_allowed_name_is_a_homonym(tmp_path: Path) -> None:
+    both = {"sglang__batch": "", "srt__core__batch": ""}
+    assert planted(tmp_path / "two", **both).homonyms == {}
+    found = planted(tmp_path / "three", srt__worker__batch="", **both)
+    assert list(found.homonyms) == ["module batch"]
+
+
+def test_the_allowed_homonyms_exist() -> None:
+    modules = read()
+    assert len(BOTH_RIGHT) <= 8
+    for name, places in BOTH_RIGHT.items():
+        found = {module for module in modules if module.rpartition(".")[2] == name}
+        assert places <= found, name
+        assert len(places) == 2, name
 
 
 CODE = '''"""Text.

@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from sglang.srt.core.media import Media
+from sglang.srt.core.media_marks import MediaSpan
 from sglang.srt.layers.activations import ACTIVATIONS
 from sglang.srt.layers.linear import ColumnLinear, RowLinear
 from sglang.srt.layers.weight import Place, Slot, Slots, Stored
@@ -32,7 +32,7 @@ def plain(layers: Iterable[Stored]) -> list[Stored]:
     return out
 
 
-def pixels(media: Media, norms: Norms, place: Place) -> Tensor:
+def pixels(media: MediaSpan, norms: Norms, place: Place) -> Tensor:
     """[N, 3, height, width] in the dtype of hidden states, normalised in float32."""
     norm = norms.video if media.kind == "video" else norms.image
     levels = torch.frombuffer(bytearray(media.pixels), dtype=torch.uint8).view(media.shape)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 from sglang.srt.attention.attention_protocol import Attention, KVShape
-from sglang.srt.core.media import Media
+from sglang.srt.core.media_marks import MediaSpan
 from sglang.srt.layers.lora import Use
 from sglang.srt.layers.tape_recorder import TapeRecorder
 from sglang.srt.layers.weight import Place, Slots, Stored
@@ -89,7 +89,7 @@ class VisionLanguageModel:
         """The towers and projectors before the text model, by the prefixes of their weights."""
 
     @abstractmethod
-    def encode(self, media: Media) -> Tensor:
+    def encode(self, media: MediaSpan) -> Tensor:
         """Hidden states of a medium. See ``MultimodalModel.encode``."""
 
     def embed(self, tokens: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 
 from sglang.srt.core.depth import deeper
 from sglang.srt.core.ints import Ints
-from sglang.srt.core.media import Medias
+from sglang.srt.core.media_marks import Medias
 from sglang.srt.program.ask import verify_length
 from sglang.srt.program.encoder import bytes_of
 from sglang.srt.program.media_loading import Expanded

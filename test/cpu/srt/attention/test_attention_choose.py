@@ -16,7 +16,7 @@ from sglang.srt.attention.backend_choice import choose
 from sglang.srt.commands.doctor.machine_checks import device as examine
 from sglang.srt.config import Config
 from sglang.srt.config.sections import ATTENTION_BACKENDS
-from sglang.srt.worker.worker import ModelWorker
+from sglang.srt.worker.model_worker import ModelWorker
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 

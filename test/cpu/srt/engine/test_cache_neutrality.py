@@ -20,13 +20,13 @@ from sglang.srt.core.messages import (
     Close,
     Done,
     Failed,
-    Fork,
+    ForkContext,
     Generate,
     Open,
-    Prompt,
+    PromptChunk,
     Tokens,
 )
-from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import Executor, local_executor
 from sglang.srt.engine.info import EngineInfo
 
@@ -85,17 +85,17 @@ class Plan:
 
 def ask(
     plan: Plan, executor: Executor, info: EngineInfo, share: bool, together: bool
-) -> tuple[Answers, Engine]:
+) -> tuple[Answers, EngineCore]:
     """Run the plan. ``together`` submits all at once on a small pool, with forks and aborts."""
     size = plan.pool if together else POOL
     info = EngineInfo(**{f: getattr(info, f) for f in info.__struct_fields__ if f != "capacity"},
                       capacity=size - size % info.page_size)  # fmt: skip
-    engine = Engine(executor, info, plan.schedule, [b""] * info.vocab_size, share=share)
+    engine = EngineCore(executor, info, plan.schedule, [b""] * info.vocab_size, share=share)
     answers: Answers = {}
     for i, (prompt, goal) in enumerate(zip(plan.prompts, plan.goals)):
         answers[i] = ([], [])
         if together and i in plan.forked:
-            opening = Fork(plan.forked[i], i, len(prompt))
+            opening = ForkContext(plan.forked[i], i, len(prompt))
         else:
             opening = Open(i, ints(prompt).tobytes())
         forked_later = together and i in plan.forked.values()
@@ -118,7 +118,7 @@ def ask(
     return answers, engine
 
 
-def drain(engine: Engine, answers: Answers) -> None:
+def drain(engine: EngineCore, answers: Answers) -> None:
     while engine.busy:
         take(engine.step(), answers)
         engine.store.check()
@@ -129,7 +129,7 @@ def take(events: list[object], answers: Answers) -> None:  # type: ignore[type-a
         assert not isinstance(event, Failed), event
         if isinstance(event, Tokens):
             answers[event.request][0].extend(event.tokens)
-        elif isinstance(event, Prompt):
+        elif isinstance(event, PromptChunk):
             answers[event.request][1].extend(v for v in event.logprobs if v is not None)
         else:
             assert isinstance(event, Done)

@@ -16,11 +16,11 @@ from sglang.srt.core.messages import (
     Generate,
     Goal,
     Open,
-    Prompt,
+    PromptChunk,
     Score,
     Tokens,
 )
-from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import Executor, Inline, Threaded, load_worker
 
 from benchmark.models import EMBEDDED
@@ -43,10 +43,10 @@ def some_goal(r: random.Random, length: int) -> Goal:
     return Generate(sampling, top=r.choice([-1, 2]))
 
 
-def answers(executor: Executor, info: Any) -> tuple[dict[int, list[Any]], Engine]:
+def answers(executor: Executor, info: Any) -> tuple[dict[int, list[Any]], EngineCore]:
     """Tokens, log-probabilities, scores and embeddings of 24 requests."""
     r = random.Random(3)
-    engine = Engine(executor, info, CONFIG.schedule, [b"x"] * info.vocab_size)
+    engine = EngineCore(executor, info, CONFIG.schedule, [b"x"] * info.vocab_size)
     found: dict[int, list[Any]] = {}
     for number in range(24):
         tokens = ints(r.randrange(300, 800) for _ in range(r.randint(2, 40)))
@@ -58,7 +58,7 @@ def answers(executor: Executor, info: Any) -> tuple[dict[int, list[Any]], Engine
             out = found[event.request]  # type: ignore[union-attr]
             if isinstance(event, Tokens):
                 out += [*event.tokens, *event.logprobs]
-            elif isinstance(event, Prompt):
+            elif isinstance(event, PromptChunk):
                 out += event.logprobs
             else:
                 assert isinstance(event, Done), event

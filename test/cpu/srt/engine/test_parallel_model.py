@@ -19,13 +19,13 @@ from sglang.srt.core.messages import (
     Done,
     Event,
     Failed,
-    Fork,
+    ForkContext,
     Generate,
     Open,
-    Prompt,
+    PromptChunk,
     Tokens,
 )
-from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import local_executor
 from sglang.srt.schedule.scheduler import Reserve
 
@@ -76,7 +76,7 @@ class Asker:
         runner, info = executor
         facts = {name: getattr(info, name) for name in info.__struct_fields__}
         info = type(info)(**{**facts, "capacity": capacity})
-        self.engine = Engine(runner, info, ScheduleConfig(**schedule), [b""] * info.vocab_size)
+        self.engine = EngineCore(runner, info, ScheduleConfig(**schedule), [b""] * info.vocab_size)
         self.events: dict[int, list[Event]] = {}
 
     def ask(self, number: int, items: list[Item], score_from: int = -1) -> None:
@@ -159,7 +159,7 @@ def test_forks_and_scores(executor: Any, model: Any) -> None:
     items: list[Item] = [[1, 2, 3], [[4, 5], [6, 7, 8]], [9, 10, 11, 12]]
     asker = Asker(executor)
     asker.ask(1, items, score_from=8)
-    asker.engine.handle([Fork(1, 2, 12)])
+    asker.engine.handle([ForkContext(1, 2, 12)])
     asker.ask(3, [*items[:2], [9]])
     asker.run()
     goal = Generate(SamplingParams(max_new_tokens=GROWTH, temperature=0.0, ignore_eos=True), top=0)
@@ -168,7 +168,7 @@ def test_forks_and_scores(executor: Any, model: Any) -> None:
     wanted = reference(model, items)
     assert same(asker.answer(1), wanted)
     assert same(asker.answer(2), wanted)
-    (prompt,) = [event for event in asker.events[1] if isinstance(event, Prompt)]
+    (prompt,) = [event for event in asker.events[1] if isinstance(event, PromptChunk)]
     tokens, views = tokens_of(items), views_of(items)
     values = [float(logprobs(model, tokens[:i], views)[tokens[i]]) for i in (9, 10, 11)]
     assert prompt.logprobs[0] is None

@@ -13,7 +13,7 @@ from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import Config
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Advance, Close, Done, Embed, Failed, Generate, Open
-from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import local_executor
 
 PROMPTS = [[5], [9, 4, 33, 2, 8], [9, 4, 33, 2, 9, 60, 1, 0, 7]]
@@ -25,13 +25,13 @@ def model_of(architecture: str, family: str, **settings: object) -> torch.nn.Mod
     return getattr(transformers, architecture)(config).eval()
 
 
-def served(path: str) -> Engine:
+def served(path: str) -> EngineCore:
     config = Config.of(model_path=path, dtype="float32", device="cpu", max_total_tokens=256)
     executor, info = local_executor(config)
-    return Engine(executor, info, config.schedule, [b"x"] * 97)
+    return EngineCore(executor, info, config.schedule, [b"x"] * 97)
 
 
-def ask(engine: Engine, prompt: list[int], goal: Embed | Generate) -> Done | Failed:
+def ask(engine: EngineCore, prompt: list[int], goal: Embed | Generate) -> Done | Failed:
     events = engine.handle([Open(1, ints(prompt).tobytes()), Advance(1, 1, goal, close=True)])
     while engine.busy:
         events += engine.step()

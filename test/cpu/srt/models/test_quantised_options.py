@@ -21,8 +21,8 @@ from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.formats import mxfp4
 from sglang.srt.models.formats.quantised_files import QuantisedFiles
 from sglang.srt.models.safetensors import SafetensorsCheckpoint
+from sglang.srt.worker.model_worker import ModelWorker, plan_of
 from sglang.srt.worker.storage import dtype_of
-from sglang.srt.worker.worker import ModelWorker, plan_of
 from torch import Tensor
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "initializer_range": 0.2}

@@ -20,7 +20,7 @@ from sglang.srt.models import weights
 from sglang.srt.models.llama import LlamaForCausalLM
 from sglang.srt.models.model_spec import read_config
 from sglang.srt.models.safetensors import INDEX, SafetensorsCheckpoint, read_checkpoint, read_header
-from sglang.srt.worker.worker import ModelWorker
+from sglang.srt.worker.model_worker import ModelWorker
 
 CPU = Place(torch.device("cpu"), torch.float32)
 

@@ -105,7 +105,7 @@ def test_a_group_that_cannot_share_says_so(tmp_path: Path) -> None:
 
 def test_native_kernels_of_several_ranks_are_refused(tmp_path: Path) -> None:
     """Native products are not summed over the ranks."""
-    native = pytest.importorskip("sglang.srt.worker.native")
+    native = pytest.importorskip("sglang.srt.worker.native_forward")
     path = checkpoint(tmp_path / "model", "LlamaForCausalLM", vocab_size=96)
     fields, architecture = read_config(Path(path))
     family = lookup(architecture)

@@ -13,7 +13,7 @@ from helpers.paged import Paged, Sequence
 from sglang.srt.config import Config
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Advance, Done, Embed, Open
-from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import local_executor
 from sglang.srt.worker.pooling import NOT_FINITE
 from torch import Tensor
@@ -28,7 +28,7 @@ def wanted(model, prompt: list[int], pooling: str) -> Tensor:
     return states.mean(0) if pooling == "mean" else states[-1]
 
 
-def embed(engine: Engine, prompts: list[list[int]], pooling: str) -> dict[int, Done]:
+def embed(engine: EngineCore, prompts: list[list[int]], pooling: str) -> dict[int, Done]:
     """All of them at once, by index."""
     for i, prompt in enumerate(prompts, 1 + len(engine.store.contexts)):
         engine.handle([Open(i, ints(prompt).tobytes()), Advance(i, i, Embed(pooling), close=True)])
@@ -63,7 +63,7 @@ def test_the_pooled_states_are_those_of_transformers(architecture: str, tmp_path
                 page_size=page_size, chunked_prefill_size=chunk,
             )  # fmt: skip
             executor, info = local_executor(config)
-            engine = Engine(executor, info, config.schedule, [b"x"] * VOCAB)
+            engine = EngineCore(executor, info, config.schedule, [b"x"] * VOCAB)
             for again in (False, True):  # the second time from the cache
                 done = embed(engine, prompts, pooling)
                 assert sorted(done) == list(range(len(prompts)))

@@ -16,7 +16,7 @@ from helpers.tiny_model import write_config
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.attention import flashinfer_attention
 from sglang.srt.attention.backend_choice import build
-from sglang.srt.core.batch import Batch, Row, Sample, Score
+from sglang.srt.core.batch import Batch, Row, RowScore, Sample
 from sglang.srt.core.ints import ints
 from sglang.srt.worker import graphs
 from sglang.srt.worker.forward import Eager
@@ -221,7 +221,7 @@ def test_rows_follow_tokens_and_are_scored(path: str) -> None:
                 rows[-1].follows = i
             outputs = worker.run(rows).rows
             got.append([(o.token, round(o.logprob, 4)) for o in outputs])
-        last = worker.row(Sequence([5]), 1, score=Score(0, ints([9]), top=2))
+        last = worker.row(Sequence([5]), 1, score=RowScore(0, ints([9]), top=2))
         got.append([round(x, 4) for x in worker.run([last]).rows[0].scores])
         results.append(got)
         assert recorder.replayed == (6 if most else 0)

@@ -11,7 +11,7 @@ import sglang as sgl
 import torch
 from helpers.seeing import movie, picture, url, write_model
 from sglang.errors import BackendError
-from sglang.srt.core.media import Media
+from sglang.srt.core.media_marks import MediaSpan
 from sglang.srt.worker.features import Features
 
 A, B = picture(40, 30, 1), picture(40, 30, 2)
@@ -170,7 +170,7 @@ def test_an_image_that_cannot_be_encoded(engine: sgl.Engine, monkeypatch: Any) -
     encode = runner.features._encode
     runner.features._kept.clear()
 
-    def fail(media: Media) -> torch.Tensor:
+    def fail(media: MediaSpan) -> torch.Tensor:
         if media.size == (40, 30) and media.key == bad[0]:
             raise RuntimeError("out of memory")
         return encode(media)  # type: ignore[no-any-return]
@@ -192,8 +192,8 @@ def test_an_image_that_cannot_be_encoded(engine: sgl.Engine, monkeypatch: Any) -
 def test_the_store_of_features_is_bounded() -> None:
     kept = Features(lambda media: torch.ones(media.count, 4), most_bytes=100)
 
-    def media(key: int, count: int) -> Media:
-        return Media(0, count, bytes([key]) * 16, "image", (1,), b"")
+    def media(key: int, count: int) -> MediaSpan:
+        return MediaSpan(0, count, bytes([key]) * 16, "image", (1,), b"")
 
     for key in range(5):
         assert isinstance(kept._of(media(key, 3)), torch.Tensor)

@@ -16,7 +16,7 @@ from sglang.srt.config import Config
 from sglang.srt.core.batch import Batch, Row, encode
 from sglang.srt.core.ints import Ints, ints
 from sglang.srt.core.messages import Advance, Failed, Generate, Open, Tokens
-from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import Executor, Inline, Threaded, load_worker
 from sglang.srt.schedule.scheduler import Reserve
 from sglang.srt.worker.page_tables import PageTables
@@ -86,7 +86,7 @@ def test_a_change_that_does_not_fit_is_refused(row: Row, message: str) -> None:
         tables.views(batch, ends_of(batch))
 
 
-def generated(tokens: int, page_size: int, depth: int, fail_at: int = 0) -> tuple[Any, Engine]:
+def generated(tokens: int, page_size: int, depth: int, fail_at: int = 0) -> tuple[Any, EngineCore]:
     """Texts of 12 requests by a real model with room for ``tokens``, "" for those that fail."""
     config = Config.of(
         model_path=str(EMBEDDED), max_total_tokens=tokens, page_size=page_size, threads=1,
@@ -105,7 +105,7 @@ def generated(tokens: int, page_size: int, depth: int, fail_at: int = 0) -> tupl
 
     runner.forward.hidden = counted
     executor: Executor = Threaded(worker) if depth == 2 else Inline(worker)
-    engine = Engine(executor, info, config.schedule, [b"x"] * info.vocab_size)
+    engine = EngineCore(executor, info, config.schedule, [b"x"] * info.vocab_size)
     engine.planner.reserve = Reserve(share=0.0, low=0.0, step_up=0.0)
     r, texts = random.Random(5), {}
     for number in range(12):

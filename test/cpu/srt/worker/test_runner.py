@@ -17,14 +17,14 @@ from helpers.paged import Paged, Sequence
 from helpers.tiny_model import write_config
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import Config, MemoryConfig
-from sglang.srt.core.batch import Batch, Row, Sample, Score
+from sglang.srt.core.batch import Batch, Row, RowScore, Sample
 from sglang.srt.core.ints import ints
 from sglang.srt.core.workers import Mask
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.worker import runner as runner_module
 from sglang.srt.worker.kv import pool_pages
+from sglang.srt.worker.model_worker import ModelWorker
 from sglang.srt.worker.sampler import NOT_FINITE
-from sglang.srt.worker.worker import ModelWorker
 
 GREEDY = SamplingParams(temperature=0.0)
 VOCAB = 97
@@ -59,9 +59,9 @@ def test_every_output_is_the_model_s_own(
     wanted = [
         {"sample": Sample(GREEDY, top=2)},
         {"sample": Sample(biased, prompt=ints(texts[1]), top=0), "probe": (5, 0, 5)},
-        {"score": Score(2, targets, top=3, probe=(1, 2))},
+        {"score": RowScore(2, targets, top=3, probe=(1, 2))},
         {"tip_top": 4, "probe": (8,)},
-        {"score": Score(0, ints(texts[4][1:])), "sample": Sample(GREEDY)},
+        {"score": RowScore(0, ints(texts[4][1:])), "sample": Sample(GREEDY)},
     ]
     rows = [paged.row(Sequence(t), len(t), **w) for t, w in zip(texts, wanted)]
     result = paged.run(rows)
@@ -189,7 +189,7 @@ def test_a_broken_row_fails_alone(path: str) -> None:
         {"sample": Sample(GREEDY)},
         {"sample": Sample(SamplingParams(), top=3)},
         {"tip_top": 2},
-        {"score": Score(0, ints([5]))},
+        {"score": RowScore(0, ints([5]))},
     ]
     for want in wanted:
         broken = Row(1, 3, ints(bad.tokens[3:]), [*bad.pages, paged.free[-1]], **want)
@@ -206,7 +206,7 @@ def test_what_cannot_be_served_is_said_in_the_row(path: str) -> None:
     paged = Paged(path, 1, 0)
     rows = [paged.row(Sequence(text(1, 3)), 3, sample=Sample(GREEDY)) for _ in range(2)]
     rows[0].adapter = 7
-    rows.append(paged.row(Sequence(text(2, 3)), 3, score=Score(2, ints([1, 2]))))
+    rows.append(paged.row(Sequence(text(2, 3)), 3, score=RowScore(2, ints([1, 2]))))
     outputs = paged.run(rows).rows
     assert outputs[0].error == "adapter 7 is not loaded"
     assert outputs[1].error == ""
@@ -273,7 +273,7 @@ from sglang.srt.config import Config
 from sglang.srt.core.batch import Batch, Row, Sample
 from sglang.srt.core.ints import ints
 from sglang.ir.sampling import SamplingParams
-from sglang.srt.worker.worker import ModelWorker
+from sglang.srt.worker.model_worker import ModelWorker
 
 worker = ModelWorker(Config.of(model_path=sys.argv[1], load_format="dummy", device="cpu"))
 row = Row(0, 0, ints([1, 2]), ints([0, 1]), sample=Sample(SamplingParams(top_p=0.5), top=2))

@@ -16,7 +16,7 @@ from helpers.tiny_model import write_config
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.attention.attention_protocol import Layout
 from sglang.srt.attention.native_attention import NativeAttention
-from sglang.srt.core.batch import Sample, Score
+from sglang.srt.core.batch import RowScore, Sample
 from sglang.srt.core.ints import ints
 from sglang.srt.layers.weight import Place
 from sglang.srt.models.llama import LlamaForCausalLM
@@ -101,7 +101,7 @@ def test_outputs_and_following_rows(backend: str, tmp_path: Path) -> None:
     want = Paged(path, 1, 0, **options).greedy([prompt], steps)[0]
     paged = Paged(path, 1, 0, **options)
     sequence, got = Sequence(list(prompt)), []
-    row = paged.row(sequence, 3, sample=GREEDY, score=Score(0, ints([6, 7]), top=2))
+    row = paged.row(sequence, 3, sample=GREEDY, score=RowScore(0, ints([6, 7]), top=2))
     for step in range(steps):
         output = paged.run([row]).rows[0]
         assert len(output.scores) == (2 if step == 0 else 0)

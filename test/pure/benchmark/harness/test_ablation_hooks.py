@@ -14,14 +14,14 @@ from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import ScheduleConfig
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Advance, Generate, Open
-from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import Inline
 
 from benchmark.harness.hooks.matching import part_of_hits, whole_sequences
 from benchmark.harness.hooks.patch import patched
 from benchmark.harness.hooks.recorder import Recorder, recording
 
-HOOKS: dict[str, Callable[[Engine], AbstractContextManager[None]]] = {
+HOOKS: dict[str, Callable[[EngineCore], AbstractContextManager[None]]] = {
     "none of the hits": partial(part_of_hits, rate=0.0),
     "a third of the hits": partial(part_of_hits, rate=1 / 3),
     "whole sequences": whole_sequences,
@@ -45,13 +45,13 @@ def test_the_books_are_kept_in_random_histories(name: str) -> None:
     assert (seen["cached tokens"] > 100) is (name != "none of the hits")
 
 
-def _engine(capacity: int = 4096, page_size: int = 1, chunk: int = 1 << 20) -> Engine:
+def _engine(capacity: int = 4096, page_size: int = 1, chunk: int = 1 << 20) -> EngineCore:
     schedule = ScheduleConfig(chunked_prefill_size=chunk, max_running_requests=8)
     info = fake_info(capacity, page_size)
-    return Engine(Inline(FakeWorker(page_size)), info, schedule, TOKEN_BYTES)
+    return EngineCore(Inline(FakeWorker(page_size)), info, schedule, TOKEN_BYTES)
 
 
-def _ask(engine: Engine, *prompts: list[int], draw: int = 1) -> Recorder:
+def _ask(engine: EngineCore, *prompts: list[int], draw: int = 1) -> Recorder:
     """All at once, to the end."""
     goal = Generate(SamplingParams(max_new_tokens=draw, temperature=0.0, ignore_eos=True))
     with recording(engine) as recorded:
@@ -65,7 +65,7 @@ def _ask(engine: Engine, *prompts: list[int], draw: int = 1) -> Recorder:
     return recorded
 
 
-def _cached(engine: Engine, *prompts: list[int], draw: int = 1) -> list[int]:
+def _cached(engine: EngineCore, *prompts: list[int], draw: int = 1) -> list[int]:
     found = _ask(engine, *prompts, draw=draw).requests
     assert all(r.computed == r.prompt - r.cached for r in found), "a hit grew behind its admission"
     return [r.cached for r in found]

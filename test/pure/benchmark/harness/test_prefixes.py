@@ -15,7 +15,7 @@ from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import ScheduleConfig
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Advance, Fill, Generate, Goal, Open
-from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import Inline
 
 from benchmark.cache_schedule.workloads import WORKLOADS, lower_bound, workload
@@ -86,19 +86,19 @@ def test_it_is_the_bound_of_theorem_3_1(name: str) -> None:
     assert least([Asked(p, len(p), len(p) - 1) for p in prompts]) == lower_bound(prompts)
 
 
-def _engine(capacity: int, policy: str = "lpm") -> Engine:
+def _engine(capacity: int, policy: str = "lpm") -> EngineCore:
     schedule = ScheduleConfig(schedule_policy=policy, chunked_prefill_size=64,
                               max_running_requests=8)  # fmt: skip
-    return Engine(Inline(FakeWorker(1)), fake_info(capacity, 1), schedule, TOKEN_BYTES)
+    return EngineCore(Inline(FakeWorker(1)), fake_info(capacity, 1), schedule, TOKEN_BYTES)
 
 
-def ask(engine: Engine, number: int, prompt: list[int], goal: Goal | None = None) -> None:
+def ask(engine: EngineCore, number: int, prompt: list[int], goal: Goal | None = None) -> None:
     drawing = Generate(SamplingParams(max_new_tokens=4, temperature=0.0, ignore_eos=True))
     engine.handle([Open(number, ints(prompt).tobytes()),
                    Advance(number, number, goal or drawing, close=True)])  # fmt: skip
 
 
-def finish(engine: Engine) -> None:
+def finish(engine: EngineCore) -> None:
     while engine.busy:
         engine.step()
     engine.store.check()

@@ -21,8 +21,8 @@ SAMPLING = SamplingParams(
 VERBS: list[Any] = [
     m.Open(1, ints([1, 2, 2**31 - 1]).tobytes(), "tenant"),
     m.Open(2, b""),
-    m.Fork(1, 3),
-    m.Fork(1, 4, 2),
+    m.ForkContext(1, 3),
+    m.ForkContext(1, 4, 2),
     m.Append(1, ints([7]).tobytes()),
     m.Truncate(1, 0),
     m.Advance(1, 10, m.Fill()),
@@ -39,7 +39,7 @@ VERBS: list[Any] = [
 EVENTS: list[Any] = [
     m.Tokens(10, [1, 2], 3, [-0.5, -1.0], [[(1, -0.5)], []], [[-2.0], [-3.0]]),
     m.Tokens(10, []),
-    m.Prompt(10, 0, [None, -0.25], [None, [(2, -0.25)]], [None, [-9.0]]),
+    m.PromptChunk(10, 0, [None, -0.25], [None, [(2, -0.25)]], [None, [-9.0]]),
     m.Done(10, "stop", "\n", 12, RequestStats(5, 3, 4, 7, queue_seconds=0.125)),
     m.Done(11, "stop", 2),
     m.Done(12, "done", top=[(3, -0.1)], probe=[-4.0]),

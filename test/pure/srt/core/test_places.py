@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from sglang.srt.core.media import Media
+from sglang.srt.core.media_marks import MediaSpan
 from sglang.srt.core.places import places, reach
 
 
-def medium(start: int, grid: tuple[int, int, int], tick: float = 1.0) -> Media:
+def medium(start: int, grid: tuple[int, int, int], tick: float = 1.0) -> MediaSpan:
     count = grid[0] * grid[1] * grid[2]
-    return Media(start, count, bytes(16), "video", (1,), b"", grid=grid, tick=tick)
+    return MediaSpan(start, count, bytes(16), "video", (1,), b"", grid=grid, tick=tick)
 
 
-def plainly(media: list[Media], length: int) -> list[tuple[int, int, int]]:
+def plainly(media: list[MediaSpan], length: int) -> list[tuple[int, int, int]]:
     """Token after token."""
     out: list[tuple[int, int, int]] = []
     index = 0
@@ -36,8 +36,8 @@ def plainly(media: list[Media], length: int) -> list[tuple[int, int, int]]:
 
 
 @st.composite
-def contexts(draw: st.DrawFn) -> tuple[list[Media], int]:
-    media: list[Media] = []
+def contexts(draw: st.DrawFn) -> tuple[list[MediaSpan], int]:
+    media: list[MediaSpan] = []
     length = draw(st.integers(0, 4))
     for _ in range(draw(st.integers(0, 3))):
         side = st.integers(1, 4)
@@ -49,7 +49,7 @@ def contexts(draw: st.DrawFn) -> tuple[list[Media], int]:
 
 @given(contexts(), st.data())
 def test_any_run_of_tokens_has_its_places(
-    context: tuple[list[Media], int], data: st.DataObject
+    context: tuple[list[MediaSpan], int], data: st.DataObject
 ) -> None:
     media, length = context
     want = plainly(media, length)

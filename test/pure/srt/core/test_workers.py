@@ -22,31 +22,31 @@ from sglang.srt.core.batch import (
     Piece,
     Row,
     RowOutput,
+    RowScore,
     Sample,
-    Score,
     StepResult,
     decode_batch,
     decode_result,
     encode,
 )
 from sglang.srt.core.ints import from_wire, ints
-from sglang.srt.core.media import Media
+from sglang.srt.core.media_marks import MediaSpan
 from sglang.srt.core.messages import Generate
 from sglang.srt.core.messages import Score as ScoreGoal
 from sglang.srt.core.request import RequestSpec
 from sglang.srt.core.workers import NO_MASKS, Masks, Worker
-from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import Inline
 
 PENALISED = SamplingParams(repetition_penalty=1.5, logit_bias={3: -1.0})
-MEDIUM = Media(1, 2, b"k" * 16, "image", (1, 3), b"rgb")
+MEDIUM = MediaSpan(1, 2, b"k" * 16, "image", (1, 3), b"rgb")
 SAMPLE = Sample(PENALISED, 0.25, ints([7]), ints([1, 2]), (96,), b"\xff" * 4, 3, True)
 ROWS = {
     "a prompt": Row(1, 0, ints([5, 6, 7]), ints([3, 2, 1])),
     "a decode step": Row(2, 4, ints([0]), ints([9]), follows=3, sample=SAMPLE),
     "drafts": Row(3, 4, ints([1, 2]), ints([9]), sample=Sample(PENALISED, mask=1),
                   checks=[Sample(PENALISED, mask=0)]),
-    "scores": Row(4, 0, ints([1, 2]), ints([4]), score=Score(0, ints([2, 3]), 2, (5,))),
+    "scores": Row(4, 0, ints([1, 2]), ints([4]), score=RowScore(0, ints([2, 3]), 2, (5,))),
     "a distribution": Row(5, 0, ints([1]), ints([4]), tip_top=4, probe=(8,)),
     "an adapter": Row(6, 0, ints([1]), ints([4]), adapter=2),
     "embeddings": Row(7, 0, ints([1]), ints([4]), pool=0, every=True),
@@ -86,7 +86,7 @@ def test_a_broken_array_is_refused(code: int, data: bytes) -> None:
 
 
 def test_real_and_fake_workers_have_the_methods_of_the_contract() -> None:
-    worker = pytest.importorskip("sglang.srt.worker.worker")
+    worker = pytest.importorskip("sglang.srt.worker.model_worker")
     names = [name for name, member in vars(Worker).items() if inspect.isfunction(member)]
     names = [name for name in names if not name.startswith("_")]
     assert names == ["launch", "load_adapter", "unload_adapter"]
@@ -101,7 +101,7 @@ def test_an_executor_deeper_than_two_passes_is_refused() -> None:
     for depth in (0, 3):
         executor = Inline(FakeWorker(1), depth)
         with pytest.raises(ValueError, match=f"depth is {depth}; it must be between 1 and 2"):
-            Engine(executor, fake_info(64, 1), ScheduleConfig(), TOKEN_BYTES)
+            EngineCore(executor, fake_info(64, 1), ScheduleConfig(), TOKEN_BYTES)
 
 
 class Spy(FakeWorker):

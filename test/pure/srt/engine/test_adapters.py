@@ -14,8 +14,16 @@ from helpers.either import Either
 from helpers.fake_worker import ADAPTED, TOKEN_BYTES, FakeWorker, next_token
 from sglang.srt.config import ScheduleConfig
 from sglang.srt.core.ints import ints
-from sglang.srt.core.messages import Close, Embed, Fill, Fork, LoadAdapter, Open, UnloadAdapter
-from sglang.srt.engine.engine import Engine
+from sglang.srt.core.messages import (
+    Close,
+    Embed,
+    Fill,
+    ForkContext,
+    LoadAdapter,
+    Open,
+    UnloadAdapter,
+)
+from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import Inline
 
 
@@ -26,7 +34,7 @@ class AdapterDesk(Desk):
         facts = {"lora": True, "max_loras_per_batch": 2, "max_loaded_loras": 4, **changes}
         info = msgspec.structs.replace(self.engine.info, **facts)
         executor = Either(self.worker, seed) if depth == 2 else Inline(self.worker)
-        self.engine = Engine(
+        self.engine = EngineCore(
             executor, info, ScheduleConfig(max_running_requests=6, chunked_prefill_size=9),
             TOKEN_BYTES,
         )  # fmt: skip
@@ -119,7 +127,7 @@ def test_an_adapter_leaves_when_its_last_context_is_closed() -> None:
     assert desk.load("a")
     context = desk.with_adapter([1, 2, 3], "a")
     child = 900
-    desk.send(Fork(context, child))
+    desk.send(ForkContext(context, child))
     number = desk.unload("a")
     request = desk.advance(context, generate(5), close=True)  # opened before the unloading
     late = desk.with_adapter([1, 2, 3], "a")

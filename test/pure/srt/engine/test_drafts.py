@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.srt.core.context import Context
 from sglang.srt.core.ints import ints
-from sglang.srt.core.messages import Close, Done, Fork
+from sglang.srt.core.messages import Close, Done, ForkContext
 from sglang.srt.core.request import Generation, Request, RequestSpec
 from sglang.srt.engine import lookup
 from sglang.srt.engine.draft_model import ModelDrafter
@@ -305,7 +305,7 @@ def test_forks_share_the_draft_models_cache() -> None:
     one.advance(parent, generate(1))
     one.run()
     for child in (101, 102, 103):
-        one.send(Fork(parent, child, 200))
+        one.send(ForkContext(parent, child, 200))
         one.advance(child, generate(12, temperature=1.0, seed=child))
     one.run()
     assert model.tokens < 200 + 3 * 40

@@ -12,7 +12,7 @@ from sglang.srt.core.messages import (
     Close,
     Distribution,
     Fill,
-    Fork,
+    ForkContext,
     Score,
     Truncate,
 )
@@ -103,7 +103,7 @@ def test_a_fork_meets_its_parents_kv(page_size: int) -> None:
     context = desk.open(PROMPT * 2)
     desk.advance(context, Fill())
     desk.run()
-    desk.send(Fork(context, 100), Fork(context, 101, 9))
+    desk.send(ForkContext(context, 100), ForkContext(context, 101, 9))
     desk.send(Append(100, ints([50]).tobytes()), Append(101, ints([51]).tobytes()))
     one, two = desk.advance(100), desk.advance(101)
     desk.run()
@@ -120,7 +120,7 @@ def test_a_fork_of_a_running_context() -> None:
     request = desk.advance(context, generate(10))
     for _ in range(4):
         desk.step()
-    desk.send(Fork(context, 100))
+    desk.send(ForkContext(context, 100))
     so_far = PROMPT + desk.tokens(request)
     other = desk.advance(100, generate(3, seed=1, temperature=1.0))
     desk.run()
@@ -199,7 +199,7 @@ def test_generation_with_log_probabilities() -> None:
     plain = desk.ask(PROMPT, generate(3))
     desk.run()
     kinds = [type(event).__name__ for event in desk.events[request]]
-    assert kinds == ["Prompt", "Tokens", "Tokens", "Tokens", "Done"]
+    assert kinds == ["PromptChunk", "Tokens", "Tokens", "Tokens", "Done"]
     assert [len(event.logprobs) for event in desk.news(request)] == [1, 1, 1]
     assert all(not event.logprobs for event in desk.news(plain))
     assert desk.prompt(request).logprobs == [logprob(PROMPT[:i], PROMPT[i]) for i in range(4, 8)]

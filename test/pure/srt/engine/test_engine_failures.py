@@ -12,7 +12,7 @@ from sglang.srt.core.messages import (
     Append,
     Close,
     Control,
-    Fork,
+    ForkContext,
     Open,
     Score,
     Truncate,
@@ -158,8 +158,8 @@ def test_verbs_on_nothing() -> None:
     assert (desk.failed(request).code, desk.failed(request).message) == ("invalid", "no context 77")
     context = desk.open(PROMPT)
     desk.send(
-        Fork(77, 78), Append(77, b""), Truncate(77, 1), Truncate(context, -1),
-        Open(context, b""), Open(79, b"abc"), Fork(context, context),
+        ForkContext(77, 78), Append(77, b""), Truncate(77, 1), Truncate(context, -1),
+        Open(context, b""), Open(79, b"abc"), ForkContext(context, context),
     )  # fmt: skip
     assert desk.engine.stats.bad_verbs == 7
     assert set(desk.engine.store.contexts) == {context}

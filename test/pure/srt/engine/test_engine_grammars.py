@@ -10,7 +10,16 @@ from helpers.fake_worker import EOS, TOKEN_BYTES, VOCAB
 from helpers.toy_grammar import bits
 from sglang.ir.constraint import Constraint
 from sglang.srt.core.ints import ints
-from sglang.srt.core.messages import Advance, Close, Control, Done, Failed, Open, Prompt, Tokens
+from sglang.srt.core.messages import (
+    Advance,
+    Close,
+    Control,
+    Done,
+    Failed,
+    Open,
+    PromptChunk,
+    Tokens,
+)
 from sglang.srt.engine.collect import MAX_FORCED
 from sglang.srt.grammar.grammar_protocol import CompiledGrammar, CompilerBusy, GrammarError, Matcher
 from sglang.srt.http.exchange.error_replies import error_response
@@ -231,7 +240,7 @@ def test_the_prompts_log_probabilities_come_before_forced_text() -> None:
     ask(desk, 1, "whole", score_from=1)
     desk.run()
     prompt, *tokens, done = desk.events[1]
-    assert isinstance(prompt, Prompt)
+    assert isinstance(prompt, PromptChunk)
     assert (prompt.start, len(prompt.logprobs)) == (1, 2)
     assert [token for event in tokens if isinstance(event, Tokens) for token in event.tokens] == [
         1, 2, 3,

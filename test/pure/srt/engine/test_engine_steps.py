@@ -20,9 +20,9 @@ from sglang.srt.core.messages import (
     Close,
     Done,
     Event,
-    Fork,
+    ForkContext,
     Open,
-    Prompt,
+    PromptChunk,
     Score,
     Verb,
     encode,
@@ -205,7 +205,7 @@ def test_a_broken_search_ends_its_own_request(monkeypatch: pytest.MonkeyPatch) -
 def forks(size: int, count: int) -> list[Verb]:
     """A context and ``count`` requests on forks of it, as ``n`` completions of one prompt come."""
     verbs: list[Verb] = [Open(1, ints([3] * size).tobytes())]
-    verbs += [Fork(1, 1 + i) for i in range(1, count)]
+    verbs += [ForkContext(1, 1 + i) for i in range(1, count)]
     verbs += [Advance(1 + i, 1000 + i, generate(2), close=True) for i in range(count)]
     return verbs
 
@@ -241,9 +241,15 @@ def test_forks_cost_what_was_appended_too() -> None:
     old = desk.open([1] * 3000)
     costs = VerbCosts(desk.engine.store.contexts)
     piece = ints([2] * 500).tobytes()
-    verbs = [Append(old, piece), Fork(old, 90), Append(90, piece), Append(90, piece), Fork(90, 91)]
+    verbs = [
+        Append(old, piece),
+        ForkContext(old, 90),
+        Append(90, piece),
+        Append(90, piece),
+        ForkContext(90, 91),
+    ]
     assert [costs.of(verb) - 64 for verb in verbs] == [8000, 3500, 8000, 8000, 4500]
-    assert costs.of(Fork(77, 92)) == 64, "of none: it is refused"
+    assert costs.of(ForkContext(77, 92)) == 64, "of none: it is refused"
 
 
 DIFFERENT = [{"stop_regex": (rf"[a-m][^Z]{{900}}{number}Z1",)} for number in range(12)]
@@ -457,7 +463,7 @@ def test_long_prompts_by_priority_are_looked_up_over_several_steps() -> None:
 
 def numbers(event: Event) -> int:
     """Log-probabilities that an event brings, beside those of the prompt's own tokens."""
-    return sum(len(top or ()) for top in event.tops) if isinstance(event, Prompt) else 0
+    return sum(len(top or ()) for top in event.tops) if isinstance(event, PromptChunk) else 0
 
 
 def test_a_step_sends_so_many_log_probabilities() -> None:

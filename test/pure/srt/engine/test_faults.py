@@ -14,7 +14,7 @@ from helpers.fake_worker import FakeWorker
 from helpers.simulation import expected
 from sglang.srt.core.batch import Batch, StepResult
 from sglang.srt.core.ints import Ints, ints
-from sglang.srt.core.messages import Append, Close, Distribution, Failed, Fill, Fork, Score
+from sglang.srt.core.messages import Append, Close, Distribution, Failed, Fill, ForkContext, Score
 from sglang.srt.core.workers import Masks
 from sglang.srt.engine import admission
 from sglang.srt.grammar.stop_watch import StopWatch
@@ -47,7 +47,7 @@ def scenario(desk: Desk) -> list[tuple[int, list[int], Any]]:
     parent = desk.open([1, 2, 3, 4, 5, 6])
     asked.append((desk.advance(parent, Fill()), [], None))
     desk.run()
-    desk.send(Fork(parent, 1000), Append(1000, ints([7]).tobytes()))
+    desk.send(ForkContext(parent, 1000), Append(1000, ints([7]).tobytes()))
     asked.append((desk.advance(1000, goal), [1, 2, 3, 4, 5, 6, 7], goal))
     for n in range(4):
         ask([1, 2, 3, 20 + n, n], goal)

@@ -15,7 +15,7 @@ from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Advance, Done, LoadAdapter, Open, Tokens
 from sglang.srt.core.progress import GRAMMAR, MESSAGES, PASS, RESULTS, Progress
 from sglang.srt.engine import planner
-from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import Inline
 from sglang.srt.engine.grammar_budget import SECONDS, GrammarBudget
 from sglang.srt.grammar.grammar_protocol import CompiledGrammar, Matcher
@@ -110,7 +110,7 @@ class Run:
         before = self.desk.engine
         facts = {"lora": True, "max_loras_per_batch": 1, "max_loaded_loras": len(names)}
         info = msgspec.structs.replace(before.info, **facts)
-        engine = self.desk.engine = Engine(
+        engine = self.desk.engine = EngineCore(
             Inline(FakeWorker(1)), info, ScheduleConfig(), TOKEN_BYTES, grammars=Shop(self.meter)
         )
         engine.planner.new_budget = before.planner.new_budget

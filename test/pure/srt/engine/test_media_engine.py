@@ -17,25 +17,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sglang.srt.core import messages
 from sglang.srt.core.ints import Ints, ints
-from sglang.srt.core.media import Media, Numbers, cut, marked, verify, within
-from sglang.srt.core.messages import Append, Close, Embed, Fork, Goal, Open, Score, Truncate
+from sglang.srt.core.media_marks import MediaSpan, Numbers, cut, marked, verify, within
+from sglang.srt.core.messages import Append, Close, Embed, ForkContext, Goal, Open, Score, Truncate
 from sglang.srt.core.request import Generation, Request, RequestSpec
 from sglang.srt.core.segments import Segment, key, unmarked
 from sglang.srt.engine.admission import verify as admit
-from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.rows import make_rows
 from sglang.srt.memory.store import Store
 
 PLACE = 90  # the placeholder's id
 
 
-def image(content: int, start: int = 0, count: int = 0) -> Media:
-    return Media(start, count or 1 + content % 5, bytes([content]) * 16, "image", (1,), b"x")
+def image(content: int, start: int = 0, count: int = 0) -> MediaSpan:
+    return MediaSpan(start, count or 1 + content % 5, bytes([content]) * 16, "image", (1,), b"x")
 
 
-def prompt(*parts: list[int] | int) -> tuple[list[int], tuple[Media, ...], list[int]]:
+def prompt(*parts: list[int] | int) -> tuple[list[int], tuple[MediaSpan, ...], list[int]]:
     """Texts, and images by content: tokens, media, and what the model is shown."""
-    tokens, media, shown = list[int](), list[Media](), list[int]()
+    tokens, media, shown = list[int](), list[MediaSpan](), list[int]()
     for part in parts:
         if isinstance(part, list):
             tokens += part
@@ -129,7 +129,9 @@ def test_forks_and_cuts() -> None:
     d.run()
     shown = prompt([1], 3, [2, 3], 9, [4])[2]
     child, inside, empty = 1001, 1002, 1003
-    d.send(Fork(context, child), Fork(context, inside, 9), Fork(context, empty, 1))
+    d.send(
+        ForkContext(context, child), ForkContext(context, inside, 9), ForkContext(context, empty, 1)
+    )
     d.send(
         Append(inside, ints([5, 6]).tobytes()),
         Truncate(child, 7),
@@ -337,7 +339,7 @@ def test_within_and_cut() -> None:
         ([msgspec.structs.replace(image(1), key=b"x")], "1 bytes, not 16"),
     ],
 )
-def test_media_that_cannot_be(media: list[Media], words: str) -> None:
+def test_media_that_cannot_be(media: list[MediaSpan], words: str) -> None:
     with pytest.raises(ValueError, match=words.replace("[", r"\[").replace(")", r"\)")):
         verify(media, 8)
     d = desk()
@@ -356,7 +358,7 @@ def test_a_model_that_sees_nothing_refuses() -> None:
 
 def test_media_travel() -> None:
     media = (
-        Media(2, 3, b"k" * 16, "video", (2, 3, 4, 4), bytes(96), (2, 1, 1), (9, 8), 0.5),
+        MediaSpan(2, 3, b"k" * 16, "video", (2, 3, 4, 4), bytes(96), (2, 1, 1), (9, 8), 0.5),
         image(3, 7),
     )
     opening = Open(5, b"abcd", "n", (Segment(3, 3),), media)
@@ -373,7 +375,7 @@ FAULTS = {
     "all images are one": Mutation(Numbers, "of", "_._known[_] = N", become("N = 0")),
     "what is wrong is found again": Mutation(Store, "disown", "_.forget(_)", drop),
     "idle contexts keep the number": Mutation(Store, "disown", "_.key == _", never),
-    "others with the image go on": Mutation(Engine, "_unseen", "_.key == _", never),
+    "others with the image go on": Mutation(EngineCore, "_unseen", "_.key == _", never),
 }
 
 

@@ -18,14 +18,14 @@ from helpers.mutation import (
 )
 from helpers.simulation import simulate
 from sglang.srt.core import segments
-from sglang.srt.core.media import Numbers
+from sglang.srt.core.media_marks import Numbers
 from sglang.srt.core.request import Request
 from sglang.srt.engine import admission, collect, rows
-from sglang.srt.engine.adapters import Adapters
+from sglang.srt.engine.adapter_registry import AdapterRegistry
 from sglang.srt.engine.collect import Collector
 from sglang.srt.engine.draft_model import ModelDrafter
 from sglang.srt.engine.drafts import Drafts
-from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.masks import DraftMasks
 from sglang.srt.engine.planner import Planner
 from sglang.srt.memory.radix import RadixTree
@@ -95,7 +95,7 @@ MUTATIONS = {
         Mutation(Store, "release", "_._dropped.append(_)", drop),
     ],
     "a failed pass drops its page tables": [
-        Mutation(Engine, "_fail", "_.drop_again(_)", drop),
+        Mutation(EngineCore, "_fail", "_.drop_again(_)", drop),
     ],
     "a page table lacks what a pass has brought": [
         Mutation(Store, "advance", "_.sent = X", become("X + (context.saved % 7 == 3)")),
@@ -179,24 +179,24 @@ MUTATIONS = {
         Mutation(scheduler, "_admit", "if A > B: break", become("if A > B: continue")),
     ],
     "a failed pass is believed": [
-        Mutation(Engine, "_fail", "_.release(_, keep=X)", constant(True)),
-        Mutation(Engine, "_fail", "_.flush(...)", drop),
+        Mutation(EngineCore, "_fail", "_.release(_, keep=X)", constant(True)),
+        Mutation(EngineCore, "_fail", "_.flush(...)", drop),
     ],
     "what comes after a failed pass is believed": [
-        Mutation(Engine, "_fail", "while X: ...", never),
+        Mutation(EngineCore, "_fail", "while X: ...", never),
     ],
     "a pass under way is asked for a score once more": [
         Mutation(Request, "plan_outputs", "_.unscored = _", drop),
     ],
     "the draw of a pass under way is not counted": [
         Mutation(Planner, "_add", "_.pending += 1", drop),
-        Mutation(Engine, "_collect", "_.pending -= 1", drop),
+        Mutation(EngineCore, "_collect", "_.pending -= 1", drop),
     ],
     "a row follows another request's": [
         Mutation(Planner, "_foresee", "_._follows[_] = X", constant(0)),
     ],
     "a fork knows what is being drawn": [
-        Mutation(Engine, "_apply", "len(_) if _ is None else _", become("len(parent.tokens)")),
+        Mutation(EngineCore, "_apply", "len(_) if _ is None else _", become("len(parent.tokens)")),
     ],
     "a mask is made before it is known what it follows": [
         Mutation(Planner, "_waits", "_.matcher is not None", never),
@@ -206,7 +206,7 @@ MUTATIONS = {
         Mutation(Planner, "drop", "_.waiting.pop(...)", drop),
     ],
     "an aborted request keeps its memory": [
-        Mutation(Engine, "_forget", "_.active", never),
+        Mutation(EngineCore, "_forget", "_.active", never),
     ],
     "remembered matches are never renewed": [
         Mutation(Planner, "_match", "_.clear()", drop),
@@ -246,14 +246,14 @@ MUTATIONS = {
         Mutation(Store, "fork", "_.namespace", become("BASE")),
     ],
     "an adapter leaves while a context has it": [
-        Mutation(Adapters, "settle", "_.number not in _", always),
-        Mutation(Adapters, "settle", "_.number in _", never),
+        Mutation(AdapterRegistry, "settle", "_.number not in _", always),
+        Mutation(AdapterRegistry, "settle", "_.number in _", never),
     ],
     "KV of an adapter outlives it": [
-        Mutation(Adapters, "_gone", "_.drop_adapter(_)", constant(0)),
+        Mutation(AdapterRegistry, "_gone", "_.drop_adapter(_)", constant(0)),
     ],
     "an adapter loaded again has its old number": [
-        Mutation(Adapters, "load", "A._next + 1", become("A._next")),
+        Mutation(AdapterRegistry, "load", "A._next + 1", become("A._next")),
     ],
     "a pass has more adapters than fit": [
         Mutation(Planner, "_adapts", "return False", drop),
@@ -283,13 +283,13 @@ MUTATIONS = {
         Mutation(Request, "__post_init__", "_.tail + 1", constant(1)),
     ],
     "a busy refusal leaves its context open": [
-        Mutation(Engine, "_accept", "_._close_refused(_)", drop, nth=1),
+        Mutation(EngineCore, "_accept", "_._close_refused(_)", drop, nth=1),
     ],
     "the queue takes one more than it may": [
-        Mutation(Engine, "_accept", "_ >= _", compare(">")),
+        Mutation(EngineCore, "_accept", "_ >= _", compare(">")),
     ],
     "an invalid request leaves its context open": [
-        Mutation(Engine, "_accept", "_._close_refused(_)", drop, nth=2),
+        Mutation(EngineCore, "_accept", "_._close_refused(_)", drop, nth=2),
     ],
     "the context length is not looked at": [
         Mutation(admission, "verify", "min(_.context_length, A)", become("A")),

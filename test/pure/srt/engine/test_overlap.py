@@ -30,14 +30,14 @@ from sglang.srt.core.messages import (
     Embed,
     Failed,
     Fill,
-    Fork,
+    ForkContext,
     Generate,
     Open,
     Score,
 )
 from sglang.srt.core.request import Request
 from sglang.srt.core.workers import NO_MASKS, Masks
-from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import Threaded, overlaps
 from sglang.srt.engine.planner import Planner
 
@@ -178,7 +178,7 @@ def test_aborts_and_forks_with_passes_under_way(steps: int, page_size: int) -> N
     for _ in range(steps):
         desk.step()
     drawn = desk.tokens(request)
-    desk.send(Fork(context, 900), Close(context))
+    desk.send(ForkContext(context, 900), Close(context))
     assert desk.done(request).reason == "abort"
     desk.send(Control(1, "flush"))
     assert not desk.replies[0].ok
@@ -251,7 +251,9 @@ def threaded() -> Iterator[Threaded]:
 
 def test_a_thread_of_its_own(threaded: Threaded) -> None:
     r = random.Random(1)
-    engine = Engine(threaded, fake_info(80, 1), ScheduleConfig(max_running_requests=4), TOKEN_BYTES)
+    engine = EngineCore(
+        threaded, fake_info(80, 1), ScheduleConfig(max_running_requests=4), TOKEN_BYTES
+    )
     texts: dict[int, list[int]] = {}
     failed: set[int] = set()
     asked: dict[int, tuple[list[int], Generate]] = {}
@@ -319,7 +321,7 @@ MUTATIONS = {
         test_rows_follow_and_no_token_is_computed_in_vain,
     ),
     "what ended is believed to go on": (
-        Mutation(Engine, "_collect", "A.get(B) is not _", become("B not in A")),
+        Mutation(EngineCore, "_collect", "A.get(B) is not _", become("B not in A")),
         test_a_context_goes_on_while_a_row_of_its_last_request_is_under_way,
     ),
     "scores of a failed pass are not asked for again": (

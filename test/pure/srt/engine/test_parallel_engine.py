@@ -27,12 +27,12 @@ from hypothesis import strategies as st
 from sglang.srt.core import segments
 from sglang.srt.core.batch import Batch, Row, RowOutput, StepResult
 from sglang.srt.core.ints import ints
-from sglang.srt.core.messages import Close, Fill, Fork, Open, Score, decode_verbs, encode
+from sglang.srt.core.messages import Close, Fill, ForkContext, Open, Score, decode_verbs, encode
 from sglang.srt.core.request import Request
 from sglang.srt.core.segments import MAX_SEEN, Segment, key, verify
 from sglang.srt.core.workers import NO_MASKS, Finish, Masks
 from sglang.srt.engine import rows
-from sglang.srt.engine.engine import Engine
+from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.memory.store import Store
 from sglang.srt.schedule.scheduler import Reserve
 
@@ -140,7 +140,7 @@ def history(r: random.Random) -> Counter[str]:
             check_scores(office, context, items, r)
         if r.random() < 0.3:
             child = next(office._ids)
-            office.send(Fork(context, child))
+            office.send(ForkContext(context, child))
             asked.append((office.advance(child, generate(growth), close=True), items))
         asked.append((office.advance(context, generate(growth), close=r.random() < 0.5), items))
         if r.random() < 0.2:
@@ -213,7 +213,9 @@ FAULTS = {
         Mutation(segments, "key", "_ if _ else A", become("A")),
     ],
     "a fork forgets the segments": [Mutation(Store, "fork", "cut(...)", become("()"))],
-    "the first of its rows draws": [Mutation(Engine, "_collect", "(_ for _ in _ if X)", always)],
+    "the first of its rows draws": [
+        Mutation(EngineCore, "_collect", "(_ for _ in _ if X)", always),
+    ],
     "a score is read where not all is seen": [
         Mutation(Request, "__post_init__", "_.tail + 1", constant(1)),
     ],
@@ -261,7 +263,7 @@ def test_fills_and_forks_of_n_completions() -> None:
     office.run()
     office.done(filled)
     children = [next(office._ids) for _ in range(3)]
-    office.send(*(Fork(parent, child) for child in children))
+    office.send(*(ForkContext(parent, child) for child in children))
     requests = [office.advance(child, generate(5), close=True) for child in children]
     office.run()
     for request in requests:
@@ -299,7 +301,7 @@ def test_a_context_cut_inside_a_text_goes_on_in_it() -> None:
     office, _ = desk()
     context = office.open_items(BASE)
     child = next(office._ids)
-    office.send(Fork(context, child, 6))  # 1 2 3 | 4 5 | 6
+    office.send(ForkContext(context, child, 6))  # 1 2 3 | 4 5 | 6
     request = office.advance(child, generate(4))
     office.run()
     assert office.tokens(request) == expected([[1, 2, 3, 6]], 4)[0]

@@ -16,11 +16,11 @@ from helpers.paged import Paged, Sequence
 from helpers.vision import IMAGE, VIDEO
 from PIL import Image
 from sglang.srt.config import Config
-from sglang.srt.core.media import Media
+from sglang.srt.core.media_marks import MediaSpan
 from sglang.srt.core.places import places
 from sglang.srt.media.processor import Prepared
 from sglang.srt.media.processor_settings import CLIP_MEAN, CLIP_STD
-from sglang.srt.worker.worker import ModelWorker
+from sglang.srt.worker.model_worker import ModelWorker
 from torch import Tensor
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import (
@@ -78,7 +78,7 @@ class Asked:
     """A prompt, what is in it, and the keyword arguments of the transformers model."""
 
     tokens: list[int]
-    media: tuple[Media, ...]
+    media: tuple[MediaSpan, ...]
     inputs: dict[str, Any]
 
 

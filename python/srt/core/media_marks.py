@@ -1,4 +1,4 @@
-"""Media: an image or a video inside a context, as the model's vision tower reads it.
+"""Marks of media: an image or a video inside a context, as the model's vision tower reads it.
 
 A prompt holds a run of placeholder tokens for each; the hidden states that the tower makes of the
 pixels stand in for their embeddings. The key of such a token's KV in the cache is not its id, which
@@ -26,7 +26,7 @@ NUMBERS = 1 << 29  # the bits above are for segments (``core/segments``)
 KEY_BYTES = 16
 
 
-class Media(msgspec.Struct, frozen=True, omit_defaults=True):
+class MediaSpan(msgspec.Struct, frozen=True, omit_defaults=True):
     """One image or video of a context.
 
     Attributes:
@@ -57,7 +57,7 @@ class Media(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.start + self.count
 
 
-Medias = tuple[Media, ...]
+Medias = tuple[MediaSpan, ...]
 
 
 class Numbers:
@@ -83,7 +83,7 @@ class Numbers:
         self._known.pop(key, None)
 
 
-def marked(tokens: Ints, media: Sequence[Media], numbers: Numbers) -> Ints:
+def marked(tokens: Ints, media: Sequence[MediaSpan], numbers: Numbers) -> Ints:
     """The tokens up to the end of the last medium, marks in place of its placeholders."""
     out = tokens[: media[-1].end] if media else ints()
     for medium in media:
@@ -92,7 +92,7 @@ def marked(tokens: Ints, media: Sequence[Media], numbers: Numbers) -> Ints:
     return out
 
 
-def within(media: Sequence[Media], start: int, end: int) -> Iterator[Media]:
+def within(media: Sequence[MediaSpan], start: int, end: int) -> Iterator[MediaSpan]:
     """Media with placeholders among the tokens ``[start, end)``."""
     for medium in media[max(0, bisect_right(media, start, key=_start) - 1) :]:
         if medium.start >= end:
@@ -106,7 +106,7 @@ def cut(media: Medias, length: int) -> Medias:
     return tuple(medium for medium in media if medium.start < length)
 
 
-def verify(media: Sequence[Media], length: int) -> None:
+def verify(media: Sequence[MediaSpan], length: int) -> None:
     """Raise ValueError where a context of ``length`` tokens cannot have these."""
     end = 0
     for medium in media:

@@ -1,5 +1,5 @@
-"""Engine: verbs in, passes out, events back. Plan, compute, collect; while a pass is computed the
-next one is planned, where the executor takes more than one at a time.
+"""EngineCore: verbs in, passes out, events back. Plan, compute, collect; while a pass is computed
+the next one is planned, where the executor takes more than one at a time.
 
     idle       an open context without a request
     waiting    its request is queued, no memory held
@@ -32,7 +32,7 @@ from sglang.srt.core.messages import (
     Done,
     Event,
     Failed,
-    Fork,
+    ForkContext,
     LoadAdapter,
     Open,
     Reply,
@@ -44,7 +44,7 @@ from sglang.srt.core.namespace import Namespace
 from sglang.srt.core.progress import MESSAGES, NOWHERE, PASS, PLANNING, RESULTS, Progress
 from sglang.srt.core.request import Request
 from sglang.srt.engine import admission
-from sglang.srt.engine.adapters import Adapters
+from sglang.srt.engine.adapter_registry import AdapterRegistry
 from sglang.srt.engine.collect import Collector
 from sglang.srt.engine.compiling import Compiling, Grammars
 from sglang.srt.engine.drafts import Drafts
@@ -60,7 +60,7 @@ log = logging.getLogger("sglang.srt.engine")
 OPS = ("stats", "flush", "ping", "tree", "pause", "retract", "continue")
 
 
-class Engine:
+class EngineCore:
     """One scheduler, one store, one executor.
 
     Args:
@@ -111,7 +111,7 @@ class Engine:
         self._accepted = 0
         self._seed = seed
         self._compiling = Compiling(grammars)
-        self.adapters = Adapters(executor, info, self.store)
+        self.adapters = AdapterRegistry(executor, info, self.store)
         self._collector = Collector(info.eos, token_bytes, self.stats, self.store, jumps, clock)
 
     @property
@@ -163,7 +163,7 @@ class Engine:
                 events += self._end(request, "abort")
             if verb.context in self.store.contexts:
                 self.store.close(context)
-        elif isinstance(verb, Fork):
+        elif isinstance(verb, ForkContext):
             parent = self.store.contexts[verb.context]
             busy = self._requests.get(verb.context)
             known = len(parent.tokens) if busy is None else busy.known
@@ -433,7 +433,7 @@ class Engine:
         }
 
     def _control(self, verb: Control | LoadAdapter | UnloadAdapter) -> Reply | None:
-        """Return the answer; None to a verb about adapters that has begun (``Adapters.settle``)."""
+        """Return the answer; None to a verb about adapters that has begun (see ``settle``)."""
         if isinstance(verb, LoadAdapter):
             return self.adapters.load(verb)
         if isinstance(verb, UnloadAdapter):

@@ -21,12 +21,12 @@ from sglang.srt.models.decoder_model import DecoderModel
 from sglang.srt.models.model_spec import ModelSpec, json_whitespace, read_config
 from sglang.srt.models.registry import lookup
 from sglang.srt.models.renamed_checkpoint import named
-from sglang.srt.worker.adapters import Adapters, adapters_of, resident_bytes
 from sglang.srt.worker.features import Features
 from sglang.srt.worker.forward import Eager, Forward
 from sglang.srt.worker.graphs import captured
-from sglang.srt.worker.heap import returned_at_once
 from sglang.srt.worker.kv import KVPool, available_memory, bytes_per_token, pool_pages
+from sglang.srt.worker.lora_weights import LoraWeights, adapters_of, resident_bytes
+from sglang.srt.worker.malloc_settings import returned_at_once
 from sglang.srt.worker.runner import ModelRunner
 from sglang.srt.worker.storage import Storage, storage_of
 from sglang.srt.worker.threads import DEFAULT, Threads
@@ -37,7 +37,7 @@ LONGEST = 1 << 21  # tokens of context that a configuration alone may ask for
 
 
 @dataclass(frozen=True)
-class Plan:
+class ModelPlan:
     """Description of a model to load, known before anything is allocated."""
 
     directory: Path
@@ -136,7 +136,7 @@ class ModelWorker:
         return self.runner.launch(batch, masks)
 
 
-def plan_of(config: Config) -> Plan:
+def plan_of(config: Config) -> ModelPlan:
     """Reads what describes the model. Raises ValueError where it cannot be served."""
     settings = config.model
     directory = locate(settings.model_path, settings.revision)
@@ -154,10 +154,12 @@ def plan_of(config: Config) -> Plan:
         checkpoint = named(open_checkpoint(directory, fields), family)
         weights.match(slots, checkpoint, outline.ignores)
     storage = storage_of(config, spec, slots, checkpoint, device)
-    return Plan(directory, architecture, family, spec, length, device, storage, checkpoint)
+    return ModelPlan(directory, architecture, family, spec, length, device, storage, checkpoint)
 
 
-def load_model(plan: Plan, config: Config, threads: int) -> tuple[DecoderModel, Adapters | None]:
+def load_model(
+    plan: ModelPlan, config: Config, threads: int
+) -> tuple[DecoderModel, LoraWeights | None]:
     """Load a model with its weights, packed where native kernels will read them, and its adapters,
     none of which is loaded."""
     settings = config.model
@@ -168,7 +170,7 @@ def load_model(plan: Plan, config: Config, threads: int) -> tuple[DecoderModel, 
         adapters = adapters_of(model, config.lora, plan.device, plan.dtype)
         filled, keep, bits = None, None, plan.storage.bits
         if not plan.torch_because:
-            from sglang.srt.worker.native import Packer
+            from sglang.srt.worker.native_forward import Packer
 
             packer = Packer(model, plan.storage.quantization, threads, bits)
             filled, keep = packer.filled, packer.keep if bits else None
@@ -183,11 +185,11 @@ def load_model(plan: Plan, config: Config, threads: int) -> tuple[DecoderModel, 
 
 
 def forward_of(
-    plan: Plan, settings: ModelConfig, model: DecoderModel, pool: KVPool, threads: int
+    plan: ModelPlan, settings: ModelConfig, model: DecoderModel, pool: KVPool, threads: int
 ) -> tuple[Forward, str]:
     """Forward passes, and their name: an instruction set or "torch"."""
     if not plan.torch_because:
-        from sglang.srt.worker.native import Layered, Native
+        from sglang.srt.worker.native_forward import Layered, Native
 
         native = (Native if model.recordable else Layered)(model, pool, threads)
         log.info("kernels: sgl-kernel, %s, %d threads", native.isa, threads)

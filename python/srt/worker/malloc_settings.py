@@ -1,4 +1,4 @@
-"""Heap: what the C library does with freed memory while a model is loaded."""
+"""Settings of malloc: what the C library does with freed memory while a model is loaded."""
 
 from __future__ import annotations
 

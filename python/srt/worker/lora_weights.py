@@ -1,4 +1,4 @@
-"""Adapters: those that are loaded, and which of them a pass needs where.
+"""LoRA weights: those that are loaded, and which of them a pass needs where.
 
 Weights lie in host memory; on a CPU products read them there, on a GPU those of a pass are copied
 to the device when it is launched, and the least recently used make room. So memory is bounded by
@@ -26,8 +26,8 @@ from sglang.srt.models.peft import Site, open_adapter, read_adapter, sites_of
 from sglang.srt.worker.inputs import Inputs
 
 
-class Adapters:
-    """Adapters of one rank, by number.
+class LoraWeights:
+    """LoRA weights of one rank's adapters, by number.
 
     Loading and unloading may happen beside a pass, in another thread: a pass uses what was there
     when it was launched.
@@ -49,9 +49,9 @@ class Adapters:
         self._lock = threading.Lock()
 
     @staticmethod
-    def none() -> Adapters:
+    def none() -> LoraWeights:
         """Adapters of a model that has none."""
-        return Adapters({}, LoraConfig(), torch.device("cpu"), torch.float32)
+        return LoraWeights({}, LoraConfig(), torch.device("cpu"), torch.float32)
 
     def load(self, number: int, path: str, pinned: bool = False) -> dict[str, Any]:
         """Read the adapter in directory ``path``; facts about it. ``pinned``: it stays on the
@@ -150,7 +150,7 @@ def resident_bytes(
 
 def adapters_of(
     model: DecoderModel, settings: LoraConfig, device: torch.device, dtype: torch.dtype
-) -> Adapters | None:
+) -> LoraWeights | None:
     """Adapters of a model whose weights have not been packed, None where they are off. Raises
     ValueError where the model has nothing to adapt."""
     if not settings.enabled:
@@ -160,4 +160,4 @@ def adapters_of(
     sites = sites_of([(f"{prefix}{n}.", layer) for n, layer in zip(owned, layers)])
     if not sites:
         raise ValueError(f"--enable-lora: {type(model).__name__} has no layers that can be adapted")
-    return Adapters(sites, settings, device, dtype)
+    return LoraWeights(sites, settings, device, dtype)

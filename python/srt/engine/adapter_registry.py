@@ -1,4 +1,4 @@
-"""Adapters: their names, and when one may go.
+"""AdapterRegistry: names of adapters, and when one may go.
 
     loading    its weights are being read, in a thread beside the loop; no request can name it yet
     loaded     contexts may be opened with it
@@ -32,8 +32,8 @@ class _Leaving(NamedTuple):
     number: int
 
 
-class Adapters:
-    """Adapters of one engine. Requested changes are answered by ``settle``, in time."""
+class AdapterRegistry:
+    """Adapters of one engine, by name. Requested changes are answered by ``settle``, in time."""
 
     def __init__(self, executor: Executor, info: EngineInfo, store: Store) -> None:
         self._executor, self._store, self._info = executor, store, info
