@@ -1,13 +1,21 @@
-"""Staging: host arrays to a device without waiting for it.
+"""Staging: host arrays to a device, and results back, without waiting for the device.
 
 A copy from ordinary memory to a GPU waits until all that is queued there is done, which would undo
 planning ahead of it. A copy from pinned memory is queued like a kernel. Torch keeps pinned blocks
 and gives one out again only after the copies from it are done.
+
+Results are fetched without holding up the next pass:
+
+    fetch    after the pass is queued: copies are queued behind it, beside the stream of passes
+    wait     blocks for this pass alone, while later passes run
+
+On a CPU a tensor that exists is computed, so there is nothing to copy or to wait for.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -34,3 +42,68 @@ def send_all(arrays: dict[str, np.ndarray[Any, Any]], device: torch.device) -> d
     """All arrays, one-dimensional and of one dtype, in one copy."""
     packed = send(np.concatenate(list(arrays.values())), device)
     return dict(zip(arrays, packed.split([len(array) for array in arrays.values()])))
+
+
+class Lane(Protocol):
+    """Queue of copies."""
+
+    def copy(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Callable[[], None]]:
+        """Host tensors that will hold the values, and what blocks until they do."""
+        ...
+
+
+class Here:
+    """A device whose results are there when a call returns."""
+
+    def copy(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Callable[[], None]]:
+        return list(tensors), lambda: None
+
+
+class Beside:
+    """A CUDA stream beside the one that computes: pinned memory, one event for all copies.
+
+    The pass's stream may go on at once: the next pass does not overwrite what is being copied,
+    because torch gives the memory of ``tensors`` out again only after this stream is done with it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.stream = torch.cuda.Stream(device)
+
+    def copy(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Callable[[], None]]:
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        done, hosts = torch.cuda.Event(), []
+        with torch.cuda.stream(self.stream):
+            for tensor in tensors:
+                host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+                hosts.append(host.copy_(tensor, non_blocking=True))
+                tensor.record_stream(self.stream)
+            done.record(self.stream)
+        return hosts, done.synchronize
+
+
+class Fetched:
+    """Values on their way to the host."""
+
+    def __init__(self, hosts: list[Tensor], block: Callable[[], None]) -> None:
+        self._hosts, self._block = hosts, block
+
+    def wait(self) -> list[Tensor]:
+        """The values, as CPU tensors in the order of the requests."""
+        self._block()
+        return self._hosts
+
+
+class Readback:
+    """Fetches of one device, in order."""
+
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
+
+    def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
+        """Queue copies of ``tensors`` behind what computes them."""
+        return Fetched(*self.lane.copy(tensors))
+
+
+def readback_of(device: torch.device) -> Readback:
+    return Readback(Beside(device) if device.type == "cuda" else Here())

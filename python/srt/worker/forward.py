@@ -18,8 +18,8 @@ from sglang.srt.core.batch import Sample
 from sglang.srt.models.decoder_model import DecoderModel
 from sglang.srt.parallel.staging import send
 from sglang.srt.worker import sampler
-from sglang.srt.worker.drawing import Drawing, drawn
 from sglang.srt.worker.inputs import Inputs
+from sglang.srt.worker.sampler import Drawing, drawn
 from torch import Tensor
 
 

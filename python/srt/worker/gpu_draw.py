@@ -15,8 +15,7 @@ from sgl_kernel.triton import sampling as kernels
 from sglang.srt.core.batch import NONE_ALLOWED, Sample
 from sglang.srt.core.ints import Ints
 from sglang.srt.parallel.staging import send
-from sglang.srt.worker.drawing import Drawing
-from sglang.srt.worker.sampler import NOT_FINITE, mask_bytes, sized
+from sglang.srt.worker.sampler import NOT_FINITE, Drawing, mask_bytes, sized
 from torch import Tensor
 
 

@@ -26,10 +26,10 @@ from sglang.srt.attention.slots import padded
 from sglang.srt.config import ModelConfig
 from sglang.srt.core.batch import Sample
 from sglang.srt.models.decoder_model import DecoderModel
-from sglang.srt.worker.drawing import Drawing
 from sglang.srt.worker.forward import Eager, pick
 from sglang.srt.worker.inputs import Inputs
 from sglang.srt.worker.kv import KVPool
+from sglang.srt.worker.sampler import Drawing
 from torch import Tensor
 
 log = logging.getLogger("sglang.srt.worker")

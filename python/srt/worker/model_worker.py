@@ -29,11 +29,14 @@ from sglang.srt.worker.lora_weights import LoraWeights, adapters_of, resident_by
 from sglang.srt.worker.malloc_settings import returned_at_once
 from sglang.srt.worker.runner import ModelRunner
 from sglang.srt.worker.storage import Storage, storage_of
-from sglang.srt.worker.threads import DEFAULT, Threads
 
 log = logging.getLogger("sglang.srt.worker")
 
 LONGEST = 1 << 21  # tokens of context that a configuration alone may ask for
+# Multiply-adds that one thread does in the time it takes to wake the others at every operation.
+LIGHT = 1 << 27
+# Torch's own number of threads, before a worker of this process has set another.
+DEFAULT_THREADS = torch.get_num_threads()
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ class ModelWorker:
         held += resident_bytes(plan.family, plan.spec, config.lora, plan.device, plan.dtype)
         free = available_memory(plan.device)
         pages = pool_pages(memory, token_bytes, held, plan.length, plan.device, free)
-        threads = settings.threads or DEFAULT
+        threads = settings.threads or DEFAULT_THREADS
         with torch.inference_mode():
             self.model, self.adapters = load_model(plan, config, threads)
             pool = KVPool(spec.num_layers, spec.kv, pages, memory.page_size, kv_dtype, plan.device)
@@ -134,6 +137,24 @@ class ModelWorker:
         """See ``core.workers.Worker.launch``. On a CPU a batch is computed when this returns."""
         self.threads.prepare(batch.num_tokens)
         return self.runner.launch(batch, masks)
+
+
+class Threads:
+    """Number of torch's threads: always ``fixed`` where that is set; else one thread for a light
+    pass and torch's own number for a heavy one. Set in the thread that runs the passes: others keep
+    theirs."""
+
+    def __init__(self, fixed: int, parameters: int, device: torch.device) -> None:
+        self.most = fixed or DEFAULT_THREADS
+        self.adaptive = not fixed and device.type == "cpu" and self.most > 1
+        self.parameters = parameters
+
+    def prepare(self, num_tokens: int) -> None:
+        """Set the threads before a pass over ``num_tokens`` tokens."""
+        light = self.adaptive and num_tokens * self.parameters <= LIGHT
+        wanted = 1 if light else self.most
+        if torch.get_num_threads() != wanted:
+            torch.set_num_threads(wanted)
 
 
 def plan_of(config: Config) -> ModelPlan:

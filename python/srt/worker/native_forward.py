@@ -8,28 +8,30 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from sgl_kernel import native, packed, paged
+from sgl_kernel import native, packed, paged, rows
 from sgl_kernel.tape import Tape
 from sglang.srt.attention.attention_protocol import Int32Array
 from sglang.srt.attention.kernel_attention import KernelAttention
-from sglang.srt.core.batch import Sample
+from sglang.srt.core.batch import NONE_ALLOWED, Sample
 from sglang.srt.layers.quantised import Quantised, joined, native_form
 from sglang.srt.layers.tape_recorder import TapeRecorder
 from sglang.srt.layers.weight import Slot, Stored
 from sglang.srt.models.decoder_model import DecoderModel
-from sglang.srt.worker import native_draw
-from sglang.srt.worker.drawing import Drawing, drawn
 from sglang.srt.worker.forward import compute, pick
 from sglang.srt.worker.inputs import Inputs
 from sglang.srt.worker.kv import KVPool
+from sglang.srt.worker.sampler import NOT_FINITE, Drawing, adjust, drawn, mask_bytes, sized
 from torch import Tensor
 
 # Formats in which each --quantization stores matrices, and the output head.
 FORMATS = {"int8": ("w8a8", "w8a8"), "int8wo": ("w8", "w8"), "int4": ("w4", "w8")}
 PLAIN = {torch.float32: "f32", torch.bfloat16: "bf16"}
+# Multiply-adds that one thread does in about the time it takes to wake another.
+LIGHT = 1 << 20
 
 
 def unfit(device: torch.device) -> str:
@@ -153,7 +155,7 @@ class Layered:
 
     def draw(self, logits: Tensor, samples: Sequence[Sample]) -> Drawing:
         threads = self.threads if len(samples) > 1 else 1
-        return drawn(*native_draw.draw(logits, samples, threads))
+        return drawn(*draw_rows(logits, samples, threads))
 
     def _threads(self, tokens: int) -> int:
         """One for a pass that is over before others have woken."""
@@ -182,5 +184,41 @@ class Native(Layered):
         return self.tape.run(work, np.ascontiguousarray(wanted), threads, groups)
 
 
-# Multiply-adds that one thread does in about the time it takes to wake another.
-LIGHT = 1 << 20
+def draw_rows(logits: Tensor, samples: Sequence[Sample], threads: int) -> tuple[Tensor, list[str]]:
+    """Sample as ``worker.sampler.draw`` in one pass over float32 logits on the CPU.
+
+    Penalties, bias and forbidden ids, which few requests have, stay with torch.
+    """
+    errors = [""] * len(samples)
+    adjusted = adjust(logits, samples).contiguous()
+    params = [s.params for s in samples]
+    if all(p.greedy for p in params):
+        draws = np.zeros(len(samples), rows.DRAW)  # temperature 0: nothing else counts
+    else:
+        draws = _draw_records(samples, logits.shape[1])
+    kept = []  # the masks, while their addresses are in use
+    size = mask_bytes(logits.shape[1])
+    for i, sample in enumerate(samples):
+        if sample.mask is not None:
+            mask, errors[i] = sized(sample.mask, size)
+            words = np.frombuffer(mask, dtype=np.uint32)
+            kept.append(words)
+            draws["mask"][i] = words.__array_interface__["data"][0]
+    tokens = rows.draw(adjusted, draws, threads)
+    if int(tokens.min()) < 0:
+        for i, token in enumerate(tokens.tolist()):
+            if token < 0 and not errors[i]:
+                errors[i] = NOT_FINITE if token == rows.NOT_FINITE else NONE_ALLOWED
+        tokens.clamp_(min=0)
+    return tokens.long(), errors
+
+
+def _draw_records(samples: Sequence[Sample], vocab: int) -> np.ndarray[Any, Any]:
+    params = [s.params for s in samples]
+    return rows.draws(
+        [0.0 if p.greedy else p.temperature for p in params],
+        [min(p.top_k, vocab) for p in params],  # top_k may exceed an int32
+        [p.top_p for p in params],
+        [p.min_p for p in params],
+        [s.uniform for s in samples],
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -22,22 +23,20 @@ from sglang.srt.core.batch import (
 )
 from sglang.srt.core.matcher import POSTPONED
 from sglang.srt.core.workers import NO_MASKS, Finish, Mask, Masks
-from sglang.srt.parallel.staging import send
+from sglang.srt.parallel.staging import Fetched, readback_of, send
 from sglang.srt.worker import logprobs as readout
-from sglang.srt.worker.drawing import Drawing
 from sglang.srt.worker.features import Features
 from sglang.srt.worker.forward import Forward, pick
 from sglang.srt.worker.inputs import Inputs, read_batch
 from sglang.srt.worker.kv import KVPool
 from sglang.srt.worker.lora_weights import LoraWeights
 from sglang.srt.worker.page_tables import PageTables
-from sglang.srt.worker.pooling import pooled_span, sum_states
-from sglang.srt.worker.readback import Fetched, readback_of
-from sglang.srt.worker.sampler import NOT_FINITE, mask_bytes, narrowed
+from sglang.srt.worker.sampler import NOT_FINITE, Drawing, mask_bytes, narrowed
 from torch import Tensor
 
 # Logits computed at once: bounds the memory of a long prompt's scores.
 LOGITS = 1 << 24
+STATES_NOT_FINITE = "the model's hidden states are not finite"
 
 
 class _Tip(NamedTuple):
@@ -302,3 +301,46 @@ def _tips(rows: list[Row], inputs: Inputs, outputs: list[RowOutput]) -> Iterator
 
 def _top(sample: Sample | None) -> int:
     return -1 if sample is None else sample.top
+
+
+def pooled_span(row: Row, first: int) -> tuple[int, int]:
+    """The tokens that a row wants summed, as a range of the pass's, where its own begin at
+    ``first``."""
+    return first + row.pool, first + len(row.tokens)
+
+
+def sum_states(
+    batch: Batch,
+    inputs: Inputs,
+    wanted: Int32Array,
+    hidden: Tensor,
+    outputs: list[RowOutput],
+    score: Callable[[Tensor], Tensor] | None = None,
+) -> None:
+    """Set ``pooled`` of the rows that ask for it; hidden: [len(wanted), width] of the tokens
+    ``wanted``, normed, as the LM head sees it. Summed in float64 unless every one is wanted; all
+    rows in one transfer.
+
+    ``score``: what a classifier makes of states [N, width], [N, labels]. It is linear, so the sum's
+    scores are the sum of the scores.
+    """
+    pooled = [i for i, row in enumerate(batch.rows) if row.pool >= 0]
+    if not pooled:
+        return
+    parts = []
+    for i in pooled:
+        low, high = pooled_span(batch.rows[i], int(inputs.firsts[i]))
+        place = int(np.searchsorted(wanted, low))
+        states = hidden[place : place + high - low]
+        every = batch.rows[i].every
+        parts.append(states.double() if every else states.sum(0, True, dtype=torch.float64))
+    table = torch.cat(parts)
+    if score is not None:
+        table = score(table.to(hidden.dtype)).double()
+    finite = table.isfinite().all(1).cpu()
+    values, first = table.cpu().numpy(), 0
+    for i, part in zip(pooled, parts):
+        own = slice(first, first := first + len(part))
+        outputs[i].pooled = array("d", values[own].tobytes())
+        if not finite[own].all() and not outputs[i].error:
+            outputs[i].error = STATES_NOT_FINITE

@@ -9,7 +9,8 @@ needs nothing takes part in nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
@@ -21,6 +22,26 @@ from torch import Tensor
 # Most likely tokens that a nucleus is looked for in before the whole vocabulary is sorted.
 NUCLEUS = 1024
 NOT_FINITE = "the model's logits are not finite"
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Tokens that are being sampled, and their way to the host.
+
+    Attributes:
+        tokens: int64 [n] on the device.
+        fetched: tensors that ``outcome`` needs on the host.
+        outcome: from these, the tokens and one message a row, "" where the token is valid.
+    """
+
+    tokens: Tensor
+    fetched: list[Tensor]
+    outcome: Callable[[Sequence[Tensor]], tuple[list[int], list[str]]]
+
+
+def drawn(tokens: Tensor, errors: list[str]) -> Drawing:
+    """Sampled tokens whose messages are known, as those of ``draw``."""
+    return Drawing(tokens, [tokens], lambda host: (host[0].tolist(), errors))
 
 
 def draw(logits: Tensor, samples: Sequence[Sample]) -> tuple[Tensor, list[str]]:

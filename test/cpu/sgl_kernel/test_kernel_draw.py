@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from sgl_kernel import native, rows
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.batch import Sample
-from sglang.srt.worker import native_draw, sampler
+from sglang.srt.worker import sampler
+from sglang.srt.worker.native_forward import draw_rows
 
 pytestmark = pytest.mark.skipif(not native.AVAILABLE, reason=f"no extension: {native.WHY}")
 
@@ -144,7 +145,7 @@ def test_a_top_k_beyond_32_bits_cuts_nothing():
     logits = torch.randn(1, 50)
     for uniform in (0.1, 0.5, 0.9):
         tokens = [
-            native_draw.draw(logits, [Sample(SamplingParams(top_k=k), uniform=uniform)], 1)[0]
+            draw_rows(logits, [Sample(SamplingParams(top_k=k), uniform=uniform)], 1)[0]
             for k in (-1, 50, 2**32 + 1, 2**70)
         ]
         assert all(torch.equal(tokens[0], other) for other in tokens)

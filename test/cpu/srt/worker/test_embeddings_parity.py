@@ -15,7 +15,7 @@ from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Advance, Done, Embed, Open
 from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import local_executor
-from sglang.srt.worker.pooling import NOT_FINITE
+from sglang.srt.worker.runner import STATES_NOT_FINITE
 from torch import Tensor
 
 VOCAB = 97
@@ -85,4 +85,4 @@ def test_states_that_are_not_finite_are_an_error(tmp_path: Path) -> None:
     ]).rows  # fmt: skip
     assert not good.error
     assert len(good.pooled) == 32
-    assert bad.error == NOT_FINITE
+    assert bad.error == STATES_NOT_FINITE

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from sglang.srt.worker.readback import Here, Readback, readback_of
+from sglang.srt.parallel.staging import Here, Readback, readback_of
 from torch import Tensor
 
 

@@ -14,11 +14,10 @@ from sglang.srt.core.batch import RowOutput, Sample
 from sglang.srt.core.ints import ints
 from sglang.srt.core.matcher import POSTPONED
 from sglang.srt.core.workers import Mask
+from sglang.srt.parallel.staging import Fetched
 from sglang.srt.worker import sampler
-from sglang.srt.worker.drawing import drawn
-from sglang.srt.worker.readback import Fetched
 from sglang.srt.worker.runner import _masked, _settle, _Tip
-from sglang.srt.worker.sampler import NONE_ALLOWED, NOT_FINITE, draw
+from sglang.srt.worker.sampler import NONE_ALLOWED, NOT_FINITE, draw, drawn
 from torch import Tensor
 from transformers import (
     LogitsProcessorList,
