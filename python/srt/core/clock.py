@@ -1,7 +1,7 @@
 """Clock: the time that the engine measures with, an argument of all that note a moment.
 
 Only this module of core, memory, schedule and engine reads the machine's time. Budgets that count
-a thread's processor time (``engine/grammar_budget``) have a clock of their own.
+a thread's processor time (``engine/masks``) have a clock of their own.
 """
 
 from __future__ import annotations

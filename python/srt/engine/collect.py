@@ -25,7 +25,7 @@ from sglang.srt.core.progress import GRAMMAR, STOP_PATTERNS
 from sglang.srt.core.request import Request
 from sglang.srt.core.work import STEP_SEARCH, TooMuchWork
 from sglang.srt.engine.engine_stats import EngineStats
-from sglang.srt.engine.grammar_budget import GrammarBudget
+from sglang.srt.engine.masks import GrammarBudget
 from sglang.srt.engine.rows import forbidden
 from sglang.srt.memory.store import Store
 

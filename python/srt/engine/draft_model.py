@@ -23,9 +23,8 @@ from sglang.srt.core.messages import Generate
 from sglang.srt.core.namespace import Namespace
 from sglang.srt.core.request import Generation, Request, RequestSpec
 from sglang.srt.core.workers import Worker
-from sglang.srt.engine.grammar_budget import GrammarBudget
 from sglang.srt.engine.info import EngineInfo
-from sglang.srt.engine.masks import PassMasks
+from sglang.srt.engine.masks import GrammarBudget, PassMasks
 from sglang.srt.engine.rows import make_rows
 from sglang.srt.memory.store import Store
 

@@ -23,8 +23,8 @@ from sglang.srt.config.sections import MAX_DRAFTS
 from sglang.srt.core.batch import Drawn, Row, RowOutput
 from sglang.srt.core.messages import Generate
 from sglang.srt.core.request import Request
-from sglang.srt.engine.grammar_budget import GrammarBudget
 from sglang.srt.engine.lookup import LookupDrafter
+from sglang.srt.engine.masks import GrammarBudget
 from sglang.srt.memory.store import Store
 
 COSTLY = 2e-3  # processor seconds of a grammar's step: a request with a longer one has no drafts

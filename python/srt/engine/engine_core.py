@@ -50,8 +50,8 @@ from sglang.srt.engine.compiling import Compiling, Grammars
 from sglang.srt.engine.drafts import Drafts
 from sglang.srt.engine.engine_stats import EngineStats
 from sglang.srt.engine.executor import MOST_DEPTH, Executor
-from sglang.srt.engine.grammar_budget import GrammarBudget
 from sglang.srt.engine.info import EngineInfo
+from sglang.srt.engine.masks import GrammarBudget
 from sglang.srt.engine.planner import PlannedPass, Planner
 from sglang.srt.engine.snapshot import snapshot
 from sglang.srt.memory.store import Store

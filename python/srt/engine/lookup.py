@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from sglang.srt.core.ints import Ints
 from sglang.srt.core.request import Request
-from sglang.srt.engine.grammar_budget import GrammarBudget
+from sglang.srt.engine.masks import GrammarBudget
 
 WINDOW = 1 << 15  # tokens, at most
 TRIED = 24  # earlier positions that are compared

@@ -28,9 +28,8 @@ from sglang.srt.core.request import Request
 from sglang.srt.core.work import STEP_LOOKUP, STEP_NUMBERS
 from sglang.srt.engine.drafts import Drafts
 from sglang.srt.engine.engine_stats import EngineStats
-from sglang.srt.engine.grammar_budget import GrammarBudget, by_cost
 from sglang.srt.engine.info import EngineInfo
-from sglang.srt.engine.masks import PassMasks
+from sglang.srt.engine.masks import GrammarBudget, PassMasks, by_cost
 from sglang.srt.engine.rows import make_rows
 from sglang.srt.memory.store import Match, Store
 from sglang.srt.schedule.policies import AGING

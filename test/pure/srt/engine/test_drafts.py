@@ -18,8 +18,8 @@ from sglang.srt.core.request import Generation, Request, RequestSpec
 from sglang.srt.engine import lookup
 from sglang.srt.engine.draft_model import ModelDrafter
 from sglang.srt.engine.drafts import AdaptivePace, Drafts, Pace
-from sglang.srt.engine.grammar_budget import GrammarBudget
 from sglang.srt.engine.lookup import LEAST, LONGEST, WINDOW, Lookup, LookupDrafter
+from sglang.srt.engine.masks import GrammarBudget
 
 ROUND = [ECHO, 1, 2, 3]  # the fake model goes round in a circle of seven behind it
 PLAIN = [1, 2, 3, 4]

@@ -17,7 +17,7 @@ from sglang.srt.core.progress import GRAMMAR, MESSAGES, PASS, RESULTS, Progress
 from sglang.srt.engine import planner
 from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import Inline
-from sglang.srt.engine.grammar_budget import SECONDS, GrammarBudget
+from sglang.srt.engine.masks import SECONDS, GrammarBudget
 from sglang.srt.grammar.grammar_protocol import CompiledGrammar, Matcher
 
 BUDGET = 100  # units of work a pass
