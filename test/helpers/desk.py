@@ -25,7 +25,7 @@ from sglang.srt.core.messages import (
     Tokens,
     Verb,
 )
-from sglang.srt.engine.compiling import Grammars
+from sglang.srt.engine.admission import Grammars
 from sglang.srt.engine.drafts import Drafts
 from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import Inline

@@ -45,8 +45,8 @@ from sglang.srt.core.progress import MESSAGES, NOWHERE, PASS, PLANNING, RESULTS,
 from sglang.srt.core.request import Request
 from sglang.srt.engine import admission
 from sglang.srt.engine.adapter_registry import AdapterRegistry
+from sglang.srt.engine.admission import Compiling, Grammars
 from sglang.srt.engine.collect import Collector
-from sglang.srt.engine.compiling import Compiling, Grammars
 from sglang.srt.engine.drafts import Drafts
 from sglang.srt.engine.engine_stats import EngineStats
 from sglang.srt.engine.executor import MOST_DEPTH, Executor

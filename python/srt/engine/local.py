@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from sglang.srt.config import Config
 from sglang.srt.core.clock import SYSTEM_CLOCK
 from sglang.srt.core.messages import Event, Verb
+from sglang.srt.engine.admission import MakeVocabulary, make_compiler
 from sglang.srt.engine.client import Client, EngineLost
-from sglang.srt.engine.compiling import MakeVocabulary, make_compiler
 from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import Executor, local_executor
 from sglang.srt.engine.info import EngineInfo

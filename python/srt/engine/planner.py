@@ -32,8 +32,7 @@ from sglang.srt.engine.info import EngineInfo
 from sglang.srt.engine.masks import GrammarBudget, PassMasks, by_cost
 from sglang.srt.engine.rows import make_rows
 from sglang.srt.memory.store import Match, Store
-from sglang.srt.schedule.policies import AGING
-from sglang.srt.schedule.scheduler import Reserve, plan
+from sglang.srt.schedule.scheduler import AGING, Reserve, plan
 from sglang.srt.schedule.scheduler_view import Item, View
 
 ROUNDS = 4  # plans a pass: a later round uses what prefix sharing or retraction has freed

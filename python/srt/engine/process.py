@@ -354,7 +354,7 @@ def main(directory: str, parent: int) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     root = Path(directory)
     follow(parent, root)
-    from sglang.srt.engine.compiling import make_compiler
+    from sglang.srt.engine.admission import make_compiler
     from sglang.srt.engine.engine_core import EngineCore
     from sglang.srt.engine.executor import local_executor
     from sglang.srt.engine.loop import serve

@@ -30,7 +30,7 @@ from sglang.srt.engine.masks import DraftMasks
 from sglang.srt.engine.planner import Planner
 from sglang.srt.memory.radix import RadixTree
 from sglang.srt.memory.store import Store
-from sglang.srt.schedule import policies, scheduler
+from sglang.srt.schedule import scheduler
 
 WITHIN = 1500  # histories
 
@@ -173,7 +173,7 @@ MUTATIONS = {
         Mutation(scheduler, "victims", "_ >= _", always),
     ],
     "the overdue are not put first": [
-        Mutation(policies, "order", "fcfs(...) + _", become("ORDERS[policy](view.waiting, view)")),
+        Mutation(scheduler, "order", "fcfs(...) + _", become("ORDERS[policy](view.waiting, view)")),
     ],
     "admission skips what does not fit": [
         Mutation(scheduler, "_admit", "if A > B: break", become("if A > B: continue")),

@@ -9,8 +9,7 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sglang.srt.schedule.policies import AGING, ORDERS, order
-from sglang.srt.schedule.scheduler import Reserve, pages, plan, victims
+from sglang.srt.schedule.scheduler import AGING, ORDERS, Reserve, order, pages, plan, victims
 from sglang.srt.schedule.scheduler_view import Item, PassDecision, View
 
 
