@@ -20,8 +20,8 @@ from sglang.srt.http.openapi import openai_shapes as shapes_v1
 from sglang.srt.http.page import live_view as live
 from sglang.srt.http.page import page_files as page
 from sglang.srt.http.route import EVENTS, JSON, PAGE, TEXT, Handler, Route
-from sglang.srt.runtime.chat.chat_request import ChatRequest
 from sglang.srt.runtime.classification import ClassifyRequest
+from sglang.srt.runtime.conversations.chat_request import ChatRequest
 from sglang.srt.runtime.generated import Generated
 from sglang.srt.runtime.generation import GenerateRequest
 from sglang.srt.runtime.scoring import RerankRequest, ScoreRequest

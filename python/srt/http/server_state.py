@@ -13,8 +13,8 @@ from sglang.srt.http.telemetry.request_tracing import Tracing
 from sglang.srt.program.ask import Ask
 from sglang.srt.program.completion import Completer
 from sglang.srt.program.output import Output
+from sglang.srt.runtime.engine_runtime import EngineRuntime, model_name_of
 from sglang.srt.runtime.explanations import Explanations
-from sglang.srt.runtime.runtime import Runtime, model_name_of
 from sglang.srt.runtime.tenants import Tenants
 
 
@@ -34,7 +34,9 @@ class ServerState:
         self.tenants = Tenants(config)
         self.metrics = Metrics(model_name_of(config))
         self.explanations = Explanations()
-        self.runtime = Runtime(config, completion, self.metrics, self.tenants, self.explanations)
+        self.runtime = EngineRuntime(
+            config, completion, self.metrics, self.tenants, self.explanations
+        )
         self.responses = ResponseStore(config.server.response_store_bytes)
         self.tracing: Tracing | None = None
         self.started, self.began = int(time.time()), time.monotonic()

@@ -11,8 +11,8 @@ from sglang.srt.core.messages import Done, Embed
 from sglang.srt.core.request_stats import Count
 from sglang.srt.program.request_error import RequestError
 from sglang.srt.runtime.caller import ANYBODY, Caller
+from sglang.srt.runtime.engine_runtime import EngineRuntime
 from sglang.srt.runtime.prompts import places, prompts_of
-from sglang.srt.runtime.runtime import Runtime
 from sglang.srt.runtime.vectors import PoolingFields, read_asks, vector_of
 
 
@@ -33,7 +33,7 @@ class Label(msgspec.Struct):
 
 
 async def classify(
-    runtime: Runtime, request: ClassifyRequest, caller: Caller = ANYBODY
+    runtime: EngineRuntime, request: ClassifyRequest, caller: Caller = ANYBODY
 ) -> tuple[list[Label], list[Done]]:
     """The label of each prompt, and the prompt's end. Raises RequestError."""
     labels = runtime.info.labels

@@ -9,7 +9,7 @@ from sglang.ir.sampling import PARAMETERS, Parameter, SamplingParams
 from sglang.srt.program.ask import sampling_from
 from sglang.srt.program.request_error import RequestError
 from sglang.srt.runtime.constraint_fields import ConstraintFields, settings_of
-from sglang.srt.runtime.runtime import Runtime
+from sglang.srt.runtime.engine_runtime import EngineRuntime
 
 
 class StreamOptions(msgspec.Struct):
@@ -82,6 +82,6 @@ def refuse(name: str, value: Any) -> None:
         )
 
 
-def hidden_of(runtime: Runtime, body: CompletionFields) -> frozenset[int]:
+def hidden_of(runtime: EngineRuntime, body: CompletionFields) -> frozenset[int]:
     """Ids of control tokens that the text does not show."""
     return frozenset() if body.skip_special_tokens is False else runtime.tokenizer.special_ids

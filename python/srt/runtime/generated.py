@@ -12,7 +12,7 @@ from sglang.srt.core.ints import ints
 from sglang.srt.core.request_stats import Count, RequestCounts
 from sglang.srt.program.ask import Ask, Logprobs
 from sglang.srt.program.output import Output, PromptLogprobs
-from sglang.srt.runtime.runtime import Runtime
+from sglang.srt.runtime.engine_runtime import EngineRuntime
 
 T = TypeVar("T")
 Maybe: TypeAlias = T | UnsetType  # a field that may not be there
@@ -85,7 +85,7 @@ class LogprobWriter:
     """The log-probability fields of one completion. Each generated token is written once, however
     often a stream shows it."""
 
-    def __init__(self, runtime: Runtime, ask: Ask, wanted: Logprobs, with_text: bool) -> None:
+    def __init__(self, runtime: EngineRuntime, ask: Ask, wanted: Logprobs, with_text: bool) -> None:
         self._decode = runtime.tokenizer.decode if with_text else None
         self._ask, self._wanted = ask, wanted
         self._read = 0  # tokens before those in ``_tokens``

@@ -26,6 +26,7 @@ from sglang.srt.program.parallel_parts import read_parts
 from sglang.srt.program.request_error import RequestError
 from sglang.srt.program.sources import MediaSource, sources_of
 from sglang.srt.runtime.caller import ANYBODY, Caller
+from sglang.srt.runtime.engine_runtime import EngineRuntime
 from sglang.srt.runtime.generated import (
     CompletionMeta,
     EndedByAbort,
@@ -37,7 +38,6 @@ from sglang.srt.runtime.generated import (
     Spans,
 )
 from sglang.srt.runtime.hidden_states import states_of, verify_states
-from sglang.srt.runtime.runtime import Runtime
 from sglang.srt.runtime.sessions import SessionParams, SessionTurn
 
 TOKEN_BYTES = 16 << 10  # bytes of cumulative items for each generated token
@@ -79,7 +79,7 @@ _PROMPTS = ("text", "input_ids", "parts")
 
 
 async def generate(
-    runtime: Runtime, request: GenerateRequest, caller: Caller = ANYBODY
+    runtime: EngineRuntime, request: GenerateRequest, caller: Caller = ANYBODY
 ) -> Generated | list[Generated]:
     """The completions of a request: one where it has one prompt, not in a list, and ``n`` is 1.
 
@@ -102,7 +102,7 @@ async def generate(
 
 
 async def stream(
-    runtime: Runtime, request: GenerateRequest, caller: Caller = ANYBODY
+    runtime: EngineRuntime, request: GenerateRequest, caller: Caller = ANYBODY
 ) -> AsyncGenerator[Generated, None]:
     """The same as it grows. The prompt's log-probabilities come with the first item of a
     completion, and with the last one of a cumulative stream. Raises as ``generate`` does."""
@@ -147,7 +147,7 @@ class GenerateCall(msgspec.Struct):
         turn: of a session, where the request is in one.
     """
 
-    runtime: Runtime
+    runtime: EngineRuntime
     caller: Caller
     asks: list[Ask]
     single: bool
@@ -172,7 +172,7 @@ class GenerateCall(msgspec.Struct):
         return msgspec.structs.replace(self, asks=[replace(ask, prompt=turn.prompt)], turn=turn)
 
     def run(self) -> AsyncGenerator[tuple[int, Output], None]:
-        """Outputs as ``Runtime.run`` has them."""
+        """Outputs as ``EngineRuntime.run`` has them."""
         if self.turn is None:
             return self.runtime.run(self.asks, self.caller)
         run = partial(self.runtime.run, self.asks, self.caller)
@@ -191,7 +191,7 @@ class GenerateCall(msgspec.Struct):
         return [[last]]
 
 
-def _incremental(runtime: Runtime, request: GenerateRequest) -> bool:
+def _incremental(runtime: EngineRuntime, request: GenerateRequest) -> bool:
     """Whether a stream is one of deltas. Raises RequestError."""
     wanted = request.incremental_streaming_output
     if wanted is None:
@@ -206,7 +206,9 @@ def _incremental(runtime: Runtime, request: GenerateRequest) -> bool:
     return wanted
 
 
-async def read_call(runtime: Runtime, request: GenerateRequest, caller: Caller) -> GenerateCall:
+async def read_call(
+    runtime: EngineRuntime, request: GenerateRequest, caller: Caller
+) -> GenerateCall:
     """The request in the engine's terms. Raises RequestError."""
     received = time.monotonic() if request.return_spans else None
     prompts, listed = _prompts(request)
@@ -283,7 +285,9 @@ def _prompts(request: GenerateRequest) -> tuple[list[Any], bool]:
     return prompts, listed
 
 
-async def _read(runtime: Runtime, request: GenerateRequest, prompt: Any) -> tuple[Ints, Segments]:
+async def _read(
+    runtime: EngineRuntime, request: GenerateRequest, prompt: Any
+) -> tuple[Ints, Segments]:
     """Token ids and segments of one prompt. Raises RequestError."""
     if request.parts is not None:
         return await read_parts(runtime.completion, prompt)
@@ -291,7 +295,7 @@ async def _read(runtime: Runtime, request: GenerateRequest, prompt: Any) -> tupl
 
 
 async def _with_media(
-    runtime: Runtime, ask: Ask, images: list[MediaSource], videos: list[MediaSource]
+    runtime: EngineRuntime, ask: Ask, images: list[MediaSource], videos: list[MediaSource]
 ) -> Ask:
     """The ask with images and videos in place of their placeholders. Raises RequestError."""
     field = "video_data" if videos and not images else "image_data"

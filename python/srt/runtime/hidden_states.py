@@ -17,14 +17,14 @@ from sglang.srt.program.ask import Ask
 from sglang.srt.program.output import Output
 from sglang.srt.program.request_error import RequestError
 from sglang.srt.runtime.caller import Caller
-from sglang.srt.runtime.runtime import Runtime
+from sglang.srt.runtime.engine_runtime import EngineRuntime
 from sglang.srt.runtime.vectors import vector_of
 
 MAX_NUMBERS = 1 << 20  # numbers of one request: 20 MB of JSON
 _NOTHING = SamplingParams(max_new_tokens=0)
 
 
-def verify_states(runtime: Runtime, asks: Sequence[Ask]) -> None:
+def verify_states(runtime: EngineRuntime, asks: Sequence[Ask]) -> None:
     """Raise RequestError where ``asks`` may have more states than ``MAX_NUMBERS``, or none."""
     width = runtime.info.hidden_size
     tokens = 0
@@ -44,7 +44,7 @@ def verify_states(runtime: Runtime, asks: Sequence[Ask]) -> None:
         )
 
 
-async def states_of(runtime: Runtime, ask: Ask, output: Output, caller: Caller) -> list[Any]:
+async def states_of(runtime: EngineRuntime, ask: Ask, output: Output, caller: Caller) -> list[Any]:
     """The states of the prompt's tokens, a list [prompt tokens, hidden size], and behind it the
     state [hidden size] of every generated token but the last, which was not read.
 

@@ -8,7 +8,7 @@ from typing import Any
 from sglang.srt.core.ints import Ints
 from sglang.srt.program.ask import verify_prompt
 from sglang.srt.program.request_error import RequestError
-from sglang.srt.runtime.runtime import Runtime
+from sglang.srt.runtime.engine_runtime import EngineRuntime
 
 
 def prompts_of(value: Any, field: str) -> list[Any]:
@@ -27,7 +27,7 @@ def prompts_of(value: Any, field: str) -> list[Any]:
 
 
 async def read_prompt(
-    runtime: Runtime, value: str | list[int], field: str, add_special_tokens: bool = True
+    runtime: EngineRuntime, value: str | list[int], field: str, add_special_tokens: bool = True
 ) -> Ints:
     """Token ids of one prompt that the engine can take. Raises RequestError, naming ``field``."""
     try:

@@ -18,8 +18,8 @@ from sglang.srt.core.messages import Distribution, Done
 from sglang.srt.program.ask import MAX_PROBES
 from sglang.srt.program.request_error import RequestError
 from sglang.srt.runtime.caller import ANYBODY, Caller
+from sglang.srt.runtime.engine_runtime import EngineRuntime
 from sglang.srt.runtime.prompts import places, prompts_of
-from sglang.srt.runtime.runtime import Runtime
 from sglang.srt.runtime.vectors import (
     MAX_INPUTS,
     PoolingFields,
@@ -88,7 +88,7 @@ class Ranking(msgspec.Struct):
 
 
 async def label_scores(
-    runtime: Runtime, request: ScoreRequest, caller: Caller = ANYBODY
+    runtime: EngineRuntime, request: ScoreRequest, caller: Caller = ANYBODY
 ) -> LabelScores:
     """The probability of every label as the token behind query and item. Raises RequestError."""
     labels = _label_ids(runtime, request)
@@ -99,7 +99,7 @@ async def label_scores(
     return LabelScores([weigh(done.probe) for done in found], found)
 
 
-def _label_ids(runtime: Runtime, request: ScoreRequest) -> tuple[int, ...]:
+def _label_ids(runtime: EngineRuntime, request: ScoreRequest) -> tuple[int, ...]:
     labels = request.label_token_ids or []
     if not 1 <= len(labels) <= MAX_PROBES:
         raise RequestError(
@@ -145,7 +145,7 @@ def _softmax(logprobs: Sequence[float]) -> list[float]:
 
 
 async def similarities(
-    runtime: Runtime, request: ScoreRequest, caller: Caller = ANYBODY
+    runtime: EngineRuntime, request: ScoreRequest, caller: Caller = ANYBODY
 ) -> Similarities:
     """One of ``text_1`` with each of ``text_2``, or the n-th with the n-th. Raises RequestError."""
     if request.query is not None or request.items is not None:
@@ -169,7 +169,9 @@ def _texts(value: str | list[str] | None, field: str) -> list[str]:
     return texts
 
 
-async def rerank(runtime: Runtime, request: RerankRequest, caller: Caller = ANYBODY) -> Ranking:
+async def rerank(
+    runtime: EngineRuntime, request: RerankRequest, caller: Caller = ANYBODY
+) -> Ranking:
     """Documents by their similarity to the query; equal ones in their own order. Raises
     RequestError."""
     if request.query is None:

@@ -21,8 +21,8 @@ from sglang.srt.core.request_stats import Count
 from sglang.srt.program.ask import Ask, namespace_of
 from sglang.srt.program.request_error import RequestError
 from sglang.srt.runtime.caller import ANYBODY, Caller
+from sglang.srt.runtime.engine_runtime import EngineRuntime
 from sglang.srt.runtime.prompts import places, prompts_of, read_prompt
-from sglang.srt.runtime.runtime import Runtime
 
 MAX_INPUTS = 2048  # prompts of one request
 MAX_TOKENS = 1 << 23  # of all its prompts: what they share need not be in the body more than once
@@ -78,7 +78,7 @@ class Encoded(msgspec.Struct):
 
 
 async def encode(
-    runtime: Runtime, request: EncodeRequest, caller: Caller = ANYBODY
+    runtime: EngineRuntime, request: EncodeRequest, caller: Caller = ANYBODY
 ) -> Encoded | list[Encoded]:
     """The vector of each prompt, one where the prompt is not in a list.
 
@@ -104,7 +104,7 @@ async def encode(
 
 
 async def embed(
-    runtime: Runtime,
+    runtime: EngineRuntime,
     request: VectorFields,
     prompts: Sequence[Any],
     names: Sequence[str],
@@ -125,7 +125,7 @@ async def embed(
 
 
 async def pooled(
-    runtime: Runtime,
+    runtime: EngineRuntime,
     request: PoolingFields,
     prompts: Sequence[Any],
     names: Sequence[str],
@@ -140,7 +140,7 @@ async def pooled(
 
 
 async def read_asks(
-    runtime: Runtime,
+    runtime: EngineRuntime,
     request: PoolingFields,
     prompts: Iterable[Any],
     names: Sequence[str],
@@ -191,7 +191,7 @@ def cosine(a: Floats, b: Floats) -> float:
     return max(-1.0, min(1.0, math.fsum(map(mul, a, b))))
 
 
-def _verify_dimensions(runtime: Runtime, request: VectorFields) -> None:
+def _verify_dimensions(runtime: EngineRuntime, request: VectorFields) -> None:
     size = len(runtime.info.labels) or runtime.info.hidden_size
     if request.dimensions is not None and not 1 <= request.dimensions <= size:
         raise RequestError(

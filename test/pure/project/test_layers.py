@@ -243,7 +243,9 @@ def test_the_language_as_data_imports_nothing_else() -> None:
 
 def test_the_runtime_imports_nothing_of_http() -> None:
     http = ("starlette", "uvicorn", "fastapi", "prometheus_client", "sglang.srt.http")
-    names = ("generation", "vectors", "scoring", "classification", "chat.chat_request")
+    names = (
+        "generation", "vectors", "scoring", "classification", "conversations.chat_request",
+    )  # fmt: skip
     statement = "; ".join(f"import sglang.srt.runtime.{name}" for name in names)
     assert loaded(statement, http)[0] == []
 

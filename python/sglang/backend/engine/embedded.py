@@ -32,7 +32,7 @@ from sglang.ir.chat_template import template_for, template_named
 from sglang.ir.prompt_media import sent
 
 if TYPE_CHECKING:
-    from sglang.srt.runtime.runtime import Runtime
+    from sglang.srt.runtime.engine_runtime import EngineRuntime
 
 T = TypeVar("T")
 _END = object()
@@ -64,7 +64,7 @@ class Engine(EngineControl):
             from sglang.srt.engine.local import LocalEngine
             from sglang.srt.program.ask import CONSTRAINTS
             from sglang.srt.program.completion import Completer
-            from sglang.srt.runtime.runtime import Runtime
+            from sglang.srt.runtime.engine_runtime import EngineRuntime
             from sglang.srt.tokenizer import Tokenizer
         except ImportError as error:
             raise lacking("Engine", "srt", error) from error
@@ -92,7 +92,7 @@ class Engine(EngineControl):
         completion = Completer(
             self._engine.client_on(self._loop), self.tokenizer, config.server.max_tokenized_bytes
         )
-        self._runtime: Runtime | None = Runtime(config, completion)
+        self._runtime: EngineRuntime | None = EngineRuntime(config, completion)
         self.constraints = frozenset(CONSTRAINTS)
         template = named or template_for(self.get_model_name(), self.tokenizer.chat_template)
         self.chat_template = template.seeing(self._runtime.placeholders)
@@ -240,7 +240,7 @@ class Engine(EngineControl):
     def __exit__(self, *_: object) -> None:
         self.shutdown()
 
-    def _alive(self) -> Runtime:
+    def _alive(self) -> EngineRuntime:
         if self._runtime is None:
             raise BackendError("this Engine has been shut down")
         if os.getpid() != self._process:

@@ -9,7 +9,7 @@ from sglang.backend.native.native_backend import NativeBackend
 from sglang.errors import BackendError
 
 if TYPE_CHECKING:
-    from sglang.srt.runtime.runtime import Runtime
+    from sglang.srt.runtime.engine_runtime import EngineRuntime
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ class ScoreResult(list[list[float]]):
 class EngineControl(NativeBackend):
     """Scores, sessions, adapters, the cache and statistics of the runtime in this process."""
 
-    def _alive(self) -> Runtime:
+    def _alive(self) -> EngineRuntime:
         """The running runtime. Raises BackendError where it was shut down."""
         raise NotImplementedError
 

@@ -14,8 +14,8 @@ from sglang.srt.http.exchange.json_body import read_body
 from sglang.srt.http.openai.reply_fields import token_text
 from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.request_error import RequestError
-from sglang.srt.runtime.chat.conversation import ChatPrompt, prompt_of, verify_template
-from sglang.srt.runtime.chat.tool_use import read_tools
+from sglang.srt.runtime.conversations.conversation import ChatPrompt, prompt_of, verify_template
+from sglang.srt.runtime.conversations.tool_use import read_tools
 from sglang.srt.runtime.offload import offload
 from sglang.srt.tokenizer import Tokenizer
 from starlette.requests import Request

@@ -16,8 +16,8 @@ from sglang.srt.http.exchange.json_body import read_body
 from sglang.srt.http.openai.reply_fields import usage_of_prompts
 from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.request_error import RequestError
+from sglang.srt.runtime.engine_runtime import EngineRuntime
 from sglang.srt.runtime.prompts import places, prompts_of
-from sglang.srt.runtime.runtime import Runtime
 from sglang.srt.runtime.vectors import VectorFields, embed
 from starlette.requests import Request
 from starlette.responses import Response
@@ -37,7 +37,7 @@ async def embeddings(state: ServerState, request: Request) -> Response:
     return json_response(await unless_gone(request, _embeddings(state.runtime, body)))
 
 
-async def _embeddings(runtime: Runtime, body: EmbeddingBody) -> dict[str, Any]:
+async def _embeddings(runtime: EngineRuntime, body: EmbeddingBody) -> dict[str, Any]:
     form = body.encoding_format or "float"
     if form not in ENCODINGS:
         raise RequestError(

@@ -13,8 +13,8 @@ from sglang.ir import sampling as most
 from sglang.ir.sampling import PARAMETERS, Parameter
 from sglang.srt.program.ask import MAX_NAME, PRIORITY_LIMIT, RENAMED, WITHOUT_EFFECT
 from sglang.srt.program.constraint_settings import NAMES, SCORINGS
-from sglang.srt.runtime.chat.chat_request import EFFORTS
-from sglang.srt.runtime.chat.conversation import ROLES
+from sglang.srt.runtime.conversations.chat_request import EFFORTS
+from sglang.srt.runtime.conversations.conversation import ROLES
 from sglang.srt.runtime.sessions import MOST_IDLE_SECONDS
 
 Schema = dict[str, Any]

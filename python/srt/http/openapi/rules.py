@@ -13,7 +13,7 @@ from sglang.srt.core.messages import POOLINGS
 from sglang.srt.http.openai import completions, embeddings
 from sglang.srt.http.openai.responses.responses_body import INCLUDES
 from sglang.srt.http.openapi.limits import ANY_IDS, IDS, SOME, STRING, Schema, list_of, or_null
-from sglang.srt.runtime.chat.chat_request import EFFORTS
+from sglang.srt.runtime.conversations.chat_request import EFFORTS
 
 
 def _either(kind: Schema) -> Schema:

@@ -31,8 +31,8 @@ from sglang.srt.program.ask import Ask
 from sglang.srt.program.output import Finish, Output
 from sglang.srt.program.request_error import RequestError
 from sglang.srt.runtime import generated as native
-from sglang.srt.runtime.chat import conversation
-from sglang.srt.runtime.chat.chat_request import ChatCall
+from sglang.srt.runtime.conversations import conversation
+from sglang.srt.runtime.conversations.chat_request import ChatCall
 from sglang.srt.tokenizer import LONG, Tokenizer
 
 

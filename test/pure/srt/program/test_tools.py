@@ -21,7 +21,7 @@ from sglang.srt.program.request_error import RequestError
 from sglang.srt.program.schema_check import first_fault
 from sglang.srt.program.tool_format import Tool, constraint_of, either, schema
 from sglang.srt.program.tool_formats.hermes import END, Hermes
-from sglang.srt.runtime.chat.tool_use import read_tools, with_tools
+from sglang.srt.runtime.conversations.tool_use import read_tools, with_tools
 from sglang.srt.tokenizer import Tokenizer
 
 PARAMETERS = {

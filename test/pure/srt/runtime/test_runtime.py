@@ -20,10 +20,10 @@ from sglang.srt.program.completion import Completer
 from sglang.srt.program.output import Output
 from sglang.srt.program.request_error import RequestError
 from sglang.srt.runtime.caller import Caller
+from sglang.srt.runtime.engine_runtime import EngineRuntime
 from sglang.srt.runtime.generated import EndedByLength, Generated
 from sglang.srt.runtime.generation import GenerateRequest, generate, stream
 from sglang.srt.runtime.request_fields import convert, plain
-from sglang.srt.runtime.runtime import Runtime
 from sglang.srt.runtime.vectors import Encoded, EncodeRequest, encode
 from sglang.srt.tokenizer import Tokenizer
 
@@ -55,13 +55,15 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer(byte_level(tmp_path_factory.mktemp("tokenizer")))
 
 
-def run(tokenizer: Tokenizer, use: Callable[[Runtime], Awaitable[T]], observer: Any = None) -> T:
+def run(
+    tokenizer: Tokenizer, use: Callable[[EngineRuntime], Awaitable[T]], observer: Any = None
+) -> T:
     """The result of ``use`` on a runtime of its own."""
     engine, _ = text_engine(tokenizer)
 
     async def main() -> T:
         client = engine.client_on(asyncio.get_running_loop())
-        return await use(Runtime(Config.of(), Completer(client, tokenizer), observer))
+        return await use(EngineRuntime(Config.of(), Completer(client, tokenizer), observer))
 
     try:
         return asyncio.run(main())
@@ -97,7 +99,7 @@ def test_generate_answers_what_http_does(tokenizer: Tokenizer, tmp_path: Path) -
 def test_stream_grows_to_the_answer(tokenizer: Tokenizer) -> None:
     request = GenerateRequest(text="the lazy dog", sampling_params=GREEDY)
 
-    async def both(runtime: Runtime) -> tuple[list[Generated], Any]:
+    async def both(runtime: EngineRuntime) -> tuple[list[Generated], Any]:
         return [item async for item in stream(runtime, request)], await generate(runtime, request)
 
     items, whole = run(tokenizer, both)
@@ -123,7 +125,7 @@ def test_stream_grows_to_the_answer(tokenizer: Tokenizer) -> None:
 def test_errors_name_field_value_and_limit(
     tokenizer: Tokenizer, fields: dict[str, Any], message: str
 ) -> None:
-    async def use(runtime: Runtime) -> None:
+    async def use(runtime: EngineRuntime) -> None:
         await generate(runtime, convert(fields, GenerateRequest))
 
     with pytest.raises(RequestError, match=message):
@@ -143,7 +145,7 @@ def test_an_observer_and_a_caller_see_what_is_used(tokenizer: Tokenizer) -> None
     caller = Caller("request", charge=charged.append)
     request = GenerateRequest(text="the lazy dog", sampling_params=GREEDY)
 
-    async def use(runtime: Runtime) -> tuple[Any, Any]:
+    async def use(runtime: EngineRuntime) -> tuple[Any, Any]:
         found = await generate(runtime, request, caller)
         return found, await encode(runtime, EncodeRequest(text="a"), caller)
 

@@ -22,8 +22,8 @@ from sglang.srt.program.output import Output
 from sglang.srt.program.request_error import RequestError
 from sglang.srt.runtime import sessions as module
 from sglang.srt.runtime.caller import ANYBODY
+from sglang.srt.runtime.engine_runtime import EngineRuntime
 from sglang.srt.runtime.generation import GenerateCall
-from sglang.srt.runtime.runtime import Runtime
 from sglang.srt.runtime.sessions import OpenSession, SessionParams, Sessions, SessionTurn
 
 # -- the tree of one session ----------------------------------------------------------------------
@@ -306,7 +306,7 @@ def test_finish_of_no_output_says_that_the_engine_is_lost() -> None:
             raise AssertionError
 
     turn = cast(SessionTurn, object())
-    call = GenerateCall(cast(Runtime, Idle()), ANYBODY, [], True, False, None, [], turn=turn)
+    call = GenerateCall(cast(EngineRuntime, Idle()), ANYBODY, [], True, False, None, [], turn=turn)
     with pytest.raises(EngineLost, match="without an answer"):
         asyncio.run(call.finish())
 

@@ -17,7 +17,7 @@ from sglang.srt.http.openai.embeddings import EmbeddingBody
 from sglang.srt.http.telemetry.request_record import RequestRecord
 from sglang.srt.program.ask import MAX_NAME, namespace_of
 from sglang.srt.program.request_error import RequestError
-from sglang.srt.runtime.chat.chat_request import ChatRequest, _variables
+from sglang.srt.runtime.conversations.chat_request import ChatRequest, _variables
 from sglang.srt.runtime.generation import GenerateRequest
 from sglang.srt.runtime.request_fields import IGNORED, UNSUPPORTED
 from sglang.srt.runtime.vectors import EncodeRequest

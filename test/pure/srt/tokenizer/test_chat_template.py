@@ -14,7 +14,7 @@ from helpers.http_server import is_error
 from helpers.paths import ROOT
 from helpers.scripted import Scripted, posted
 from helpers.toy_tokenizer import byte_level, sentencepiece
-from sglang.srt.runtime.chat.conversation import prompt_of
+from sglang.srt.runtime.conversations.conversation import prompt_of
 from sglang.srt.tokenizer import Tokenizer, TokenizerError
 from sglang.srt.tokenizer.jinja_chat_template import (
     ChatTemplateError,

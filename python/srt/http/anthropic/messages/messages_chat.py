@@ -31,8 +31,8 @@ from sglang.srt.http.anthropic.messages.messages_body import (
 )
 from sglang.srt.http.exchange.error_replies import ServerError
 from sglang.srt.program.request_error import RequestError
-from sglang.srt.runtime.chat.chat_request import ChatRequest
 from sglang.srt.runtime.completion_fields import CompletionFields, refuse
+from sglang.srt.runtime.conversations.chat_request import ChatRequest
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _SPELLINGS = {

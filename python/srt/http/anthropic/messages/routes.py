@@ -23,7 +23,12 @@ from sglang.srt.http.exchange.json_body import read_body
 from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.output import Output
 from sglang.srt.program.request_error import RequestError
-from sglang.srt.runtime.chat.chat_request import ChatCall, ReplyReader, read_chat, thought_tokens
+from sglang.srt.runtime.conversations.chat_request import (
+    ChatCall,
+    ReplyReader,
+    read_chat,
+    thought_tokens,
+)
 from sglang.srt.runtime.offload import offload
 from starlette.requests import Request
 from starlette.responses import Response

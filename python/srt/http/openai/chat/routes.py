@@ -23,7 +23,7 @@ from sglang.srt.http.openai.reply_fields import (
 from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.deltas import AnswerWords, Delta, Thought
 from sglang.srt.program.output import Output
-from sglang.srt.runtime.chat.chat_request import (
+from sglang.srt.runtime.conversations.chat_request import (
     ChatCall,
     ChatRequest,
     ReplyReader,

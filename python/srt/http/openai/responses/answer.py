@@ -11,7 +11,7 @@ from sglang.srt.http.openai.responses.responses_body import ResponsesBody, forma
 from sglang.srt.http.openai.responses.responses_tools import choice_of, tools_of
 from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.output import Output
-from sglang.srt.runtime.chat.chat_request import ChatCall
+from sglang.srt.runtime.conversations.chat_request import ChatCall
 
 # The server's error codes, in the words of the API within a response.
 _CODES = {

@@ -16,7 +16,7 @@ from sglang.srt.http.openai.responses.token_pieces import TokenPieces
 from sglang.srt.http.response_store import ResponseStore, StoredResponse
 from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.request_error import RequestError
-from sglang.srt.runtime.chat.chat_request import ChatCall, thought_tokens
+from sglang.srt.runtime.conversations.chat_request import ChatCall, thought_tokens
 
 MAX_BACKGROUND = 64  # at a time
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from sglang.srt.http.openai.responses.responses_tools import chat_tools, choice_of, tools_of
 from sglang.srt.program.request_error import RequestError
-from sglang.srt.runtime.chat.chat_request import ChatRequest
 from sglang.srt.runtime.completion_fields import CompletionFields, refuse
+from sglang.srt.runtime.conversations.chat_request import ChatRequest
 
 LOGPROBS = "message.output_text.logprobs"
 # Values of `include` that are accepted: parts of items that no answer of this server has.

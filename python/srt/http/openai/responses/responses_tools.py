@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sglang.srt.program.request_error import RequestError
-from sglang.srt.runtime.chat.tool_use import MAX_TOOLS
+from sglang.srt.runtime.conversations.tool_use import MAX_TOOLS
 
 _MODES = ("none", "auto", "required")
 _FIELDS = ("name", "description", "parameters", "strict")

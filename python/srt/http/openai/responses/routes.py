@@ -35,7 +35,7 @@ from sglang.srt.http.openai.responses.stored_context import Past
 from sglang.srt.http.response_store import StoredResponse
 from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.request_error import RequestError
-from sglang.srt.runtime.chat.chat_request import ChatCall, read_chat
+from sglang.srt.runtime.conversations.chat_request import ChatCall, read_chat
 from sglang.srt.runtime.offload import offload
 from starlette.requests import Request
 from starlette.responses import Response

@@ -9,7 +9,7 @@ from sglang.srt.http.openai.reply_fields import logprob_of
 from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.deltas import AnswerWords, Delta
 from sglang.srt.program.output import Output
-from sglang.srt.runtime.chat.chat_request import ChatCall
+from sglang.srt.runtime.conversations.chat_request import ChatCall
 from sglang.srt.runtime.stream_progress import StreamProgress
 
 

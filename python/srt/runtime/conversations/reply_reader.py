@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sglang.srt.program.deltas import AnswerWords, Begin, Delta, Thought
 from sglang.srt.program.output import Output
 from sglang.srt.program.reasoning_parser import Marks, ThoughtParser
-from sglang.srt.runtime.chat.tool_use import ToolUse
+from sglang.srt.runtime.conversations.tool_use import ToolUse
 from sglang.srt.runtime.stream_progress import StreamProgress
 
 

@@ -1,8 +1,8 @@
-"""Runtime: the requests of one engine, admitted, run, measured and ended.
+"""EngineRuntime: the requests of one engine, admitted, run, measured and ended.
 
 The HTTP server and ``sglang.Engine`` both stand on it. What one request asks for is a struct of
 this package (``generation``, ``vectors``, ``scoring``, ``classification``); each of those modules
-runs its struct on a ``Runtime``.
+runs its struct on a ``EngineRuntime``.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Observer(Protocol):
         """A prompt was computed without generating, ``seconds`` after its request came."""
 
 
-class Runtime:
+class EngineRuntime:
     """One engine's requests.
 
     Attributes:

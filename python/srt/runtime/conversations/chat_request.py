@@ -17,11 +17,11 @@ from sglang.srt.program.output import Output
 from sglang.srt.program.reasoning_parser import behind_thought, opened
 from sglang.srt.program.request_error import RequestError
 from sglang.srt.program.tool_format import constraint_of, form_of
-from sglang.srt.runtime.chat.conversation import ChatPrompt, prompt_of, verify_template
-from sglang.srt.runtime.chat.reply_reader import ReplyReader, ThoughtReading
-from sglang.srt.runtime.chat.tool_use import ToolUse, read_functions, read_tools, verified
 from sglang.srt.runtime.completion_fields import CompletionFields, refuse, sampling_of
-from sglang.srt.runtime.runtime import Runtime
+from sglang.srt.runtime.conversations.conversation import ChatPrompt, prompt_of, verify_template
+from sglang.srt.runtime.conversations.reply_reader import ReplyReader, ThoughtReading
+from sglang.srt.runtime.conversations.tool_use import ToolUse, read_functions, read_tools, verified
+from sglang.srt.runtime.engine_runtime import EngineRuntime
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
@@ -88,7 +88,9 @@ class ChatCall:
             yield
 
 
-def thought_tokens(runtime: Runtime, call: ChatCall, output: Output, reader: ReplyReader) -> int:
+def thought_tokens(
+    runtime: EngineRuntime, call: ChatCall, output: Output, reader: ReplyReader
+) -> int:
     """Tokens of the thought that ``reader`` has read in ``output``."""
     if call.thinking is None:
         return 0
@@ -97,7 +99,7 @@ def thought_tokens(runtime: Runtime, call: ChatCall, output: Output, reader: Rep
     return reader.thought_tokens(output, tokenizer.token_bytes, hidden)
 
 
-async def read_chat(runtime: Runtime, body: ChatRequest, fits: bool = True) -> ChatCall:
+async def read_chat(runtime: EngineRuntime, body: ChatRequest, fits: bool = True) -> ChatCall:
     """``fits``: what is too long for the model is refused. Raises RequestError."""
     _verify(body)
     adapter = runtime.adapters.of(body.model, body.lora_path)
@@ -154,7 +156,7 @@ def _effort(body: ChatRequest) -> tuple[str, Any]:
     return "reasoning.effort", body.reasoning.get("effort")
 
 
-def _use(runtime: Runtime, body: ChatRequest) -> ToolUse | None:
+def _use(runtime: EngineRuntime, body: ChatRequest) -> ToolUse | None:
     legacy = {"functions": body.functions, "function_call": body.function_call}
     if not any(legacy.values()):
         return read_tools(
@@ -166,7 +168,7 @@ def _use(runtime: Runtime, body: ChatRequest) -> ToolUse | None:
     return read_functions(body.functions, body.function_call, runtime.tool_format)
 
 
-def _limit(runtime: Runtime, body: ChatRequest) -> int:
+def _limit(runtime: EngineRuntime, body: ChatRequest) -> int:
     for name in ("max_completion_tokens", "max_tokens"):
         limit: int | None = getattr(body, name)
         if limit is not None and limit < 1:
@@ -197,7 +199,7 @@ def _variables(body: ChatRequest) -> dict[str, Any]:
     return {**found, **(body.chat_template_kwargs or {})}
 
 
-def _inside(runtime: Runtime, body: ChatRequest, prompt: ChatPrompt) -> bool | None:
+def _inside(runtime: EngineRuntime, body: ChatRequest, prompt: ChatPrompt) -> bool | None:
     """Whether the reply begins inside a thought; None where it may begin with one, False also
     where there is none. An ``ebnf`` grammar, and choices scored as wholes, are all of the text."""
     if runtime.thought_marks is None or body.choices_scoring == "whole":
@@ -208,7 +210,7 @@ def _inside(runtime: Runtime, body: ChatRequest, prompt: ChatPrompt) -> bool | N
 
 
 def _thinking(
-    runtime: Runtime, body: ChatRequest, inside: bool | None, behind: bool
+    runtime: EngineRuntime, body: ChatRequest, inside: bool | None, behind: bool
 ) -> ThoughtReading | None:
     """``behind``: what the text must be says where its thought begins."""
     marks = runtime.thought_marks
@@ -219,7 +221,7 @@ def _thinking(
                     body.stream_reasoning is not False)  # fmt: skip
 
 
-def _shown(runtime: Runtime, use: ToolUse | None, thinking: ThoughtReading | None) -> bool:
+def _shown(runtime: EngineRuntime, use: ToolUse | None, thinking: ThoughtReading | None) -> bool:
     """Whether a mark that must be seen is a control token."""
     marks = () if use is None else use.format.marks
     if thinking is not None:

@@ -17,10 +17,15 @@ from sglang.srt.program.encoder import bytes_of
 from sglang.srt.program.media_loading import Expanded
 from sglang.srt.program.request_error import RequestError
 from sglang.srt.program.sources import MediaSource
-from sglang.srt.runtime.chat.message_parts import marked, read_content, shaped, template_content
-from sglang.srt.runtime.chat.tool_use import ToolUse, with_tools
+from sglang.srt.runtime.conversations.message_parts import (
+    marked,
+    read_content,
+    shaped,
+    template_content,
+)
+from sglang.srt.runtime.conversations.tool_use import ToolUse, with_tools
+from sglang.srt.runtime.engine_runtime import EngineRuntime
 from sglang.srt.runtime.offload import LONG, offload
-from sglang.srt.runtime.runtime import Runtime
 from sglang.srt.tokenizer.jinja_chat_template import SECONDS, ChatTemplateError, SlowTemplateError
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -48,7 +53,7 @@ class ChatPrompt:
 
 
 async def prompt_of(
-    runtime: Runtime,
+    runtime: EngineRuntime,
     messages: list[dict[str, Any]],
     use: ToolUse | None,
     variables: Mapping[str, Any],
@@ -100,7 +105,9 @@ async def prompt_of(
     return ChatPrompt(seen.tokens, text, begun, seen.media)
 
 
-async def _seen(runtime: Runtime, ids: Ints, sources: list[MediaSource], fits: bool) -> Expanded:
+async def _seen(
+    runtime: EngineRuntime, ids: Ints, sources: list[MediaSource], fits: bool
+) -> Expanded:
     """The ids with the images and videos among them."""
     seen = await runtime.see(ids, sources, fits=fits)
     if fits:
@@ -109,7 +116,7 @@ async def _seen(runtime: Runtime, ids: Ints, sources: list[MediaSource], fits: b
 
 
 def _template_input(
-    runtime: Runtime, messages: list[dict[str, Any]], use: ToolUse | None, go_on: bool
+    runtime: EngineRuntime, messages: list[dict[str, Any]], use: ToolUse | None, go_on: bool
 ) -> tuple[list[dict[str, Any]], str, dict[str, Any], list[MediaSource]]:
     """The conversation as the template takes it, the text that the reply goes on with, variables
     for the tools, and the images and videos. Raises RequestError."""
@@ -132,7 +139,7 @@ async def _rendered(render: Callable[[float], str], count: int) -> str:
     return await asyncio.to_thread(render, SECONDS)
 
 
-async def _encoded(runtime: Runtime, text: str, fits: bool) -> Ints:
+async def _encoded(runtime: EngineRuntime, text: str, fits: bool) -> Ints:
     """Ids of a text with marks; the first such text has a second tokenizer made."""
     tokenizer = runtime.tokenizer
     if fits:
