@@ -24,7 +24,7 @@ from sglang.ir.params import GEN_NAMES, GenParams, Stop, checked
 from sglang.ir.prompt_media import medium
 from sglang.program import SglFunction
 from sglang.run import reasoning
-from sglang.run.resolve import resolve_backend
+from sglang.run.run_scope import resolve_backend
 
 
 @overload

@@ -22,8 +22,7 @@ from sglang.compile.tracer import constant_prefix, trace, tracing
 from sglang.inspect.timeline.tracing import NO_TRACE, Opened, opened, recording_of
 from sglang.ir.graph import Graph
 from sglang.ir.params import GenParams, document, params_and_arguments
-from sglang.run.resolve import resolve_backend
-from sglang.run.run_scope import Run
+from sglang.run.run_scope import Run, resolve_backend
 from sglang.run.stream_executor import StreamExecutor
 from sglang.state import ProgramState
 

@@ -27,8 +27,8 @@ from sglang.ir.prompt_media import Media
 from sglang.ir.source_location import caller
 from sglang.run.api_speculation import Speculation
 from sglang.run.forks import append_side_by_side, record_join
+from sglang.run.run_scope import Usage
 from sglang.run.stream_executor import StreamExecutor
-from sglang.run.usage import Usage
 
 
 class Program(Protocol):

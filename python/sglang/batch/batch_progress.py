@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Any, TextIO
 
-from sglang.run.usage import Usage
+from sglang.run.run_scope import Usage
 
 INTERVAL_SECONDS = 0.2
 

@@ -22,9 +22,9 @@ from sglang.backend.output_constraint import (
 from sglang.errors import SglangError
 from sglang.ir.params import GenParams, given
 from sglang.ir.prompt_media import Media, medium
+from sglang.run.run_scope import Usage
 from sglang.run.stream import Stream, TextSegment
 from sglang.run.typed import Typed
-from sglang.run.usage import Usage
 from sglang.state import Program, ProgramState
 
 HEAD = b'{"key": "'

@@ -29,7 +29,7 @@ from sglang.ir.graph_steps import MAIN, Argument, Step
 from sglang.ir.nodes import ConstantText, Gen, Image, Node, RoleBegin, RoleEnd
 from sglang.ir.params import DEFAULTS, GenParams
 from sglang.ir.source_location import Location
-from sglang.run.resolve import resolve_backend
+from sglang.run.run_scope import resolve_backend
 from sglang.run.stream_executor import StreamExecutor
 from sglang.state import ProgramState
 

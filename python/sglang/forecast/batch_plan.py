@@ -23,7 +23,7 @@ from sglang.forecast.unknowns import Unknowns
 from sglang.inspect.prices import checked_prices
 from sglang.ir.params import GenParams
 from sglang.ir.source_location import Location
-from sglang.run.usage import Usage
+from sglang.run.run_scope import Usage
 from sglang.state import Program, ProgramState
 
 Item = Mapping[str, Any] | Sequence[Any]  # arguments by name or in order

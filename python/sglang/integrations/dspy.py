@@ -22,7 +22,7 @@ from sglang.errors import BackendError, ConnectionFailed, SglangError, TimedOut,
 from sglang.ir.chat_template import ChatTemplate, Message
 from sglang.ir.params import NAMES, GenParams
 from sglang.ir.prompt_media import Media, medium
-from sglang.run.resolve import resolve_backend
+from sglang.run.run_scope import resolve_backend
 
 try:
     import dspy

@@ -40,9 +40,9 @@ from sglang.run import api_speculation, reasoning
 from sglang.run.api_speculation import Pending, Speculation
 from sglang.run.live_nodes import StartForks
 from sglang.run.retry import answer_of, valid_completions
+from sglang.run.run_scope import Usage
 from sglang.run.stream import Stream, TextSegment
 from sglang.run.typed import Typed
-from sglang.run.usage import Usage
 
 Steps: TypeAlias = Generator[Call, Any, None]
 NO_COST = {"prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0}

@@ -1,26 +1,67 @@
-"""Run: the common state of the executors of one running program."""
+"""Run: the common state of the executors of one running program, and what its calls used."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 from weakref import WeakSet
 
-from sglang.backend.base import Backend
+from sglang.backend.base import Backend, checked_backend
 from sglang.backend.cancel import Cancellation
 from sglang.ir.source_location import Location
 from sglang.run.api_speculation import Speculation
 from sglang.run.failure import Failure
 from sglang.run.recording import Recording
-from sglang.run.usage import Usage
 
 # The run whose program the current thread or task belongs to.
 _INSIDE: ContextVar[Run | None] = ContextVar("inside", default=None)
+
+
+class Usage:
+    """Counters of a run's calls and tokens, those of its forks included.
+
+    ``cached_tokens`` are prompt tokens not computed.
+    """
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.completion_tokens = 0
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, int]:
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, int]) -> None:
+        vars(self).update(state, _lock=threading.Lock())
+
+    def add(self, meta: Mapping[str, Any]) -> None:
+        """Count one reply by its meta_info."""
+        with self._lock:
+            self.calls += 1
+            self.prompt_tokens += int(meta.get("prompt_tokens") or 0)
+            self.cached_tokens += int(meta.get("cached_tokens") or 0)
+            self.completion_tokens += int(meta.get("completion_tokens") or 0)
+
+    def merge(self, other: Usage) -> None:
+        """Add the counters of ``other``."""
+        with self._lock:
+            self.calls += other.calls
+            self.prompt_tokens += other.prompt_tokens
+            self.cached_tokens += other.cached_tokens
+            self.completion_tokens += other.completion_tokens
+
+    def __repr__(self) -> str:
+        return (
+            f"Usage(calls={self.calls}, prompt_tokens={self.prompt_tokens}, "
+            f"cached_tokens={self.cached_tokens}, completion_tokens={self.completion_tokens})"
+        )
 
 
 class Member(Protocol):
@@ -170,6 +211,16 @@ class Run:
 def current_run() -> Run | None:
     """The run whose program the calling thread or task belongs to."""
     return _INSIDE.get()
+
+
+def resolve_backend(backend: Any) -> Backend:
+    """Return the given backend; else that of the program which runs this one; else the default.
+
+    Raise ValueError where there is none, TypeError for a value that is no backend.
+    """
+    if backend is None and (outer := current_run()) is not None:
+        backend = outer.backend
+    return checked_backend(backend)
 
 
 def in_loop(loop: asyncio.AbstractEventLoop) -> bool:

@@ -11,7 +11,7 @@ from helpers.counted import Counted, reaches
 from helpers.threads import running_threads
 from sglang.batch.batch_progress import BatchProgress
 from sglang.compile.tracer import constant_prefix
-from sglang.run.usage import Usage
+from sglang.run.run_scope import Usage
 
 INTRO = "Classify each review as positive or negative, and say nothing else at all. "
 
