@@ -62,7 +62,7 @@ MODELS = "sglang.srt.models."
 SHARED_NAMES = frozenset({"__init__", "__main__", "routes"})
 
 # Names that two modules or packages have because each is the field's word for what it holds. A
-# third place with the name counts, and so does one of these that has moved.
+# third module of the name counts, and so does one of these that has moved.
 BOTH_RIGHT = {
     # Clients of an API in the language; routes of the same API in the server.
     "anthropic": {"sglang.backend.anthropic", "sglang.srt.http.anthropic"},
