@@ -131,7 +131,7 @@ def constraint_of(goal: Goal) -> Constraint | None:
 
 
 class Grammars(Protocol):
-    """Source of grammars (``grammar.compiler.GrammarCompiler``)."""
+    """Source of grammars (``grammar.grammar_compiler.GrammarCompiler``)."""
 
     def submit(self, constraint: Constraint) -> Future[CompiledGrammar]: ...
     @property
