@@ -93,7 +93,7 @@ def test_an_error_ends_a_generator_and_aborts_what_is_in_flight() -> None:
         backend=backend, num_threads=4, generator_style=True,
     )  # fmt: skip
     assert next(states)["x"] == "a b"
-    with pytest.raises(sgl.ProgramError, match=r"refused at .*test_language_batch.py:\d+$"):
+    with pytest.raises(sgl.ProgramError, match=r"refused at .*test_batch.py:\d+$"):
         next(states)
     assert backend.running == 0
     assert backend.calls == 2 + backend.aborted <= 2 + 2 * 4

@@ -214,7 +214,7 @@ def test_an_invalid_output_is_caught_as_one() -> None:
     def program(s: Any) -> None:
         s += sgl.gen("age", dtype=int)
 
-    complaint = r"the last of 2 answers, 'bad', is not valid.*test_language_nested.py:\d+$"
+    complaint = r"the last of 2 answers, 'bad', is not valid.*test_nested.py:\d+$"
     with pytest.raises(sgl.InvalidOutput, match=complaint) as raised:
         program.run(backend=sgl.Mock("bad"), max_retries=1)
     assert isinstance(raised.value, sgl.ProgramError)

@@ -96,7 +96,7 @@ def test_errors_reach_the_reader() -> None:
         raise ZeroDivisionError("mine")
 
     state = backend_fails.run(backend=sgl.Mock(["b", OSError("cut")]), stream=True)
-    with pytest.raises(sgl.ProgramError, match=r"cut at .*test_language_stream.py:\d+$"):
+    with pytest.raises(sgl.ProgramError, match=r"cut at .*test_stream.py:\d+$"):
         list(state.text_iter())
     assert list(state.text_iter("x")) == ["b"]
     with pytest.raises(sgl.ProgramError, match="cut"):
