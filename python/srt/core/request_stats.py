@@ -79,6 +79,13 @@ class RequestStats(RequestCounts, omit_defaults=True):
     first_token_seconds: float = 0.0
     miss: CacheMiss | None = None
 
+    def of_prompt(self) -> RequestStats:
+        """Return what does not change after the first sampled token; counts that grow are 0."""
+        found = RequestStats(first_token_seconds=self.first_token_seconds)
+        for field in _OF_PROMPT:
+            setattr(found, field, getattr(self, field))
+        return found
+
     def followed_by(self, later: RequestStats, seconds: float) -> RequestStats:
         """Return the statistics of one completion that took two requests.
 

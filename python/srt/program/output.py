@@ -108,7 +108,7 @@ class Assembler:
     def tokens(self, event: Tokens) -> None:
         output = self.output
         if event.stats is not None:
-            self._count(event.stats)
+            self._count(event.stats.of_prompt())
         taken: list[int] = []
         if event.taken:
             taken = output.tokens[-event.taken :]
