@@ -107,8 +107,8 @@ COMMANDS = {
 }
 
 # Modules that have held the table of routes and the OpenAPI document.
-ROUTES = ("sglang.srt.http.routes", "sglang.srt.server.routes")
-DOCUMENTS = ("sglang.srt.http.openapi.openapi_document", "sglang.srt.server.openapi.document")
+ROUTES = ("sglang.srt.web.routes", "sglang.srt.server.routes")
+DOCUMENTS = ("sglang.srt.web.openapi.openapi_document", "sglang.srt.server.openapi.document")
 
 # Methods by which Python's syntax reaches an object.
 OPERATORS = """

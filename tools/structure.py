@@ -65,15 +65,15 @@ SHARED_NAMES = frozenset({"__init__", "__main__", "routes"})
 # third module of the name counts, and so does one of these that has moved.
 BOTH_RIGHT = {
     # Clients of an API in the language; routes of the same API in the server.
-    "anthropic": {"sglang.backend.anthropic", "sglang.srt.http.anthropic"},
-    "openai": {"sglang.backend.openai", "sglang.srt.http.openai"},
-    "native": {"sglang.backend.native", "sglang.srt.http.native"},
+    "anthropic": {"sglang.backend.anthropic", "sglang.srt.web.anthropic"},
+    "openai": {"sglang.backend.openai", "sglang.srt.web.openai"},
+    "native": {"sglang.backend.native", "sglang.srt.web.native"},
     # The backend that calls the engine in this process; the engine.
     "engine": {"sglang.backend.engine", "sglang.srt.engine"},
     # Many items of one program; many rows of one forward pass.
     "batch": {"sglang.batch", "sglang.srt.core.batch"},
     # Messages between processes; Anthropic's API of that name.
-    "messages": {"sglang.srt.core.messages", "sglang.srt.http.anthropic.messages"},
+    "messages": {"sglang.srt.core.messages", "sglang.srt.web.anthropic.messages"},
     # A user's program; programs over contexts beside the engine.
     "program": {"sglang.program", "sglang.srt.program"},
     # A package and its main module.

@@ -55,8 +55,6 @@ if TYPE_CHECKING:
         UnknownVariable,
         Unsupported,
     )
-    from sglang.inspect.timeline.trace import Trace
-    from sglang.inspect.timeline.tracing import tracing
     from sglang.ir.choices import (
         greedy_token_selection,
         token_length_normalized,
@@ -64,6 +62,8 @@ if TYPE_CHECKING:
     )
     from sglang.program import SglFunction
     from sglang.state import ForkGroup, ProgramState
+    from sglang.views.timeline.trace import Trace
+    from sglang.views.timeline.tracing import tracing
 
 _HOMES = {
     "sglang.api": (
@@ -93,8 +93,8 @@ _HOMES = {
     "sglang.backend.record.call_recorder": ("Recorder", "Replay"),
     "sglang.backend.global_settings": ("global_config",),
     "sglang.state": ("ForkGroup", "ProgramState"),
-    "sglang.inspect.timeline.trace": ("Trace",),
-    "sglang.inspect.timeline.tracing": ("tracing",),
+    "sglang.views.timeline.trace": ("Trace",),
+    "sglang.views.timeline.tracing": ("tracing",),
 }  # fmt: skip
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

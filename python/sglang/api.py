@@ -257,8 +257,8 @@ def inspect_history(n: int = 1, file: TextIO | None = None) -> None:
     """Print the last ``n`` calls of this process's programs to their backends: the
     prompt, the parameters that were set, and the answer or
     error. The last hundred calls are kept."""
-    from sglang.inspect.display import print_history
     from sglang.run.history import HISTORY
+    from sglang.views.display import print_history
 
     if n < 1:
         raise ValueError(f"n is {n}; give how many calls to print, at least 1")

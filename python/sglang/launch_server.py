@@ -8,7 +8,7 @@ import sys
 def main() -> None:
     """Run the server until a signal ends it."""
     try:
-        from sglang.srt.http.launch import main as launch
+        from sglang.srt.web.launch import main as launch
 
         sys.exit(launch())
     except KeyboardInterrupt:

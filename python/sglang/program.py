@@ -19,12 +19,12 @@ from sglang.backend.worker_threads import Workers
 from sglang.compile.graph_function import argument_values, graph_function
 from sglang.compile.graph_runner import GraphRun, GraphSchedule
 from sglang.compile.tracer import constant_prefix, trace, tracing
-from sglang.inspect.timeline.tracing import NO_TRACE, Opened, opened, recording_of
 from sglang.ir.graph import Graph
 from sglang.ir.params import GenParams, document, params_and_arguments
 from sglang.run.run_scope import Run, resolve_backend
 from sglang.run.stream_executor import StreamExecutor
 from sglang.state import ProgramState
+from sglang.views.timeline.tracing import NO_TRACE, Opened, opened, recording_of
 
 Own = TypeVar("Own", bound="SglFunction")
 

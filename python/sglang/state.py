@@ -11,8 +11,6 @@ from typing import Any, Protocol, TextIO
 from sglang.backend.base import Backend
 from sglang.backend.renamed_parameters import renamed
 from sglang.errors import Cancelled, SglangError, Unsupported
-from sglang.inspect.timeline.trace import Trace
-from sglang.inspect.timeline.tracing import NO_TRACE, Opened
 from sglang.ir.nodes import (
     Node,
     RoleBegin,
@@ -29,6 +27,8 @@ from sglang.run.api_speculation import Speculation
 from sglang.run.forks import append_side_by_side, record_join
 from sglang.run.run_scope import Usage
 from sglang.run.stream_executor import StreamExecutor
+from sglang.views.timeline.trace import Trace
+from sglang.views.timeline.tracing import NO_TRACE, Opened
 
 
 class Program(Protocol):
@@ -352,13 +352,13 @@ class ProgramState:
     def show(self, file: TextIO | None = None) -> None:
         """Print the text with what the model wrote marked, and what each gen has taken. Does not
         wait and does not raise: it shows what is there, and the failure."""
-        from sglang.inspect.display import show
+        from sglang.views.display import show
 
         show(self._executor, file)
 
     def _repr_html_(self) -> str:
         """``show`` for a notebook."""
-        from sglang.inspect.html_page import page_of
+        from sglang.views.html_page import page_of
 
         return page_of(self._executor)
 

@@ -10,7 +10,7 @@ from importlib import import_module
 # Module, one line of help and a description. A module is imported when its command is run.
 COMMANDS = {
     "serve": (
-        "sglang.srt.http.launch",
+        "sglang.srt.web.launch",
         "serve a model over HTTP",
         "Serve a model over HTTP: OpenAI's and Anthropic's routes under /v1, and /generate.",
     ),
@@ -33,7 +33,7 @@ COMMANDS = {
         "where the prompt left the nearest cached text, and why the rest was not there.",
     ),
     "trace": (
-        "sglang.inspect.timeline.command",  # the frontend's; nothing else here knows of it
+        "sglang.views.timeline.command",  # the frontend's; nothing else here knows of it
         "show what programs did, when, and what it took",
         "Render a recorded trace of programs as a page, or run a Python script and record every "
         "program in it. Options stand before the file; what follows a script is the script's.",

@@ -18,7 +18,7 @@ import pytest
 import sglang as sgl
 from helpers.http_server import Client, is_error
 from helpers.launched import Server, launched, toy_model
-from sglang.srt.http import launch
+from sglang.srt.web import launch
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from helpers.launched import best_model, gone, launched
 from helpers.matrix import Bench, error_of, wait_for
 from helpers.paths import ROOT
 from sglang.ir.sampling import PARAMETERS
-from sglang.srt.http.routes import ROUTES
+from sglang.srt.web.routes import ROUTES
 
 Json = dict[str, Any]
 

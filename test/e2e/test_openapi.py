@@ -17,9 +17,9 @@ from helpers.openapi import fits
 
 pytest.importorskip("torch")
 
-from sglang.srt.http.openapi.examples import EXAMPLES
-from sglang.srt.http.route import EVENTS, JSON
-from sglang.srt.http.routes import ROUTES
+from sglang.srt.web.openapi.examples import EXAMPLES
+from sglang.srt.web.route import EVENTS, JSON
+from sglang.srt.web.routes import ROUTES
 
 HERE = Path(__file__).resolve().parent
 KEY = "sk-of-the-tests"

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 from helpers.launched import PYTHON, client_of, launched, toy_model
-from sglang.srt.http.connection.accept import DESCRIPTORS
+from sglang.srt.web.connection.accept import DESCRIPTORS
 
 SPARE = 4  # descriptors left to the server
 
@@ -100,7 +100,7 @@ def test_waiting_and_latency_never_read_the_wall_clock() -> None:
 
 
 EXPECTED = [
-    *(f"srt/http/{name}.py" for name in (
+    *(f"srt/web/{name}.py" for name in (
         "native/routes", "openai/reply_fields", "openai/responses/answer", "openai/score",
         "page/live_view", "server_state",
     )),

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import sglang as sgl
 from helpers.browser import chromium
-from sglang.inspect.timeline.trace import Trace
 from sglang.run.trace_record import TraceLane, TraceSpan
+from sglang.views.timeline.trace import Trace
 
 HOSTILE = "</script><img src=x onerror=\"document.title='owned'\"><script>document.title='owned'"
 LANES, EACH = 250, 20

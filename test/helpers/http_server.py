@@ -18,11 +18,11 @@ import uvicorn
 from helpers.text_worker import TextWorker, text_engine
 from helpers.toy_tokenizer import byte_level
 from sglang.srt.config import Config
-from sglang.srt.http.app import make_app
-from sglang.srt.http.connection.protocol import protocol
-from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.completion import Completer
 from sglang.srt.tokenizer import Tokenizer
+from sglang.srt.web.app import make_app
+from sglang.srt.web.connection.protocol import protocol
+from sglang.srt.web.server_state import ServerState
 from starlette.applications import Starlette
 
 GOLDEN = {"text": "the lazy dog", "sampling_params": {"max_new_tokens": 24, "temperature": 0}}

@@ -12,11 +12,11 @@ import uvicorn
 from helpers.scripted import Scripted, pieces
 from sglang.srt.config import Config
 from sglang.srt.core.request_stats import RequestStats
-from sglang.srt.http.app import make_app
-from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.ask import Ask
 from sglang.srt.program.output import Output
 from sglang.srt.tokenizer import Tokenizer
+from sglang.srt.web.app import make_app
+from sglang.srt.web.server_state import ServerState
 
 
 class Paced(Scripted):

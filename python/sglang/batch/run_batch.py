@@ -18,9 +18,9 @@ from sglang.batch.batch_progress import BatchProgress
 from sglang.batch.results_file import ResultsFile
 from sglang.compile.tracer import constant_prefix
 from sglang.errors import BatchError, Cancelled, SglangError
-from sglang.inspect.timeline.tracing import NO_TRACE, Opened, ambient, recorded_alone, write
 from sglang.ir.params import GenParams
 from sglang.state import Program, ProgramState
+from sglang.views.timeline.tracing import NO_TRACE, Opened, ambient, recorded_alone, write
 
 AUTO = 64
 PREFIX = "common prefix"  # in a trace: what is computed before the items

@@ -20,11 +20,11 @@ from sglang.forecast.rehearsal import Answers
 from sglang.forecast.script import PlanScript, RehearsedCall, ahead
 from sglang.forecast.token_units import tokens_of
 from sglang.forecast.unknowns import Unknowns
-from sglang.inspect.prices import checked_prices
 from sglang.ir.params import GenParams
 from sglang.ir.source_location import Location
 from sglang.run.run_scope import Usage
 from sglang.state import Program, ProgramState
+from sglang.views.prices import checked_prices
 
 Item = Mapping[str, Any] | Sequence[Any]  # arguments by name or in order
 

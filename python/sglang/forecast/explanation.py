@@ -15,9 +15,9 @@ from sglang.backend.base import Backend
 from sglang.compile.tracer import _tracing
 from sglang.errors import SglangError
 from sglang.forecast.rehearsal import Answers, Endless, RehearsedRequest, Script, Stage
-from sglang.inspect.display import described
 from sglang.ir.params import GenParams
 from sglang.state import Program
+from sglang.views.display import described
 
 MAX_DATA_CHARS = 100  # printed characters of a medium's data URL
 

@@ -7,13 +7,13 @@ import re
 from collections import defaultdict
 
 from helpers.paths import ROOT
-from sglang.inspect.timeline import command as trace_command
 from sglang.srt.commands import explain_command, schema_command
 from sglang.srt.commands.doctor import doctor_command
 from sglang.srt.config import Config
 from sglang.srt.config.command_line import Parser
 from sglang.srt.config.translation import FLAGS
 from sglang.srt.config.upstream import MEANS, SPELLINGS
+from sglang.views.timeline import command as trace_command
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FOREIGN = {

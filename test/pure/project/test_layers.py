@@ -48,14 +48,14 @@ RULES = {
     " srt.engine.info",
     "srt.runtime.supervisor": "sglang.ir srt.core srt.config srt.tokenizer srt.program srt.engine"
     " msgspec",
-    "srt.http": "sglang.ir srt.core srt.config srt.tokenizer srt.program srt.runtime msgspec"
+    "srt.web": "sglang.ir srt.core srt.config srt.tokenizer srt.program srt.runtime msgspec"
     " starlette pydantic_core uvicorn httptools prometheus_client psutil",
-    "srt.http.openapi.native_shapes": "srt.core srt.engine.info srt.http srt.runtime msgspec",
-    "srt.http.launch": "srt.core srt.config srt.tokenizer srt.program srt.runtime srt.http"
+    "srt.web.openapi.native_shapes": "srt.core srt.engine.info srt.web srt.runtime msgspec",
+    "srt.web.launch": "srt.core srt.config srt.tokenizer srt.program srt.runtime srt.web"
     " srt.engine srt.config.command_line",
-    "srt.http.serving": "srt.core srt.config srt.tokenizer srt.program srt.runtime srt.http"
+    "srt.web.serving": "srt.core srt.config srt.tokenizer srt.program srt.runtime srt.web"
     " srt.engine uvicorn",
-    "srt.http.telemetry.request_tracing": "srt.core srt.program opentelemetry",
+    "srt.web.telemetry.request_tracing": "srt.core srt.program opentelemetry",
     "srt.commands": "srt.core srt.config.command_line",
     "srt.commands.schema_command": "sglang.ir srt.core srt.grammar srt.tokenizer msgspec numpy"
     " jsonschema",
@@ -63,7 +63,7 @@ RULES = {
     "srt.commands.doctor": "srt.core srt.config srt.tokenizer srt.program srt.layers srt.models"
     " srt.files srt.attention srt.worker srt.runtime sgl_kernel msgspec psutil torch"
     " huggingface_hub",
-    "srt.cli": "srt.config.command_line srt.commands srt.http.launch",
+    "srt.cli": "srt.config.command_line srt.commands srt.web.launch",
     "srt.server": UPSTREAM,
     "sglang": "sglang",
     "sglang.ir": "",
@@ -72,16 +72,16 @@ RULES = {
     " typing_extensions jsonschema referencing tiktoken",
     "sglang.backend.engine": "sglang.backend sglang.ir sglang.errors srt",
     "sglang.run": RUNNING,
-    "sglang.inspect": f"{RUNNING} sglang.run sglang.version",
-    "sglang.inspect.timeline.otel": "sglang.inspect sglang.errors sglang.run opentelemetry",
-    "sglang.state": f"{RUNNING} sglang.run sglang.inspect",
-    "sglang.compile": f"{RUNNING} sglang.run sglang.inspect sglang.state",
-    "sglang.batch": f"{RUNNING} sglang.run sglang.inspect sglang.state sglang.compile tqdm",
-    "sglang.forecast": f"{RUNNING} sglang.run sglang.inspect sglang.state sglang.compile"
+    "sglang.views": f"{RUNNING} sglang.run sglang.version",
+    "sglang.views.timeline.otel": "sglang.views sglang.errors sglang.run opentelemetry",
+    "sglang.state": f"{RUNNING} sglang.run sglang.views",
+    "sglang.compile": f"{RUNNING} sglang.run sglang.views sglang.state",
+    "sglang.batch": f"{RUNNING} sglang.run sglang.views sglang.state sglang.compile tqdm",
+    "sglang.forecast": f"{RUNNING} sglang.run sglang.views sglang.state sglang.compile"
     " sglang.batch tiktoken",
-    "sglang.program": f"{RUNNING} sglang.run sglang.inspect sglang.state sglang.compile"
+    "sglang.program": f"{RUNNING} sglang.run sglang.views sglang.state sglang.compile"
     " sglang.batch sglang.forecast",
-    "sglang.api": f"{RUNNING} sglang.run sglang.inspect sglang.program",
+    "sglang.api": f"{RUNNING} sglang.run sglang.views sglang.program",
     "sglang.integrations.dspy": f"{RUNNING} sglang.run dspy",
     "sglang.launch_server": "sglang srt",
     "sglang.check_env": "sglang srt",
@@ -180,7 +180,7 @@ PLANTED = [
      "srt.worker"),
     ("srt.program.planted", "from sglang.srt.engine.engine_core import EngineCore",
      "srt.engine.engine_core"),
-    ("srt.http.planted", "from sglang.srt.engine import engine_core", "srt.engine.engine_core"),
+    ("srt.web.planted", "from sglang.srt.engine import engine_core", "srt.engine.engine_core"),
     ("srt.cli.planted", "import sglang.srt.config", "srt.config"),
     ("srt.program.planted", "import sglang", "sglang"),
     ("srt.planted", "from sglang.srt.core import ints", "srt.core.ints"),
@@ -201,7 +201,7 @@ def test_a_planted_violation_is_caught(module: str, source: str, name: str) -> N
 ALLOWED = [
     ("srt.engine.executor", "from sglang.srt.worker.model_worker import ModelWorker"),
     ("srt.worker.planted", "from sglang.srt.models.registry import load\nimport torch"),
-    ("srt.http.launch", "from sglang.srt.engine import main"),
+    ("srt.web.launch", "from sglang.srt.engine import main"),
     ("sglang.backend.engine.embedded", "def f():\n    from sglang.srt.engine.local import start"),
     ("srt.memory.planted", "from . import radix\nfrom .radix import Radix"),
 ]
@@ -245,7 +245,7 @@ def test_the_language_as_data_imports_nothing_else() -> None:
 
 
 def test_the_runtime_imports_nothing_of_http() -> None:
-    http = ("starlette", "uvicorn", "fastapi", "prometheus_client", "sglang.srt.http")
+    http = ("starlette", "uvicorn", "fastapi", "prometheus_client", "sglang.srt.web")
     names = (
         "generation", "vectors", "scoring", "classification", "conversations.chat_request",
     )  # fmt: skip
@@ -260,8 +260,8 @@ def test_the_frontend_imports_in_a_fifth_of_a_second_of_cpu() -> None:
 def test_the_engine_is_started_before_the_server_is_imported() -> None:
     """``run`` starts it; what takes long to import is imported behind that."""
     slow = ("starlette", "uvicorn", "tokenizers", "prometheus_client", "numpy", "torch")
-    assert loaded("import sglang.srt.http.launch", slow)[0] == []
-    source = ast.parse((PYTHON / "srt" / "http" / "launch.py").read_text(encoding="utf-8"))
+    assert loaded("import sglang.srt.web.launch", slow)[0] == []
+    source = ast.parse((PYTHON / "srt" / "web" / "launch.py").read_text(encoding="utf-8"))
     names = {node.name: node for node in source.body if isinstance(node, ast.FunctionDef)}
     run = ast.unparse(names["run"])
     assert run.index("Started(config)") < run.index("_serve(")
@@ -273,7 +273,14 @@ def test_the_engine_is_started_before_the_server_is_imported() -> None:
     "module",
     ["sglang.srt.core.messages", "sglang.srt.memory.store",
      "sglang.srt.schedule.scheduler", "sglang.srt.engine.client",
-     "sglang.srt.program.completion", "sglang.srt.http.app"],
+     "sglang.srt.program.completion", "sglang.srt.web.app"],
 )  # fmt: skip
 def test_planning_and_serving_import_no_torch(module: str) -> None:
     assert loaded(f"import {module}", ("torch", "transformers"))[0] == []
+
+
+@pytest.mark.parametrize("folder", ["sglang", "srt"])
+def test_no_module_hides_one_of_the_standard_library(folder: str) -> None:
+    """Python puts the folder of a script that is run by its path first on its own path."""
+    names = {path.stem for path in (PYTHON / folder).iterdir() if not path.name.startswith("__")}
+    assert names & STANDARD <= {"test"}

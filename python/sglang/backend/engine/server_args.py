@@ -75,7 +75,7 @@ def launch_server(server_args: ServerArgs) -> None:
     Raises SystemExit where a setting is out of range, or serving failed.
     """
     from sglang.srt.config.command_line import Parser
-    from sglang.srt.http.launch import add_parser_arguments, run
+    from sglang.srt.web.launch import add_parser_arguments, run
 
     parser = Parser(prog="launch_server")
     add_parser_arguments(parser)

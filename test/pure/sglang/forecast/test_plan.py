@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.errors import SglangError
 from sglang.forecast.cache_model import Cache, Need, units
-from sglang.inspect.prices import checked_prices
 from sglang.srt.core.messages import Distribution, Fill, Generate, Goal, Score
+from sglang.views.prices import checked_prices
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,8 @@ from sglang.ir.sampling import (
     SEED_LIMIT,
     SamplingParams,
 )
-from sglang.srt.http.openapi.limits import LIMITS, sampling_schema
 from sglang.srt.runtime.completion_fields import CompletionFields
+from sglang.srt.web.openapi.limits import LIMITS, sampling_schema
 
 from tools import parameters
 

@@ -22,8 +22,8 @@ from sglang.srt.core.messages import (
 )
 from sglang.srt.engine.collect import MAX_FORCED
 from sglang.srt.grammar.grammar_protocol import CompiledGrammar, CompilerBusy, GrammarError, Matcher
-from sglang.srt.http.exchange.error_replies import error_response
 from sglang.srt.program.readout import refused
+from sglang.srt.web.exchange.error_replies import error_response
 
 FREE = frozenset(range(VOCAB))
 STEPS: dict[str, list[set[int]]] = {

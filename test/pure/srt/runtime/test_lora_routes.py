@@ -23,9 +23,9 @@ from sglang.srt.core.batch import Batch, StepResult
 from sglang.srt.core.messages import AdapterInfo, LoadAdapter, Reply, UnloadAdapter
 from sglang.srt.engine import client as engine
 from sglang.srt.engine.client import EngineLost
-from sglang.srt.http.app import make_app
-from sglang.srt.http.server_state import ServerState
 from sglang.srt.tokenizer import Tokenizer
+from sglang.srt.web.app import make_app
+from sglang.srt.web.server_state import ServerState
 
 FACTS = {"lora": True, "max_loras_per_batch": 4, "max_loaded_loras": 3}
 PROMPT = "the quick brown fox"

@@ -25,14 +25,14 @@ from sglang.srt.core.progress import PASS, STOP_PATTERNS, Progress
 from sglang.srt.engine import process
 from sglang.srt.engine.client import EngineLost
 from sglang.srt.engine.process import Stall
-from sglang.srt.http.app import make_app
-from sglang.srt.http.server_state import ServerState
 from sglang.srt.program.ask import Ask
 from sglang.srt.program.completion import Completer
 from sglang.srt.program.output import Output
 from sglang.srt.runtime import supervisor as module
 from sglang.srt.runtime.supervisor import Supervisor
 from sglang.srt.tokenizer import Tokenizer
+from sglang.srt.web.app import make_app
+from sglang.srt.web.server_state import ServerState
 
 pytestmark = pytest.mark.slow  # starts processes
 

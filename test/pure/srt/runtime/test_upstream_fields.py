@@ -11,16 +11,16 @@ from helpers.http_server import Served, is_error, serve_text
 from hypothesis import given
 from hypothesis import strategies as st
 from sglang.srt.config import Config
-from sglang.srt.http.journal import Journal
-from sglang.srt.http.openai.completions import CompletionBody
-from sglang.srt.http.openai.embeddings import EmbeddingBody
-from sglang.srt.http.telemetry.request_record import RequestRecord
 from sglang.srt.program.ask import MAX_NAME, namespace_of
 from sglang.srt.program.request_error import RequestError
 from sglang.srt.runtime.conversations.chat_request import ChatRequest, _variables
 from sglang.srt.runtime.generation import GenerateRequest
 from sglang.srt.runtime.request_fields import IGNORED, UNSUPPORTED
 from sglang.srt.runtime.vectors import EncodeRequest
+from sglang.srt.web.journal import Journal
+from sglang.srt.web.openai.completions import CompletionBody
+from sglang.srt.web.openai.embeddings import EmbeddingBody
+from sglang.srt.web.telemetry.request_record import RequestRecord
 
 SALTED = {"cache_salt": "a", "extra_key": "b"}
 ROUTING = {"routed_dp_rank": 1, "data_parallel_rank": 1, "disagg_prefill_dp_rank": 1}

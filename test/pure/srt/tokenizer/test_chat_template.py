@@ -193,8 +193,8 @@ def test_a_hostile_template_is_a_400_and_holds_nobody_up(tmp_path: Path) -> None
     async def both() -> int:
         """Count the turns that a concurrent loop gets."""
         from sglang.srt.config import Config
-        from sglang.srt.http.server_state import ServerState
         from sglang.srt.program.request_error import RequestError
+        from sglang.srt.web.server_state import ServerState
 
         state = ServerState(Config.of(), scripted)  # type: ignore[arg-type]
         hostile = asyncio.ensure_future(prompt_of(state.runtime, TALK, None, {}, None, False))

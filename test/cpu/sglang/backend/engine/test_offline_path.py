@@ -13,7 +13,7 @@ from helpers.paths import PYTHON
 
 pytest.importorskip("torch")
 
-HTTP = ("sglang/srt/server/", "sglang/srt/http/")
+HTTP = ("sglang/srt/server/", "sglang/srt/web/")
 HTTP_PACKAGES = ["starlette", "uvicorn", "fastapi", "prometheus_client"]
 
 # Files today, which may only fall.

@@ -1,0 +1,125 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from sglang.srt.program.output import Output
+from sglang.srt.program.request_error import RequestError
+from sglang.srt.runtime.conversations.chat_request import (
+    ChatCall,
+    ReplyReader,
+    read_chat,
+    thought_tokens,
+)
+from sglang.srt.runtime.offload import offload
+from sglang.srt.web.anthropic.messages.messages_body import MessagesBody
+from sglang.srt.web.anthropic.messages.messages_chat import chat_of, spelled
+from sglang.srt.web.anthropic.messages.messages_reply import (
+    Blocks,
+    content_of,
+    new_id,
+    stopping,
+    usage,
+)
+from sglang.srt.web.exchange.error_replies import anthropic_body, json_response
+from sglang.srt.web.exchange.event_stream import EventForm, respond, typed_event, unless_gone
+from sglang.srt.web.exchange.json_body import read_body
+from sglang.srt.web.server_state import ServerState
+from starlette.requests import Request
+from starlette.responses import Response
+
+ANTHROPIC = EventForm(typed_event, b"", anthropic_body)
+PING = {"type": "ping"}
+
+
+async def messages(state: ServerState, request: Request) -> Response:
+    body = await read_body(request, MessagesBody, state.body_limit)
+    if body.max_tokens is None:
+        raise RequestError("max_tokens is missing; give a number of tokens.", "max_tokens")
+    with spelled():
+        call = await _call(state, body)
+        call = replace(call, ask=replace(call.ask, rid=body.rid or new_id("msg")))
+        with call.named():
+            if body.stream:
+                return await respond(request, _events(state, body, call), ANTHROPIC)
+            ((output,),) = await unless_gone(request, state.finish([call.ask]))
+    reader, blocks = call.reader(), _blocks(body)
+    events = [*blocks.add(reader.take(output, True)[0]), *blocks.end()]
+    stop = stopping(output, reader.called, body.max_tokens)
+    counts = _counts(state, call, output, reader)
+    reply = {"content": content_of(events, not reader.called), **stop, "usage": counts}
+    return json_response({**_head(state, body, call), **reply})
+
+
+async def count_tokens(state: ServerState, request: Request) -> Response:
+    """Tokens of the prompt that the same body would make."""
+    body = await read_body(request, MessagesBody, state.body_limit)
+    with spelled():
+        call = await _call(state, body, fits=False)
+    return json_response({"input_tokens": len(call.ask.prompt)})
+
+
+async def _call(state: ServerState, body: MessagesBody, fits: bool = True) -> ChatCall:
+    """``fits``: what is too long for the model is refused. Raises RequestError."""
+    count = sum(1 if isinstance(m.content, str) else len(m.content) for m in body.messages)
+    chat = await offload(count, chat_of, body)
+    if body.max_tokens != 0:
+        return await read_chat(state.runtime, chat, fits)
+    call = await read_chat(state.runtime, msgspec.structs.replace(chat, max_tokens=1), fits)
+    sampling = replace(call.ask.sampling, max_new_tokens=0, min_new_tokens=0)
+    return replace(call, ask=replace(call.ask, sampling=sampling))
+
+
+async def _events(
+    state: ServerState, body: MessagesBody, call: ChatCall
+) -> AsyncGenerator[dict[str, Any], None]:
+    interval = state.config.server.stream_interval
+    reader, blocks, begun = call.reader(), _blocks(body), False
+    async with aclosing(state.run([call.ask])) as items:
+        async for _, output in items:
+            # Read once: while a chunk is on its way the output may finish, and come again for that.
+            finished = output.finish is not None
+            if not begun:
+                begun = True
+                yield _start(_head(state, body, call), output)
+                yield PING
+            if reader.sent.ready(output, interval):
+                for event in blocks.add(reader.take(output, finished)[0]):
+                    yield event
+            if finished:
+                for event in blocks.end():
+                    yield event
+                stop = stopping(output, reader.called, body.max_tokens or 0)
+                counts = _counts(state, call, output, reader)
+                yield {"type": "message_delta", "delta": stop, "usage": counts}
+    yield {"type": "message_stop"}
+
+
+def _blocks(body: MessagesBody) -> Blocks:
+    choice = body.tool_choice
+    return Blocks(body.shows_thinking, choice is None or not choice.disable_parallel_tool_use)
+
+
+def _counts(
+    state: ServerState, call: ChatCall, output: Output, reader: ReplyReader
+) -> dict[str, Any]:
+    apart = call.thinking is not None
+    return usage(output, thought_tokens(state.runtime, call, output, reader) if apart else None)
+
+
+def _head(state: ServerState, body: MessagesBody, call: ChatCall) -> dict[str, Any]:
+    model = body.model or state.runtime.model_name
+    return {"id": call.ask.rid, "type": "message", "role": "assistant", "model": model}
+
+
+def _start(head: dict[str, Any], output: Output) -> dict[str, Any]:
+    """The first event. The number of cached tokens is not known yet."""
+    stop = {"stop_reason": None, "stop_sequence": None, "stop_details": None}
+    counts = {**usage(output, None), "output_tokens": 0}
+    message = {**head, "content": [], **stop, "usage": counts}
+    return {"type": "message_start", "message": message}

@@ -1,0 +1,89 @@
+"""The ASGI application: every route behind its guards, and how errors leave."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import cache
+
+import msgspec
+from sglang.srt.core.version import __version__
+from sglang.srt.program.completion import EngineLost
+from sglang.srt.program.request_error import RequestError
+from sglang.srt.web.connection.guard import Guard, ordinary
+from sglang.srt.web.exchange.error_replies import ServerError, error_response
+from sglang.srt.web.journal import Journal
+from sglang.srt.web.openapi.openapi_document import document
+from sglang.srt.web.route import EVENTS, JSON, Handler
+from sglang.srt.web.routes import ROUTES
+from sglang.srt.web.server_state import ServerState
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+
+def make_app(state: ServerState) -> Starlette:
+    """An application of one server; ``app.state.server`` is its state."""
+    paths: defaultdict[str, dict[str, Handler]] = defaultdict(dict)
+    # Starlette tries one route after the other, so those that generate are the first, and those
+    # with parameters the last: a name of a path is no id.
+    for route in sorted(ROUTES, key=lambda route: ("{" in route.path, EVENTS not in route.media)):
+        paths[route.path][route.method] = route.handler
+    paths["/openapi.json"]["GET"] = _described(state)
+    served = [Route(path, _Endpoint(state, handlers), methods=list(handlers))
+              for path, handlers in paths.items()]  # fmt: skip
+    for endpoint in served:
+        if endpoint.methods:
+            endpoint.methods.discard("HEAD")  # Starlette adds it wherever GET is served
+    app = Starlette(routes=served)
+    app.router.redirect_slashes = False
+    app.state.server = state
+    for error in (RequestError, ServerError, EngineLost, HTTPException, ClientDisconnect):
+        app.add_exception_handler(error, _on_error)
+    app.add_exception_handler(Exception, _on_error)
+    app.add_middleware(Guard, state=state)
+    app.add_middleware(Journal, state=state, paths=list(paths))
+    return app
+
+
+class _Endpoint:
+    """All methods of one path, as an ASGI application: Starlette answers others with 405.
+
+    Errors are answered here, because Starlette would log those that are expected.
+    """
+
+    def __init__(self, state: ServerState, handlers: dict[str, Handler]) -> None:
+        self._state, self._handlers = state, handlers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive, send)
+        try:
+            response = await self._handlers[request.method](self._state, request)
+        except ClientDisconnect:
+            response = Response(status_code=499)  # no client is left to read it
+        except Exception as error:
+            response = error_response(error, scope)
+        await response(scope, receive, send)
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    return error_response(error, request.scope)
+
+
+def _described(state: ServerState) -> Handler:
+    """The handler of /openapi.json. The document is made from the routes at the first request."""
+
+    def secured(path: str) -> bool:
+        tenants = state.tenants
+        return tenants.required or (tenants.guarded and not ordinary(path))
+
+    @cache
+    def content() -> bytes:
+        return msgspec.json.encode(document(ROUTES, "sglang", __version__, secured))
+
+    async def describe(state: ServerState, request: Request) -> Response:
+        return Response(content(), media_type=JSON)
+
+    return describe

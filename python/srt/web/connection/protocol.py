@@ -1,0 +1,363 @@
+"""Protocol: one HTTP connection, and all that it may not do.
+
+uvicorn's protocol over httptools reads and answers; this one bounds what that leaves open:
+
+head       bytes (431), and seconds (408) until all headers are there
+body       seconds without progress (408)
+answer     seconds in which the client takes nothing of what it is sent: the request is aborted
+pipeline   requests sent before the answer to the one before them: one more is a 429, behind theirs
+others     connections at once (503)
+
+What arrives after an answer that did not wait for its body is read and forgotten for ``LINGER``
+seconds: a connection closed while its client writes loses the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import socket
+import sys
+import termios
+import uuid
+from functools import partial
+from typing import Any
+from weakref import ref
+
+import httptools
+from sglang.srt.config import EdgeConfig
+from sglang.srt.web.connection.cycle import Cycle, Unchunked, carrier_of, write_chunk
+from sglang.srt.web.exchange.error_replies import ServerError, error_response
+from sglang.srt.web.exchange.event_stream import CHUNK
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+SLICE = 4096  # bytes of a head parsed between two looks at its size
+LINGER = 2.0  # seconds
+PROGRESS = 1024  # bytes in the time of a limit: less is standing still
+WRITE_BUFFER = 64 << 10  # bytes that wait for a client before its answer does
+SEND_BUFFER = 256 << 10  # bytes of it in the kernel, which takes twice as many
+PIPELINE = 8  # requests that wait
+SPARE = 128  # connections beyond the limit that get a 503
+
+_EXCESS = (
+    f"More than {PIPELINE} requests were sent on this connection before the answer to the one "
+    "before them; those up to here are answered, send the others again."
+)
+
+IDLE, HEAD, BODY = "idle", "head", "body"
+_FRAMING = (b"content-length", b"transfer-encoding")
+
+
+class Protocol(HttpToolsProtocol):
+    """``part``: what is read, IDLE, HEAD or BODY; None: nothing any more."""
+
+    limits = EdgeConfig()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.part: str | None = HEAD
+        self._begun = False  # more than empty lines
+        self._mute = False  # what is parsed was made here
+        self._size = self._parsed = 0  # bytes of the head: fed, and known from what was parsed
+        self._received = 0  # bytes of the body
+        self._reading: asyncio.TimerHandle | None = None
+        self._timed: str | None = None  # the part that ``_reading`` limits
+        self._writing: asyncio.TimerHandle | None = None
+        self._cycles: list[Any] = []  # requests not answered yet
+        self._lost = False
+        self._excess = False  # more requests came than may wait
+
+    # -- the connection ---------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._carrier = carrier_of(transport)
+        transport.set_write_buffer_limits(WRITE_BUFFER)
+        # The kernel's own buffer would grow to megabytes behind a client that does not read.
+        connection = transport.get_extra_info("socket")
+        with contextlib.suppress(OSError):  # the client is gone already
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+        limit, count = self.limits.max_connections, len(self.connections)
+        if count > limit + SPARE:
+            transport.abort()
+        elif count > limit:
+            message = f"The server has {limit} connections (--max-connections); try again later."
+            self._refuse(ServerError("too_many_connections", message))
+        self._watch_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """uvicorn tells the last of several requests only that its client is gone."""
+        self.part, self._lost = None, True
+        for timer in (self._reading, self._writing):
+            if timer is not None:
+                timer.cancel()
+        self._drop()
+        super().connection_lost(exc)
+        self.cycle = None  # type: ignore[assignment]  # they hold each other
+        del self._carrier
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._watch_closing()
+
+    def _drop(self) -> None:
+        """End every request in flight: its client is gone."""
+        for cycle in self._cycles:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        self._cycles.clear()
+
+    def _close(self) -> None:
+        self.part = None
+        self._drop()
+        self.transport.close()
+        self._watch_closing()
+
+    def _refuse(self, error: ServerError) -> None:
+        """Answer what is read with ``error``, unless an answer has begun or is due, and close."""
+        if self.part is None:
+            return
+        reading_body, self.part = self.part == BODY, None
+        busy = [cycle for cycle in self._cycles if not cycle.response_complete]
+        if reading_body:
+            mine = len(busy) == 1 and not busy[0].response_started  # no answer to it has begun
+        else:
+            mine = not busy
+        if not mine:
+            self._close()
+            return
+        self._drop()
+        self._end_with(error)
+
+    def _end_with(self, error: ServerError) -> None:
+        """Answer with ``error``, and close when the client has had time to read it."""
+        self.transport.write(self._written(error))
+        if self.transport.can_write_eof():
+            with contextlib.suppress(OSError):  # the client is gone already
+                self.transport.write_eof()
+        self.loop.call_later(LINGER, self._close)
+
+    def _written(self, error: ServerError) -> bytes:
+        response = error_response(error)
+        headers = [
+            *self.server_state.default_headers,
+            *response.raw_headers,
+            (b"connection", b"close"),
+            (b"x-request-id", uuid.uuid4().hex.encode()),
+        ]
+        lines = [b"".join((name, b": ", value, b"\r\n")) for name, value in headers]
+        return b"".join([STATUS_LINE[response.status_code], *lines, b"\r\n", bytes(response.body)])
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        """A head is parsed in slices, so that its size is known before much of it is kept."""
+        at = 0
+        while at < len(data) and self.part is not None and not self.transport.is_closing():
+            if self.part == IDLE:
+                self._begin_head()
+            slicing = self.part == HEAD
+            piece = data[at : at + SLICE] if slicing else data[at:]
+            at += self._parse(piece)
+            if self.part == HEAD:
+                self._size = self._size + len(piece) if slicing else self._parsed
+                self._verify_head(self._size)
+        self._watch_reading()
+
+    def _parse(self, data: bytes) -> int:
+        """Number of bytes parsed: all, unless they offer to change the protocol."""
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            self._decline()
+            return int(offer.args[0])
+        except httptools.HttpParserError:
+            self.send_400_response("This is no HTTP request, or it could be read as another one.")
+        return len(data)
+
+    def _decline(self) -> None:
+        """The parser takes what follows an offer for another protocol; it is the request's body."""
+        framing = [line for line in self.headers if line[0] in _FRAMING]
+        if self.part == BODY and framing:
+            lines = [b"".join((name, b": ", value, b"\r\n")) for name, value in framing]
+            self._mute = True
+            self.parser.feed_data(b"".join([b"POST / HTTP/1.1\r\n", *lines, b"\r\n"]))
+            self._mute = False
+
+    def on_message_begin(self) -> None:
+        if self._mute:
+            return
+        self._begin_head()
+        self._begun = True
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        if self._mute:
+            return
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Trailers, behind a chunked body, are counted and forgotten."""
+        self._count(len(name) + len(value) + 4)
+        if self.part == HEAD:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self._mute:
+            return
+        super().on_headers_complete()
+        self.part, self._received = BODY, 0
+        self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
+        self._cycles.append(self.cycle)
+        scope: dict[str, Any] = self.scope  # type: ignore[assignment]
+        self.cycle.__class__ = Cycle  # uvicorn lets no setting choose the class
+        self.cycle.carrier = self._carrier  # type: ignore[attr-defined]
+        if scope["http_version"] == "1.0":
+            self.cycle.chunked_encoding = False
+            self.cycle.__class__ = Unchunked
+        # Weak, since the cycle holds its scope: without circles all is freed with the answer.
+        scope["extensions"] = {CHUNK: partial(write_chunk, ref(self.cycle))}
+        # uvicorn reads no more then, and would not see the client go.
+        self.flow.resume_reading()
+        if len(self.pipeline) > PIPELINE:
+            self._read_no_more()
+            raise ValueError("too many requests at once")
+
+    def _read_no_more(self) -> None:
+        """Forget the last request, and what follows it: those before it are answered, and then it
+        is refused."""
+        self.pipeline.popleft()
+        self._cycles.pop()
+        self.cycle, _ = self.pipeline[0]
+        self.part, self._excess = None, True
+
+    def on_body(self, body: bytes) -> None:
+        self._received += len(body)
+        super().on_body(body)
+        if self.pipeline and len(self.cycle.body) > HIGH_WATER_LIMIT:
+            self._close()
+            raise ValueError("too large a request behind another")
+
+    def on_message_complete(self) -> None:
+        if self.parser.should_upgrade() and any(name in _FRAMING for name, _ in self.headers):
+            return  # ``_decline`` goes on
+        super().on_message_complete()
+        if self.part is not None:
+            self.part = IDLE
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.part == BODY and self.cycle.response_complete:
+            self.loop.call_later(LINGER, self._close_unread, self.cycle)
+        if self._excess and self.cycle.response_complete and not self.transport.is_closing():
+            self._end_with(ServerError("rate_limit_exceeded", _EXCESS))
+        self._watch_closing()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer 400 to bytes that are no HTTP, or might be read in two ways."""
+        self._refuse(ServerError("malformed_request", msg))
+
+    def _begin_head(self) -> None:
+        self.part, self._begun, self._size, self._parsed = HEAD, False, 0, 0
+
+    def _count(self, size: int) -> None:
+        """Raises, which ends the parsing, where the head is too large."""
+        self._parsed += size
+        self._verify_head(self._parsed)
+        if self.part is None:
+            raise ValueError("the head is too large")
+
+    def _verify_head(self, size: int) -> None:
+        limit = self.limits.max_header_bytes
+        if size > limit:
+            message = f"The headers have more than {limit} bytes (--max-header-bytes)."
+            self._refuse(ServerError("headers_too_large", message))
+
+    def _close_unread(self, cycle: Any) -> None:
+        if self.part == BODY and self.cycle is cycle:
+            self._close()
+
+    # -- time -------------------------------------------------------------------------------------
+
+    def _watch_reading(self) -> None:
+        """Have a timer run for the part that is read."""
+        if self.part == self._timed:
+            return
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+        self._timed, limits = self.part, self.limits
+        if self.part == HEAD:
+            self._reading = self.loop.call_later(limits.header_timeout, self._end_head)
+        elif self.part == BODY:
+            self._reading = self.loop.call_later(
+                limits.body_timeout, self._end_body, self.cycle, self._received
+            )
+
+    def _end_head(self) -> None:
+        self._timed = None
+        if any(not cycle.response_complete for cycle in self._cycles):
+            self._watch_reading()
+        elif not self._begun:
+            self._close()
+        else:
+            seconds = self.limits.header_timeout
+            message = f"The headers did not arrive in {seconds:g} s (--header-timeout)."
+            self._refuse(ServerError("request_timeout", message))
+
+    def _end_body(self, cycle: Any, received: int) -> None:
+        self._timed = None
+        moved = self.cycle is not cycle or self._received - received >= PROGRESS
+        if moved or self.flow.read_paused:
+            self._watch_reading()
+            return
+        seconds = self.limits.body_timeout
+        message = f"The body stood still for {seconds:g} s (--body-timeout)."
+        self._refuse(ServerError("request_timeout", message))
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_writing()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._writing is not None and not self.transport.is_closing():
+            self._writing.cancel()
+            self._writing = None
+
+    def _watch_closing(self) -> None:
+        """A client that takes nothing would keep a closing connection open."""
+        if self.transport.is_closing() and self._writing is None and not self._lost:
+            self._watch_writing()
+
+    def _watch_writing(self) -> None:
+        self._writing = self.loop.call_later(
+            self.limits.stream_write_timeout, self._end_writing, self._unread()
+        )
+
+    def _end_writing(self, before: int) -> None:
+        if before - self._unread() >= PROGRESS:
+            self._watch_writing()
+        else:
+            self.transport.abort()
+
+    def _unread(self) -> int:
+        """Bytes that the client has not taken, here and, where it tells (Linux), in the kernel."""
+        waiting = bytearray(4)
+        with contextlib.suppress(OSError):
+            fcntl.ioctl(self.transport.get_extra_info("socket"), termios.TIOCOUTQ, waiting)
+        return self.transport.get_write_buffer_size() + int.from_bytes(waiting, sys.byteorder)
+
+
+def protocol(edge: EdgeConfig) -> type[Protocol]:
+    """A protocol class with the limits of ``edge``."""
+
+    class Limited(Protocol):
+        limits = edge
+
+    return Limited

@@ -1,0 +1,131 @@
+"""Errors as clients see them: ``{"error": {"message", "type", "param", "code"}}`` and a status.
+
+On Anthropic's routes: ``{"type": "error", "error": {"type", "message", "details": {"error_code"}},
+"request_id"}``.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+from sglang.srt.program.completion import EngineLost
+from sglang.srt.program.request_error import RequestError, brief
+from sglang.srt.web.exchange.current_caller import CALLER
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import Scope
+
+log = logging.getLogger("sglang.server")
+
+CODES: dict[str, tuple[int, str]] = {
+    "invalid_value": (400, "invalid_request_error"),
+    "context_length_exceeded": (400, "invalid_request_error"),
+    "unsupported": (400, "invalid_request_error"),
+    "busy": (400, "invalid_request_error"),
+    "previous_response_not_found": (400, "invalid_request_error"),
+    "malformed_request": (400, "invalid_request_error"),
+    "thread_unsupported_request": (400, "invalid_request_error"),
+    "invalid_api_key": (401, "authentication_error"),
+    "forbidden": (403, "permission_error"),
+    "not_found": (404, "not_found_error"),
+    "method_not_allowed": (405, "invalid_request_error"),
+    "request_timeout": (408, "invalid_request_error"),
+    "body_too_large": (413, "invalid_request_error"),
+    "unsupported_media_type": (415, "invalid_request_error"),
+    "queue_full": (429, "rate_limit_error"),
+    "rate_limit_exceeded": (429, "rate_limit_error"),
+    "headers_too_large": (431, "invalid_request_error"),
+    "internal_error": (500, "server_error"),
+    "engine_lost": (503, "server_error"),
+    "engine_stalled": (503, "server_error"),
+    "draining": (503, "server_error"),
+    "paused": (503, "server_error"),
+    "too_many_connections": (503, "server_error"),
+    "overloaded": (503, "server_error"),
+}
+"""Stable codes: status and OpenAI's type."""
+
+_RETRY = {
+    "queue_full": 1, "rate_limit_exceeded": 1, "draining": 5, "paused": 5, "engine_lost": 5,
+    "engine_stalled": 5,
+    "too_many_connections": 5, "overloaded": 5,
+}  # fmt: skip
+"""``Retry-After``, seconds, where the error itself says nothing."""
+
+_OF_STATUS = {404: "not_found", 405: "method_not_allowed"}
+_ANTHROPIC = "/v1/messages"  # this path and those below it
+_ANTHROPIC_TYPES = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+    413: "request_too_large", 429: "rate_limit_error", 500: "api_error", 503: "overloaded_error",
+}  # fmt: skip
+"""By status; of others ``invalid_request_error``."""
+
+
+class ServerError(Exception):
+    """An error of the server's own, by its code in ``CODES``; ``retry``: seconds to wait."""
+
+    def __init__(self, code: str, message: str, retry: int | None = None) -> None:
+        self.code, self.message, self.retry = code, brief(message), retry
+        super().__init__(self.message)
+
+
+def describe(error: BaseException) -> tuple[str, dict[str, Any]]:
+    """The code and the body of any exception; what is not expected is logged, not shown."""
+    param = None
+    if isinstance(error, RequestError):
+        code, message, param = error.code, error.message, error.param
+    elif isinstance(error, ServerError):
+        code, message = error.code, error.message
+    elif isinstance(error, EngineLost):
+        code, message = "engine_lost", f"The engine has stopped: {error}"
+    elif isinstance(error, HTTPException):
+        code = _OF_STATUS.get(error.status_code, "invalid_value")
+        message = str(error.detail)
+    else:
+        log.error("internal error", exc_info=error)
+        code, message = "internal_error", "An internal error occurred; the server's log has it."
+    kind = CODES[code][1]
+    body = {"message": message, "type": kind, "param": param, "code": code}
+    return code, {"error": body}
+
+
+def anthropic_body(error: BaseException) -> dict[str, Any]:
+    """The body of any exception as Anthropic's clients know it."""
+    return _anthropic(*describe(error), CALLER.get().request)
+
+
+def _anthropic(code: str, body: dict[str, Any], request: str) -> dict[str, Any]:
+    kind = _ANTHROPIC_TYPES.get(CODES[code][0], "invalid_request_error")
+    message = body["error"]["message"]
+    if code == "context_length_exceeded":
+        message = f"prompt is too long: {message}"  # clients look for these words
+    found = {"type": kind, "message": message, "details": {"error_code": code}}
+    return {"type": "error", "error": found, "request_id": request or None}
+
+
+def anthropic(path: str) -> bool:
+    """Whether errors of this path are Anthropic's."""
+    return path == _ANTHROPIC or path.startswith(f"{_ANTHROPIC}/")
+
+
+def error_response(error: BaseException, scope: Scope | None = None) -> Response:
+    """The response to an error, in the form of the API that the path of ``scope`` belongs to."""
+    code, body = describe(error)
+    if scope and anthropic(scope["path"]):
+        body = _anthropic(code, body, scope.get("state", {}).get("request_id", ""))
+    retry = getattr(error, "retry", None) or _RETRY.get(code)
+    headers = {"Retry-After": str(retry)} if retry else {}
+    if code == "invalid_api_key":
+        headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, HTTPException) and error.headers:
+        headers.update(error.headers)
+    return json_response(body, CODES[code][0], headers)
+
+
+def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """Strict JSON: numbers that JSON lacks become null."""
+    return Response(
+        msgspec.json.encode(value), status, headers=headers, media_type="application/json"
+    )

@@ -1,0 +1,150 @@
+"""Request bodies: strict JSON, bounded in size and depth, converted to a struct."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+from sglang.srt.core.depth import deeper
+from sglang.srt.program.request_error import RequestError
+from sglang.srt.runtime.request_fields import convert
+from sglang.srt.web.exchange.error_replies import ServerError
+from starlette.requests import Request
+
+MAX_DEPTH = 128
+MOST_BODIES = 64  # bodies of the largest size that may be arriving at once
+SMALL = 64 << 10  # bytes of a body that is read whatever else arrives
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+async def read_body(request: Request, kind: type[T], limit: int) -> T:
+    """The body as ``kind``. Raises ServerError (413, 415) or RequestError (400)."""
+    data = await _read(request, limit)
+    # A large body is parsed in a thread: its Python objects let other requests take turns.
+    value = parse(data) if len(data) <= SMALL else await asyncio.to_thread(parse, data)
+    return convert(value, kind)
+
+
+async def read_optional_body(request: Request, kind: type[T], limit: int) -> T:
+    """The same, an empty body standing for ``{}``."""
+    if "content-type" not in request.headers or request.headers.get("content-length") == "0":
+        if await _collect(request, limit):
+            raise ServerError("unsupported_media_type", "Send Content-Type: application/json.")
+        return convert({}, kind)
+    return await read_body(request, kind, limit)
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    media, _, parameters = request.headers.get("content-type", "").partition(";")
+    media = media.strip().lower()
+    if media != "application/json" and not media.endswith("+json"):
+        raise ServerError(
+            "unsupported_media_type",
+            f"Content-Type is {media or 'missing'}; send application/json.",
+        )
+    charset = re.search(r"charset\s*=\s*\"?([\w-]+)", parameters, re.IGNORECASE)
+    if charset and charset[1].lower() not in ("utf-8", "utf8", "us-ascii"):
+        raise ServerError("unsupported_media_type", f"charset is {charset[1]}; use utf-8.")
+    encoding = request.headers.get("content-encoding", "identity").lower()
+    if encoding != "identity":
+        raise ServerError(
+            "unsupported_media_type", f"Content-Encoding is {encoding}; send the body as it is."
+        )
+    return await _collect(request, limit)
+
+
+async def _collect(request: Request, limit: int) -> bytes:
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit:
+        raise _too_large(int(declared), limit)
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async for part in request.stream():
+            size += len(part)
+            _arriving.size += len(part)
+            if size > limit:
+                raise _too_large(size, limit)
+            if size > SMALL and _arriving.size > MOST_BODIES * limit:
+                raise ServerError(
+                    "overloaded",
+                    f"Bodies of {_arriving.size} bytes are arriving, more than {MOST_BODIES} of "
+                    "the largest size (--max-body-bytes); try again later.",
+                )
+            parts.append(part)
+    finally:
+        _arriving.size -= size
+    return b"".join(parts)
+
+
+class _Arriving:
+    """Bytes of all bodies that are not complete."""
+
+    size = 0
+
+
+_arriving = _Arriving()
+
+
+def _too_large(size: int, limit: int) -> ServerError:
+    return ServerError(
+        "body_too_large",
+        f"The body has at least {size} bytes; at most {limit} (--max-body-bytes).",
+    )
+
+
+def parse(body: bytes) -> Any:
+    """Strict JSON in UTF-8. Raises RequestError.
+
+    Refused besides broken syntax: duplicate keys, NaN and Infinity, nesting deeper than
+    ``MAX_DEPTH``, escapes that make a lone surrogate.
+    """
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError(f"The body is not valid UTF-8 (byte {error.start}).") from error
+    try:
+        value = json.loads(
+            text, object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite
+        )
+        if _SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise RequestError("The body holds a lone surrogate escape.") from error
+    except RecursionError as error:
+        raise _too_deep() from error
+    except ValueError as error:
+        raise RequestError(f"The body is not valid JSON: {error}") from error
+    if text.count("[") + text.count("{") > MAX_DEPTH and deeper(value, MAX_DEPTH):
+        raise _too_deep()
+    return value
+
+
+def _too_deep() -> RequestError:
+    return RequestError(f"The body is nested deeper than {MAX_DEPTH} levels.")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"key {twice!r} appears twice in one object")
+    return found
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError(f"{digits} is out of range")
+    return value
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")

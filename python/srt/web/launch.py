@@ -1,0 +1,113 @@
+"""Launch: bind the port, start the engine process, serve, drain, leave nothing behind.
+
+The engine process is started before this one imports the server (``sglang.srt.web.serving``):
+its own imports and its model take longer than everything here.
+
+bound      the port is ours; a port in use ends the launch before a model is read
+loading    the engine process reads the model
+serving    the first line of standard output is out
+draining   after SIGTERM, SIGINT or SIGHUP: new requests get 503, open ones may finish
+(ended)    by the end of the drain, by a second signal, or because the engine was lost for good
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import errno
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+
+from sglang.srt.config import Config, add_arguments, from_arguments
+from sglang.srt.config.command_line import Parser, keys_from_environment
+from sglang.srt.config.listening import bind, tls_options
+from sglang.srt.core import logs
+from sglang.srt.engine.process import Started
+
+
+def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
+    """Every flag of the server."""
+    add_arguments(parser)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until a signal; the exit code."""
+    parser = Parser(
+        prog="python -m sglang.launch_server",
+        description="Serve a model over HTTP: OpenAI's routes under /v1, and /generate.",
+    )
+    add_parser_arguments(parser)
+    return run(parser.parse_args(argv), parser)
+
+
+def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Serve as a parsed command line says."""
+    logs.configure(arguments.log_level, arguments.log_format)
+    try:
+        keys_from_environment(arguments, "api_key", "admin_api_key")
+        config = from_arguments(arguments)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    if config.server.log_level != "debug":
+        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    _signals_before_the_loop(config)
+    try:
+        with _bind(config) as listener, Started(config) as engine:
+            return _serve(config, listener, engine, parser)
+    except OSError as error:
+        print(f"sglang: {error}", file=sys.stderr)
+        return 1
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return 130
+
+
+def _signals_before_the_loop(config: Config) -> None:
+    """End in order, engine included, until the event loop has handlers of its own."""
+
+    def end(number: int, _: object) -> None:
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        reads_keys = bool(config.edge.api_keys_file)  # SIGHUP is no end there
+        signal.signal(signal.SIGHUP, (lambda *_: None) if reads_keys else end)
+
+
+def _serve(
+    config: Config, listener: socket.socket, engine: Started, parser: argparse.ArgumentParser
+) -> int:
+    from sglang.srt.engine.client import EngineLost
+    from sglang.srt.program.media_loading import MediaError
+    from sglang.srt.runtime.tenants import Tenants
+    from sglang.srt.tokenizer import TokenizerError
+    from sglang.srt.tokenizer.jinja_chat_template import ChatTemplateError
+    from sglang.srt.web import serving
+    from sglang.srt.web.telemetry.request_tracing import TracingError
+
+    try:
+        Tenants(config)
+        tls_options(config.edge)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    try:
+        return asyncio.run(serving.serve(config, listener, engine))
+    except (TokenizerError, ChatTemplateError, TracingError, MediaError, EngineLost) as error:
+        print(f"sglang: {error}", file=sys.stderr)
+        return 1
+
+
+def _bind(config: Config) -> socket.socket:
+    """The listening address, taken. Raises OSError, saying what to do."""
+    host, port = config.server.host, config.server.port
+    try:
+        return bind(host, port)
+    except OSError as error:
+        reason = error.strerror or error
+        elsewhere = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+        flag = "--host" if elsewhere else "--port"
+        raise OSError(
+            f"cannot listen on {host} port {port}: {reason}; choose another with {flag}"
+        ) from error

@@ -1,0 +1,127 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from sglang.srt.program.deltas import AnswerWords, Delta, Thought
+from sglang.srt.program.output import Output
+from sglang.srt.runtime.conversations.chat_request import (
+    ChatCall,
+    ChatRequest,
+    ReplyReader,
+    read_chat,
+    thought_tokens,
+)
+from sglang.srt.web.exchange.error_replies import json_response
+from sglang.srt.web.exchange.event_stream import Template, respond, unless_gone
+from sglang.srt.web.exchange.json_body import read_body
+from sglang.srt.web.openai.chat.chat_reply import CLOSING, OPENING, delta_of, message_of
+from sglang.srt.web.openai.reply_fields import (
+    Collected,
+    ReplyHead,
+    finish_fields,
+    logprob_of,
+    new_reply,
+    usage,
+)
+from sglang.srt.web.server_state import ServerState
+from starlette.requests import Request
+from starlette.responses import Response
+
+KIND, CHUNK = "chat.completion", "chat.completion.chunk"
+
+
+async def chat_completions(state: ServerState, request: Request) -> Response:
+    body = await read_body(request, ChatRequest, state.body_limit)
+    call = await read_chat(state.runtime, body)
+    reply = new_reply(state, body, "chatcmpl")
+    call = replace(call, ask=replace(call.ask, rid=reply.id))
+    with call.named():
+        if body.stream:
+            return await respond(request, _events(state, body, reply, call))
+        results = await unless_gone(request, state.finish([call.ask]))
+    choices, thoughts = [], 0
+    for output in results[0]:
+        reader = call.reader()
+        message = message_of(reader.take(output, True)[0], call.legacy)
+        choice = {"index": output.index, "message": message, "logprobs": None}
+        if call.ask.logprobs is not None:
+            choice["logprobs"] = _logprobs(state, output, range(output.released))
+        choices.append({**choice, **_finish(call, output, reader)})
+        thoughts += thought_tokens(state.runtime, call, output, reader)
+    counts = _counts(call, usage(results), thoughts)
+    return json_response({**reply.head(KIND), "choices": choices, "usage": counts})
+
+
+def _finish(call: ChatCall, output: Output, reader: ReplyReader) -> dict[str, Any]:
+    found = finish_fields(output, reader.called)
+    if call.legacy and found["finish_reason"] == "tool_calls":
+        found["finish_reason"] = "function_call"
+    return found
+
+
+def _counts(call: ChatCall, counts: dict[str, Any], thoughts: int) -> dict[str, Any]:
+    """Usage, with the tokens of thoughts where thoughts are separate."""
+    if call.thinking is None:
+        return counts
+    details = {**counts.get("completion_tokens_details", {}), "reasoning_tokens": thoughts}
+    return {**counts, "completion_tokens_details": details}
+
+
+async def _events(
+    state: ServerState, body: ChatRequest, reply: ReplyHead, call: ChatCall
+) -> AsyncGenerator[dict[str, Any] | bytes, None]:
+    options = body.stream_options
+    counted = bool(options and options.include_usage)
+    always = counted and bool(options and options.continuous_usage_stats)
+    head = {**reply.head(CHUNK), **({"usage": None} if counted else {})}
+    interval = state.config.server.stream_interval
+    readers: defaultdict[int, ReplyReader] = defaultdict(call.reader)
+    templates: dict[tuple[int, type[Delta]], Template] = {}
+    plain = call.ask.logprobs is None and not always
+    collected, thoughts = Collected(1), 0
+
+    def chunk(index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        found = {**head, "choices": [{**choice, **more}]}
+        return {**found, "usage": _counts(call, collected.usage(), thoughts)} if always else found
+
+    async with aclosing(state.run([call.ask])) as items:
+        async for _, output in items:
+            collected.note(0, output)
+            # Read once: while a chunk is on its way the output may finish, and come again for that.
+            finished, reader = output.finish is not None, readers[output.index]
+            if not reader.sent.begun:
+                reader.sent.begun = True
+                yield chunk(output.index, OPENING)
+            if reader.sent.ready(output, interval):
+                found, tokens = reader.take(output, finished)
+                if plain and len(found) == 1 and isinstance(found[0], (AnswerWords, Thought)):
+                    kind = output.index, type(found[0])
+                    if kind not in templates:
+                        hole = delta_of(type(found[0])(Template.HOLE))
+                        templates[kind] = Template(chunk(output.index, hole))
+                    yield templates[kind].event(found[0].text)
+                    found = []
+                deltas, more = [delta_of(delta, call.legacy) for delta in found], {}
+                if call.ask.logprobs is not None and tokens:
+                    more["logprobs"] = _logprobs(state, output, tokens)
+                    deltas = deltas or [delta_of(AnswerWords(""))]
+                for delta in deltas:
+                    yield chunk(output.index, delta, **more)
+                    more = {}
+            if finished:
+                thoughts += thought_tokens(state.runtime, call, output, reader)
+                yield chunk(output.index, CLOSING, **_finish(call, output, reader))
+    if counted:
+        yield {**head, "choices": [], "usage": _counts(call, collected.usage(), thoughts)}
+
+
+def _logprobs(state: ServerState, output: Output, which: range) -> dict[str, Any]:
+    table = state.runtime.tokenizer.token_bytes
+    return {"content": [logprob_of(output, i, table) for i in which], "refusal": None}

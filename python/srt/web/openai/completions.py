@@ -1,0 +1,290 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+from sglang.ir.sampling import MAX_N, MAX_TOP_LOGPROBS, SamplingParams
+from sglang.srt.core.messages import TopPairs
+from sglang.srt.program.ask import Ask, Logprobs, namespace_of
+from sglang.srt.program.output import Output
+from sglang.srt.program.request_error import RequestError
+from sglang.srt.runtime.completion_fields import CompletionFields, hidden_of, sampling_of
+from sglang.srt.runtime.prompts import places, prompts_of, read_prompt
+from sglang.srt.runtime.stream_progress import StreamProgress
+from sglang.srt.web.exchange.error_replies import json_response
+from sglang.srt.web.exchange.event_stream import Template, respond, unless_gone
+from sglang.srt.web.exchange.json_body import read_body
+from sglang.srt.web.openai.reply_fields import (
+    Collected,
+    ReplyHead,
+    finish_fields,
+    new_reply,
+    token_text,
+    usage,
+)
+from sglang.srt.web.server_state import ServerState
+from starlette.requests import Request
+from starlette.responses import Response
+
+DEFAULT_MAX_TOKENS = 16
+KIND = "text_completion"
+
+
+class CompletionBody(CompletionFields, kw_only=True):
+    """``prompt``: text, token ids, or a list of either; unset: the token that begins every
+    sequence. ``max_tokens`` of 0 with ``echo`` scores the prompt."""
+
+    prompt: Any = None
+    best_of: int | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
+
+
+INSTEAD = {
+    "prompt_logprobs": "use echo: true with logprobs",
+    "truncate_prompt_tokens": "shorten the prompt yourself, or send token ids",
+}
+
+
+async def completions(state: ServerState, request: Request) -> Response:
+    body = await read_body(request, CompletionBody, state.body_limit)
+    reply = new_reply(state, body, "cmpl")
+    asks, echoes = await _asks(state, body, reply.id)
+    if body.stream:
+        return await respond(request, _events(state, body, reply, asks, echoes))
+    results = await unless_gone(request, state.finish(asks))
+    choices: list[dict[str, Any]] = []
+    for ask, echo, outputs in zip(asks, echoes, results):
+        for output in _best(outputs, body.n or 1):
+            writer = _ChoiceWriter(state, body, ask, echo, len(choices))
+            choices.append(writer.write(output, output.text, range(output.released)))
+    return json_response({**reply.head(KIND), "choices": choices, "usage": usage(results)})
+
+
+async def _asks(state: ServerState, body: CompletionBody, rid: str) -> tuple[list[Ask], list[str]]:
+    """The asks, and before each answer the text that ``echo`` shows. Raises RequestError."""
+    _verify(body)
+    prompts = _prompts(state, body.prompt)
+    state.admit(len(prompts))
+    sampling, logprobs = _sampling(body), _logprobs(body)
+    salt = namespace_of(body.cache_salt, body.extra_key)
+    whole = body.choices_scoring == "whole"
+    adapter = state.runtime.adapters.of(body.model, body.lora_path)
+    special = body.add_special_tokens is not False
+    asks, echoes = [], []
+    for name, prompt in zip(places("prompt", prompts), prompts):
+        ids = await read_prompt(state.runtime, prompt, name, special)
+        ask = Ask(ids, sampling, logprobs, rid, body.priority or 0, salt, score_choices=whole)
+        asks.append(replace(ask, adapter=adapter))
+        text = prompt if isinstance(prompt, str) else state.runtime.tokenizer.decode(ids)
+        echoes.append(text if body.echo else "")
+    return asks, echoes
+
+
+def _verify(body: CompletionBody) -> None:
+    """Raise RequestError for what is not available, or not together."""
+    for name, advice in INSTEAD.items():
+        if getattr(body, name) is not None:
+            raise RequestError(f"{name} is not available; {advice}.", name, "unsupported")
+    if body.logprobs is not None and not 0 <= body.logprobs <= MAX_TOP_LOGPROBS:
+        raise RequestError(
+            f"logprobs is {body.logprobs}; it must be between 0 and {MAX_TOP_LOGPROBS}.", "logprobs"
+        )
+    if body.best_of is None:
+        return
+    count = 1 if body.n is None else body.n
+    if not count <= body.best_of <= MAX_N:
+        raise RequestError(
+            f"best_of is {body.best_of}; it must be between n, which is {count}, and {MAX_N}.",
+            "best_of",
+        )
+    if body.stream and body.best_of > count:
+        raise RequestError(
+            f"best_of is {body.best_of} and n {count}: which are the best is known in the end only;"
+            " remove stream or best_of.",
+            "best_of",
+        )
+
+
+def _prompts(state: ServerState, prompt: Any) -> list[Any]:
+    if prompt is not None:
+        return prompts_of(prompt, "prompt")
+    start = state.runtime.tokenizer.bos_id
+    if start is None:
+        raise RequestError(
+            "prompt is missing, and this model has no token that begins every sequence; give text "
+            "or token ids.",
+            "prompt",
+        )
+    return [[start]]
+
+
+def _sampling(body: CompletionBody) -> SamplingParams:
+    sampling = sampling_of(body, DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens)
+    return replace(sampling, n=body.best_of or sampling.n)
+
+
+def _logprobs(body: CompletionBody) -> Logprobs | None:
+    if body.logprobs is not None:
+        start, masked = 0 if body.echo else -1, bool(body.masked_logprobs)
+        return Logprobs(top=body.logprobs, start=start, masked=masked)
+    return Logprobs() if body.best_of else None
+
+
+def _best(outputs: Sequence[Output], count: int) -> Sequence[Output]:
+    """The ``count`` of the highest mean log-probability, best first; all in their own order where
+    they are not more."""
+    if len(outputs) <= count:
+        return outputs
+    means = [fmean(out.logprobs) if out.logprobs else float("-inf") for out in outputs]
+    order = sorted(range(len(outputs)), key=lambda i: -means[i])
+    return [outputs[i] for i in order[:count]]
+
+
+async def _events(
+    state: ServerState, body: CompletionBody, reply: ReplyHead, asks: list[Ask], echoes: list[str]
+) -> AsyncGenerator[dict[str, Any] | bytes, None]:
+    options = body.stream_options
+    counted = bool(options and options.include_usage)
+    always = bool(options and options.continuous_usage_stats)
+    head = {**reply.head(KIND), **({"usage": None} if counted else {})}
+    interval, count = state.config.server.stream_interval, body.n or 1
+    writers: dict[int, _ChoiceWriter] = {}
+    collected = Collected(len(asks))
+    async with aclosing(state.run(asks)) as items:
+        async for index, output in items:
+            collected.note(index, output)
+            place = index * count + output.index
+            if place not in writers:
+                writers[place] = _ChoiceWriter(state, body, asks[index], echoes[index], place)
+            writer = writers[place]
+            if not writer.sent.ready(output, interval):
+                continue
+            text, tokens = writer.sent.take(output)
+            if writer.template is not None and output.finish is None:
+                yield writer.template.event(text)
+                continue
+            choice = writer.write(output, text, tokens)
+            if choice["logprobs"] and not choice["logprobs"]["tokens"]:  # the end has come alone
+                choice["logprobs"] = None
+            if always:
+                head["usage"] = collected.usage()
+            else:
+                writer.template = writer.alike(head)
+            yield {**head, "choices": [choice]}
+    if counted:
+        yield {**head, "choices": [], "usage": collected.usage()}
+
+
+class _ChoiceWriter:
+    """Writes one completion, at once or piece by piece; what belongs to the prompt comes with the
+    first piece.
+
+    Attributes:
+        sent: how much of it.
+        template: of the pieces to come, but the last; None where they differ in more than a text.
+    """
+
+    def __init__(
+        self, state: ServerState, body: CompletionBody, ask: Ask, echo: str, index: int
+    ) -> None:
+        self._ask, self._echo, self._index, self._begun = ask, echo, index, False
+        self._echoes, self._ids = bool(body.echo), bool(body.return_token_ids)
+        wanted = body.logprobs is not None
+        self._lines = _Lines(state, hidden_of(state.runtime, body)) if wanted else None
+        self.sent = StreamProgress()
+        self.template: Template | None = None
+
+    def write(self, output: Output, text: str, tokens: range) -> dict[str, Any]:
+        """The next piece: ``text`` and the tokens that belong to it."""
+        first, self._begun = not self._begun, True
+        shown: dict[str, Any] = {"index": self._index, "text": text, "logprobs": None}
+        if first:
+            shown["text"] = self._echo + text
+        if self._lines is not None:
+            if first and self._echoes:
+                self._lines.prompt(self._ask, output, self._echo)
+            self._lines.drawn(output, tokens)
+            shown["logprobs"] = self._lines.value()
+        if self._ids:
+            shown["token_ids"] = output.tokens[tokens.start : tokens.stop]
+            shown["prompt_token_ids"] = self._ask.prompt.tolist() if first else None
+        return {**shown, **finish_fields(output)}
+
+    def alike(self, head: dict[str, Any]) -> Template | None:
+        """Template of all pieces but the first and the last, if they differ in their text alone."""
+        if self._lines is not None or self._ids:
+            return None
+        choice = {"index": self._index, "text": Template.HOLE, "logprobs": None}
+        return Template({**head, "choices": [{**choice, "finish_reason": None}]})
+
+
+class _Lines:
+    """OpenAI's legacy form: parallel lists. ``value`` hands over what was added since the last."""
+
+    def __init__(self, state: ServerState, hidden: Collection[int]) -> None:
+        self._hidden = hidden  # tokens that are reported and not in the text
+        self._table = state.runtime.tokenizer.token_bytes
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._tokens: list[str] = []
+        self._values: list[float | None] = []
+        self._tops: list[dict[str, float] | None] = []
+        self._offsets: list[int] = []
+
+    def prompt(self, ask: Ask, output: Output, echo: str) -> None:
+        """The prompt's own tokens, whose text is ``echo``. What the tokenizer has put before it (a
+        token that begins every sequence, a space) is not part of it."""
+        found = output.prompt_logprobs
+        if found is None:
+            return
+        tops: Iterable[TopPairs | None] = found.tops or [None] * len(found.logprobs)
+        for token, value, top in zip(ask.prompt, found.logprobs, tops):
+            self._add(token, value, top, True)
+        before = max(self._offset - len(echo), 0)
+        self._offsets = [max(offset - before, 0) for offset in self._offsets]
+        self._offset = len(echo)
+        self._decoder.reset()
+
+    def drawn(self, output: Output, which: range) -> None:
+        for i in which:
+            token, top = output.tokens[i], output.tops[i] if output.tops else []
+            self._add(token, output.logprobs[i], top, token not in self._hidden)
+
+    def _add(self, token: int, value: float | None, top: TopPairs | None, shown: bool) -> None:
+        self._tokens.append(token_text(self._bytes(token)))
+        self._values.append(value)
+        self._offsets.append(self._offset)
+        self._offset += len(self._decoder.decode(self._bytes(token))) if shown else 0
+        if value is None or top is None:
+            self._tops.append(None)
+            return
+        entries = {token_text(self._bytes(other)): logprob for other, logprob in reversed(top)}
+        entries[token_text(self._bytes(token))] = value
+        self._tops.append(entries)
+
+    def _bytes(self, token: int) -> bytes:
+        return self._table[token] if token < len(self._table) else b""
+
+    def value(self) -> dict[str, Any]:
+        found = {
+            "tokens": self._tokens,
+            "token_logprobs": self._values,
+            "top_logprobs": self._tops,
+            "text_offset": self._offsets,
+        }
+        self._clear()
+        return found

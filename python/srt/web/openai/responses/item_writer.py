@@ -1,0 +1,190 @@
+"""Writer: deltas become the items of a response, and each step one of its events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+from sglang.srt.program.deltas import AnswerWords, Arguments, Begin, Delta, Thought
+from sglang.srt.web.openai.responses.items import Item, item_id
+
+Event: TypeAlias = dict[str, Any]
+
+
+class ItemWriter:
+    """The output of one response, and its numbered events.
+
+    Ids follow from the response's ``name`` and the items' indices, so the items are a function of
+    the sum of the deltas.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name, self._sequence = name, 0
+        self._items: list[Item] = []
+        self._open: _Open | None = None
+
+    def event(self, kind: str, **fields: Any) -> Event:
+        """The next event."""
+        found = {"type": kind, "sequence_number": self._sequence, **fields}
+        self._sequence += 1
+        return found
+
+    def items(self) -> list[Item]:
+        """The output so far."""
+        rest = [] if self._open is None else [self._open.item("in_progress")]
+        return [*self._items, *rest]
+
+    @property
+    def in_call(self) -> bool:
+        """Whether the last item is a call that may still grow."""
+        return isinstance(self._open, _Call)
+
+    def write(self, deltas: Iterable[Delta], logprobs: Sequence[Any] = ()) -> list[Event]:
+        """Events of the next deltas; ``logprobs`` belong to their words."""
+        events = []
+        for delta in deltas:
+            if isinstance(delta, Begin):
+                events += self._close("completed")
+                events += self._begin(_Call(self._name, len(self._items), delta))
+            elif delta.text:
+                if isinstance(delta, (AnswerWords, Thought)):
+                    events += self._enter(
+                        _Message if isinstance(delta, AnswerWords) else _Reasoning
+                    )
+                events.append(self._add(delta, logprobs))
+                logprobs = () if isinstance(delta, AnswerWords) else logprobs
+        return events
+
+    def end(self, status: str) -> list[Event]:
+        """End the last item; an answer without any gets an empty message."""
+        events = [] if self._items or self._open else self._enter(_Message)
+        return [*events, *self._close(status)]
+
+    def _enter(self, kind: type[_Message] | type[_Reasoning]) -> list[Event]:
+        """Have an item of this kind open."""
+        if isinstance(self._open, kind):
+            return []
+        events = self._close("completed")
+        return [*events, *self._begin(kind(self._name, len(self._items)))]
+
+    def _begin(self, opened: _Open) -> list[Event]:
+        self._open = opened
+        fields = {"output_index": opened.index, "item": opened.bare()}
+        events = [self.event("response.output_item.added", **fields)]
+        if (part := opened.part("")) is not None:
+            events.append(self.event("response.content_part.added", **opened.indices, part=part))
+        return events
+
+    def _add(self, delta: AnswerWords | Thought | Arguments, logprobs: Sequence[Any]) -> Event:
+        assert self._open is not None
+        self._open.pieces.append(delta.text)
+        fields = {**self._open.indices, "delta": delta.text}
+        if isinstance(self._open, _Message):
+            self._open.logprobs += logprobs
+            fields["logprobs"] = list(logprobs)
+        return self.event(f"response.{self._open.content}.delta", **fields)
+
+    def _close(self, status: str) -> list[Event]:
+        opened, self._open = self._open, None
+        if opened is None:
+            return []
+        text, item = opened.text, opened.item(status)
+        self._items.append(item)
+        events = [self.event(f"response.{opened.content}.done", **opened.indices, **opened.whole())]
+        if (part := opened.part(text)) is not None:
+            events.append(self.event("response.content_part.done", **opened.indices, part=part))
+        fields = {"output_index": opened.index, "item": item}
+        return [*events, self.event("response.output_item.done", **fields)]
+
+
+class _Open:
+    """An item that is being written.
+
+    Attributes:
+        kind: its type. content: what its text is called in the names of events.
+        indices: the fields by which events name it.
+    """
+
+    kind = content = ""
+
+    def __init__(self, name: str, index: int) -> None:
+        self.index, self.pieces = index, list[str]()
+        self.logprobs: list[Any] = []
+        self.id = item_id(self.kind, name, str(index))
+        self.indices: dict[str, Any] = {
+            "item_id": self.id, "output_index": index, "content_index": 0,
+        }  # fmt: skip
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    def head(self, status: str) -> Item:
+        return {"id": self.id, "type": self.kind, "status": status}
+
+    def bare(self) -> Item:
+        """The item when it begins, without content."""
+        raise NotImplementedError
+
+    def item(self, status: str) -> Item:
+        """The item with all of its content."""
+        raise NotImplementedError
+
+    def part(self, text: str) -> Item | None:
+        """The item's one part of content, with this text."""
+        raise NotImplementedError
+
+    def whole(self) -> dict[str, Any]:
+        """The text, as the event that ends it has it."""
+        return {"text": self.text}
+
+
+class _Message(_Open):
+    kind, content = "message", "output_text"
+
+    def bare(self) -> Item:
+        return {**self.head("in_progress"), "role": "assistant", "content": []}
+
+    def item(self, status: str) -> Item:
+        return {**self.bare(), "status": status, "content": [self.part(self.text)]}
+
+    def part(self, text: str) -> Item:
+        logprobs = list(self.logprobs) if text else []
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+    def whole(self) -> dict[str, Any]:
+        return {"text": self.text, "logprobs": list(self.logprobs)}
+
+
+class _Reasoning(_Open):
+    kind, content = "reasoning", "reasoning_text"
+
+    def bare(self) -> Item:
+        return {**self.head("in_progress"), "summary": [], "content": []}
+
+    def item(self, status: str) -> Item:
+        return {**self.bare(), "status": status, "content": [self.part(self.text)]}
+
+    def part(self, text: str) -> Item:
+        return {"type": "reasoning_text", "text": text}
+
+
+class _Call(_Open):
+    kind, content = "function_call", "function_call_arguments"
+
+    def __init__(self, name: str, index: int, begin: Begin) -> None:
+        super().__init__(name, index)
+        self._fields = {"call_id": f"call_{name}_{begin.call}", "name": begin.name}
+        del self.indices["content_index"]
+
+    def bare(self) -> Item:
+        return {**self.head("in_progress"), **self._fields, "arguments": ""}
+
+    def item(self, status: str) -> Item:
+        return {**self.bare(), "status": status, "arguments": self.text}
+
+    def part(self, text: str) -> None:
+        return None
+
+    def whole(self) -> dict[str, Any]:
+        return {"name": self._fields["name"], "arguments": self.text}

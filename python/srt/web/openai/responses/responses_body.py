@@ -1,0 +1,213 @@
+"""The body of POST /v1/responses, and the chat that it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from sglang.srt.program.request_error import RequestError
+from sglang.srt.runtime.completion_fields import CompletionFields, refuse
+from sglang.srt.runtime.conversations.chat_request import ChatRequest
+from sglang.srt.web.openai.responses.responses_tools import chat_tools, choice_of, tools_of
+
+LOGPROBS = "message.output_text.logprobs"
+# Values of `include` that are accepted: parts of items that no answer of this server has.
+INCLUDES = (
+    LOGPROBS, "reasoning.encrypted_content", "file_search_call.results", "web_search_call.results",
+    "web_search_call.action.sources", "message.input_image.image_url",
+    "computer_call_output.output.image_url", "code_interpreter_call.outputs",
+)  # fmt: skip
+_INSTEAD = {
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "messages": "input",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "functions": "tools",
+    "logprobs": f'include: ["{LOGPROBS}"]',
+    "conversation": "previous_response_id",
+}
+_UNAVAILABLE = ("prompt", "context_management", "moderation")
+MAX_METADATA, MAX_KEY, MAX_VALUE = 16, 64, 512  # entries, characters
+MAX_NAME = 512  # characters of what is echoed
+
+
+class ResponsesBody(CompletionFields, kw_only=True):
+    """``input`` is text or a list of items; ``max_output_tokens`` unset is whatever the context has
+    room for."""
+
+    input: Any = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    max_output_tokens: int | None = None
+    tools: list[Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
+    include: list[str] | None = None
+    top_logprobs: int | None = None
+    truncation: str | None = None
+    store: bool | None = None
+    background: bool | None = None
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template: Any = None
+    separate_reasoning: bool | None = None
+    stream_reasoning: bool | None = None
+    # Not of this API, or not available.
+    messages: Any = None
+    max_completion_tokens: Any = None
+    reasoning_effort: Any = None
+    functions: Any = None
+    logprobs: Any = None
+    conversation: Any = None
+    prompt: Any = None
+    context_management: Any = None
+    moderation: Any = None
+
+    @property
+    def kept(self) -> bool:
+        """Whether the answer is stored."""
+        return self.store is not False
+
+    @property
+    def effort(self) -> str | None:
+        found: str | None = (self.reasoning or {}).get("effort")
+        return found
+
+
+def check(body: ResponsesBody) -> None:
+    """Refuse what belongs to other APIs, what is not available and what is out of range.
+
+    Raises RequestError.
+    """
+    for name, instead in _INSTEAD.items():
+        if getattr(body, name):
+            raise RequestError(
+                f"{name} is not available in /v1/responses; use {instead}.", name, "unsupported"
+            )
+    for name in _UNAVAILABLE:
+        refuse(name, getattr(body, name))
+    if body.n not in (None, 1):
+        raise RequestError(f"n is {body.n}; a response is one completion. Remove it.", "n")
+    limit = body.max_output_tokens
+    if limit is not None and limit < 1:
+        raise RequestError(
+            f"max_output_tokens is {limit}; it must be at least 1.", "max_output_tokens"
+        )
+    if body.truncation not in (None, "disabled"):
+        raise RequestError(
+            f"truncation is {body.truncation!r:.60}; only disabled is available.",
+            "truncation",
+            "unsupported",
+        )
+    if body.background and not body.kept:
+        raise RequestError("background needs store; remove store: false.", "store")
+    for entry in body.include or []:
+        if entry not in INCLUDES:
+            raise RequestError(f"include has {entry!r:.80}; use {', '.join(INCLUDES)}.", "include")
+    if not isinstance(body.effort, str | None):
+        raise RequestError("reasoning.effort must be text.", "reasoning")
+    _check_names(body)
+
+
+def _check_names(body: ResponsesBody) -> None:
+    for name in ("model", "user", "safety_identifier", "prompt_cache_key"):
+        value = getattr(body, name)
+        if value is not None and len(value) > MAX_NAME:
+            raise RequestError(f"{name} has {len(value)} characters; at most {MAX_NAME}.", name)
+    metadata = body.metadata or {}
+    if len(metadata) > MAX_METADATA:
+        raise RequestError(
+            f"metadata has {len(metadata)} entries; at most {MAX_METADATA}.", "metadata"
+        )
+    for key, value in metadata.items():
+        if len(key) > MAX_KEY or len(value) > MAX_VALUE:
+            raise RequestError(
+                f"metadata[{key!r:.70}] is too long; a key has at most {MAX_KEY} characters, a "
+                f"value {MAX_VALUE}.",
+                "metadata",
+            )
+
+
+def chat_of(body: ResponsesBody, messages: list[dict[str, Any]]) -> ChatRequest:
+    """The same request as a chat. Raises RequestError."""
+    shared = {name: getattr(body, name) for name in CompletionFields.__struct_fields__}
+    tools = tools_of(body.tools)
+    functions, choice = chat_tools(tools, choice_of(body.tool_choice, tools))
+    shared["response_format"] = _format(body)
+    logprobs = LOGPROBS in (body.include or []) or bool(body.top_logprobs)
+    return ChatRequest(
+        **shared,
+        messages=messages,
+        max_completion_tokens=body.max_output_tokens,
+        logprobs=logprobs or None,
+        top_logprobs=body.top_logprobs,
+        chat_template=body.chat_template,
+        chat_template_kwargs=body.chat_template_kwargs,
+        reasoning_effort=body.effort,
+        separate_reasoning=body.separate_reasoning,
+        stream_reasoning=body.stream_reasoning,
+        tools=functions,
+        tool_choice=choice,
+        parallel_tool_calls=body.parallel_tool_calls,
+    )
+
+
+def format_of(body: ResponsesBody) -> dict[str, Any]:
+    """``text.format``, plain text where it is not given. Raises RequestError."""
+    given = (body.text or {}).get("format")
+    if given is None:
+        return {"type": "text"}
+    if not isinstance(given, dict):
+        raise RequestError(f"text.format is {given!r:.60}; give an object.", "text.format")
+    if given.get("type") == "structural_tag":
+        return given
+    if given.get("type") != "json_schema":
+        return {"type": given.get("type")}
+    if not isinstance(given.get("schema"), (dict, bool)):
+        raise RequestError("text.format.schema is missing; give a JSON schema.", "text.format")
+    name = given.get("name")
+    if not isinstance(name, str | None) or len(name or "") > MAX_NAME:
+        raise RequestError(
+            f"text.format.name must be a text of at most {MAX_NAME} characters.", "text.format"
+        )
+    strict = given.get("strict") is not False  # enforced in any case
+    return {"type": "json_schema", "name": name or "", "schema": given["schema"], "strict": strict}
+
+
+def _format(body: ResponsesBody) -> dict[str, Any] | None:
+    """``text.format`` as a chat's ``response_format``."""
+    if not (body.text or {}).get("format"):
+        return None
+    given = format_of(body)
+    if given.get("type") != "json_schema":
+        return given
+    return {"type": "json_schema", "json_schema": {"schema": given["schema"]}}
+
+
+_PARAMS: Mapping[str, str] = {
+    "messages": "input",
+    "prompt": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
+
+
+@contextmanager
+def in_own_words() -> Iterator[None]:
+    """Errors of the chat name the fields of this API."""
+    try:
+        yield
+    except RequestError as error:
+        message, param = error.message, error.param or ""
+        if param in ("tools", "tool_choice"):
+            message = message.replace(".function.", ".")
+        elif param in _PARAMS:
+            message = message.replace(param, _PARAMS[param])
+        raise RequestError(message, _PARAMS.get(param, param) or None, error.code) from error

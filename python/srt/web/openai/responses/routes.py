@@ -1,0 +1,183 @@
+"""/v1/responses: answers that are items, may be kept, continued, and written in the background."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from sglang.srt.program.request_error import RequestError
+from sglang.srt.runtime.conversations.chat_request import ChatCall, read_chat
+from sglang.srt.runtime.offload import offload
+from sglang.srt.web.exchange.current_caller import CALLER
+from sglang.srt.web.exchange.error_replies import json_response
+from sglang.srt.web.exchange.event_stream import respond, unless_gone
+from sglang.srt.web.exchange.json_body import read_body
+from sglang.srt.web.exchange.query import number_of
+from sglang.srt.web.openai.responses.answer import Answer
+from sglang.srt.web.openai.responses.event_log import (
+    EVENTS,
+    FRAMES,
+    begin,
+    follow,
+    with_errors,
+    written,
+)
+from sglang.srt.web.openai.responses.items import Item, messages_of, read_items
+from sglang.srt.web.openai.responses.responses_body import (
+    ResponsesBody,
+    chat_of,
+    check,
+    in_own_words,
+)
+from sglang.srt.web.openai.responses.stored_context import Past
+from sglang.srt.web.response_store import StoredResponse
+from sglang.srt.web.server_state import ServerState
+from starlette.requests import Request
+from starlette.responses import Response
+
+PAGE, MAX_PAGE = 20, 100  # items of one list
+
+
+async def create(state: ServerState, request: Request) -> Response:
+    """Answer an input: as one object, as a stream of events, or in the background."""
+    body = await read_body(request, ResponsesBody, state.body_limit)
+    name = uuid.uuid4().hex
+    items, call = await _read(state, body, name)
+    answer = Answer(state, body, call, name)
+    call = replace(call, ask=replace(call.ask, rid=body.rid or answer.id))
+    kept = msgspec.json.encode(items)
+    record = StoredResponse(answer.id, CALLER.get().tenant, body.previous_response_id or "", kept)
+    if body.background:
+        record.events = [] if body.stream else None
+        begin(state, call, answer, record)
+        if body.stream:
+            return await respond(request, follow(record, -1), FRAMES)
+        return json_response(answer.value())
+
+    def save() -> None:
+        if body.kept:
+            record.value = msgspec.json.encode(answer.value())
+            state.responses.put(record)
+
+    if body.stream:
+        events = written(state, call, answer, state.config.server.stream_interval)
+        return await respond(request, with_errors(events, answer, save), EVENTS)
+    await unless_gone(request, _all(written(state, call, answer, sys.maxsize)))
+    save()
+    return json_response(answer.value())
+
+
+async def _read(
+    state: ServerState, body: ResponsesBody, name: str, fits: bool = True
+) -> tuple[list[Item], ChatCall]:
+    """The items of the input, and the chat that they and the continued response make. ``fits``:
+    what is too long for the model is refused. Raises RequestError."""
+    check(body)
+    past = Past(state.responses)
+    before = past.conversation(body.previous_response_id)
+    count = len(before) + (len(body.input) if isinstance(body.input, list) else 1)
+    items = await offload(count, read_items, body.input, name, before, past.item)
+    chat = chat_of(body, await offload(count, messages_of, body.instructions, [*before, *items]))
+    with in_own_words():
+        return items, await read_chat(state.runtime, chat, fits)
+
+
+async def _all(events: AsyncGenerator[Any, None]) -> None:
+    async with aclosing(events):
+        async for _ in events:
+            pass
+
+
+async def count(state: ServerState, request: Request) -> Response:
+    """Count the tokens of an input."""
+    body = await read_body(request, ResponsesBody, state.body_limit)
+    _, call = await _read(state, body, "", fits=False)
+    return json_response({"object": "response.input_tokens", "input_tokens": len(call.ask.prompt)})
+
+
+async def retrieve(state: ServerState, request: Request) -> Response:
+    """A stored response; ``stream=true`` (query): its events, behind ``starting_after``."""
+    record = _stored(state, request)
+    streamed = request.query_params.get("stream", "false")
+    if streamed not in ("true", "false"):
+        raise RequestError(f"stream is {streamed!r:.60}; use true or false.", "stream")
+    after = number_of(request, "starting_after", -1, 0, sys.maxsize)
+    if streamed == "false":
+        return _object(record)
+    if record.events is None:
+        raise RequestError(
+            "Events are kept of responses created with background: true and stream: true, while "
+            "the store has room for them; retrieve it without stream.",
+            "stream",
+        )
+    return await respond(request, follow(record, after), FRAMES)
+
+
+async def cancel(state: ServerState, request: Request) -> Response:
+    """End a response in the background; one that has ended stays as it is."""
+    record = _stored(state, request)
+    if record.live is not None:
+        await record.live.cancel()
+    elif not msgspec.json.decode(record.value)["background"]:
+        raise RequestError("Only a response created with background: true can be cancelled.")
+    return _object(record)
+
+
+async def delete(state: ServerState, request: Request) -> Response:
+    """Forget a response; one in the background is ended first."""
+    record = _stored(state, request)
+    if record.live is not None:
+        await record.live.cancel()
+    state.responses.drop(record)
+    return json_response({"id": record.id, "object": "response", "deleted": True})
+
+
+async def input_items(state: ServerState, request: Request) -> Response:
+    """A response's own input: ``order``, ``limit``, ``after`` (query)."""
+    record = _stored(state, request)
+    order = request.query_params.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise RequestError(f"order is {order!r:.60}; use asc or desc.", "order")
+    limit = number_of(request, "limit", PAGE, 1, MAX_PAGE)
+    items: list[Item] = msgspec.json.decode(record.items)
+    items = items if order == "asc" else items[::-1]
+    after = request.query_params.get("after")
+    if after is not None:
+        places = [i for i, item in enumerate(items) if item["id"] == after]
+        if not places:
+            raise RequestError(f"after is {after!r:.80}; no item has this id.", "after")
+        items = items[places[0] + 1 :]
+    page = items[:limit]
+    return json_response(
+        {
+            "object": "list",
+            "data": page,
+            "first_id": page[0]["id"] if page else None,
+            "last_id": page[-1]["id"] if page else None,
+            "has_more": len(items) > limit,
+        }
+    )
+
+
+def _stored(state: ServerState, request: Request) -> StoredResponse:
+    """Raises RequestError, also for what belongs to another tenant."""
+    id = request.path_params["id"]
+    record = state.responses.find(CALLER.get().tenant, id)
+    if record is None:
+        raise RequestError(
+            f"Response with id {id!r:.80} not found: it was not stored, has been deleted, or has "
+            "given way to newer ones.",
+            code="not_found",
+        )
+    return record
+
+
+def _object(record: StoredResponse) -> Response:
+    if record.live is not None:
+        return json_response(record.live.answer.value())
+    return Response(record.value, media_type="application/json")

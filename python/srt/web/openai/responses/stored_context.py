@@ -1,0 +1,67 @@
+"""Stored context: the earlier responses of a tenant that a request continues, and their items."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from sglang.srt.program.request_error import RequestError
+from sglang.srt.web.exchange.current_caller import CALLER
+from sglang.srt.web.openai.responses.items import Item, response_of
+from sglang.srt.web.response_store import ResponseStore, StoredResponse
+
+
+class Past:
+    """The stored responses of the caller, each decoded once."""
+
+    def __init__(self, store: ResponseStore) -> None:
+        self._store, self._tenant = store, CALLER.get().tenant
+        self._items: dict[str, dict[str, Item]] = {}
+
+    def conversation(self, id: str | None) -> list[Item]:
+        """Input and output of a response and of those that it continues, in order.
+
+        A call whose arguments were cut is left out: no template could show it. Raises
+        RequestError where one of them is not there.
+        """
+        if not id:
+            return []
+        records = list(self._store.chain(self._store.find(self._tenant, id)))
+        missing = records[-1].previous if records else id
+        if missing:
+            self._missing(id, missing)
+        if records[0].live is not None:
+            raise RequestError(
+                f"Response {id!r:.80} is still being written; wait for its end, or cancel it.",
+                "previous_response_id",
+            )
+        items = [item for record in reversed(records) for item in _items(record)]
+        return [
+            item
+            for item in items
+            if item["type"] != "function_call" or item["status"] == "completed"
+        ]
+
+    def item(self, id: str) -> Item | None:
+        """The stored item with this id."""
+        response = response_of(id)
+        if response not in self._items:
+            record = self._store.peek(self._tenant, response)
+            found = [] if record is None or record.live is not None else _items(record)
+            self._items[response] = {item["id"]: item for item in found}
+        return self._items[response].get(id)
+
+    @staticmethod
+    def _missing(id: str, missing: str) -> None:
+        where = "" if id == missing else f", which {id!r:.80} continues,"
+        raise RequestError(
+            f"Previous response {missing!r:.80}{where} is not stored, or not any longer; send the "
+            "conversation as input.",
+            "previous_response_id",
+            "previous_response_not_found",
+        )
+
+
+def _items(record: StoredResponse) -> list[Item]:
+    value: dict[str, Any] = msgspec.json.decode(record.value)
+    return [*msgspec.json.decode(record.items), *value["output"]]

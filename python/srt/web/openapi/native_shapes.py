@@ -1,0 +1,249 @@
+"""Shapes: what the routes answer and the queries they take, as /openapi.json tells it.
+
+The handlers answer plain data. That it has these shapes, the tests of the document see to.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+from sglang.srt.core.request_stats import Count
+from sglang.srt.engine.info import EngineInfo
+from sglang.srt.runtime.classification import Label
+from sglang.srt.web.page.live_view import MAX_NODES, MAX_SECONDS, NODES, SECONDS
+
+T = TypeVar("T")
+Maybe: TypeAlias = T | UnsetType  # a field that may not be there
+Object = dict[str, Any]
+
+
+# -- errors ---------------------------------------------------------------------------------------
+
+
+class Error(Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorReply(Struct):
+    error: Error
+
+
+class AnthropicDetails(Struct):
+    error_code: str
+
+
+class AnthropicError(Struct):
+    type: str
+    message: str
+    details: AnthropicDetails
+
+
+class AnthropicErrorReply(Struct):
+    type: Literal["error"]
+    error: AnthropicError
+    request_id: str | None
+
+
+class Event(Struct):
+    """One event of a stream. ``data`` is JSON, or ``[DONE]``; ``event`` is its type, where the API
+    has types."""
+
+    data: str
+    event: Maybe[str] = UNSET
+
+
+# -- the server -----------------------------------------------------------------------------------
+
+
+class Status(Struct):
+    status: Literal["ok"]
+
+
+class Told(Status):
+    message: str
+
+
+class Closed(Status):
+    closed: bool
+
+
+class Load(Struct):
+    """Load of the engine: its requests, the waiting ones, tokens whose KV is in use."""
+
+    dp_rank: Literal[0]
+    num_reqs: Count
+    num_waiting_reqs: Count
+    num_tokens: Count
+
+
+class ModelInfo(EngineInfo, frozen=True, kw_only=True):
+    tokenizer_path: str
+    served_model_name: str
+    is_generation: bool
+    constraints: list[str]
+    placeholders: dict[str, str]
+
+
+class ServerInfo(EngineInfo, frozen=True, kw_only=True):
+    """The settings, too, each under its own name."""
+
+    served_model_name: str
+    open_requests: Count
+    pending: Count
+    stats: dict[str, float]
+    internal_states: list[dict[str, float]]
+
+
+class ModelCard(Struct):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: str | None
+    max_model_len: Count
+
+
+class ModelCards(Struct):
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class Flushed(Struct):
+    success: Literal[True]
+    message: str
+
+
+class AdaptersReply(Struct):
+    """``loaded_adapters``: names and paths."""
+
+    success: Literal[True]
+    message: str
+    loaded_adapters: dict[str, str]
+
+
+class Aborted(Struct):
+    success: Literal[True]
+    aborted: Count
+
+
+class LiveQuery(Struct):
+    limit: Annotated[int, Meta(ge=0, le=MAX_NODES)] = NODES
+
+
+class LiveEventsQuery(LiveQuery):
+    interval: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = SECONDS
+
+
+class LiveReply(Struct):
+    tree: Object
+    time: float
+    uptime: float
+    model: str
+    pending: Count
+    open_requests: Count
+
+
+# -- tokens ---------------------------------------------------------------------------------------
+
+
+class Tokenized(Struct):
+    tokens: list[Count | list[Count]]
+    count: Count | list[Count]
+    max_model_len: Count
+    token_strs: Maybe[list[str | list[str]]] = UNSET
+
+
+class Detokenized(Struct):
+    text: str | list[str]
+    prompt: str | list[str]
+
+
+class Rendered(Struct):
+    prompt: str
+
+
+class TokenizerInfo(Struct):
+    vocab_size: Count
+    special_tokens: dict[str, str]
+    special_ids: list[Count]
+    bos_token_id: int | None
+    eos_token_ids: list[Count]
+    chat_template: str | None
+    model_max_length: Count
+
+
+# -- usage --------------------------------------------------------------------------------------
+
+
+class CachedTokens(Struct):
+    cached_tokens: Count
+
+
+class ReasoningTokens(Struct):
+    reasoning_tokens: Count
+
+
+class CompletionDetails(Struct):
+    reasoning_tokens: Maybe[Count] = UNSET
+    accepted_prediction_tokens: Maybe[Count] = UNSET
+    rejected_prediction_tokens: Maybe[Count] = UNSET
+
+
+class UsageReply(Struct):
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
+    prompt_tokens_details: CachedTokens
+    completion_tokens_details: Maybe[CompletionDetails] = UNSET
+
+
+# -- prompts ---------------------------------------------------------------------------------------
+
+
+class Classified(Struct):
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Label]
+    usage: UsageReply
+
+
+# -- scores ---------------------------------------------------------------------------------------
+
+
+class LabelScoresReply(Struct, tag_field="object", tag="scoring"):
+    scores: list[list[float]]
+    model: str
+    usage: UsageReply
+
+
+class ScoreReply(Struct):
+    index: Count
+    object: Literal["score"]
+    score: float
+
+
+class ScoresReply(Struct, tag_field="object", tag="list"):
+    id: str
+    created: int
+    model: str
+    data: list[ScoreReply]
+    usage: UsageReply
+
+
+class Ranked(Struct):
+    index: Count
+    relevance_score: float
+
+
+class RankingReply(Struct):
+    id: str
+    model: str
+    results: list[Ranked]
+    usage: UsageReply

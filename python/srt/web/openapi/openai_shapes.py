@@ -1,0 +1,193 @@
+"""Shapes of OpenAI's and Anthropic's routes, as ``shapes`` has those of the others."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, Struct
+from sglang.srt.core.request_stats import Count
+from sglang.srt.web.openai.responses.routes import MAX_PAGE, PAGE
+from sglang.srt.web.openapi.native_shapes import (
+    CachedTokens,
+    Maybe,
+    Object,
+    ReasoningTokens,
+    UsageReply,
+)
+
+# -- OpenAI's -------------------------------------------------------------------------------------
+
+
+class CompletionLogprobs(Struct):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[Count]
+
+
+class ChoiceReply(Struct, kw_only=True):
+    """``matched_stop`` where it stopped, ``finish_message`` where no token could follow."""
+
+    index: Count
+    finish_reason: Literal["stop", "length", "abort", "error", "tool_calls", "function_call"]
+    matched_stop: Maybe[str | int | None] = UNSET
+    finish_message: Maybe[str] = UNSET
+
+
+class CompletionChoice(ChoiceReply, kw_only=True):
+    text: str
+    logprobs: CompletionLogprobs | None
+
+
+class CompletionReply(Struct):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: UsageReply
+
+
+class TokenLogprob(Struct):
+    token: str
+    logprob: float
+    bytes: list[Annotated[int, Meta(ge=0, le=255)]]
+
+
+class TopLogprob(TokenLogprob):
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(Struct):
+    content: list[TopLogprob]
+    refusal: None
+
+
+class FunctionCall(Struct):
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct):
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class ChatMessage(Struct):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    tool_calls: Maybe[list[ToolCall]] = UNSET
+    function_call: Maybe[FunctionCall] = UNSET
+    reasoning_content: Maybe[str | None] = UNSET
+
+
+class ChatChoice(ChoiceReply, kw_only=True):
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+
+
+class ChatCompletion(Struct):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageReply
+
+
+class EmbeddingReply(Struct):
+    """Base64 of little-endian float32 where that was requested."""
+
+    object: Literal["embedding"]
+    index: Count
+    embedding: list[float] | str
+
+
+class Embeddings(Struct):
+    object: Literal["list"]
+    data: list[EmbeddingReply]
+    model: str
+    usage: UsageReply
+
+
+class ResponseUsage(Struct):
+    input_tokens: Count
+    input_tokens_details: CachedTokens
+    output_tokens: Count
+    output_tokens_details: ReasoningTokens
+    total_tokens: Count
+
+
+class Response(Struct):
+    """One response. The request's fields are repeated, each under its own name."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["queued", "in_progress", "completed", "incomplete", "cancelled", "failed"]
+    completed_at: int | None
+    error: Object | None
+    incomplete_details: Object | None
+    model: str
+    output: list[Object]
+    usage: ResponseUsage | None
+
+
+class InputTokens(Struct):
+    object: Literal["response.input_tokens"]
+    input_tokens: Count
+
+
+class Deleted(Struct):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class ResponseQuery(Struct):
+    stream: Literal["true", "false"] = "false"
+    starting_after: Maybe[Count] = UNSET
+
+
+class ItemsQuery(Struct):
+    order: Literal["asc", "desc"] = "desc"
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = PAGE
+    after: Maybe[str] = UNSET
+
+
+class Items(Struct):
+    object: Literal["list"]
+    data: list[Object]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+# -- Anthropic's ----------------------------------------------------------------------------------
+
+
+class MessageUsage(Struct):
+    input_tokens: Count
+    cache_creation_input_tokens: Count
+    cache_read_input_tokens: Count
+    output_tokens: Count
+
+
+class MessageReply(Struct):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[Object]
+    stop_reason: Literal[
+        "end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal",
+        "model_context_window_exceeded",
+    ]  # fmt: skip
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class CountedTokens(Struct):
+    input_tokens: Count

@@ -1,0 +1,159 @@
+"""Live: what the engine holds at this moment, once (``/live``) or again and again
+(``/live/events``). For administrators: it shows the texts of all tenants."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from sglang.srt.program.request_error import RequestError
+from sglang.srt.runtime.explanations import read
+from sglang.srt.web.exchange.current_caller import CALLER
+from sglang.srt.web.exchange.error_replies import ServerError, json_response
+from sglang.srt.web.exchange.event_stream import respond, unless_gone
+from sglang.srt.web.exchange.query import number_of
+from sglang.srt.web.server_state import ServerState
+from starlette.requests import Request
+from starlette.responses import Response
+
+PATHS = ("/live", "/live/events")
+
+MAX_NODES = 1000
+MAX_SECONDS = 60.0  # between two snapshots
+MAX_SNAPSHOTS = 3600  # of one stream; a client that wants more opens another
+MAX_WATCHERS = 16  # streams at a time
+TEXT_CHARS = 48  # of a node's text
+NODES, SECONDS = 200, 1.0  # unless the query says otherwise
+_SIGNS = {"\n": "↵", "\t": "⇥"}
+_SLICE = 0.1  # seconds; a drain is noticed within them
+
+
+async def live(state: ServerState, request: Request) -> Response:
+    """A snapshot: ``limit`` (query) nodes of the radix tree at most, requests, counters."""
+    limit = _limit(request)
+    return json_response(await unless_gone(request, snapshot(state, limit)))
+
+
+async def events(state: ServerState, request: Request) -> Response:
+    """Server-sent snapshots, one in every ``interval`` (query) seconds, until the server drains.
+
+    Where the engine has not answered in time, which it does between two passes only, the snapshot
+    is ``{"busy": true}``.
+    """
+    limit, interval = _limit(request), _interval(request)
+    shared = request.app.state
+    shared.watch = getattr(shared, "watch", None) or LiveWatch(state)
+    return await respond(request, shared.watch.snapshots(limit, interval))
+
+
+class LiveWatch:
+    """Snapshots that all streams of one server share: many streams cost the engine no more than
+    one.
+
+    Attributes:
+        open: streams.
+    """
+
+    def __init__(self, state: ServerState) -> None:
+        self.open = 0
+        self._state, self._asking = state, asyncio.Lock()
+        self._last: tuple[tuple[int, bool] | None, float, dict[str, Any]] = (None, 0.0, {})
+
+    async def snapshots(self, limit: int, interval: float) -> AsyncGenerator[dict[str, Any], None]:
+        """Raises RequestError where too many streams are open, and EngineLost."""
+        if self.open >= MAX_WATCHERS:
+            raise RequestError(
+                f"{self.open} streams of /live/events are open and {MAX_WATCHERS} may; close one.",
+                code="queue_full",
+            )
+        self.open += 1
+        try:
+            for _ in range(MAX_SNAPSHOTS):
+                begun = time.monotonic()
+                yield await self._recent(limit, interval / 2)
+                while (left := begun + interval - time.monotonic()) > 0:
+                    if self._state.draining:
+                        return
+                    await asyncio.sleep(min(left, _SLICE))
+                if self._state.draining:
+                    return
+        finally:
+            self.open -= 1
+
+    async def _recent(self, limit: int, age: float) -> dict[str, Any]:
+        """A snapshot at most ``age`` seconds old."""
+        kind = (limit, CALLER.get().admin)
+        async with self._asking:
+            last, when, found = self._last
+            if last != kind or time.monotonic() > when + age:
+                found = await self._ask(limit)
+                self._last = kind, time.monotonic(), found
+            return found
+
+    async def _ask(self, limit: int) -> dict[str, Any]:
+        try:
+            return await snapshot(self._state, limit)
+        except RequestError as error:
+            if error.code != "engine_lost":
+                raise
+            return {"busy": True}
+
+
+async def snapshot(state: ServerState, limit: int) -> dict[str, Any]:
+    """The tree, the queue and the counters. Raises EngineLost, RequestError where the engine is
+    silent, and ServerError where it refuses."""
+    reply = await state.runtime.control("tree", limit)
+    if not reply.ok:
+        raise ServerError("internal_error", f"The engine refused: {reply.message}.")
+    tree, seen = reply.data["tree"], CALLER.get().admin
+    return {
+        **reply.data,
+        "tree": {**tree, "nodes": [_node(state, node, seen) for node in tree["nodes"]]},
+        "time": time.time(),
+        "uptime": time.monotonic() - state.began,
+        "model": state.runtime.model_name,
+        "pending": state.runtime.completion.pending,
+        "open_requests": state.open_requests,
+    }
+
+
+def _node(state: ServerState, node: dict[str, Any], seen: bool) -> dict[str, Any]:
+    """A node with text for ids; whose it is and what it says only where the caller may see."""
+    shown = {key: value for key, value in node.items() if key != "text_ids"}
+    if not seen:
+        return {**shown, "text": "", "namespace": "", "adapter": ""}
+    text = read(state.runtime.tokenizer, node["text_ids"])
+    more = len(node["text_ids"]) < node["tokens"]
+    return {**shown, "text": _line(text, more), "namespace": _line(node["namespace"])}
+
+
+def _line(text: str, more: bool = False) -> str:
+    """The beginning of a text on one line; ``more``: the text itself is only a beginning."""
+    line = "".join(map(_visible, text[:TEXT_CHARS]))
+    return f"{line}…" if more or len(text) > TEXT_CHARS else line
+
+
+def _visible(char: str) -> str:
+    """A character, or a sign for one that does not print: its control picture, or U+FFFD."""
+    if char.isprintable() or char in _SIGNS:
+        return _SIGNS.get(char, char)
+    return chr(0x2400 + ord(char)) if ord(char) < 0x20 else " " if char.isspace() else "\ufffd"
+
+
+def _limit(request: Request) -> int:
+    return number_of(request, "limit", NODES, 0, MAX_NODES)
+
+
+def _interval(request: Request) -> float:
+    given = request.query_params.get("interval", str(SECONDS))
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not 0.1 <= seconds <= MAX_SECONDS:
+        raise RequestError(
+            f"interval is {given!r:.40}; it must be 0.1 to {MAX_SECONDS:.0f} seconds.", "interval"
+        )
+    return seconds

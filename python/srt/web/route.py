@@ -1,0 +1,42 @@
+"""Route: one method of one path, as the application and the OpenAPI document need it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sglang.srt.web.server_state import ServerState
+from starlette.requests import Request
+from starlette.responses import Response
+
+Handler = Callable[[ServerState, Request], Awaitable[Response]]
+
+JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
+PAGE = ("text/html", "text/javascript", "text/css", "image/svg+xml")
+
+
+@dataclass(frozen=True)
+class Route:
+    """One method of one path.
+
+    Attributes:
+        reply: type of the JSON of a 200; None where it is no JSON.
+        body: of the request, where it has one; ``optional``: it may be left out.
+        query: the parameters, as a struct.
+        media: content types of a 200.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    reply: Any = None
+    body: type | None = None
+    query: type | None = None
+    media: tuple[str, ...] = (JSON,)
+    optional: bool = False
+
+    @property
+    def page(self) -> bool:
+        """Whether it is a file of the page, for which a browser asks."""
+        return self.media[0] == PAGE[0]

@@ -1,0 +1,111 @@
+"""Routes: the table of every path, its handler, and the types of its bodies and answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.runtime.classification import ClassifyRequest
+from sglang.srt.runtime.conversations.chat_request import ChatRequest
+from sglang.srt.runtime.generated import Generated
+from sglang.srt.runtime.generation import GenerateRequest
+from sglang.srt.runtime.scoring import RerankRequest, ScoreRequest
+from sglang.srt.runtime.sessions import CloseSession, OpenSession
+from sglang.srt.runtime.vectors import Encoded, EncodeRequest
+from sglang.srt.web.admin import adapter_routes as adapters
+from sglang.srt.web.admin import explain_routes as explain
+from sglang.srt.web.admin import routes as admin
+from sglang.srt.web.anthropic.messages import messages_body
+from sglang.srt.web.anthropic.messages import routes as messages
+from sglang.srt.web.native import routes as native
+from sglang.srt.web.native import token_routes as tokens
+from sglang.srt.web.openai import completions, embeddings, score
+from sglang.srt.web.openai.chat import routes as chat
+from sglang.srt.web.openai.responses import responses_body
+from sglang.srt.web.openai.responses import routes as responses
+from sglang.srt.web.openapi import native_shapes as shapes
+from sglang.srt.web.openapi import openai_shapes as shapes_v1
+from sglang.srt.web.page import live_view as live
+from sglang.srt.web.page import page_files as page
+from sglang.srt.web.route import EVENTS, JSON, PAGE, TEXT, Handler, Route
+
+
+def _get(path: str, handler: Handler, reply: Any, **more: Any) -> Route:
+    return Route("GET", path, handler, reply, **more)
+
+
+def _post(path: str, handler: Handler, body: type | None, reply: Any, **more: Any) -> Route:
+    return Route("POST", path, handler, reply, body, **more)
+
+
+_STREAMED = {"media": (JSON, EVENTS)}
+_GENERATED = Generated | list[Generated]
+_ENCODED = Encoded | list[Encoded]
+_SCORED = shapes.LabelScoresReply | shapes.ScoresReply
+
+ROUTES = (
+    _get("/health", admin.health, shapes.Status),
+    _get("/health_generate", admin.health_generate, shapes.Status),
+    _get("/get_model_info", admin.model_info, shapes.ModelInfo),
+    _get("/model_info", admin.model_info, shapes.ModelInfo),
+    _get("/get_server_info", admin.server_info, shapes.ServerInfo),
+    _get("/server_info", admin.server_info, shapes.ServerInfo),
+    _get("/metrics", admin.metrics, None, media=(TEXT,)),
+    _get("/live", live.live, shapes.LiveReply, query=shapes.LiveQuery),
+    _get("/live/events", live.events, None, query=shapes.LiveEventsQuery, media=(EVENTS,)),
+    _get("/explain/{id:path}", explain.explain_request, explain.Explained),
+    _get("/flush_cache", admin.flush_cache, shapes.Flushed),
+    _post("/flush_cache", admin.flush_cache, None, shapes.Flushed),
+    _post("/abort_request", admin.abort_request, admin.AbortBody, shapes.Aborted),
+    _get("/get_load", admin.load, list[shapes.Load]),
+    _post("/pause_generation", admin.pause_generation, admin.PauseBody, shapes.Told,
+          optional=True),
+    _post("/continue_generation", admin.continue_generation, None, shapes.Told),
+    _post("/open_session", native.open_session, OpenSession, str, optional=True),
+    _post("/close_session", native.close_session, CloseSession, shapes.Closed),
+    _get("/", page.index, None, media=PAGE[:1]),
+    _get("/page/{name}", page.asset, None, media=PAGE),
+    _post("/load_lora_adapter", adapters.load, adapters.LoadBody, shapes.AdaptersReply),
+    _post("/unload_lora_adapter", adapters.unload, adapters.UnloadBody, shapes.AdaptersReply),
+    _post("/v1/load_lora_adapter", adapters.load, adapters.LoadBody, shapes.AdaptersReply),
+    _post("/v1/unload_lora_adapter", adapters.unload, adapters.UnloadBody, shapes.AdaptersReply),
+    # Native.
+    _post("/generate", native.generate, GenerateRequest, _GENERATED, **_STREAMED),
+    _post("/encode", native.encode, EncodeRequest, _ENCODED),
+    _post("/classify", native.classify, ClassifyRequest, shapes.Classified),
+    _get("/tokenizer_info", tokens.tokenizer_info, shapes.TokenizerInfo),
+    _post("/tokenize", tokens.tokenize, tokens.TokenizeBody, shapes.Tokenized),
+    _post("/v1/tokenize", tokens.tokenize, tokens.TokenizeBody, shapes.Tokenized),
+    _post("/detokenize", tokens.detokenize, tokens.DetokenizeBody, shapes.Detokenized),
+    _post("/v1/detokenize", tokens.detokenize, tokens.DetokenizeBody, shapes.Detokenized),
+    _post("/apply-template", tokens.apply_template, tokens.TemplateBody, shapes.Rendered),
+    # OpenAI's.
+    _get("/v1/models", admin.models, shapes.ModelCards),
+    _get("/models", admin.models, shapes.ModelCards),
+    _get("/v1/models/{name:path}", admin.model, shapes.ModelCard),
+    _post("/v1/completions", completions.completions, completions.CompletionBody,
+          shapes_v1.CompletionReply, **_STREAMED),
+    _post("/v1/chat/completions", chat.chat_completions, ChatRequest, shapes_v1.ChatCompletion,
+          **_STREAMED),
+    _post("/v1/embeddings", embeddings.embeddings, embeddings.EmbeddingBody, shapes_v1.Embeddings),
+    _post("/v1/responses", responses.create, responses_body.ResponsesBody, shapes_v1.Response,
+          **_STREAMED),
+    _post("/v1/responses/input_tokens", responses.count, responses_body.ResponsesBody,
+          shapes_v1.InputTokens),
+    _get("/v1/responses/{id}", responses.retrieve, shapes_v1.Response,
+         query=shapes_v1.ResponseQuery, **_STREAMED),
+    Route("DELETE", "/v1/responses/{id}", responses.delete, shapes_v1.Deleted),
+    _post("/v1/responses/{id}/cancel", responses.cancel, None, shapes_v1.Response),
+    _get("/v1/responses/{id}/input_items", responses.input_items, shapes_v1.Items,
+         query=shapes_v1.ItemsQuery),
+    # Anthropic's.
+    _post("/v1/messages", messages.messages, messages_body.MessagesBody, shapes_v1.MessageReply,
+          **_STREAMED),
+    _post("/v1/messages/count_tokens", messages.count_tokens, messages_body.MessagesBody,
+          shapes_v1.CountedTokens),
+    # As other servers have them.
+    _post("/v1/score", score.score, ScoreRequest, _SCORED),
+    _post("/score", score.score, ScoreRequest, _SCORED),
+    _post("/v1/rerank", score.rerank, RerankRequest, shapes.RankingReply),
+    _post("/v2/rerank", score.rerank, RerankRequest, shapes.RankingReply),
+    _post("/rerank", score.rerank, RerankRequest, shapes.RankingReply),
+)  # fmt: skip

@@ -1,0 +1,66 @@
+"""ServerState: what the routes of one HTTP server share beside the runtime."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+
+from sglang.srt.config import Config
+from sglang.srt.program.ask import Ask
+from sglang.srt.program.completion import Completer
+from sglang.srt.program.output import Output
+from sglang.srt.runtime.engine_runtime import EngineRuntime, model_name_of
+from sglang.srt.runtime.explanations import Explanations
+from sglang.srt.runtime.tenants import Tenants
+from sglang.srt.web.exchange.current_caller import CALLER
+from sglang.srt.web.response_store import ResponseStore
+from sglang.srt.web.telemetry.metrics import Metrics
+from sglang.srt.web.telemetry.request_tracing import Tracing
+
+
+class ServerState:
+    """One server. ``run``, ``finish`` and ``admit`` are the runtime's, for the caller of the
+    current request.
+
+    Attributes:
+        started: seconds since the epoch, to be shown; began: of the monotonic clock.
+        tracing: the destination of spans, if there is one.
+        responses: those of ``/v1/responses`` that may be retrieved again.
+        draining: no new request is taken.
+        open_requests: HTTP requests being answered.
+    """
+
+    def __init__(self, config: Config, completion: Completer) -> None:
+        self.tenants = Tenants(config)
+        self.metrics = Metrics(model_name_of(config))
+        self.explanations = Explanations()
+        self.runtime = EngineRuntime(
+            config, completion, self.metrics, self.tenants, self.explanations
+        )
+        self.responses = ResponseStore(config.server.response_store_bytes)
+        self.tracing: Tracing | None = None
+        self.started, self.began = int(time.time()), time.monotonic()
+        self.draining = False
+        self.open_requests = 0
+
+    @property
+    def config(self) -> Config:
+        return self.runtime.config
+
+    @property
+    def body_limit(self) -> int:
+        return self.runtime.config.server.max_body_bytes
+
+    def run(self, asks: Sequence[Ask]) -> AsyncGenerator[tuple[int, Output], None]:
+        return self.runtime.run(asks, CALLER.get())
+
+    async def finish(self, asks: Sequence[Ask]) -> list[list[Output]]:
+        return await self.runtime.finish(asks, CALLER.get())
+
+    def admit(self, count: int) -> None:
+        self.runtime.admit(count, CALLER.get())
+
+    def restarted(self) -> None:
+        """Go on with another engine, the last one being lost."""
+        self.metrics.restarted()
+        self.runtime.restarted()

@@ -1,0 +1,242 @@
+"""Serving: the server's life from a bound port and a starting engine to the end of the drain."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import uvicorn
+from sglang.srt.config import Config
+from sglang.srt.config.listening import exposed, tls_options
+from sglang.srt.core.version import __version__
+from sglang.srt.engine.process import Started
+from sglang.srt.runtime.supervisor import Supervisor
+from sglang.srt.tokenizer import Tokenizer
+from sglang.srt.web.app import make_app
+from sglang.srt.web.connection.accept import allow_connections, calm
+from sglang.srt.web.connection.protocol import protocol
+from sglang.srt.web.server_state import ServerState
+from sglang.srt.web.telemetry.request_tracing import connect
+
+log = logging.getLogger("sglang.server")
+
+DRAIN_SECONDS = 30.0  # open requests may take so long after the first signal
+CLOSE_SECONDS = 1  # and connections so long to take their last bytes
+BACKLOG = 2048
+PARENT_SECONDS = 0.25  # between two checks of the parent's id
+GARBAGE = 20_000  # objects between two collections: a request alone makes thousands
+
+
+async def serve(config: Config, listener: socket.socket, engine: Started) -> int:
+    """Serve until a signal; the exit code.
+
+    Raises OSError, EngineLost, and the errors of a tokenizer, a chat template or a trace's address.
+    """
+    allow_connections()
+    calm(asyncio.get_running_loop())
+    signals = _Signals()
+    signals.kill = engine.kill
+    try:
+        return await _serve(config, listener, engine, signals)
+    except asyncio.CancelledError:
+        if not signals.asked.is_set():
+            raise
+        return 128 + signals.number  # the signal came while the model was loaded
+
+
+async def _serve(
+    config: Config, listener: socket.socket, engine: Started, signals: _Signals
+) -> int:
+    async with signals.installed(), _parented(config.operations.exit_with_parent, signals):
+        if config.edge.api_keys_file:  # read when the model is there
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _nothing)
+        tokenizer = Tokenizer.load(
+            config.model.tokenizer_path or config.model.model_path,
+            config.model.revision,
+            config.server.chat_template,
+        )
+        supervisor = Supervisor(config, tokenizer)
+        signals.kill = supervisor.kill
+        endpoint = config.operations.otlp_traces_endpoint
+        tracing = connect(endpoint) if endpoint else None
+        try:
+            state = ServerState(config, await supervisor.start(engine))
+            state.tracing, supervisor.restarted = tracing, state.restarted
+            return await _Server(state, supervisor, listener, signals).run()
+        finally:
+            await supervisor.stop()
+            if tracing is not None:
+                tracing.close()
+
+
+def _nothing() -> None:
+    pass
+
+
+class _Signals:
+    """The first signal asks (or, while loading, cancels); the second ends the process at once."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.number = int(signal.SIGTERM)  # the first signal's
+        self.serving = False
+        self.kill: Callable[[], None] = _nothing
+        self._task = asyncio.current_task()
+
+    @contextlib.asynccontextmanager
+    async def installed(self) -> AsyncIterator[None]:
+        loop = asyncio.get_running_loop()
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+            numbers.append(signal.SIGHUP)
+        for number in numbers:
+            loop.add_signal_handler(number, self._on, number)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+    def _on(self, number: int) -> None:
+        if self.asked.is_set():
+            self.kill()
+            os._exit(128 + number)
+        self.number = number
+        self.ask()
+
+    def ask(self) -> None:
+        """Begin the drain."""
+        self.asked.set()
+        if not self.serving and self._task is not None:
+            self._task.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _parented(pid: int, signals: _Signals) -> AsyncIterator[None]:
+    """Asks for the end when process ``pid`` is no longer the parent; never where it is 0."""
+
+    async def watch() -> None:
+        while pid and os.getppid() == pid:
+            await asyncio.sleep(PARENT_SECONDS)
+        if pid:
+            log.warning("process %d is gone, which this server was started for", pid)
+            signals.ask()
+
+    task = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, with this module's signals, first line and end."""
+
+    def __init__(
+        self, state: ServerState, supervisor: Supervisor, listener: socket.socket, signals: _Signals
+    ) -> None:
+        options = uvicorn.Config(
+            make_app(state),
+            loop="asyncio",
+            http=protocol(state.config.edge),
+            timeout_keep_alive=state.config.edge.keep_alive_timeout,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            backlog=BACKLOG,
+            timeout_graceful_shutdown=CLOSE_SECONDS,
+            server_header=False,
+            **tls_options(state.config.edge),
+        )
+        super().__init__(options)
+        self._state, self._supervisor, self._listener = state, supervisor, listener
+        self._signals, self._code = signals, 0
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """The signals are this module's own."""
+        yield
+
+    async def run(self) -> int:  # type: ignore[override]
+        """Serve to the end; the exit code."""
+        self._signals.serving = True
+        if self._state.config.edge.api_keys_file:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
+        ends = [asyncio.ensure_future(end) for end in (self._on_signal(), self._on_loss())]
+        try:
+            await self.serve([self._listener])
+        except SystemExit as error:  # uvicorn could not listen
+            raise OSError("cannot listen: the port was taken meanwhile") from error
+        finally:
+            for end in ends:
+                end.cancel()
+            await asyncio.gather(*ends, return_exceptions=True)
+        return self._code
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        gc.collect()
+        gc.freeze()  # objects of today stay: no collection has to look at them again
+        gc.set_threshold(GARBAGE)
+        info, name = self._state.runtime.info, self._state.runtime.model_name
+        log.info("%s", _facts(self._state))
+        if exposed(address := self._listener.getsockname()[0], self._state.config):
+            log.warning(
+                "the server listens on %s without an API key: every client that reaches this "
+                "machine can use it; set SGLANG_API_KEY, or --host 127.0.0.1", address,
+            )  # fmt: skip
+        print(f"sglang serving {name} at {self._url()} - {info.capacity} KV tokens", flush=True)
+
+    def _url(self) -> str:
+        host, port = self._listener.getsockname()[:2]
+        scheme = "https" if self._state.config.edge.ssl_certfile else "http"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+    def _reload(self) -> None:
+        try:
+            self._state.tenants.reload()
+            log.info("the API keys were read again")
+        except (OSError, ValueError) as error:
+            log.error("the API keys stay as they were: %s", error)
+
+    async def _on_signal(self) -> None:
+        await self._signals.asked.wait()
+        state = self._state
+        state.draining = True
+        log.info("draining %d requests; a second signal exits at once", state.open_requests)
+        deadline = asyncio.get_running_loop().time() + DRAIN_SECONDS
+        while state.open_requests and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.02)
+        state.runtime.abort()
+        self.should_exit = True
+
+    async def _on_loss(self) -> None:
+        try:
+            lost = await self._supervisor.run()
+            log.error("%s; the server exits", lost)
+        except Exception:
+            log.exception("the engine is not watched any more; the server exits")
+        self._code = 1
+        self._state.draining = True
+        self.should_exit = True
+
+
+def _facts(state: ServerState) -> str:
+    """Settings in force, by flags or by default, in one line."""
+    info, tokenizer, tenants = state.runtime.info, state.runtime.tokenizer, state.tenants
+    form = type(state.runtime.tool_format).__name__.lower()
+    thoughts = "read apart" if state.runtime.thought_marks is not None else "not read apart"
+    keys = "required" if tenants.required else "for the admin alone" if tenants.guarded else "none"
+    return (
+        f"sglang {__version__}: {info.model_path} ({info.architecture}, {info.parameters} "
+        f"parameters), {info.dtype} on {info.device}, context {info.context_length}, chat template "
+        f"{'none' if tokenizer.chat_template is None else 'present'}, tool calls {form}, thoughts "
+        f"{thoughts}, keys {keys}, TLS {'on' if state.config.edge.ssl_certfile else 'off'}"
+    )

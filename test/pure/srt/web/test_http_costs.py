@@ -1,0 +1,345 @@
+"""Costs of one request for the others: no body, prompt or parameter holds the server up."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import json
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from helpers.http_server import Served, is_error, serve_text
+from helpers.toy_tokenizer import byte_level
+from sglang.srt.config import Config
+from sglang.srt.core.ints import ints
+from sglang.srt.engine import process
+from sglang.srt.engine.client import Client, EngineLost
+from sglang.srt.memory.pages import PagePool
+from sglang.srt.memory.radix import RadixTree
+from sglang.srt.program.ask import Ask
+from sglang.srt.program.output import Finish, Output
+from sglang.srt.program.request_error import RequestError
+from sglang.srt.runtime import generated as native
+from sglang.srt.runtime.conversations import conversation
+from sglang.srt.runtime.conversations.chat_request import ChatCall
+from sglang.srt.tokenizer import LONG, Tokenizer
+from sglang.srt.web.anthropic.messages import routes as messages
+from sglang.srt.web.exchange import json_body as body
+from sglang.srt.web.openai.chat import routes as chat
+from sglang.srt.web.openai.reply_fields import ReplyHead
+from sglang.srt.web.openai.responses import routes as responses
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serve_text(tmp_path_factory.mktemp("tokenizer")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer(byte_level(tmp_path_factory.mktemp("tokenizer")))
+
+
+def events(reply: httpx.Response) -> list[dict[str, Any]]:
+    lines = [line.removeprefix("data: ") for line in reply.text.split("\n\n") if line]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+def test_escapes_in_an_open_string_take_linear_time() -> None:
+    text = "[" + "[]," * 200 + '"' + '\\"' * 500_000
+    with pytest.raises(RequestError, match="Unterminated"):
+        body.parse(text.encode())  # scanned once per quote, it would be hours
+
+
+@pytest.mark.parametrize(("head", "tail"), [("[", "]"), ('{"a":', "}")])
+def test_depth_is_counted_in_values_not_in_text(head: str, tail: str) -> None:
+    most = body.MAX_DEPTH
+    body.parse((head * most + "1" + tail * most).encode())
+    for depth in (most + 1, 900, 20_000):
+        with pytest.raises(RequestError, match=f"nested deeper than {most} levels"):
+            body.parse((head * depth + "1" + tail * depth).encode())
+    assert body.parse(json.dumps({"a": "[{" * 1000}).encode()) == {"a": "[{" * 1000}
+
+
+def test_a_long_text_is_tokenized_beside_the_loop(tokenizer: Tokenizer) -> None:
+    text = "the quick brown fox jumps " * 20_000
+    assert len(text) >= LONG
+
+    async def main() -> int:
+        ticks, work = 0, asyncio.ensure_future(asyncio.to_thread(tokenizer.encode, text))
+        while not work.done():
+            await asyncio.sleep(0.001)
+            ticks += 1
+        assert len(await work) > 1000
+        return ticks
+
+    assert asyncio.run(main()) > 10  # one or two where the library keeps the GIL
+
+
+@pytest.mark.parametrize("length", [LONG - 1, LONG, LONG + 1])
+def test_both_ways_to_tokenize_agree(tokenizer: Tokenizer, length: int) -> None:
+    text = ("Grüße, 日本語 <|im_end|> 🙂 " * length)[:length]
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert list(tokenizer.encode(text)) == tokenizer._model.encode(text).ids
+
+
+def longest_wait(served: Served, path: str, body: dict[str, Any]) -> tuple[float, float]:
+    """Seconds that a large request took, and the longest that a small one took meanwhile."""
+    started = time.monotonic()
+    waits = [0.0]
+    large = httpx.Client(base_url=served.url, timeout=60)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool, large:
+        asked = pool.submit(large.post, path, json=body)
+        while not asked.done():
+            begun = time.monotonic()
+            assert served.client.get("/v1/models").status_code == 200
+            waits.append(time.monotonic() - begun)
+            time.sleep(0.01)
+        assert asked.result().status_code == 200
+    return time.monotonic() - started, max(waits)
+
+
+@pytest.mark.slow
+def test_many_short_rows_hold_nobody_up(served: Served) -> None:
+    rows = [[token % 100 + 5] for token in range(100_000)]
+    # A server that is held up is so every time; a machine that is busy is not.
+    tries = (longest_wait(served, "/detokenize", {"tokens": rows}) for _ in range(5))
+    assert any(longest < took / 3 for took, longest in tries)
+
+
+def test_a_body_of_many_objects_is_read_beside_the_loop(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    parse = body.parse
+
+    def noted(data: bytes) -> Any:
+        seen.append((len(data) > body.SMALL, threading.current_thread() is loop))
+        return parse(data)
+
+    loop = served.thread
+    monkeypatch.setattr(body, "parse", noted)
+    for count in (10, 10_000):
+        fields = {"text": "a", "more": [{"a": 1}] * count, "sampling_params": {"max_new_tokens": 1}}
+        assert served.client.post("/generate", json=fields).status_code == 200
+    assert seen == [(False, True), (True, False)]
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "module", "name"),
+    [
+        ("/v1/chat/completions", "messages", conversation, "_template_input"),
+        ("/v1/messages", "messages", messages, "chat_of"),
+        ("/v1/responses", "input", responses, "read_items"),
+        ("/v1/responses", "input", responses, "messages_of"),
+    ],
+)
+def test_a_long_conversation_is_read_beside_the_loop(
+    served: Served, monkeypatch: pytest.MonkeyPatch, path: str, field: str, module: Any, name: str
+) -> None:
+    seen = []
+    real = getattr(module, name)
+
+    def noted(*given: Any) -> Any:
+        seen.append(threading.current_thread() is loop)
+        return real(*given)
+
+    loop = served.thread
+    monkeypatch.setattr(module, name, noted)
+    for count, status in ((1, 200), (LONG + 1, 400)):
+        limit = "max_output_tokens" if field == "input" else "max_tokens"
+        fields = {field: [{"role": "user", "content": "a"}] * count, limit: 1}
+        reply = served.client.post(path, json=fields)
+        assert reply.status_code == status, reply.text
+    assert seen == [True, False]
+
+
+def test_a_text_that_cannot_fit_is_refused_unread(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unread(*_: Any) -> None:
+        raise AssertionError("it was tokenized")
+
+    before = served.client.golden()
+    with monkeypatch.context() as patch:
+        patch.setattr(served.tokenizer, "encode", unread)
+        patch.setattr(served.tokenizer, "encode_piece", unread)
+        text = "x" * (4 * served.tokenizer.longest * 1024 + 10**6)
+        for path, more in (
+            ("/generate", {"text": text}),
+            ("/v1/completions", {"prompt": text}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}),
+        ):
+            error = is_error(served.client.post(path, json=more), 400)
+            assert "at least" in error["message"], path
+            assert "1024" in error["message"], path
+            assert error["code"] == "context_length_exceeded"
+    count = served.client.post("/tokenize", json={"prompt": "lazy dog " * 10_000}).json()["count"]
+    assert count > 1024  # counting what does not fit is what that route is for
+    assert served.client.golden() == before
+
+
+@pytest.mark.parametrize("field", ["rid", "cache_salt"])
+def test_names_are_short(served: Served, field: str) -> None:
+    for path, prompt in (("/generate", "text"), ("/v1/completions", "prompt")):
+        reply = served.client.post(path, json={prompt: "a", field: "x" * 1025})
+        assert is_error(reply, 400)["param"] == field
+        reply = served.client.post(path, json={prompt: "a", field: "x" * 1024})
+        assert reply.status_code == 200
+
+
+def test_forgetting_a_namespace_does_not_look_at_the_others() -> None:
+    class Roots(dict[str, Any]):
+        def _no(self) -> Any:
+            raise AssertionError("all roots were visited")
+
+        items = values = __iter__ = _no  # type: ignore[assignment]
+
+    tree = RadixTree(PagePool(8), 1)
+    tree._roots = Roots()
+    for name in "abc":
+        node, _ = tree.lock(ints([1, 2]), 0, name)
+        tree.unlock(node)
+        assert tree.root(name) is None
+    assert not tree._namespaces
+
+
+def test_a_stream_writes_each_log_probability_once(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = 0
+    triples = native.LogprobWriter._triples
+
+    def counted(self: Any, pairs: Any) -> Any:
+        nonlocal written
+        found = triples(self, pairs)
+        written += len(found)
+        return found
+
+    monkeypatch.setattr(native.LogprobWriter, "_triples", counted)
+    request = {
+        "text": "the lazy dog", "return_logprob": True, "logprob_start_len": 0,
+        "top_logprobs_num": 2, "token_ids_logprob": [1],
+        "sampling_params": {"max_new_tokens": 20, "temperature": 0, "ignore_eos": True},
+    }  # fmt: skip
+    whole = served.client.post("/generate", json=request).json()["meta_info"]
+    alone, written = written, 0
+    chunks = events(served.client.post("/generate", json={**request, "stream": True}))
+    assert alone < written <= 2 * alone  # the prompt's part is in the first and in the last
+    names = [name for name in whole if "logprobs" in name]
+    assert len(names) == 6
+    assert all(chunks[-1]["meta_info"][name] == whole[name] for name in names)
+    for chunk in chunks[1:-1]:
+        found = chunk["meta_info"]
+        count = found["completion_tokens"]
+        assert found["output_token_logprobs"] == whole["output_token_logprobs"][:count]
+        assert "input_token_logprobs" not in found
+
+
+def test_a_choice_that_ends_while_a_chunk_is_sent_ends_once() -> None:
+    output = Output(0, text="a", tokens=[1], released=1)
+
+    class Racing:
+        config = Config.of()
+        runtime = None
+
+        async def run(self, asks: list[Ask]) -> AsyncIterator[tuple[int, Output]]:
+            yield 0, output
+            yield 0, output  # the item that says so; the first was taken before
+
+    async def main() -> list[dict[str, Any]]:
+        found = []
+        talk = ChatCall(Ask(ints([1])), None)
+        stream = chat._events(
+            Racing(),
+            chat.ChatRequest(messages=[]),
+            ReplyHead("id", "model", 0),
+            talk,
+        )
+        async for chunk in stream:
+            data = chunk if isinstance(chunk, dict) else json.loads(chunk.removeprefix(b"data: "))
+            found += data["choices"]
+            output.text, output.finish = "ab", Finish("length")
+        return found
+
+    choices = asyncio.run(main())
+    assert [c["finish_reason"] for c in choices if c["finish_reason"]] == ["length"]
+    assert "".join(c["delta"].get("content", "") for c in choices) == "ab"
+
+
+def test_every_reader_of_a_lost_engine_gets_an_error_of_its_own() -> None:
+    async def main() -> None:
+        client = Client(SimpleNamespace(), lambda verbs: None)  # type: ignore[arg-type]
+        inboxes = [client.submit(number, []) for number in range(3)]
+        client.fail(EngineLost("it is gone"))
+        seen = []
+        for inbox in inboxes:
+            with pytest.raises(EngineLost, match="it is gone") as caught:
+                await inbox.__anext__()
+            seen.append(caught.value)
+        with pytest.raises(EngineLost, match="it is gone") as caught:
+            client.send()
+        assert len({id(error) for error in [*seen, caught.value, client.lost]}) == 5
+        assert client.lost is not None
+        assert client.lost.__traceback__ is None
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_cannot_be_started_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bytes] = []
+
+    def refuse(arguments: list[str], **_: Any) -> None:
+        seen.extend(path.read_bytes() for path in Path(arguments[3]).iterdir())
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(process.subprocess, "Popen", refuse)
+    monkeypatch.setattr(process.tempfile, "tempdir", str(tmp_path))
+    keys = {"api_key": "a-secret-key", "admin_api_key": "a-secret-key-too"}
+    config = Config.of(**keys, ssl_keyfile_password="a-secret-password")
+    with pytest.raises(OSError, match="no more processes"):
+        asyncio.run(process.spawn(config, [b"a"]))
+    assert len(seen) == 2, "config, and the memory of the loop's progress"
+    assert not any(b"a-secret" in data for data in seen)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_silent_engine_is_not_called_dead(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gauges() -> dict[str, float]:
+        rows = served.client.get("/metrics").text.splitlines()
+        lines = [row for row in rows if not row.startswith(("#", "sglang:http_"))]
+        pairs = (line.rsplit(" ", 1) for line in lines)
+        return {name.partition("{")[0]: float(value) for name, value in pairs}
+
+    async def silent(op: str, seconds: float = 5.0, limit: int = 0) -> None:
+        raise asyncio.TimeoutError
+
+    served.client.golden()
+    before = gauges()
+    with monkeypatch.context() as patch:
+        patch.setattr(served.state.runtime.completion, "control", silent)
+        for method, path in (("GET", "/get_server_info"), ("POST", "/flush_cache")):
+            error = is_error(served.client.request(method, path), 503)
+            assert "busy" in error["message"]
+            assert "stopped" not in error["message"]
+        assert gauges() == before
+
+
+def test_the_throughput_gauge_is_never_negative(served: Served) -> None:
+    metrics = served.state.metrics
+    metrics.set_gauges({"generated_tokens": 1000.0})
+    metrics._last = (metrics._last[0] - 10.0, 1000.0)
+    metrics.set_gauges({})
+    assert metrics._rate._value.get() == 0.0
