@@ -22,6 +22,13 @@ class GlobalConfig:
     precache_min_chars: int = 64
     max_threads: int = 256
 
+    __all__ = ("global_config",)  # this object stands for a module
+
+    @property
+    def global_config(self) -> GlobalConfig:
+        """The settings, for ``from sglang.global_config import global_config``."""
+        return self
+
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self.__dataclass_fields__:
             raise AttributeError(

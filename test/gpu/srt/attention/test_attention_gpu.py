@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from importlib import import_module
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -53,7 +54,9 @@ def test_sinks_equal_the_definition(
     if backend == "flashinfer":
         pytest.skip("choose refuses it for models with sinks")
     monkeypatch.setattr(
-        __import__(f"sglang.srt.attention.{backend}", fromlist=["COMMON"]), "COMMON", common
+        __import__(f"sglang.srt.attention.{backend}_attention", fromlist=["COMMON"]),
+        "COMMON",
+        common,
     )
     hold_to_the_definition(
         partial(make, backend), 200 + seed, DEVICE, DTYPE, TOLERANCE, DIMS, sinks=True,
@@ -74,7 +77,7 @@ def test_latents_equal_the_definition(seed: int) -> None:
 def test_equals_the_definition_where_prefixes_are_shared(
     backend: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = __import__(f"sglang.srt.attention.{backend}", fromlist=["COMMON"])
+    module = import_module(f"sglang.srt.attention.{backend}_attention")
     monkeypatch.setattr(module, "COMMON", 3)
     hold_to_the_definition(
         partial(make, backend), 100 + seed, DEVICE, DTYPE, TOLERANCE, DIMS, kinds="decode",

@@ -293,3 +293,14 @@ def test_the_tokenizer_has_lists() -> None:
     assert tokenizer.decode(tokenizer.apply_chat_template(messages)) in text
     assert len(tokenizer) == tokenizer.vocab_size > max(ids)
     assert tokenizer.eos_token_id in tokenizer.eos_ids
+
+
+def test_settings_are_the_same_however_they_are_reached() -> None:
+    """An import of the submodule sets an attribute of the package."""
+    code = (
+        "import sglang as sgl; before = sgl.global_config; import sglang.global_config;"
+        "from sglang.global_config import global_config as again;"
+        "assert before is sgl.global_config is again; sgl.global_config.max_threads = 7;"
+        "assert before.max_threads == 7"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
