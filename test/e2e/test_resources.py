@@ -100,11 +100,11 @@ def test_waiting_and_latency_never_read_the_wall_clock() -> None:
 
 
 EXPECTED = [
+    "srt/runtime/explanations.py",
+    "srt/runtime/loaded_adapters.py",
+    "srt/tokenizer/jinja_chat_template.py",
     *(f"srt/web/{name}.py" for name in (
         "native/routes", "openai/reply_fields", "openai/responses/answer", "openai/score",
         "page/live_view", "server_state",
     )),
-    "srt/runtime/explanations.py",
-    "srt/runtime/loaded_adapters.py",
-    "srt/tokenizer/jinja_chat_template.py",
 ]  # fmt: skip
