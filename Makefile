@@ -34,7 +34,7 @@ demo: $(RUNTIME)  ## run a program with fork, select and gen on the embedded mod
 PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) \
   --dist loadfile --no-loadscope-reorder
 
-check: $(STAMP)  ## lint, types and the fast tests that need no model: a minute
+check: $(STAMP)  ## lint, types and the fast tests that need no model: two minutes
 	@$(MAKE) --no-print-directory --output-sync --jobs 2 lint fast
 
 fast: $(STAMP)
