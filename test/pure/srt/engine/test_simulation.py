@@ -119,6 +119,11 @@ def test_histories(first: int) -> None:
     assert not rare, f"histories {first} to {first + CHUNK - 1} hardly contain: {rare}"
 
 
+def test_a_failed_pass_leaves_no_drafts_in_other_contexts() -> None:
+    """A request with drafts in a later pass waits again: the drafts are not confirmed tokens."""
+    simulate(20020658)
+
+
 @pytest.mark.slow
 def test_a_history_is_a_function_of_its_seed() -> None:
     for seed in range(7, 27):
