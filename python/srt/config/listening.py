@@ -56,7 +56,7 @@ def tls_options(edge: EdgeConfig) -> dict[str, Any]:
     key = edge.ssl_keyfile or None
     files = f"--ssl-certfile {edge.ssl_certfile}" + (f" --ssl-keyfile {key}" if key else "")
     try:
-        # Without a password here OpenSSL would ask the terminal.
+        # OpenSSL would ask the terminal for a password that is not given here.
         context.load_cert_chain(edge.ssl_certfile, key, lambda: edge.ssl_keyfile_password)
         if edge.ssl_ca_certs:
             files = f"--ssl-ca-certs {edge.ssl_ca_certs}"

@@ -377,7 +377,7 @@ class EngineCore:
         self.store.drop_again(dropped)
         self.store.flush("failed")
         for request in self._requests.values():
-            self.store.truncate(request.context, request.known)  # of drafts and placeholders
+            self.store.truncate(request.context, request.known)  # drops drafts, placeholders
             request.rewind()
         events: list[Event] = []
         for request in ended:

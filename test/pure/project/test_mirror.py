@@ -15,7 +15,7 @@ import pytest
 from helpers.paths import ROOT, TESTS
 
 NEEDS = ("pure", "cpu", "gpu")
-# Where the packages of each first folder are.
+# Folders of packages, by the first folder of a test.
 PACKAGES = {
     "sglang": ROOT / "python" / "sglang",
     "srt": ROOT / "python" / "srt",

@@ -171,15 +171,14 @@ def test_constraint_and_stops_stay_with_the_engine() -> None:
     )
     spec = RequestSpec(goal, 3)
     assert spec.sampling == SamplingParams(top_k=7)
-    row = Row(1, 3, ints([5]), ints([]), sample=Sample(spec.sampling))
-    assert len(encode(Batch(1, [row]))) < 600 < len(encode(Batch(1, [large_row(goal.sampling)])))
+    sent, requested = (
+        len(encode(Batch(1, [Row(1, 3, ints([5]), ints([]), sample=Sample(params))])))
+        for params in (spec.sampling, goal.sampling)
+    )
+    assert sent < 600 < requested
     plain = Generate(SamplingParams(temperature=0.5))
     assert RequestSpec(plain, 3).sampling is plain.sampling
     assert RequestSpec(ScoreGoal(1), 3).sampling is None
-
-
-def large_row(sampling: SamplingParams) -> Row:
-    return Row(1, 3, ints([5]), ints([]), sample=Sample(sampling))
 
 
 def test_page_tables_of_ended_requests_are_dropped() -> None:
