@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from sglang.bench.stats import median
+from sglang.srt.commands.bench.stats import median
 
 from benchmark.serving.report import environment
 

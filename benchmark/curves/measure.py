@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from sglang.bench.workload import WorkloadTokens
+from sglang.srt.commands.bench.workload import WorkloadTokens
 
 from benchmark.models import Shape
 from benchmark.peers import roofline

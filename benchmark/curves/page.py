@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sglang.bench.stats import median
+from sglang.srt.commands.bench.stats import median
 
 from benchmark.curves.measure import CURVES, Sample
 from benchmark.peers.page import put, table

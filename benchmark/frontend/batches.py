@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import sglang as sgl
-from sglang.bench.load_client import Http
+from sglang.srt.commands.bench.load_client import Http
 
 from benchmark.frontend.requests import SAMPLING
 from benchmark.frontend.rounds import take_turns

@@ -24,7 +24,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from sglang.bench.stats import Spread
+from sglang.srt.commands.bench.stats import Spread
 
 from benchmark.grammars.asked import Asked, Missing
 from benchmark.grammars.contenders import CONTENDERS, Tokens

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sglang.bench.stats import median
+from sglang.srt.commands.bench.stats import median
 
 from benchmark.peers.work import WORKS
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sglang.bench.stats import Spread, median
+from sglang.srt.commands.bench.stats import Spread, median
 
 from benchmark.models import Shape
 from benchmark.peers import roofline, work

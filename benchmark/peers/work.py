@@ -13,7 +13,12 @@ from __future__ import annotations
 
 import random
 
-from sglang.bench.workload import Conversation, WorkloadTokens, random_lengths, shared_prefix
+from sglang.srt.commands.bench.workload import (
+    Conversation,
+    WorkloadTokens,
+    random_lengths,
+    shared_prefix,
+)
 
 from benchmark.peers.sides.wire import Request
 

@@ -16,14 +16,21 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from sglang.bench.offline import Offline
-from sglang.bench.server_target import Asking, Endpoint
-from sglang.bench.stats import median
-from sglang.bench.target import Target
-from sglang.bench.workload import Conversation, WorkloadTokens, distinct_tokens, shared_prefix
+from sglang import Engine
+from sglang.srt.commands.bench.offline import Offline
+from sglang.srt.commands.bench.server_target import Asking, Endpoint
+from sglang.srt.commands.bench.stats import median
+from sglang.srt.commands.bench.target import Target
+from sglang.srt.commands.bench.workload import (
+    Conversation,
+    WorkloadTokens,
+    distinct_tokens,
+    shared_prefix,
+)
 
 from benchmark.models import EMBEDDED, SHAPES, make
 from benchmark.serving.report import environment, table
@@ -94,7 +101,11 @@ def _targets(options: argparse.Namespace, path: str) -> Iterator[list[Target]]:
     }
     off = {**settings, "disable_radix_cache": True}
     if not options.server:
-        yield [Offline(settings, name="cache on"), Offline(off, name="cache off"), *peer]
+        yield [
+            Offline(partial(Engine, **settings), name="cache on"),
+            Offline(partial(Engine, **off), name="cache off"),
+            *peer,
+        ]
         return
     from sglang import Runtime
 

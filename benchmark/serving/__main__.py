@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
-from sglang.bench.load_client import HttpError
-from sglang.bench.stats import as_json
+from sglang.srt.commands.bench.load_client import HttpError
+from sglang.srt.commands.bench.stats import as_json
 
 from benchmark.serving import overhead
 from benchmark.serving.options import arrivals, parser, targets, workload

@@ -6,7 +6,7 @@ import csv
 import random
 from pathlib import Path
 
-from sglang.bench.workload import Conversation, Turn, WorkloadTokens
+from sglang.srt.commands.bench.workload import Conversation, Turn, WorkloadTokens
 
 AZURE = Path(__file__).with_name("azure_conv_sample.csv")
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from sglang.bench.result import BenchCall, Result
-from sglang.bench.server_target import Asking, Endpoint
-from sglang.bench.target import Target
+from sglang.srt.commands.bench.result import BenchCall, Result
+from sglang.srt.commands.bench.server_target import Asking, Endpoint
+from sglang.srt.commands.bench.target import Target
 
 PYTHON = Path(__file__).resolve().parents[2] / "python"
 READY_SECONDS = 120.0

@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import random
+from functools import partial
 from typing import Any
 
-from sglang.bench.arrivals import offsets
-from sglang.bench.offline import Offline
-from sglang.bench.server_target import PROTOCOLS, Asking, Endpoint
-from sglang.bench.target import Target
-from sglang.bench.workload import (
+from sglang import Engine
+from sglang.srt.commands.bench.arrivals import offsets
+from sglang.srt.commands.bench.offline import Offline
+from sglang.srt.commands.bench.server_target import PROTOCOLS, Asking, Endpoint
+from sglang.srt.commands.bench.target import Target
+from sglang.srt.commands.bench.workload import (
     Conversation,
     WorkloadTokens,
     multi_turn,
@@ -207,7 +209,7 @@ def _target(options: argparse.Namespace, spec: str, as_text: bool) -> Target:
     settings |= {"dtype": options.dtype, "log_level": "warning"}
     settings |= {"model_path": options.model_path} if options.model_path else {}
     settings["disable_radix_cache"] = backend == "engine-nocache"
-    return Offline(settings, name=backend, ignore_eos=not options.stop_at_eos)
+    return Offline(partial(Engine, **settings), name=backend, ignore_eos=not options.stop_at_eos)
 
 
 def setting(text: str) -> tuple[str, Any]:

@@ -7,10 +7,12 @@ import argparse
 import random
 import resource
 from collections.abc import Sequence
+from functools import partial
 
-from sglang.bench.offline import Offline
-from sglang.bench.server_target import Asking
-from sglang.bench.workload import WorkloadTokens, random_lengths
+from sglang import Engine
+from sglang.srt.commands.bench.offline import Offline
+from sglang.srt.commands.bench.server_target import Asking
+from sglang.srt.commands.bench.workload import WorkloadTokens, random_lengths
 
 from benchmark.serving import bare
 from benchmark.serving.launched import Cost, Launched
@@ -42,7 +44,7 @@ async def run(options: argparse.Namespace) -> list[Column]:
         flags += ["--model-path", options.model_path]
     server = Launched(flags, options.backend or "sglang", Asking())
     columns = await measure(
-        [Offline(settings), server],
+        [Offline(partial(Engine, **settings)), server],
         Work(work, [0.0] * len(work), timeout=options.timeout),
         warmup=work[:8],
         rounds=options.rounds,

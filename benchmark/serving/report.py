@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-from sglang.bench.result import Result
-from sglang.bench.stats import Spread, Summary
-from sglang.bench.workload import Conversation
+from sglang.srt.commands.bench.result import Result
+from sglang.srt.commands.bench.stats import Spread, Summary
+from sglang.srt.commands.bench.workload import Conversation
 
 
 def problems(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sglang.bench.load import BenchRun, offer
-from sglang.bench.stats import Summary, median, summarise
-from sglang.bench.target import Target
-from sglang.bench.workload import Conversation
+from sglang.srt.commands.bench.load import BenchRun, offer
+from sglang.srt.commands.bench.stats import Summary, median, summarise
+from sglang.srt.commands.bench.target import Target
+from sglang.srt.commands.bench.workload import Conversation
 
 from benchmark.serving.report import Comparison, compare, problems
 

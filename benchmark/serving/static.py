@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
-from sglang.bench.result import BenchCall, Result
-from sglang.bench.target import Target
+from sglang.srt.commands.bench.result import BenchCall, Result
+from sglang.srt.commands.bench.target import Target
 
 _TORCH_DTYPES = ("float32", "bfloat16", "float16")
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 
 import psutil
-from sglang.bench.stats import median
+from sglang.srt.commands.bench.stats import median
 
 _POLL = 0.005  # seconds between two attempts
 

@@ -16,10 +16,10 @@ from typing import Any
 from sglang.backend.engine.embedded import Engine
 from sglang.backend.engine.launched_runtime import Runtime
 from sglang.backend.engine.server_args import ServerArgs
-from sglang.bench.dataset import Dataset
-from sglang.bench.show import lines
-from sglang.bench.workload import Conversation
 from sglang.errors import SglangError
+from sglang.srt.commands.bench.dataset import Dataset
+from sglang.srt.commands.bench.show import lines
+from sglang.srt.commands.bench.workload import Conversation
 
 
 def parser() -> argparse.ArgumentParser:

@@ -12,16 +12,18 @@ import json
 import random
 import sys
 from collections.abc import Sequence
+from functools import partial
 from itertools import product
 from typing import Any
 
+from sglang.backend.engine.embedded import Engine
 from sglang.backend.engine.server_args import ServerArgs
-from sglang.bench.load import offer
-from sglang.bench.offline import Offline
-from sglang.bench.result import Result
-from sglang.bench.stats import median
-from sglang.bench.workload import Conversation, Turn, WorkloadTokens
 from sglang.errors import SglangError
+from sglang.srt.commands.bench.load import offer
+from sglang.srt.commands.bench.offline import Offline
+from sglang.srt.commands.bench.result import Result
+from sglang.srt.commands.bench.stats import median
+from sglang.srt.commands.bench.workload import Conversation, Turn, WorkloadTokens
 
 
 def parser() -> argparse.ArgumentParser:
@@ -66,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _measure(options: argparse.Namespace, server_args: ServerArgs) -> list[dict[str, Any]]:
-    target = Offline({"server_args": server_args})
+    target = Offline(partial(Engine, server_args=server_args))
     found = []
     await target.start()
     try:

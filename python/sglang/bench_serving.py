@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from sglang.bench.arrivals import offsets
-from sglang.bench.dataset import Dataset
-from sglang.bench.load import BenchRun, offer
-from sglang.bench.load_client import HttpError
-from sglang.bench.result import Result
-from sglang.bench.server_target import Asking, Endpoint
-from sglang.bench.show import figures, lines, serving_rows
-from sglang.bench.stats import summarise
+from sglang.srt.commands.bench.arrivals import offsets
+from sglang.srt.commands.bench.dataset import Dataset
+from sglang.srt.commands.bench.load import BenchRun, offer
+from sglang.srt.commands.bench.load_client import HttpError
+from sglang.srt.commands.bench.result import Result
+from sglang.srt.commands.bench.server_target import Asking, Endpoint
+from sglang.srt.commands.bench.show import figures, lines, serving_rows
+from sglang.srt.commands.bench.stats import summarise
 
 # A backend, the protocol that it speaks and the port that it listens on by default.
 BACKENDS = {

@@ -16,7 +16,7 @@ import sglang as sgl
 from helpers.fake_endpoint import FakeEndpoint
 from helpers.paths import PYTHON
 from sglang import bench_offline_throughput, bench_one_batch, bench_serving, check_env
-from sglang.bench.dataset import Dataset
+from sglang.srt.commands.bench.dataset import Dataset
 
 RANDOM = ["--num-prompts", "6", "--random-input-len", "12", "--random-output-len", "5",
           "--random-range-ratio", "1.0"]  # fmt: skip

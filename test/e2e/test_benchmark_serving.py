@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers.fake_endpoint import FakeEndpoint
-from sglang.bench.load_client import Http, HttpError
+from sglang.srt.commands.bench.load_client import Http, HttpError
 
 from benchmark.serving.__main__ import main
 

@@ -1,7 +1,7 @@
 """HTTP: a server started here, and the load generator of ``benchmark.serving`` that asks it.
 
 ``spec``: ``command`` (a list; ``{port}`` stands for a free port), ``protocol`` and ``extra`` of
-``sglang.bench.server_target``, ``environment`` of the server.
+``sglang.srt.commands.bench.server_target``, ``environment`` of the server.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import sys
 from time import monotonic
 from typing import Any
 
-from sglang.bench.load import offer
-from sglang.bench.load_client import HttpError
-from sglang.bench.result import Result
-from sglang.bench.server_target import Asking, Endpoint
-from sglang.bench.workload import Conversation, Turn
+from sglang.srt.commands.bench.load import offer
+from sglang.srt.commands.bench.load_client import HttpError
+from sglang.srt.commands.bench.result import Result
+from sglang.srt.commands.bench.server_target import Asking, Endpoint
+from sglang.srt.commands.bench.workload import Conversation, Turn
 
 from benchmark.peers.sides.wire import Request, serve
 

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from time import perf_counter
 from typing import Any
 
-from sglang.bench.result import BenchCall, Result, TurnPart
+from sglang.srt.commands.bench.result import BenchCall, Result, TurnPart
 
 from benchmark.peers.sides.wire import Request, serve
 from benchmark.serving.static import Static

@@ -1,1 +1,1 @@
-"""The subcommands of ``sglang`` that serve nothing themselves."""
+"""The subcommands of ``sglang`` that serve nothing themselves, and the load generator `bench`."""

@@ -57,6 +57,7 @@ RULES = {
     " srt.engine uvicorn",
     "srt.web.telemetry.request_tracing": "srt.core srt.program opentelemetry",
     "srt.commands": "srt.core srt.config.command_line",
+    "srt.commands.bench": "",
     "srt.commands.schema_command": "sglang.ir srt.core srt.grammar srt.tokenizer msgspec numpy"
     " jsonschema",
     "srt.commands.models_command": "srt.models.verified",
@@ -84,6 +85,9 @@ RULES = {
     "sglang.api": f"{RUNNING} sglang.run sglang.views sglang.program",
     "sglang.integrations.dspy": f"{RUNNING} sglang.run dspy",
     "sglang.launch_server": "sglang srt",
+    "sglang.bench_serving": "srt.commands.bench",
+    "sglang.bench_offline_throughput": "sglang srt.commands.bench",
+    "sglang.bench_one_batch": "sglang srt.commands.bench",
     "sglang.check_env": "sglang srt",
     "srt.server_args": UPSTREAM,
     "srt.entrypoints": UPSTREAM,
@@ -237,6 +241,11 @@ def loaded(statement: str, names: tuple[str, ...]) -> tuple[list[str], float]:
 
 def test_the_frontend_imports_nothing_heavy() -> None:
     assert loaded("import sglang", HEAVY)[0] == []
+
+
+def test_load_on_a_server_imports_the_standard_library_alone() -> None:
+    others = tuple(name for name in HEAVY if name != "sglang.srt")
+    assert loaded("import sglang.bench_serving", (*others, "msgspec"))[0] == []
 
 
 def test_the_language_as_data_imports_nothing_else() -> None:

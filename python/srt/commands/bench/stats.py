@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sglang.bench.result import Result
+from sglang.srt.commands.bench.result import Result
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from contextlib import aclosing
 from typing import Any
 from urllib.parse import urlsplit
 
-from sglang.bench.sse import ChunkedDecoder
+from sglang.srt.commands.bench.sse import ChunkedDecoder
 
 _READ = 1 << 16
 

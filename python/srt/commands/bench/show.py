@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from sglang.bench.stats import Spread, Summary
+from sglang.srt.commands.bench.stats import Spread, Summary
 
 WIDTH = 50
 _SPREADS = {

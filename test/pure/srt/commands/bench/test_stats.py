@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sglang import bench_one_batch
-from sglang.bench.arrivals import offsets
-from sglang.bench.result import BenchCall, Result, TurnPart
-from sglang.bench.server_target import read_native, read_openai
-from sglang.bench.sse import ChunkedDecoder, EventParser
-from sglang.bench.stats import Spread, as_json, percentile, summarise
-from sglang.bench.target import Target, numbers
-from sglang.bench.workload import (
+from sglang.srt.commands.bench.arrivals import offsets
+from sglang.srt.commands.bench.result import BenchCall, Result, TurnPart
+from sglang.srt.commands.bench.server_target import read_native, read_openai
+from sglang.srt.commands.bench.sse import ChunkedDecoder, EventParser
+from sglang.srt.commands.bench.stats import Spread, as_json, percentile, summarise
+from sglang.srt.commands.bench.target import Target, numbers
+from sglang.srt.commands.bench.workload import (
     Conversation,
     Turn,
     distinct_tokens,

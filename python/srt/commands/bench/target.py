@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sglang.bench.result import BenchCall, Result
+from sglang.srt.commands.bench.result import BenchCall, Result
 
 
 class Target:

@@ -6,7 +6,12 @@ import argparse
 import random
 from dataclasses import dataclass
 
-from sglang.bench.workload import Conversation, WorkloadTokens, random_lengths, shared_prefix
+from sglang.srt.commands.bench.workload import (
+    Conversation,
+    WorkloadTokens,
+    random_lengths,
+    shared_prefix,
+)
 
 DATASETS = ("random", "random-ids", "generated-shared-prefix")
 

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-from sglang.bench.result import BenchCall, Result
-from sglang.bench.server_target import read_native
-from sglang.bench.target import Target, numbers
+from sglang.srt.commands.bench.result import BenchCall, Result
+from sglang.srt.commands.bench.server_target import read_native
+from sglang.srt.commands.bench.target import Target, numbers
 
 
 class Offline(Target):
-    """``settings`` are those of ``sglang.Engine``: ``model_path``, ``disable_radix_cache`` ..."""
+    """An engine in this process as a target. ``open_engine`` makes it: a ``sglang.Engine``."""
 
     def __init__(
-        self, settings: dict[str, Any], *, name: str = "engine", ignore_eos: bool = True
+        self, open_engine: Callable[[], Any], *, name: str = "engine", ignore_eos: bool = True
     ) -> None:
         self.name = name
-        self._settings, self._ignore_eos = settings, ignore_eos
+        self._open_engine, self._ignore_eos = open_engine, ignore_eos
         self._engine: Any = None
 
     async def start(self) -> None:
         """Raises what loading the model raises."""
-        from sglang.backend.engine.embedded import Engine
-
-        self._engine = await asyncio.to_thread(Engine, **self._settings)
+        self._engine = await asyncio.to_thread(self._open_engine)
 
     async def answer(self, call: BenchCall, result: Result) -> None:
         sampling = {

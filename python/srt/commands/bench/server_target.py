@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from sglang.bench.load_client import Http, HttpError
-from sglang.bench.result import BenchCall, Result
-from sglang.bench.sse import EventParser
-from sglang.bench.target import Target, numbers
+from sglang.srt.commands.bench.load_client import Http, HttpError
+from sglang.srt.commands.bench.result import BenchCall, Result
+from sglang.srt.commands.bench.sse import EventParser
+from sglang.srt.commands.bench.target import Target, numbers
 
 
 @dataclass(frozen=True)

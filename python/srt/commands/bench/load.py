@@ -9,9 +9,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 
-from sglang.bench.result import BenchCall, Result, TurnPart
-from sglang.bench.target import Target
-from sglang.bench.workload import Conversation, Turn, words
+from sglang.srt.commands.bench.result import BenchCall, Result, TurnPart
+from sglang.srt.commands.bench.target import Target
+from sglang.srt.commands.bench.workload import Conversation, Turn, words
 
 
 @dataclass(frozen=True)

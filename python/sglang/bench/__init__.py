@@ -1,1 +1,0 @@
-"""A load generator: what ``sglang.bench_serving`` and the project's benchmarks measure with."""
