@@ -74,8 +74,6 @@ BOTH_RIGHT = {
     "batch": {"sglang.batch", "sglang.srt.core.batch"},
     # Messages between processes; Anthropic's API of that name.
     "messages": {"sglang.srt.core.messages", "sglang.srt.web.anthropic.messages"},
-    # A user's program; programs over contexts beside the engine.
-    "program": {"sglang.program", "sglang.srt.program"},
     # A package and its main module.
     "tokenizer": {"sglang.srt.tokenizer", "sglang.srt.tokenizer.tokenizer"},
 }

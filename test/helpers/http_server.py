@@ -18,7 +18,7 @@ import uvicorn
 from helpers.text_worker import TextWorker, text_engine
 from helpers.toy_tokenizer import byte_level
 from sglang.srt.config import Config
-from sglang.srt.program.completion import Completer
+from sglang.srt.requests.completion.completer import Completer
 from sglang.srt.tokenizer import Tokenizer
 from sglang.srt.web.app import make_app
 from sglang.srt.web.connection.protocol import protocol

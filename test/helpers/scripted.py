@@ -12,10 +12,10 @@ from sglang.srt.config import Config
 from sglang.srt.core.ints import Ints
 from sglang.srt.core.request_stats import RequestStats
 from sglang.srt.engine.info import EngineInfo
-from sglang.srt.program.ask import Ask
-from sglang.srt.program.encoder import Encoder
-from sglang.srt.program.output import Finish, Output
-from sglang.srt.program.request_error import RequestError
+from sglang.srt.requests.completion.completion_request import Ask
+from sglang.srt.requests.completion.encoder import Encoder
+from sglang.srt.requests.completion.output import Finish, Output
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.tokenizer import Tokenizer
 from sglang.srt.web.app import make_app
 from sglang.srt.web.server_state import ServerState

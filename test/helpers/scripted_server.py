@@ -12,8 +12,8 @@ import uvicorn
 from helpers.scripted import Scripted, pieces
 from sglang.srt.config import Config
 from sglang.srt.core.request_stats import RequestStats
-from sglang.srt.program.ask import Ask
-from sglang.srt.program.output import Output
+from sglang.srt.requests.completion.completion_request import Ask
+from sglang.srt.requests.completion.output import Output
 from sglang.srt.tokenizer import Tokenizer
 from sglang.srt.web.app import make_app
 from sglang.srt.web.server_state import ServerState

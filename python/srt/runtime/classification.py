@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from sglang.srt.core.messages import Done, Embed
 from sglang.srt.core.request_stats import Count
-from sglang.srt.program.request_error import RequestError
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.caller import ANYBODY, Caller
 from sglang.srt.runtime.engine_runtime import EngineRuntime
 from sglang.srt.runtime.prompts import places, prompts_of

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from sglang.ir.sampling import PARAMETERS, Parameter, SamplingParams
-from sglang.srt.program.ask import sampling_from
-from sglang.srt.program.request_error import RequestError
+from sglang.srt.requests.completion.completion_request import sampling_from
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.constraint_fields import ConstraintFields, settings_of
 from sglang.srt.runtime.engine_runtime import EngineRuntime
 

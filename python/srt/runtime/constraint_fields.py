@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from sglang.srt.program.constraint_settings import NAMES
-from sglang.srt.program.request_error import RequestError
+from sglang.srt.requests.completion.constraint_settings import NAMES
+from sglang.srt.requests.request_error import RequestError
 
 FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 # As vLLM spells them: beside the others, and in ``structured_outputs``.

@@ -19,15 +19,15 @@ from sglang.srt.core.ints import Ints, ints
 from sglang.srt.core.messages import Distribution, Done, Embed, Reply
 from sglang.srt.core.request_stats import RequestStats
 from sglang.srt.core.segments import Segments
-from sglang.srt.program.ask import Ask, verified
-from sglang.srt.program.completion import Completer
-from sglang.srt.program.media_loading import Expanded
-from sglang.srt.program.merge_streams import merge
-from sglang.srt.program.output import Finish, Output
-from sglang.srt.program.reasoning_parser import marks_for
-from sglang.srt.program.request_error import RequestError
-from sglang.srt.program.sources import MediaSource
-from sglang.srt.program.tool_formats import format_for
+from sglang.srt.requests.completion.completion_request import Ask, verified
+from sglang.srt.requests.completion.completer import Completer
+from sglang.srt.requests.media_input.media_loading import Expanded
+from sglang.srt.requests.completion.merge_streams import merge
+from sglang.srt.requests.completion.output import Finish, Output
+from sglang.srt.requests.replies.reasoning_parser import marks_for
+from sglang.srt.requests.request_error import RequestError
+from sglang.srt.requests.media_input.sources import MediaSource
+from sglang.srt.requests.replies.tool_formats import format_for
 from sglang.srt.runtime.caller import ANYBODY, Caller
 from sglang.srt.runtime.explanations import ExplainedPrompts, Explanations
 from sglang.srt.runtime.fair_queue import FairQueue, TurnAborted

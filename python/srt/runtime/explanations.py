@@ -12,8 +12,8 @@ import msgspec
 from sglang.srt.core.ints import Ints, common_prefix, ints
 from sglang.srt.core.media_marks import within
 from sglang.srt.core.request_stats import CacheMiss
-from sglang.srt.program.ask import Ask
-from sglang.srt.program.output import Output
+from sglang.srt.requests.completion.completion_request import Ask
+from sglang.srt.requests.completion.output import Output
 from sglang.srt.runtime.caller import SHARED, Caller
 from sglang.srt.tokenizer import Tokenizer
 

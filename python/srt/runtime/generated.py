@@ -10,8 +10,8 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 from sglang.srt.core.ints import ints
 from sglang.srt.core.request_stats import Count, RequestCounts
-from sglang.srt.program.ask import Ask, Logprobs
-from sglang.srt.program.output import Output, PromptLogprobs
+from sglang.srt.requests.completion.completion_request import Ask, Logprobs
+from sglang.srt.requests.completion.output import Output, PromptLogprobs
 from sglang.srt.runtime.engine_runtime import EngineRuntime
 
 T = TypeVar("T")

@@ -19,12 +19,12 @@ import msgspec
 from sglang.srt.core.ints import Ints
 from sglang.srt.core.request_stats import RequestCounts
 from sglang.srt.core.segments import Segments
-from sglang.srt.program.ask import Ask, Logprobs, namespace_of, sampling_from
-from sglang.srt.program.completion import EngineLost
-from sglang.srt.program.output import Finish, Output
-from sglang.srt.program.parallel_parts import read_parts
-from sglang.srt.program.request_error import RequestError
-from sglang.srt.program.sources import MediaSource, sources_of
+from sglang.srt.requests.completion.completion_request import Ask, Logprobs, namespace_of, sampling_from
+from sglang.srt.requests.completion.completer import EngineLost
+from sglang.srt.requests.completion.output import Finish, Output
+from sglang.srt.requests.completion.parallel_parts import read_parts
+from sglang.srt.requests.media_input.sources import MediaSource, sources_of
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.caller import ANYBODY, Caller
 from sglang.srt.runtime.engine_runtime import EngineRuntime
 from sglang.srt.runtime.generated import (

@@ -13,9 +13,9 @@ from typing import Any
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import EVERY, Embed
-from sglang.srt.program.ask import Ask
-from sglang.srt.program.output import Output
-from sglang.srt.program.request_error import RequestError
+from sglang.srt.requests.completion.completion_request import Ask
+from sglang.srt.requests.completion.output import Output
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.caller import Caller
 from sglang.srt.runtime.engine_runtime import EngineRuntime
 from sglang.srt.runtime.vectors import vector_of

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 from sglang.srt.config import LoraConfig
 from sglang.srt.core.messages import AdapterInfo, LoadAdapter, UnloadAdapter
-from sglang.srt.program.completion import Completer, EngineLost
-from sglang.srt.program.request_error import RequestError
+from sglang.srt.requests.completion.completer import Completer, EngineLost
+from sglang.srt.requests.request_error import RequestError
 
 log = logging.getLogger("sglang.server")
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from sglang.srt.core.ints import Ints
-from sglang.srt.program.ask import verify_prompt
-from sglang.srt.program.request_error import RequestError
+from sglang.srt.requests.completion.completion_request import verify_prompt
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.engine_runtime import EngineRuntime
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
-from sglang.srt.program.request_error import RequestError
+from sglang.srt.requests.request_error import RequestError
 
 T = TypeVar("T", bound=msgspec.Struct)
 

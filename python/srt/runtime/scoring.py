@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 from sglang.srt.core.ints import Floats
 from sglang.srt.core.messages import Distribution, Done
-from sglang.srt.program.ask import MAX_PROBES
-from sglang.srt.program.request_error import RequestError
+from sglang.srt.requests.completion.completion_request import MAX_PROBES
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.caller import ANYBODY, Caller
 from sglang.srt.runtime.engine_runtime import EngineRuntime
 from sglang.srt.runtime.prompts import places, prompts_of

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 from sglang.srt.core.ints import Ints, ints
-from sglang.srt.program.ask import MAX_NAME
-from sglang.srt.program.output import Output
-from sglang.srt.program.request_error import RequestError, shown
+from sglang.srt.requests.completion.completion_request import MAX_NAME
+from sglang.srt.requests.completion.output import Output
+from sglang.srt.requests.request_error import RequestError, shown
 
 MAX_SESSIONS = 1024  # open at once, of one tenant
 MAX_REQUESTS = 4096  # of one session

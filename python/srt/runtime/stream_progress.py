@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang.srt.program.output import Output
+from sglang.srt.requests.completion.output import Output
 
 
 class StreamProgress:

@@ -22,9 +22,9 @@ from sglang.srt.core.ints import ints
 from sglang.srt.engine.client import Client, EngineLost
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.engine.process import EngineProcess, Started
-from sglang.srt.program.ask import Ask
-from sglang.srt.program.completion import Completer
-from sglang.srt.program.request_error import RequestError
+from sglang.srt.requests.completion.completion_request import Ask
+from sglang.srt.requests.completion.completer import Completer
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.tokenizer import Tokenizer
 
 log = logging.getLogger("sglang.server")

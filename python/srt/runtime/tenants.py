@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 from sglang.srt.config import Config
-from sglang.srt.program.request_error import RequestError
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.caller import SHARED, Caller
 
 ADMIN = "admin"

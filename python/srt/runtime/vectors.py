@@ -18,8 +18,8 @@ from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.ints import Floats
 from sglang.srt.core.messages import POOLINGS, Done, Embed
 from sglang.srt.core.request_stats import Count
-from sglang.srt.program.ask import Ask, namespace_of
-from sglang.srt.program.request_error import RequestError
+from sglang.srt.requests.completion.completion_request import Ask, namespace_of
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.caller import ANYBODY, Caller
 from sglang.srt.runtime.engine_runtime import EngineRuntime
 from sglang.srt.runtime.prompts import places, prompts_of, read_prompt

@@ -7,7 +7,7 @@ import json
 from sglang.srt.config import Config
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.files.location import locate
-from sglang.srt.program.media_loading import MediaError, Viewer
+from sglang.srt.requests.media_input.media_loading import MediaError, Viewer
 from sglang.srt.tokenizer import Tokenizer
 
 AROUND = ("<|vision_start|>", "<|vision_end|>")  # Qwen's models have these around a placeholder

@@ -7,8 +7,8 @@ from functools import cache
 
 import msgspec
 from sglang.srt.core.version import __version__
-from sglang.srt.program.completion import EngineLost
-from sglang.srt.program.request_error import RequestError
+from sglang.srt.requests.completion.completer import EngineLost
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.web.connection.guard import Guard, ordinary
 from sglang.srt.web.exchange.error_replies import ServerError, error_response
 from sglang.srt.web.journal import Journal

@@ -80,7 +80,7 @@ def _serve(
     config: Config, listener: socket.socket, engine: Started, parser: argparse.ArgumentParser
 ) -> int:
     from sglang.srt.engine.client import EngineLost
-    from sglang.srt.program.media_loading import MediaError
+    from sglang.srt.requests.media_input.media_loading import MediaError
     from sglang.srt.runtime.tenants import Tenants
     from sglang.srt.tokenizer import TokenizerError
     from sglang.srt.tokenizer.jinja_chat_template import ChatTemplateError

@@ -6,9 +6,9 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 
 from sglang.srt.config import Config
-from sglang.srt.program.ask import Ask
-from sglang.srt.program.completion import Completer
-from sglang.srt.program.output import Output
+from sglang.srt.requests.completion.completion_request import Ask
+from sglang.srt.requests.completion.completer import Completer
+from sglang.srt.requests.completion.output import Output
 from sglang.srt.runtime.engine_runtime import EngineRuntime, model_name_of
 from sglang.srt.runtime.explanations import Explanations
 from sglang.srt.runtime.tenants import Tenants

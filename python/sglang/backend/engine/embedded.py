@@ -62,8 +62,8 @@ class Engine(EngineControl):
         try:
             from sglang.srt.config import Config
             from sglang.srt.engine.local import LocalEngine
-            from sglang.srt.program.ask import CONSTRAINTS
-            from sglang.srt.program.completion import Completer
+            from sglang.srt.requests.completion.completer import Completer
+            from sglang.srt.requests.completion.completion_request import CONSTRAINTS
             from sglang.srt.runtime.engine_runtime import EngineRuntime
             from sglang.srt.tokenizer import Tokenizer
         except ImportError as error:
@@ -297,8 +297,8 @@ class Engine(EngineControl):
 @contextmanager
 def _translated() -> Iterator[None]:
     """Turns the runtime's errors into BackendError, with the status HTTP would give."""
-    from sglang.srt.program.completion import EngineLost
-    from sglang.srt.program.request_error import RequestError
+    from sglang.srt.requests.completion.completer import EngineLost
+    from sglang.srt.requests.request_error import RequestError
 
     try:
         yield

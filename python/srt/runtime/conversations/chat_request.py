@@ -12,11 +12,11 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sglang.srt.program.ask import Ask, Logprobs, namespace_of
-from sglang.srt.program.output import Output
-from sglang.srt.program.reasoning_parser import behind_thought, opened
-from sglang.srt.program.request_error import RequestError
-from sglang.srt.program.tool_format import constraint_of, form_of
+from sglang.srt.requests.completion.completion_request import Ask, Logprobs, namespace_of
+from sglang.srt.requests.completion.output import Output
+from sglang.srt.requests.replies.reasoning_parser import behind_thought, opened
+from sglang.srt.requests.request_error import RequestError
+from sglang.srt.requests.replies.tool_format import constraint_of, form_of
 from sglang.srt.runtime.completion_fields import CompletionFields, refuse, sampling_of
 from sglang.srt.runtime.conversations.conversation import ChatPrompt, prompt_of, verify_template
 from sglang.srt.runtime.conversations.reply_reader import ReplyReader, ThoughtReading

@@ -12,11 +12,11 @@ from typing import Any
 from sglang.srt.core.depth import deeper
 from sglang.srt.core.ints import Ints
 from sglang.srt.core.media_marks import Medias
-from sglang.srt.program.ask import verify_length
-from sglang.srt.program.encoder import bytes_of
-from sglang.srt.program.media_loading import Expanded
-from sglang.srt.program.request_error import RequestError
-from sglang.srt.program.sources import MediaSource
+from sglang.srt.requests.completion.completion_request import verify_length
+from sglang.srt.requests.completion.encoder import bytes_of
+from sglang.srt.requests.media_input.media_loading import Expanded
+from sglang.srt.requests.media_input.sources import MediaSource
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.conversations.message_parts import (
     marked,
     read_content,

@@ -11,8 +11,8 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sglang.srt.program.request_error import RequestError
-from sglang.srt.program.sources import MediaSource, source_of
+from sglang.srt.requests.media_input.sources import MediaSource, source_of
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.tokenizer.jinja_chat_template import JinjaChatTemplate
 
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sglang.ir.constraint import Constraint
-from sglang.srt.program.constraint_settings import json_text
-from sglang.srt.program.request_error import RequestError
-from sglang.srt.program.schema_check import first_fault
-from sglang.srt.program.tool_format import Calls, Form, Tool, ToolFormat, either, schema
-from sglang.srt.program.tool_formats import Hermes
-from sglang.srt.program.tool_parser import ToolParser
+from sglang.srt.requests.completion.constraint_settings import json_text
+from sglang.srt.requests.replies.schema_check import first_fault
+from sglang.srt.requests.replies.tool_format import Calls, Form, Tool, ToolFormat, either, schema
+from sglang.srt.requests.replies.tool_formats import Hermes
+from sglang.srt.requests.replies.tool_parser import ToolParser
+from sglang.srt.requests.request_error import RequestError
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from sglang.srt.program.request_error import RequestError
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.explanations import CacheExplanation, explain
 from sglang.srt.web.exchange.current_caller import CALLER
 from sglang.srt.web.exchange.error_replies import json_response

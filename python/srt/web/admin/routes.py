@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
-from sglang.srt.program.ask import CONSTRAINTS
-from sglang.srt.program.completion import EngineLost
-from sglang.srt.program.request_error import RequestError
+from sglang.srt.requests.completion.completer import EngineLost
+from sglang.srt.requests.completion.completion_request import CONSTRAINTS
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.supervisor import probe
 from sglang.srt.web.exchange.current_caller import CALLER
 from sglang.srt.web.exchange.error_replies import ServerError, json_response

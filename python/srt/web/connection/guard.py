@@ -10,7 +10,7 @@ import re
 import uuid
 from collections.abc import Iterable
 
-from sglang.srt.program.request_error import RequestError
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.caller import Caller
 from sglang.srt.runtime.tenants import Tenant
 from sglang.srt.web.connection.hosts import Hosts

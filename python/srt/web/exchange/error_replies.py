@@ -10,8 +10,8 @@ import logging
 from typing import Any
 
 import msgspec
-from sglang.srt.program.completion import EngineLost
-from sglang.srt.program.request_error import RequestError, brief
+from sglang.srt.requests.completion.completer import EngineLost
+from sglang.srt.requests.request_error import RequestError, brief
 from sglang.srt.web.exchange.current_caller import CALLER
 from starlette.exceptions import HTTPException
 from starlette.responses import Response

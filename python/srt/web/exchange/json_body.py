@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 from sglang.srt.core.depth import deeper
-from sglang.srt.program.request_error import RequestError
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.request_fields import convert
 from sglang.srt.web.exchange.error_replies import ServerError
 from starlette.requests import Request

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang.srt.program.request_error import RequestError
+from sglang.srt.requests.request_error import RequestError
 from starlette.requests import Request
 
 

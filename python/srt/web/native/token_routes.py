@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 from sglang.srt.core.ints import Ints, ints
-from sglang.srt.program.request_error import RequestError
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.conversations.conversation import ChatPrompt, prompt_of, verify_template
 from sglang.srt.runtime.conversations.tool_use import read_tools
 from sglang.srt.runtime.offload import offload

@@ -11,9 +11,9 @@ from typing import Any
 
 from sglang.ir.sampling import MAX_N, MAX_TOP_LOGPROBS, SamplingParams
 from sglang.srt.core.messages import TopPairs
-from sglang.srt.program.ask import Ask, Logprobs, namespace_of
-from sglang.srt.program.output import Output
-from sglang.srt.program.request_error import RequestError
+from sglang.srt.requests.completion.completion_request import Ask, Logprobs, namespace_of
+from sglang.srt.requests.completion.output import Output
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.completion_fields import CompletionFields, hidden_of, sampling_of
 from sglang.srt.runtime.prompts import places, prompts_of, read_prompt
 from sglang.srt.runtime.stream_progress import StreamProgress

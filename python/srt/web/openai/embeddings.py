@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 from sglang.srt.core.ints import Floats
-from sglang.srt.program.request_error import RequestError
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.engine_runtime import EngineRuntime
 from sglang.srt.runtime.prompts import places, prompts_of
 from sglang.srt.runtime.vectors import VectorFields, embed

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 from sglang.srt.core.messages import Done
-from sglang.srt.program.output import Output
+from sglang.srt.requests.completion.output import Output
 from sglang.srt.runtime.completion_fields import CompletionFields
 from sglang.srt.web.server_state import ServerState
 from sglang.srt.web.telemetry.request_record import record

@@ -1,7 +1,7 @@
 """Limits: what the types of the bodies do not say of their fields, as /openapi.json tells it.
 
 Those of sampling parameters come from their declaration (``ir/sampling``). All are enforced where
-the values are read (there, in ``program/ask`` and in the handlers): what these schemas refuse
+the values are read (there, in ``completion/completion_request`` and in the handlers): what these schemas refuse
 is refused there, which the tests of the document hold them to.
 """
 
@@ -11,8 +11,8 @@ from typing import Any
 
 from sglang.ir import sampling as most
 from sglang.ir.sampling import PARAMETERS, Parameter
-from sglang.srt.program.ask import MAX_NAME, PRIORITY_LIMIT, RENAMED, WITHOUT_EFFECT
-from sglang.srt.program.constraint_settings import NAMES, SCORINGS
+from sglang.srt.requests.completion.completion_request import MAX_NAME, PRIORITY_LIMIT, RENAMED, WITHOUT_EFFECT
+from sglang.srt.requests.completion.constraint_settings import NAMES, SCORINGS
 from sglang.srt.runtime.conversations.chat_request import EFFORTS
 from sglang.srt.runtime.conversations.conversation import ROLES
 from sglang.srt.runtime.sessions import MOST_IDLE_SECONDS

@@ -14,8 +14,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from sglang.srt.core.messages import Done
-from sglang.srt.program.ask import Ask
-from sglang.srt.program.output import Output
+from sglang.srt.requests.completion.completion_request import Ask
+from sglang.srt.requests.completion.output import Output
 from sglang.srt.web.exchange.current_caller import CALLER
 from sglang.srt.web.telemetry.request_record import RequestRecord, record
 

@@ -8,8 +8,8 @@ from collections import Counter
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from sglang.srt.program.ask import Ask
-from sglang.srt.program.output import Output
+from sglang.srt.requests.completion.completion_request import Ask
+from sglang.srt.requests.completion.output import Output
 
 
 @dataclass(slots=True)

@@ -41,7 +41,7 @@ from sglang.srt.config import Config
 from sglang.srt.core.messages import Done, decode_events, encode
 from sglang.srt.core.request_stats import RequestStats
 from sglang.srt.engine.collect import Collector
-from sglang.srt.program.completion import Completer
+from sglang.srt.requests.completion.completer import Completer
 from sglang.srt.web.app import make_app
 from sglang.srt.web.server_state import ServerState
 from sglang.srt.tokenizer import Tokenizer

@@ -22,7 +22,7 @@ from sglang.srt.core.messages import (
 )
 from sglang.srt.engine.collect import MAX_FORCED
 from sglang.srt.grammar.grammar_protocol import CompiledGrammar, CompilerBusy, GrammarError, Matcher
-from sglang.srt.program.readout import refused
+from sglang.srt.requests.completion.readout import refused
 from sglang.srt.web.exchange.error_replies import error_response
 
 FREE = frozenset(range(VOCAB))

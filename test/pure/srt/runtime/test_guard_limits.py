@@ -14,7 +14,7 @@ import httpx
 import pytest
 from helpers.http_server import GOLDEN, Served, is_error, serve_text
 from sglang.srt.config import Config
-from sglang.srt.program.request_error import RequestError
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.fair_queue import FairQueue
 from sglang.srt.runtime.tenants import Key, Tenant
 

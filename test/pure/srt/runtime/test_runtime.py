@@ -15,10 +15,10 @@ from helpers.text_worker import text_engine
 from helpers.toy_tokenizer import byte_level
 from sglang.srt.config import Config
 from sglang.srt.core.messages import Done
-from sglang.srt.program.ask import Ask
-from sglang.srt.program.completion import Completer
-from sglang.srt.program.output import Output
-from sglang.srt.program.request_error import RequestError
+from sglang.srt.requests.completion.completion_request import Ask
+from sglang.srt.requests.completion.completer import Completer
+from sglang.srt.requests.completion.output import Output
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.caller import Caller
 from sglang.srt.runtime.engine_runtime import EngineRuntime
 from sglang.srt.runtime.generated import EndedByLength, Generated

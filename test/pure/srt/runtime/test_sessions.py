@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.srt.config import Config
 from sglang.srt.core.ints import ints
-from sglang.srt.program.completion import EngineLost
-from sglang.srt.program.output import Output
-from sglang.srt.program.request_error import RequestError
+from sglang.srt.requests.completion.completer import EngineLost
+from sglang.srt.requests.completion.output import Output
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime import sessions as module
 from sglang.srt.runtime.caller import ANYBODY
 from sglang.srt.runtime.engine_runtime import EngineRuntime

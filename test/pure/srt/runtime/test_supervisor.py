@@ -25,9 +25,9 @@ from sglang.srt.core.progress import PASS, STOP_PATTERNS, Progress
 from sglang.srt.engine import process
 from sglang.srt.engine.client import EngineLost
 from sglang.srt.engine.process import Stall
-from sglang.srt.program.ask import Ask
-from sglang.srt.program.completion import Completer
-from sglang.srt.program.output import Output
+from sglang.srt.requests.completion.completion_request import Ask
+from sglang.srt.requests.completion.completer import Completer
+from sglang.srt.requests.completion.output import Output
 from sglang.srt.runtime import supervisor as module
 from sglang.srt.runtime.supervisor import Supervisor
 from sglang.srt.tokenizer import Tokenizer

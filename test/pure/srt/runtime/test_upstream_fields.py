@@ -11,8 +11,8 @@ from helpers.http_server import Served, is_error, serve_text
 from hypothesis import given
 from hypothesis import strategies as st
 from sglang.srt.config import Config
-from sglang.srt.program.ask import MAX_NAME, namespace_of
-from sglang.srt.program.request_error import RequestError
+from sglang.srt.requests.completion.completion_request import MAX_NAME, namespace_of
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.conversations.chat_request import ChatRequest, _variables
 from sglang.srt.runtime.generation import GenerateRequest
 from sglang.srt.runtime.request_fields import IGNORED, UNSUPPORTED

@@ -193,7 +193,7 @@ def test_a_hostile_template_is_a_400_and_holds_nobody_up(tmp_path: Path) -> None
     async def both() -> int:
         """Count the turns that a concurrent loop gets."""
         from sglang.srt.config import Config
-        from sglang.srt.program.request_error import RequestError
+        from sglang.srt.requests.request_error import RequestError
         from sglang.srt.web.server_state import ServerState
 
         state = ServerState(Config.of(), scripted)  # type: ignore[arg-type]

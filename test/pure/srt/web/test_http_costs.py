@@ -22,9 +22,9 @@ from sglang.srt.engine import process
 from sglang.srt.engine.client import Client, EngineLost
 from sglang.srt.memory.pages import PagePool
 from sglang.srt.memory.radix import RadixTree
-from sglang.srt.program.ask import Ask
-from sglang.srt.program.output import Finish, Output
-from sglang.srt.program.request_error import RequestError
+from sglang.srt.requests.completion.completion_request import Ask
+from sglang.srt.requests.completion.output import Finish, Output
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime import generated as native
 from sglang.srt.runtime.conversations import conversation
 from sglang.srt.runtime.conversations.chat_request import ChatCall

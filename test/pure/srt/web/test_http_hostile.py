@@ -14,7 +14,7 @@ import pytest
 from helpers.http_server import Served, is_error, serve_text
 from sglang.ir.sampling import PARAMETERS
 from sglang.srt.config import Config
-from sglang.srt.program.request_error import RequestError
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.classification import ClassifyRequest
 from sglang.srt.runtime.generation import GenerateRequest
 from sglang.srt.runtime.scoring import RerankRequest, ScoreRequest

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from itertools import groupby
 from typing import Any, NoReturn
 
-from sglang.srt.program.request_error import RequestError
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.completion_fields import CompletionFields, refuse
 from sglang.srt.runtime.conversations.chat_request import ChatRequest
 from sglang.srt.web.anthropic.messages.messages_body import (

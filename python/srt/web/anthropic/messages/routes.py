@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
-from sglang.srt.program.output import Output
-from sglang.srt.program.request_error import RequestError
+from sglang.srt.requests.completion.output import Output
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.conversations.chat_request import (
     ChatCall,
     ReplyReader,

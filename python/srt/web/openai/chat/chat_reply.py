@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from sglang.srt.program.deltas import AnswerWords, Begin, Delta, Thought, joined
+from sglang.srt.requests.replies.deltas import AnswerWords, Begin, Delta, Thought, joined
 
 
 def message_of(deltas: Sequence[Delta], legacy: bool = False) -> dict[str, Any]:

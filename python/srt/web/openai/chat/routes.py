@@ -8,8 +8,8 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-from sglang.srt.program.deltas import AnswerWords, Delta, Thought
-from sglang.srt.program.output import Output
+from sglang.srt.requests.completion.output import Output
+from sglang.srt.requests.replies.deltas import AnswerWords, Delta, Thought
 from sglang.srt.runtime.conversations.chat_request import (
     ChatCall,
     ChatRequest,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from sglang.srt.program.output import Output
+from sglang.srt.requests.completion.output import Output
 from sglang.srt.runtime.conversations.chat_request import ChatCall
 from sglang.srt.web.exchange.error_replies import describe
 from sglang.srt.web.openai.responses.item_writer import Event, ItemWriter

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 import msgspec
-from sglang.srt.program.request_error import RequestError
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.conversations.chat_request import ChatCall, thought_tokens
 from sglang.srt.web.exchange.error_replies import describe
 from sglang.srt.web.exchange.event_stream import EventForm, typed_event

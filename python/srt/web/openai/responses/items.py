@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Any, TypeAlias
 
-from sglang.srt.program.constraint_settings import json_text
-from sglang.srt.program.request_error import RequestError
+from sglang.srt.requests.completion.constraint_settings import json_text
+from sglang.srt.requests.request_error import RequestError
 
 Item: TypeAlias = dict[str, Any]
 Find: TypeAlias = Callable[[str], Item | None]

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
-from sglang.srt.program.request_error import RequestError
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.conversations.chat_request import ChatCall, read_chat
 from sglang.srt.runtime.offload import offload
 from sglang.srt.web.exchange.current_caller import CALLER

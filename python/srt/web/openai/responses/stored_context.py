@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from sglang.srt.program.request_error import RequestError
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.web.exchange.current_caller import CALLER
 from sglang.srt.web.openai.responses.items import Item, response_of
 from sglang.srt.web.response_store import ResponseStore, StoredResponse

@@ -15,7 +15,7 @@ import pytest
 from helpers.http_server import Served, is_error, serve_text
 from helpers.text_worker import hidden_state
 from sglang.srt.config import Config
-from sglang.srt.program import readout as reading
+from sglang.srt.requests.completion import readout as reading
 from sglang.srt.runtime import vectors as embeddings
 
 WIDTH = 4

@@ -13,8 +13,8 @@ from helpers.http_server import Served, is_error, serve_text
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import Config
 from sglang.srt.core.ints import ints
-from sglang.srt.program.ask import Ask, Logprobs
-from sglang.srt.program.output import Output
+from sglang.srt.requests.completion.completion_request import Ask, Logprobs
+from sglang.srt.requests.completion.output import Output
 from sglang.srt.runtime import generation as native
 
 LOGPROBS = {

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from helpers.http_server import Served, is_error, serve_text
 from sglang.srt.config import Config
-from sglang.srt.program.completion import EngineLost
+from sglang.srt.requests.completion.completer import EngineLost
 from sglang.srt.runtime.caller import Caller
 from sglang.srt.web.exchange.current_caller import CALLER
 from sglang.srt.web.page import live_view as live

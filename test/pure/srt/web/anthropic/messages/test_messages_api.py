@@ -19,9 +19,9 @@ from helpers.scripted_server import Paced, serve_scripted
 from helpers.toy_tokenizer import byte_level
 from pydantic import BaseModel, TypeAdapter
 from sglang.srt.config import Config
-from sglang.srt.program.ask import Ask
-from sglang.srt.program.output import Finish, Output
-from sglang.srt.program.request_error import RequestError
+from sglang.srt.requests.completion.completion_request import Ask
+from sglang.srt.requests.completion.output import Finish, Output
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.tokenizer import Tokenizer
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)

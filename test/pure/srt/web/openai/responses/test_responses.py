@@ -17,7 +17,7 @@ from helpers.toy_tokenizer import byte_level
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 from sglang.srt.config import Config
-from sglang.srt.program.output import Finish
+from sglang.srt.requests.completion.output import Finish
 from sglang.srt.tokenizer import Tokenizer
 
 PATH = "/v1/responses"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sglang.srt.program.request_error import RequestError
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.web.openai.responses.items import item_id, messages_of, read_items, response_of
 
 USER: Any = {"role": "user", "content": "Hi"}

@@ -1,0 +1,347 @@
+"""Ask: what one completion wants, verified against the engine before anything is allocated."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+from sglang.ir.constraint import KINDS
+from sglang.ir.sampling import MAX_TOP_LOGPROBS, PARAMETERS, SEED_LIMIT, SamplingParams
+from sglang.srt.core.ints import Ints
+from sglang.srt.core.media_marks import Medias
+from sglang.srt.core.messages import Open
+from sglang.srt.core.nearest import nearest
+from sglang.srt.core.segments import Segments, verify, verify_score
+from sglang.srt.engine.info import EngineInfo
+from sglang.srt.requests.completion.constraint_settings import NAMES as CONSTRAINT_NAMES
+from sglang.srt.requests.completion.constraint_settings import take_constraint
+from sglang.srt.requests.completion.whole_choices import verify_whole
+from sglang.srt.requests.request_error import RequestError
+
+MAX_PROBES = 1024
+MAX_LOGPROB_ENTRIES = 1 << 20  # positions x entries of one request's input log-probabilities
+MAX_DRAWN_ENTRIES = 1 << 22  # the same for the tokens that it may generate
+PRIORITY_LIMIT = 1 << 31
+UNREAD = 32  # tokens between two updates of an output that is read at its end
+MAX_NAME = 1024  # characters of rid, cache_salt and extra_key
+
+CONSTRAINTS = KINDS  # all kinds that are enforced, for messages to clients
+RENAMED = {"sampling_seed": "seed", "max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
+WITHOUT_EFFECT = ("spaces_between_special_tokens", "custom_params", "stream_interval")
+
+
+def namespace_of(salt: str | None, extra: str | None) -> str:
+    """The namespace of a ``cache_salt`` and an ``extra_key``: different pairs have different ones,
+    and a salt alone is its own. Raises RequestError."""
+    salt, extra = salt or "", extra or ""
+    for name, value in (("cache_salt", salt), ("extra_key", extra)):
+        if len(value) > MAX_NAME:
+            raise RequestError(f"{name} has {len(value)} characters; at most {MAX_NAME}.", name)
+    if not extra and not salt.startswith("\0"):
+        return salt
+    return f"\0{len(salt)}:{salt}{extra}"
+
+
+class Logprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Log-probabilities that come with a completion.
+
+    Attributes:
+        top: most likely tokens at each reported position.
+        start: report the prompt's own tokens from this index on; -1: generated tokens only.
+        probe: ids reported at every position.
+        masked: those of generated tokens are among the tokens that the constraint allows.
+    """
+
+    top: int = 0
+    start: int = -1
+    probe: tuple[int, ...] = ()
+    masked: bool = False
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One prompt and how to complete it; ``sampling.n`` completions come back.
+
+    Attributes:
+        prompt: token ids, int32.
+        logprobs: None for none.
+        rid: a name to abort by; need not be unique.
+        owner: whose it is; others do not find it by its ``rid``.
+        namespace: requests share cached KV only within one.
+        segments: texts of the prompt that are encoded side by side.
+        media: images and videos of the prompt.
+        score_choices: the constraint's choices are scored as wholes (``choose``).
+        adapter: name of the one to be used, "" for none.
+        interval: tokens that an output grows by at once, behind the first.
+    """
+
+    prompt: Ints
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    logprobs: Logprobs | None = None
+    rid: str = ""
+    priority: int = 0
+    namespace: str = ""
+    segments: Segments = ()
+    score_choices: bool = False
+    owner: str = ""
+    media: Medias = ()
+    adapter: str = ""
+    interval: int = 1
+
+    def unread(self) -> Ask:
+        """The same request for a caller that reads finished outputs alone: neither process need
+        wake up at every token. The number of sampled tokens is still reported now and then."""
+        return replace(self, interval=UNREAD)
+
+    def opening(self, context: int) -> Open:
+        """Verb that opens its context."""
+        return Open(
+            context, self.prompt.tobytes(), self.namespace, self.segments, self.media, self.adapter
+        )
+
+    def verified(self, info: EngineInfo) -> Ask:
+        """The same ask with every number within the engine's bounds.
+
+        ``max_new_tokens`` is cut to what fits behind the prompt (the completion then ends by
+        length); a ``top_k`` past the vocabulary keeps all. Raises RequestError.
+        """
+        verify_prompt(self.prompt, info)
+        self._verify_segments(info.page_size)
+        try:
+            info.verify_media(self.media, self.segments)
+        except ValueError as error:
+            raise RequestError(f"{error}.", "image_data", "unsupported") from error
+        sampling = self.sampling
+        try:
+            if sampling.max_new_tokens > 0 or self.logprobs is not None:
+                info.verify_purpose()
+            sampling.verify(info.vocab_size)
+            info.verify_speculation(sampling.speculation)
+            if self.score_choices:
+                verify_whole(sampling)
+        except ValueError as error:
+            raise RequestError(str(error), field_of(str(error))) from error
+        self._verify_text()
+        self._verify_logprobs(info.vocab_size)
+        if not -PRIORITY_LIMIT <= self.priority < PRIORITY_LIMIT:
+            raise RequestError(f"priority is {self.priority}; it must fit in 32 bits.", "priority")
+        room = info.room(len(self.prompt), self.media)
+        if room < 1 and sampling.max_new_tokens > 0:
+            raise _too_long(str(len(self.prompt)), info, "no room is left to generate")
+        limit = min(sampling.max_new_tokens, room)
+        if limit == sampling.max_new_tokens and sampling.top_k < info.vocab_size:
+            return self
+        sampling = replace(
+            sampling,
+            max_new_tokens=limit,
+            min_new_tokens=min(sampling.min_new_tokens, limit),
+            top_k=sampling.top_k if sampling.top_k < info.vocab_size else -1,
+        )
+        return replace(self, sampling=sampling)
+
+    def _verify_segments(self, page_size: int) -> None:
+        try:
+            verify(self.segments, len(self.prompt), page_size)
+        except ValueError as error:
+            raise RequestError(f"parts: {error}.", "parts") from error
+
+    def _verify_text(self) -> None:
+        """Everything that travels as text must be valid Unicode."""
+        fields = {"rid": (self.rid,), "cache_salt": (self.namespace,),
+                  "stop": self.sampling.stop, "stop_regex": self.sampling.stop_regex}  # fmt: skip
+        for name, values in fields.items():
+            for value in values:
+                if name == "rid" and len(value) > MAX_NAME:
+                    raise RequestError(
+                        f"{name} has {len(value)} characters; at most {MAX_NAME}.", name
+                    )
+                if not value.isascii():
+                    try:
+                        value.encode()
+                    except UnicodeEncodeError:
+                        raise RequestError(f"{name} holds a lone surrogate.", name) from None
+
+    def _verify_logprobs(self, vocab_size: int) -> None:
+        if self.logprobs is None:
+            return
+        top, start, probe = self.logprobs.top, self.logprobs.start, self.logprobs.probe
+        if not 0 <= top <= MAX_TOP_LOGPROBS:
+            raise RequestError(
+                f"top_logprobs is {top}; it must be between 0 and {MAX_TOP_LOGPROBS}.",
+                "top_logprobs",
+            )
+        if not -1 <= start <= len(self.prompt):
+            raise RequestError(
+                f"logprob_start_len is {start}; it must be -1 (output only) or an index into the "
+                f"prompt of {len(self.prompt)} tokens.",
+                "logprob_start_len",
+            )
+        try:
+            verify_score(self.segments, start)
+        except ValueError as error:
+            raise RequestError(f"logprob_start_len: {error}.", "logprob_start_len") from error
+        if len(probe) > MAX_PROBES:
+            raise RequestError(
+                f"token_ids_logprob has {len(probe)} entries; at most {MAX_PROBES}.",
+                "token_ids_logprob",
+            )
+        for token in probe:
+            if not 0 <= token < vocab_size:
+                raise RequestError(
+                    f"token_ids_logprob names {token}; the vocabulary ends at {vocab_size - 1}.",
+                    "token_ids_logprob",
+                )
+        _verify_scored(self._scored)
+
+    @property
+    def _scored(self) -> int:
+        """Input log-probabilities that come back, counted in numbers."""
+        if self.logprobs is None or self.logprobs.start < 0:
+            return 0
+        each = 1 + self.logprobs.top + len(self.logprobs.probe)
+        return (len(self.prompt) - self.logprobs.start) * each * self.sampling.n
+
+    @property
+    def _drawn(self) -> int:
+        """Log-probabilities of generated tokens that come back, counted in numbers."""
+        if self.logprobs is None:
+            return 0
+        each = 1 + self.logprobs.top + len(self.logprobs.probe)
+        return self.sampling.max_new_tokens * each * self.sampling.n
+
+
+def verified(asks: Sequence[Ask], info: EngineInfo) -> list[Ask]:
+    """The asks of one request, each as ``Ask.verified`` has it, and bounded in sum.
+
+    Raises RequestError.
+    """
+    found = [ask.verified(info) for ask in asks]
+    _verify_scored(sum(ask._scored for ask in found))
+    _verify_drawn(sum(ask._drawn for ask in found))
+    return found
+
+
+def _verify_scored(entries: int) -> None:
+    if entries > MAX_LOGPROB_ENTRIES:
+        raise RequestError(
+            f"{entries} input log-probabilities are requested; at most {MAX_LOGPROB_ENTRIES}. "
+            "Raise logprob_start_len, or ask for fewer top entries, or of fewer prompts at once.",
+            "logprob_start_len",
+        )
+
+
+def _verify_drawn(entries: int) -> None:
+    if entries > MAX_DRAWN_ENTRIES:
+        raise RequestError(
+            f"{entries} log-probabilities of new tokens may come back; at most "
+            f"{MAX_DRAWN_ENTRIES}. Lower max_new_tokens or n, or ask for fewer top entries, or of "
+            "fewer prompts at once.",
+            "max_new_tokens",
+        )
+
+
+def verify_prompt(prompt: Ints, info: EngineInfo) -> None:
+    """Raise RequestError where ``prompt`` is empty, too long or holds an id out of range."""
+    if not prompt:
+        raise RequestError("The prompt is empty; give at least one token.", "prompt")
+    verify_length(len(prompt), info)
+    for token in (min(prompt), max(prompt)):
+        if not 0 <= token < info.vocab_size:
+            raise RequestError(
+                f"The prompt holds token id {token}; ids are 0 to {info.vocab_size - 1}.", "prompt"
+            )
+
+
+def verify_length(length: int, info: EngineInfo, how: str = "") -> None:
+    """Raise RequestError where a prompt of ``length`` tokens is too long; ``how`` stands before
+    that number."""
+    if length > min(info.context_length, info.capacity):
+        raise _too_long(f"{how}{length}", info, "shorten it")
+
+
+def nth(sampling: SamplingParams, index: int) -> SamplingParams:
+    """Sampling of the ``index``-th completion: its own seed, derived from the request's.
+
+    The first keeps the seed, so that it equals the text of ``n=1``. The others add odd multiples
+    of 2^64 / golden ratio (the Weyl sequence of Steele et al. 2014, SplitMix), wrapped to int64.
+    """
+    seed = sampling.seed
+    if seed is not None and index:
+        mixed = (seed + index * 0x9E3779B97F4A7C15) % (1 << 64)
+        seed = mixed - (1 << 64) if mixed >= SEED_LIMIT else mixed
+    return replace(sampling, n=1, seed=seed)
+
+
+def _token(key: object) -> int:
+    """Token id of a key of ``logit_bias``, which is a text in JSON. Raises RequestError."""
+    if re.fullmatch("[0-9]{1,18}", str(key)):
+        return int(str(key))
+    raise RequestError(
+        f'logit_bias has the key {key!r:.60}; give token ids, such as "5".', "logit_bias"
+    )
+
+
+def sampling_from(settings: Mapping[str, Any]) -> SamplingParams:
+    """SamplingParams of a user's dict: native names, a few aliases, None for a default.
+
+    Raises RequestError, naming the nearest known name for an unknown one.
+    """
+    values: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name in WITHOUT_EFFECT or value is None:
+            continue
+        field = RENAMED.get(name, name)
+        first = values.setdefault(field, value)
+        if type(first) is not type(value) or first != value:  # false is no 0
+            names = " and ".join(given for given in settings if RENAMED.get(given, given) == field)
+            raise RequestError(f"{names} are names of one thing and differ; give one.", name)
+    for name in ("stop", "stop_regex"):
+        if isinstance(values.get(name), str):
+            values[name] = (values[name],)
+    if isinstance(values.get("stop_token_ids"), int):
+        values["stop_token_ids"] = (values["stop_token_ids"],)
+    constraint = None
+    if not values.keys().isdisjoint(CONSTRAINT_NAMES):
+        try:
+            constraint = take_constraint(values)
+        except ValueError as error:
+            raise RequestError(str(error), field_of(str(error))) from error
+    for name in values:
+        if name not in PARAMETERS:
+            meant = nearest(name, [*PARAMETERS, *CONSTRAINT_NAMES])
+            hint = f" Did you mean {meant!r}?" if meant else ""
+            raise RequestError(f"Unknown sampling parameter {name!r}.{hint}", name)
+    bias = values.get("logit_bias")
+    if isinstance(bias, Mapping):
+        values["logit_bias"] = {_token(token): value for token, value in bias.items()}
+    try:
+        params = msgspec.convert(values, SamplingParams)
+    except (msgspec.ValidationError, ValueError, TypeError, OverflowError) as error:
+        raise RequestError(f"sampling_params: {error}.", _path(str(error))) from error
+    return replace(params, constraint=constraint) if constraint else params
+
+
+def _too_long(length: str, info: EngineInfo, advice: str) -> RequestError:
+    room = min(info.capacity, info.context_length)
+    why = " (what the KV cache holds)" if info.capacity < info.context_length else ""
+    limit = f"this model's maximum context length is {room} tokens{why}"  # clients look for that
+    return RequestError(
+        f"The prompt has {length} tokens and {limit}; {advice}.",
+        "prompt",
+        "context_length_exceeded",
+    )
+
+
+def field_of(message: str) -> str | None:
+    """The sampling parameter that a message begins with."""
+    word = re.split(r"[^a-z_]", message, maxsplit=1)[0]
+    return word if word in (*PARAMETERS, *CONSTRAINT_NAMES) else None
+
+
+def _path(message: str) -> str | None:
+    """The field in msgspec's ``... - at `$.field``` suffix."""
+    _, _, path = message.rpartition("`$.")
+    return path.rstrip("`").split("[")[0].split(".")[0] or None if "`$." in message else None

@@ -1,0 +1,123 @@
+"""Encoder: texts to token ids for all requests, so many bytes at a time.
+
+Tokenizing takes 150 to 420 bytes of memory for each byte of a text, as long as it lasts. So a long
+text is tokenized in pieces where its tokenizer allows that, and the bytes of long pieces that are
+in work at once are bounded over all requests. What does not fit waits in the order in which it
+came; what would wait behind too much is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from sglang.srt.core.ints import Ints, ints
+from sglang.srt.requests.request_error import RequestError
+from sglang.srt.tokenizer import LONG, Tokenizer
+
+SMALL = 64 << 10  # bytes of a text that waits for no other: asyncio's threads are few
+MOST = 4 << 20  # bytes of texts in work, where the configuration does not say
+WAITING = 8  # times as many may wait
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Encoder:
+    """Belongs to one event loop.
+
+    Attributes:
+        held: bytes in work. waiting: bytes that wait to be.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, most: int = MOST) -> None:
+        self._tokenizer, self._most = tokenizer, most
+        self.held = self.waiting = 0
+        self._queue: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    async def encode(self, text: str, add_special_tokens: bool = True) -> Ints:
+        """Ids of a text. Raises RequestError on text that is not valid Unicode, and as ``run``.
+
+        Long texts are tokenized beside the event loop; of many short ones in a row none holds the
+        loop up for longer than itself.
+        """
+        try:
+            if len(text) < LONG:
+                await asyncio.sleep(0)
+                return self._tokenizer.encode(text, add_special_tokens)
+            found, encode = ints(), self._tokenizer.encode_piece
+            for piece in self._tokenizer.pieces(text):
+                found += await self.run(bytes_of(piece), encode, piece)
+            return self._tokenizer.framed(found) if add_special_tokens else found
+        except RequestError:
+            raise
+        except ValueError as error:
+            raise RequestError(f"The prompt cannot be tokenized: {error}.", "prompt") from error
+
+    async def run(self, size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The result of ``work``, which tokenizes ``size`` bytes, in a thread.
+
+        Raises RequestError where they are too many, ever (400) or now (503).
+        """
+        if size <= SMALL:
+            return await asyncio.to_thread(work, *args, **kwargs)
+        await self._enter(size)
+        task = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
+        # A request that is cancelled leaves a thread behind, which holds its memory to its end.
+        task.add_done_callback(lambda done: self._leave(size, done))
+        return await asyncio.shield(task)
+
+    async def _enter(self, size: int) -> None:
+        """Returns when the bytes are counted as held."""
+        if size > self._most:
+            raise RequestError(
+                f"The text has {size} bytes in which it cannot be cut; at most {self._most} are "
+                "tokenized at once (--max-tokenized-bytes); send it in parts.",
+                "prompt",
+            )
+        if not self._queue and self.held + size <= self._most:
+            self.held += size
+            return
+        if self.waiting + size > WAITING * self._most:
+            raise RequestError(
+                f"Texts of {self.waiting} bytes wait to be tokenized, and {WAITING * self._most} "
+                "may (--max-tokenized-bytes, eight times); try again later.",
+                "prompt",
+                "overloaded",
+            )
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.append((size, turn))
+        self.waiting += size
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                self._admit()
+            else:  # the turn came in the same step of the loop
+                self._leave(size)
+            raise
+
+    def _leave(self, size: int, done: asyncio.Future[Any] | None = None) -> None:
+        self.held -= size
+        self._admit()
+        if done is not None and not done.cancelled():
+            done.exception()  # marks the exception as retrieved: its caller may be gone
+
+    def _admit(self) -> None:
+        """Drop cancelled waiters, and give turns while there is room for the first."""
+        gone = [entry for entry in self._queue if entry[1].cancelled()]
+        if gone:
+            self._queue = deque(entry for entry in self._queue if not entry[1].cancelled())
+            self.waiting -= sum(size for size, _ in gone)
+        while self._queue and self.held + self._queue[0][0] <= self._most:
+            size, turn = self._queue.popleft()
+            self.waiting -= size
+            self.held += size
+            turn.set_result(None)
+
+
+def bytes_of(text: str) -> int:
+    """Length of a text in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))

@@ -1,0 +1,62 @@
+"""Parts: a prompt of texts that follow each other and texts that are encoded side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sglang.srt.core.ints import Ints, ints
+from sglang.srt.core.segments import Segment, Segments
+from sglang.srt.requests.completion.completer import Completer
+from sglang.srt.requests.completion.completion_request import verify_length
+from sglang.srt.requests.request_error import RequestError
+
+Parts = Sequence[str | Sequence[str]]
+
+
+async def read_parts(completion: Completer, parts: Parts) -> tuple[Ints, Segments]:
+    """Token ids of ``["P", ["F1", "F2"], "T"]``, each text tokenized alone, and their segments.
+
+    What the tokenizer puts before a text comes once, at the very start. Raises RequestError.
+    """
+    groups = [[item] if isinstance(item, str) else item for item in parts]
+    chars = sum(len(text) for group in groups for text in group)
+    if not chars:
+        raise RequestError("parts has no text; give at least one that is not empty.", "parts")
+    completion.verify_chars(chars)
+    begin = ints(completion.tokenizer.before)
+    tokens, segments = ints(), list[Segment]()
+    for number, group in enumerate(groups):
+        texts = []
+        for text in group:
+            ids = await completion.encode(text, add_special_tokens=False)
+            if ids:
+                texts.append(ids)
+            verify_length(len(tokens) + sum(map(len, texts)), completion.info)
+        if number == 0 and not (len(group) == 1 and texts and texts[0][: len(begin)] == begin):
+            tokens += begin
+        _add(tokens, segments, texts)
+    return tokens, _with_tip(segments, len(tokens))
+
+
+def _add(tokens: Ints, segments: list[Segment], texts: Sequence[Ints]) -> None:
+    """Append texts that are side by side; a single one simply follows."""
+    base, parallel = len(tokens), len(texts) > 1
+    if parallel and segments and segments[-1].start == base:
+        segments.pop()  # nothing lies between two groups
+    for text in texts:
+        if parallel and tokens:
+            segments.append(Segment(len(tokens), base))
+        tokens += text
+    if parallel:
+        segments.append(Segment(len(tokens), len(tokens)))
+
+
+def _with_tip(segments: list[Segment], length: int) -> Segments:
+    """Segments with one that sees everything, as sampling needs: where no text follows the last
+    group, its last token counts as that text."""
+    if segments and segments[-1].start == length:
+        tip = length - 1
+        while segments and segments[-1].start >= tip:
+            segments.pop()
+        segments.append(Segment(tip, tip))
+    return tuple(segments)

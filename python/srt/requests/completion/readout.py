@@ -1,0 +1,86 @@
+"""Readings of a prompt by the model without sampling: an embedding, or the distribution of the next
+token.
+
+    Open, Advance(Embed or Distribution), which closes the context
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from sglang.srt.core.messages import Advance, Close, Distribution, Done, Embed, Failed
+from sglang.srt.engine.client import Client, EngineLost, Inbox
+from sglang.srt.requests.completion.completion_request import Ask, field_of
+from sglang.srt.requests.request_error import RequestError
+
+WINDOW = 1 << 14  # tokens of prompts of one request that are in the engine at once
+_CODES = {"invalid": "invalid_value", "busy": "queue_full", "overloaded": "overloaded"}
+
+
+def refused(event: Failed) -> RequestError:
+    """Error for the client of a request that failed in the engine."""
+    code = _CODES.get(event.code, "internal_error")
+    return RequestError(event.message, field_of(event.message), code)
+
+
+async def read_all(readings: Sequence[Reading]) -> list[Done]:
+    """The end of each reading. Prompts of at most ``WINDOW`` tokens, or one, are in the engine at
+    once, so that requests that come meanwhile wait for no more.
+
+    Raises RequestError, also where one was aborted, and EngineLost.
+    """
+    found: list[Done] = []
+    inside = 0
+    for reading in readings:
+        size = len(reading.ask.prompt)
+        while inside and inside + size > WINDOW:
+            oldest = readings[len(found)]
+            found.append(await oldest.done())
+            inside -= len(oldest.ask.prompt)
+        reading.begin()
+        inside += size
+    return found + [await reading.done() for reading in readings[len(found) :]]
+
+
+class Reading:
+    """One ask of ``Completer.read`` in the engine. Its sampling parameters have no meaning."""
+
+    def __init__(self, client: Client, ask: Ask, goal: Embed | Distribution) -> None:
+        self.ask, self._client, self._goal = ask, client, goal
+        self._context = client.new_id()
+        self._inbox: Inbox | None = None
+
+    def begin(self) -> None:
+        """Raises EngineLost."""
+        ask, request = self.ask, self._client.new_id()
+        self._inbox = self._client.submit(
+            request,
+            [
+                ask.opening(self._context),
+                Advance(self._context, request, self._goal, ask.priority, close=True),
+            ],
+            ask.rid,
+        )
+
+    async def done(self) -> Done:
+        """The terminal event. Raises RequestError and EngineLost."""
+        assert self._inbox is not None
+        async for event in self._inbox:
+            if isinstance(event, Failed):
+                raise refused(event)
+            if isinstance(event, Done) and event.reason != "abort":
+                return event
+        raise RequestError("The request was aborted.", "rid")
+
+    def abort(self) -> None:
+        """End it in the engine; ``done`` then raises."""
+        if self._inbox is not None and not self._inbox.ended:
+            with suppress(EngineLost):
+                self._client.send(Close(self._context))
+
+    def close(self) -> None:
+        """Abort, and listen no more."""
+        self.abort()
+        if self._inbox is not None:
+            self._inbox.close()

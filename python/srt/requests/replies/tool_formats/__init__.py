@@ -1,0 +1,59 @@
+"""The ways in which models write calls, and which of them a model was taught."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from sglang.srt.requests.replies.tool_format import ToolFormat
+from sglang.srt.requests.replies.tool_formats.hermes import Hermes
+from sglang.srt.requests.replies.tool_formats.llama3 import Llama3
+from sglang.srt.requests.replies.tool_formats.mistral import Mistral
+from sglang.srt.requests.replies.tool_formats.pythonic import Pythonic
+from sglang.srt.requests.replies.tool_formats.tiny import Tiny
+
+__all__ = ["FORMATS", "Hermes", "Llama3", "Mistral", "Pythonic", "Tiny", "format_for"]
+
+FORMATS: dict[str, Callable[[], ToolFormat]] = {
+    "hermes": Hermes,
+    "qwen": Hermes,
+    "llama3": Llama3,
+    "mistral": Mistral,
+    "pythonic": Pythonic,
+    "tiny": Tiny,
+}
+# First match wins. A template that writes calls says how; else the model's name and class do.
+_TEMPLATES = (
+    (r"<tool_call>", "hermes"),
+    (r"\[TOOL_CALLS\]", "mistral"),
+    (r"<\|python_start\|>|\[func_name1\(|func_name1\(params_name1", "pythonic"),
+    (r"<\|python_tag\|>|\"parameters\": dictionary|'\"parameters\": '", "llama3"),
+)
+_MODELS = (
+    (r"sglang-tiny", "tiny"),
+    (r"hermes|qwen", "hermes"),
+    (r"mi[sx]tral|ministral|magistral|devstral", "mistral"),
+    (r"llama-?4", "pythonic"),
+    (r"llama-?3", "llama3"),
+)
+
+
+def format_for(name: str, template: str, *models: str) -> ToolFormat:
+    """The format of that name; of ``auto``, the one that the chat template writes, or that the
+    model, by its path or class, was taught. Where neither says it, Hermes."""
+    if name == "auto":
+        name = _found(template, models)
+    if name == "mistral":
+        return Mistral(by_name="[ARGS]" in template)
+    return FORMATS[name]()
+
+
+def _found(template: str, models: tuple[str, ...]) -> str:
+    for pattern, name in _TEMPLATES:
+        if re.search(pattern, template):
+            return name
+    for model in models:
+        for pattern, name in _MODELS:
+            if re.search(pattern, model, re.IGNORECASE):
+                return name
+    return "hermes"
