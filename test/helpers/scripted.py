@@ -12,7 +12,7 @@ from sglang.srt.config import Config
 from sglang.srt.core.ints import Ints
 from sglang.srt.core.request_stats import RequestStats
 from sglang.srt.engine.info import EngineInfo
-from sglang.srt.requests.completion.completion_request import Ask
+from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.completion.encoder import Encoder
 from sglang.srt.requests.completion.output import Finish, Output
 from sglang.srt.requests.request_error import RequestError
@@ -25,7 +25,7 @@ class Scripted:
     """Every completion writes ``text``, ``piece`` characters at a time, and ends as ``finish``.
 
     Attributes:
-        asks: verified, in order.
+        requests: verified, in order.
         prompts: texts that were to be tokenized.
         tokens: ids of a finished completion; None for one a character.
         refuse: an error that the engine answers with.
@@ -41,7 +41,7 @@ class Scripted:
         self.text, self.piece, self.finish = "", 5, Finish("stop")
         self.tokens: list[int] | None = None
         self.refuse: RequestError | None = None
-        self.asks: list[Ask] = []
+        self.requests: list[CompletionRequest] = []
         self.prompts: list[str] = []
         self.pending, self.lost = 0, None
 
@@ -51,12 +51,12 @@ class Scripted:
 
     encode = encode_prompt
 
-    async def run(self, ask: Ask) -> AsyncGenerator[Output, None]:
-        self.asks.append(ask)
+    async def run(self, request: CompletionRequest) -> AsyncGenerator[Output, None]:
+        self.requests.append(request)
         if self.refuse is not None:
             raise self.refuse
-        for index in range(ask.sampling.n):
-            output = Output(index, RequestStats(prompt_tokens=len(ask.prompt)))
+        for index in range(request.sampling.n):
+            output = Output(index, RequestStats(prompt_tokens=len(request.prompt)))
             for at in range(0, len(self.text), self.piece):
                 output.text = self.text[: at + self.piece]
                 output.tokens = list(range(len(output.text)))

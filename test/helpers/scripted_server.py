@@ -12,7 +12,7 @@ import uvicorn
 from helpers.scripted import Scripted, pieces
 from sglang.srt.config import Config
 from sglang.srt.core.request_stats import RequestStats
-from sglang.srt.requests.completion.completion_request import Ask
+from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.completion.output import Output
 from sglang.srt.tokenizer import Tokenizer
 from sglang.srt.web.app import make_app
@@ -41,11 +41,13 @@ class Paced(Scripted):
     def abort(self, rid: str | None = None, owner: str | None = None) -> int:
         return 0
 
-    async def run(self, ask: Ask) -> AsyncGenerator[Output, None]:
+    async def run(self, request: CompletionRequest) -> AsyncGenerator[Output, None]:
         try:
-            source = super().run(ask)
+            source = super().run(request)
             if self.real or self.cuts is not None:
-                source = self._tokens(ask) if self.cuts is None else self._cut(ask, self.cuts)
+                source = (
+                    self._tokens(request) if self.cuts is None else self._cut(request, self.cuts)
+                )
             async with contextlib.aclosing(source) as outputs:
                 count = 0
                 async for output in outputs:
@@ -59,8 +61,10 @@ class Paced(Scripted):
         finally:
             self.closed += 1
 
-    async def _cut(self, ask: Ask, cuts: Sequence[int]) -> AsyncGenerator[Output, None]:
-        output = Output(0, RequestStats(prompt_tokens=len(ask.prompt)))
+    async def _cut(
+        self, request: CompletionRequest, cuts: Sequence[int]
+    ) -> AsyncGenerator[Output, None]:
+        output = Output(0, RequestStats(prompt_tokens=len(request.prompt)))
         for piece in pieces(self.text, cuts):
             output.text += piece
             output.tokens = list(range(len(output.text)))
@@ -68,12 +72,12 @@ class Paced(Scripted):
         output.finish = self.finish
         yield output
 
-    async def _tokens(self, ask: Ask) -> AsyncGenerator[Output, None]:
+    async def _tokens(self, request: CompletionRequest) -> AsyncGenerator[Output, None]:
         """``piece`` tokens at a time."""
-        self.asks.append(ask)
+        self.requests.append(request)
         ids = [*self.tokenizer.encode(self.text, False), self.tokenizer.eos_ids[0]]
-        decoder = self.tokenizer.detokenizer(ask.sampling.skip_special_tokens)
-        output = Output(0, RequestStats(prompt_tokens=len(ask.prompt)))
+        decoder = self.tokenizer.detokenizer(request.sampling.skip_special_tokens)
+        output = Output(0, RequestStats(prompt_tokens=len(request.prompt)))
         for at in range(0, len(ids), self.piece):
             fresh = ids[at : at + self.piece]
             output.text += decoder.push(fresh)

@@ -13,7 +13,7 @@ from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.caller import ANYBODY, Caller
 from sglang.srt.runtime.engine_runtime import EngineRuntime
 from sglang.srt.runtime.prompts import places, prompts_of
-from sglang.srt.runtime.vectors import PoolingFields, read_asks, vector_of
+from sglang.srt.runtime.vectors import PoolingFields, read_requests, vector_of
 
 
 class ClassifyRequest(PoolingFields, kw_only=True):
@@ -33,7 +33,7 @@ class Label(msgspec.Struct):
 
 
 async def classify(
-    runtime: EngineRuntime, request: ClassifyRequest, caller: Caller = ANYBODY
+    runtime: EngineRuntime, body: ClassifyRequest, caller: Caller = ANYBODY
 ) -> tuple[list[Label], list[Done]]:
     """The label of each prompt, and the prompt's end. Raises RequestError."""
     labels = runtime.info.labels
@@ -44,13 +44,13 @@ async def classify(
             "model",
             "unsupported",
         )
-    if request.pooling not in (None, "last"):
+    if body.pooling not in (None, "last"):
         raise RequestError(
-            f"pooling is {request.pooling!r}; the labels are read off the last token.", "pooling"
+            f"pooling is {body.pooling!r}; the labels are read off the last token.", "pooling"
         )
-    prompts = prompts_of(request.input, "input")
-    asks = await read_asks(runtime, request, prompts, places("input", prompts), caller)
-    found = await runtime.read(asks, Embed("last"), caller)
+    prompts = prompts_of(body.input, "input")
+    requests = await read_requests(runtime, body, prompts, places("input", prompts), caller)
+    found = await runtime.read(requests, Embed("last"), caller)
     shown = []
     for index, done in enumerate(found):
         scores = vector_of(done).tolist()

@@ -1,6 +1,6 @@
 """EngineRuntime: the requests of one engine, admitted, run, measured and ended.
 
-The HTTP server and ``sglang.Engine`` both stand on it. What one request asks for is a struct of
+The HTTP server and ``sglang.Engine`` both stand on it. What a client requests is a struct of
 this package (``generation``, ``vectors``, ``scoring``, ``classification``); each of those modules
 runs its struct on a ``EngineRuntime``.
 """
@@ -19,15 +19,15 @@ from sglang.srt.core.ints import Ints, ints
 from sglang.srt.core.messages import Distribution, Done, Embed, Reply
 from sglang.srt.core.request_stats import RequestStats
 from sglang.srt.core.segments import Segments
-from sglang.srt.requests.completion.completion_request import Ask, verified
 from sglang.srt.requests.completion.completer import Completer
-from sglang.srt.requests.media_input.media_loading import Expanded
+from sglang.srt.requests.completion.completion_request import CompletionRequest, verified
 from sglang.srt.requests.completion.merge_streams import merge
 from sglang.srt.requests.completion.output import Finish, Output
-from sglang.srt.requests.replies.reasoning_parser import marks_for
-from sglang.srt.requests.request_error import RequestError
+from sglang.srt.requests.media_input.media_loading import Expanded
 from sglang.srt.requests.media_input.sources import MediaSource
+from sglang.srt.requests.replies.reasoning_parser import marks_for
 from sglang.srt.requests.replies.tool_formats import format_for
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.caller import ANYBODY, Caller
 from sglang.srt.runtime.explanations import ExplainedPrompts, Explanations
 from sglang.srt.runtime.fair_queue import FairQueue, TurnAborted
@@ -50,8 +50,8 @@ class Follower(Protocol):
 class Observer(Protocol):
     """Counts what a runtime does."""
 
-    def watch(self, ask: Ask) -> AbstractContextManager[Follower]:
-        """Follow the completions of ``ask``, which may be left before their end."""
+    def watch(self, request: CompletionRequest) -> AbstractContextManager[Follower]:
+        """Follow the completions of ``request``, which may be left before their end."""
 
     def computed(self, done: Done, seconds: float) -> None:
         """A prompt was computed without generating, ``seconds`` after its request came."""
@@ -108,36 +108,44 @@ class EngineRuntime:
     # -- requests -------------------------------------------------------------------------------
 
     def run(
-        self, asks: Sequence[Ask], caller: Caller = ANYBODY
+        self, requests: Sequence[CompletionRequest], caller: Caller = ANYBODY
     ) -> AsyncGenerator[tuple[int, Output], None]:
-        """Outputs of all asks as they grow, each with its ask's index, once with ``finish`` set.
+        """Outputs of all requests as they grow, each with its request's index, once with ``finish``
+        set.
 
         Raises RequestError, ``queue_full`` where they would wait behind too many.
         """
-        self.admit(sum(ask.sampling.n for ask in asks), caller)
+        self.admit(sum(request.sampling.n for request in requests), caller)
         explained = None
         if self.explanations is not None:
-            explained = self.explanations.begin(asks, caller)
-        owned = verified([_owned(ask, caller) for ask in asks], self.info)
-        streams = [self._measured(index, ask, caller, explained) for index, ask in enumerate(owned)]
+            explained = self.explanations.begin(requests, caller)
+        owned = verified([_owned(request, caller) for request in requests], self.info)
+        streams = [
+            self._measured(index, request, caller, explained) for index, request in enumerate(owned)
+        ]
         return streams[0] if len(streams) == 1 else _each_once(streams)
 
-    async def finish(self, asks: Sequence[Ask], caller: Caller = ANYBODY) -> list[list[Output]]:
-        """The finished outputs of each ask. Raises as ``run`` does."""
-        found: list[dict[int, Output]] = [{} for _ in asks]
-        async with aclosing(self.run([ask.unread() for ask in asks], caller)) as items:
+    async def finish(
+        self, requests: Sequence[CompletionRequest], caller: Caller = ANYBODY
+    ) -> list[list[Output]]:
+        """The finished outputs of each request. Raises as ``run`` does."""
+        found: list[dict[int, Output]] = [{} for _ in requests]
+        async with aclosing(self.run([request.unread() for request in requests], caller)) as items:
             async for index, output in items:
                 found[index][output.index] = output
         return [[outputs[i] for i in sorted(outputs)] for outputs in found]
 
     async def read(
-        self, asks: Sequence[Ask], goal: Embed | Distribution, caller: Caller = ANYBODY
+        self,
+        requests: Sequence[CompletionRequest],
+        goal: Embed | Distribution,
+        caller: Caller = ANYBODY,
     ) -> list[Done]:
         """The result of ``goal``, which samples nothing, for each prompt. Raises as ``run``
         does."""
-        self.admit(len(asks), caller)
+        self.admit(len(requests), caller)
         start = time.monotonic()
-        owned = [_owned(ask, caller) for ask in asks]
+        owned = [_owned(request, caller) for request in requests]
         if self._takes_turns:
             found = await self._read_in_turns(owned, goal)
         else:
@@ -241,11 +249,15 @@ class EngineRuntime:
     # -- one prompt -----------------------------------------------------------------------------
 
     async def _measured(
-        self, index: int, ask: Ask, caller: Caller, explained: ExplainedPrompts | None
+        self,
+        index: int,
+        request: CompletionRequest,
+        caller: Caller,
+        explained: ExplainedPrompts | None,
     ) -> AsyncGenerator[tuple[int, Output], None]:
         observer, charge, counted = self.observer, caller.charge, dict[int, int]()
-        with nullcontext() if observer is None else observer.watch(ask) as follower:
-            async with aclosing(self._in_turn(ask, caller)) as outputs:
+        with nullcontext() if observer is None else observer.watch(request) as follower:
+            async with aclosing(self._in_turn(request, caller)) as outputs:
                 async for output in outputs:
                     if follower is not None:
                         follower.update(output)
@@ -253,48 +265,52 @@ class EngineRuntime:
                         charge(output.completion_tokens - counted.get(output.index, 0))
                         counted[output.index] = output.completion_tokens
                     if explained is not None and output.finish is not None:
-                        explained.note(index, ask, output)
+                        explained.note(index, request, output)
                     yield index, output
 
-    def _in_turn(self, ask: Ask, caller: Caller) -> AsyncGenerator[Output, None]:
+    def _in_turn(self, request: CompletionRequest, caller: Caller) -> AsyncGenerator[Output, None]:
         """``Completer.run``, when the caller's turn has come."""
         if self._takes_turns:
-            return self._in_a_turn(ask, caller)
+            return self._in_a_turn(request, caller)
         if caller.charge is not None:
-            caller.charge(len(ask.prompt))
-        return self.completion.run(ask)
+            caller.charge(len(request.prompt))
+        return self.completion.run(request)
 
-    async def _in_a_turn(self, ask: Ask, caller: Caller) -> AsyncGenerator[Output, None]:
+    async def _in_a_turn(
+        self, request: CompletionRequest, caller: Caller
+    ) -> AsyncGenerator[Output, None]:
         """The same where other tenants wait for theirs."""
-        count = ask.sampling.n
+        count = request.sampling.n
         try:
             async with (
-                self.queue.turn(caller.tenant, count, ask.rid),
-                aclosing(self.completion.run(ask)) as outputs,
+                self.queue.turn(caller.tenant, count, request.rid),
+                aclosing(self.completion.run(request)) as outputs,
             ):
                 if caller.charge is not None:
-                    caller.charge(len(ask.prompt))
+                    caller.charge(len(request.prompt))
                 async for output in outputs:
                     yield output
         except TurnAborted:
             for index in range(count):
-                stats = RequestStats(prompt_tokens=len(ask.prompt))
+                stats = RequestStats(prompt_tokens=len(request.prompt))
                 yield Output(index, stats, finish=Finish("abort"))
 
-    async def _read_in_turns(self, asks: Sequence[Ask], goal: Embed | Distribution) -> list[Done]:
-        """``Completer.read`` with a turn for each ask. Raises RequestError and EngineLost."""
+    async def _read_in_turns(
+        self, requests: Sequence[CompletionRequest], goal: Embed | Distribution
+    ) -> list[Done]:
+        """``Completer.read`` with a turn for each request. Raises RequestError and EngineLost."""
 
-        async def one(ask: Ask) -> AsyncGenerator[Done, None]:
-            async with self.queue.turn(ask.owner, 1, ask.rid):
-                for done in await self.completion.read([ask], goal):
+        async def one(request: CompletionRequest) -> AsyncGenerator[Done, None]:
+            async with self.queue.turn(request.owner, 1, request.rid):
+                for done in await self.completion.read([request], goal):
                     yield done
 
         try:
-            async with aclosing(merge([one(ask) for ask in asks])) as merged:
+            async with aclosing(merge([one(request) for request in requests])) as merged:
                 found = {index: done async for index, done in merged}
         except TurnAborted as error:
             raise RequestError("The request was aborted.", "rid") from error
-        return [found[index] for index in range(len(asks))]
+        return [found[index] for index in range(len(requests))]
 
 
 def model_name_of(config: Config) -> str:
@@ -306,13 +322,13 @@ def _full(reason: str) -> RequestError:
     return RequestError(f"{reason} (--max-queued-requests); try again later.", code="queue_full")
 
 
-def _owned(ask: Ask, caller: Caller) -> Ask:
-    """The ask as its caller's: no other caller reuses its KV or ends it."""
+def _owned(request: CompletionRequest, caller: Caller) -> CompletionRequest:
+    """The request as its caller's: no other caller reuses its KV or ends it."""
     if not (caller.tenant or caller.namespace or caller.priority):
-        return ask
-    salt = f"{caller.namespace}{ask.namespace}"
-    priority = ask.priority + caller.priority
-    return replace(ask, owner=caller.tenant, namespace=salt, priority=priority)
+        return request
+    salt = f"{caller.namespace}{request.namespace}"
+    priority = request.priority + caller.priority
+    return replace(request, owner=caller.tenant, namespace=salt, priority=priority)
 
 
 async def _each_once(

@@ -12,7 +12,7 @@ import msgspec
 from sglang.srt.core.ints import Ints, common_prefix, ints
 from sglang.srt.core.media_marks import within
 from sglang.srt.core.request_stats import CacheMiss
-from sglang.srt.requests.completion.completion_request import Ask
+from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.completion.output import Output
 from sglang.srt.runtime.caller import SHARED, Caller
 from sglang.srt.tokenizer import Tokenizer
@@ -78,19 +78,19 @@ class ExplainedPrompts:
     def __init__(self) -> None:
         self.prompts: dict[int, Kept] = {}
 
-    def note(self, place: int, ask: Ask, output: Output) -> None:
-        """A completion of ``ask`` has ended."""
+    def note(self, place: int, request: CompletionRequest, output: Output) -> None:
+        """A completion of ``request`` has ended."""
         miss = output.stats.miss
         if miss is None or place in self.prompts or place >= MAX_PROMPTS:
             return
         first = max(0, miss.matched - BEFORE)
         last = miss.matched + len(miss.cached_next) + BEHIND
-        around = ask.prompt[first:last]
-        for medium in within(ask.media, first, last):
+        around = request.prompt[first:last]
+        for medium in within(request.media, first, last):
             for i in range(max(medium.start, first), min(medium.end, last)):
                 around[i - first] = IMAGE
         now = datetime.datetime.now(datetime.timezone.utc)
-        self.prompts[place] = Kept(len(ask.prompt), around, first, miss, now)
+        self.prompts[place] = Kept(len(request.prompt), around, first, miss, now)
 
 
 class Explanations:
@@ -102,10 +102,10 @@ class Explanations:
             OrderedDict()
         )  # by name and tenant
 
-    def begin(self, asks: Sequence[Ask], caller: Caller) -> ExplainedPrompts:
+    def begin(self, requests: Sequence[CompletionRequest], caller: Caller) -> ExplainedPrompts:
         """A fresh entry, for the caller's request."""
         entry = ExplainedPrompts()
-        for name in (caller.request, *(ask.rid for ask in asks[:MAX_PROMPTS])):
+        for name in (caller.request, *(request.rid for request in requests[:MAX_PROMPTS])):
             if name:
                 self._entries[name, caller.tenant] = entry
                 self._entries.move_to_end((name, caller.tenant))

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 from sglang.srt.core.ints import ints
 from sglang.srt.core.request_stats import Count, RequestCounts
-from sglang.srt.requests.completion.completion_request import Ask, Logprobs
+from sglang.srt.requests.completion.completion_request import CompletionRequest, Logprobs
 from sglang.srt.requests.completion.output import Output, PromptLogprobs
 from sglang.srt.runtime.engine_runtime import EngineRuntime
 
@@ -85,9 +85,11 @@ class LogprobWriter:
     """The log-probability fields of one completion. Each generated token is written once, however
     often a stream shows it."""
 
-    def __init__(self, runtime: EngineRuntime, ask: Ask, wanted: Logprobs, with_text: bool) -> None:
+    def __init__(
+        self, runtime: EngineRuntime, request: CompletionRequest, wanted: Logprobs, with_text: bool
+    ) -> None:
         self._decode = runtime.tokenizer.decode if with_text else None
-        self._ask, self._wanted = ask, wanted
+        self._request, self._wanted = request, wanted
         self._read = 0  # tokens before those in ``_tokens``
         self._tokens: Triples = []
         self._tops: list[Triples] = []
@@ -97,7 +99,7 @@ class LogprobWriter:
         """Set the prompt's fields. The first entry has no value, by this API's custom, wherever the
         report begins."""
         prompt = output.prompt_logprobs or PromptLogprobs()
-        given = self._ask.prompt[prompt.start :] if prompt.logprobs else ints()
+        given = self._request.prompt[prompt.start :] if prompt.logprobs else ints()
         values = [None, *prompt.logprobs[1:]] if prompt.logprobs else []
         meta.input_token_logprobs = self._triples(zip(given, values))
         if self._wanted.top:

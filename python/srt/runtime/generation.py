@@ -19,8 +19,13 @@ import msgspec
 from sglang.srt.core.ints import Ints
 from sglang.srt.core.request_stats import RequestCounts
 from sglang.srt.core.segments import Segments
-from sglang.srt.requests.completion.completion_request import Ask, Logprobs, namespace_of, sampling_from
 from sglang.srt.requests.completion.completer import EngineLost
+from sglang.srt.requests.completion.completion_request import (
+    CompletionRequest,
+    Logprobs,
+    namespace_of,
+    sampling_from,
+)
 from sglang.srt.requests.completion.output import Finish, Output
 from sglang.srt.requests.completion.parallel_parts import read_parts
 from sglang.srt.requests.media_input.sources import MediaSource, sources_of
@@ -79,60 +84,60 @@ _PROMPTS = ("text", "input_ids", "parts")
 
 
 async def generate(
-    runtime: EngineRuntime, request: GenerateRequest, caller: Caller = ANYBODY
+    runtime: EngineRuntime, body: GenerateRequest, caller: Caller = ANYBODY
 ) -> Generated | list[Generated]:
     """The completions of a request: one where it has one prompt, not in a list, and ``n`` is 1.
 
     Raises RequestError, and EngineLost where the engine died.
     """
-    call = await read_call(runtime, request, caller)
+    call = await read_call(runtime, body, caller)
     results = await call.finish()
     found = []
-    for ask, outputs, wanted in zip(call.asks, results, call.states):
+    for request, outputs, wanted in zip(call.requests, results, call.states):
         for output in outputs:
-            shown = _show(ask, output, call.received)
-            if ask.logprobs is not None:
-                writer = LogprobWriter(runtime, ask, ask.logprobs, call.with_text)
+            shown = _show(request, output, call.received)
+            if request.logprobs is not None:
+                writer = LogprobWriter(runtime, request, request.logprobs, call.with_text)
                 writer.input(shown.meta_info, output)
                 writer.output(shown.meta_info, output)
             if wanted:
-                shown.meta_info.hidden_states = await states_of(runtime, ask, output, caller)
+                shown.meta_info.hidden_states = await states_of(runtime, request, output, caller)
             found.append(shown)
     return found[0] if call.single else found
 
 
 async def stream(
-    runtime: EngineRuntime, request: GenerateRequest, caller: Caller = ANYBODY
+    runtime: EngineRuntime, body: GenerateRequest, caller: Caller = ANYBODY
 ) -> AsyncGenerator[Generated, None]:
     """The same as it grows. The prompt's log-probabilities come with the first item of a
     completion, and with the last one of a cumulative stream. Raises as ``generate`` does."""
-    incremental = _incremental(runtime, request)
-    call = await read_call(runtime, request, caller)
+    incremental = _incremental(runtime, body)
+    call = await read_call(runtime, body, caller)
     interval = runtime.config.server.stream_interval
     streamed: dict[int, _Streamed] = {}
-    ended: list[tuple[Ask, Output, Generated]] = []
+    ended: list[tuple[CompletionRequest, Output, Generated]] = []
     offsets = [0]
-    for ask in call.asks:
-        offsets.append(offsets[-1] + ask.sampling.n)
+    for request in call.requests:
+        offsets.append(offsets[-1] + request.sampling.n)
     async with aclosing(call.run()) as items:
         async for index, output in items:
-            place, ask = offsets[index] + output.index, call.asks[index]
+            place, request = offsets[index] + output.index, call.requests[index]
             if place not in streamed:
                 writer = None
-                if ask.logprobs is not None:
-                    writer = LogprobWriter(runtime, ask, ask.logprobs, call.with_text)
-                streamed[place] = _Streamed(ask, incremental, writer)
+                if request.logprobs is not None:
+                    writer = LogprobWriter(runtime, request, request.logprobs, call.with_text)
+                streamed[place] = _Streamed(request, incremental, writer)
             if not streamed[place].is_due(output, interval):
                 continue
             item = streamed[place].show(output, call.received)
             if not call.single:
                 item.index = place
             if call.states[index] and output.finish is not None:
-                ended.append((ask, output, item))
+                ended.append((request, output, item))
             else:
                 yield item
-    for ask, output, item in ended:  # last, because reading states is a request of its own
-        item.meta_info.hidden_states = await states_of(runtime, ask, output, caller)
+    for request, output, item in ended:  # last, because reading states is a request of its own
+        item.meta_info.hidden_states = await states_of(runtime, request, output, caller)
         yield item
 
 
@@ -143,13 +148,13 @@ class GenerateCall(msgspec.Struct):
         single: one prompt, not in a list, and one completion.
         with_text: log-probabilities have the texts of their tokens.
         received: time.monotonic() of the request, where spans are wanted.
-        states: of each ask, whether hidden states are wanted.
+        states: of each request, whether hidden states are wanted.
         turn: of a session, where the request is in one.
     """
 
     runtime: EngineRuntime
     caller: Caller
-    asks: list[Ask]
+    requests: list[CompletionRequest]
     single: bool
     with_text: bool
     received: float | None
@@ -159,8 +164,8 @@ class GenerateCall(msgspec.Struct):
     def in_session(self, params: SessionParams) -> GenerateCall:
         """The same with the prompt of its session. Nothing may be awaited until it is run: the
         session has it by then. Raises RequestError."""
-        [ask, *others] = self.asks
-        more = ask.segments or ask.media or ask.score_choices or self.states[0]
+        [request, *others] = self.requests
+        more = request.segments or request.media or request.score_choices or self.states[0]
         if others or not self.single or more:
             raise RequestError(
                 "A request of a session is one prompt of text or ids with n = 1, without media, "
@@ -168,20 +173,22 @@ class GenerateCall(msgspec.Struct):
                 "session_params.",
                 "session_params",
             )
-        turn = self.runtime.sessions.begin(params, ask.rid, ask.prompt, self.caller.tenant)
-        return msgspec.structs.replace(self, asks=[replace(ask, prompt=turn.prompt)], turn=turn)
+        turn = self.runtime.sessions.begin(params, request.rid, request.prompt, self.caller.tenant)
+        return msgspec.structs.replace(
+            self, requests=[replace(request, prompt=turn.prompt)], turn=turn
+        )
 
     def run(self) -> AsyncGenerator[tuple[int, Output], None]:
         """Outputs as ``EngineRuntime.run`` has them."""
         if self.turn is None:
-            return self.runtime.run(self.asks, self.caller)
-        run = partial(self.runtime.run, self.asks, self.caller)
+            return self.runtime.run(self.requests, self.caller)
+        run = partial(self.runtime.run, self.requests, self.caller)
         return self.runtime.sessions.follow(self.turn, run)
 
     async def finish(self) -> list[list[Output]]:
-        """The finished outputs of each ask. Raises EngineLost where none came."""
+        """The finished outputs of each request. Raises EngineLost where none came."""
         if self.turn is None:
-            return await self.runtime.finish(self.asks, self.caller)
+            return await self.runtime.finish(self.requests, self.caller)
         last = None
         async with aclosing(self.run()) as items:  # tokens may be replaced until the end
             async for _, output in items:
@@ -191,9 +198,9 @@ class GenerateCall(msgspec.Struct):
         return [[last]]
 
 
-def _incremental(runtime: EngineRuntime, request: GenerateRequest) -> bool:
+def _incremental(runtime: EngineRuntime, body: GenerateRequest) -> bool:
     """Whether a stream is one of deltas. Raises RequestError."""
-    wanted = request.incremental_streaming_output
+    wanted = body.incremental_streaming_output
     if wanted is None:
         wanted = runtime.config.server.incremental_streaming_output
     if wanted and runtime.config.grammar.jumps == "string":
@@ -206,78 +213,76 @@ def _incremental(runtime: EngineRuntime, request: GenerateRequest) -> bool:
     return wanted
 
 
-async def read_call(
-    runtime: EngineRuntime, request: GenerateRequest, caller: Caller
-) -> GenerateCall:
+async def read_call(runtime: EngineRuntime, body: GenerateRequest, caller: Caller) -> GenerateCall:
     """The request in the engine's terms. Raises RequestError."""
-    received = time.monotonic() if request.return_spans else None
-    prompts, listed = _prompts(request)
+    received = time.monotonic() if body.return_spans else None
+    prompts, listed = _prompts(body)
     count = len(prompts)
     runtime.admit(count, caller)
-    each = partial(_each, request, count)
+    each = partial(_each, body, count)
     rids, settings = each("rid", ""), each("sampling_params", {})
     wanted = each("return_logprob", False)
-    logprobs = _logprobs(request, count)
+    logprobs = _logprobs(body, count)
     salts, keys, paths = each("cache_salt"), each("extra_key"), each("lora_path")
-    images = _sources(request, "image", count)
-    videos = _sources(request, "video", count)
-    asks = []
+    images = _sources(body, "image", count)
+    videos = _sources(body, "video", count)
+    requests = []
     for i, prompt in enumerate(prompts):
         sampling = sampling_from(settings[i])
-        ids, segments = await _read(runtime, request, prompt)
-        ask = Ask(
+        ids, segments = await _read(runtime, body, prompt)
+        request = CompletionRequest(
             ids,
             sampling,
             logprobs[i] if wanted[i] else None,
             rids[i] or uuid.uuid4().hex,
-            request.priority or 0,
+            body.priority or 0,
             namespace_of(salts[i], keys[i]),
             segments,
             score_choices=settings[i].get("choices_scoring") == "whole",
             adapter=runtime.adapters.of(lora_path=paths[i]) if paths[i] else "",
         )
         if images or videos or runtime.viewer is not None:  # a viewer refuses stray placeholders
-            ask = await _with_media(
-                runtime, ask, images[i] if images else [], videos[i] if videos else []
+            request = await _with_media(
+                runtime, request, images[i] if images else [], videos[i] if videos else []
             )
-        asks.append(ask)
-    single = not listed and asks[0].sampling.n == 1
+        requests.append(request)
+    single = not listed and requests[0].sampling.n == 1
     states = each("return_hidden_states", False)
-    with_text = bool(request.return_text_in_logprobs)
-    call = GenerateCall(runtime, caller, asks, single, with_text, received, states)
+    with_text = bool(body.return_text_in_logprobs)
+    call = GenerateCall(runtime, caller, requests, single, with_text, received, states)
     if any(states):
-        verify_states(runtime, [ask for ask, wanted in zip(asks, states) if wanted])
-    params = request.session_params
+        verify_states(runtime, [request for request, wanted in zip(requests, states) if wanted])
+    params = body.session_params
     return call if params is None else call.in_session(params)
 
 
-def _logprobs(request: GenerateRequest, count: int) -> list[Logprobs]:
-    starts = _each(request, count, "logprob_start_len", -1)
-    tops = _each(request, count, "top_logprobs_num", 0)
-    probes, masked = _probes(request.token_ids_logprob, count), bool(request.masked_logprobs)
+def _logprobs(body: GenerateRequest, count: int) -> list[Logprobs]:
+    starts = _each(body, count, "logprob_start_len", -1)
+    tops = _each(body, count, "top_logprobs_num", 0)
+    probes, masked = _probes(body.token_ids_logprob, count), bool(body.masked_logprobs)
     return [
         Logprobs(top=tops[i], start=starts[i], probe=probes[i], masked=masked) for i in range(count)
     ]
 
 
-def _sources(request: GenerateRequest, kind: str, count: int) -> list[list[MediaSource]]:
+def _sources(body: GenerateRequest, kind: str, count: int) -> list[list[MediaSource]]:
     """The images or videos of each prompt; [] where the request has none."""
-    value = getattr(request, f"{kind}_data")
+    value = getattr(body, f"{kind}_data")
     return [] if value is None else sources_of(kind, value, count, f"{kind}_data")
 
 
-def _prompts(request: GenerateRequest) -> tuple[list[Any], bool]:
+def _prompts(body: GenerateRequest) -> tuple[list[Any], bool]:
     """The prompts and whether they came as a list."""
-    given = [name for name in _PROMPTS if getattr(request, name) is not None]
+    given = [name for name in _PROMPTS if getattr(body, name) is not None]
     if len(given) != 1:
         raise RequestError("Give one of text, input_ids and parts.", "text")
-    if request.parts is not None:
-        return [request.parts], False
-    if request.text is not None:
-        listed = isinstance(request.text, list)
-        prompts: list[Any] = request.text if isinstance(request.text, list) else [request.text]
+    if body.parts is not None:
+        return [body.parts], False
+    if body.text is not None:
+        listed = isinstance(body.text, list)
+        prompts: list[Any] = body.text if isinstance(body.text, list) else [body.text]
     else:
-        found = request.input_ids or []
+        found = body.input_ids or []
         listed = bool(found) and isinstance(found[0], list)
         prompts = found if listed else [found]
     if not prompts:
@@ -286,26 +291,29 @@ def _prompts(request: GenerateRequest) -> tuple[list[Any], bool]:
 
 
 async def _read(
-    runtime: EngineRuntime, request: GenerateRequest, prompt: Any
+    runtime: EngineRuntime, body: GenerateRequest, prompt: Any
 ) -> tuple[Ints, Segments]:
     """Token ids and segments of one prompt. Raises RequestError."""
-    if request.parts is not None:
+    if body.parts is not None:
         return await read_parts(runtime.completion, prompt)
-    return await runtime.prompt(prompt, "text" if request.text is not None else "input_ids"), ()
+    return await runtime.prompt(prompt, "text" if body.text is not None else "input_ids"), ()
 
 
 async def _with_media(
-    runtime: EngineRuntime, ask: Ask, images: list[MediaSource], videos: list[MediaSource]
-) -> Ask:
-    """The ask with images and videos in place of their placeholders. Raises RequestError."""
+    runtime: EngineRuntime,
+    request: CompletionRequest,
+    images: list[MediaSource],
+    videos: list[MediaSource],
+) -> CompletionRequest:
+    """The request with images and videos in place of their placeholders. Raises RequestError."""
     field = "video_data" if videos and not images else "image_data"
-    seen = await runtime.see(ask.prompt, [*images, *videos], ask.segments, field)
-    return replace(ask, prompt=seen.tokens, segments=seen.segments, media=seen.media)
+    seen = await runtime.see(request.prompt, [*images, *videos], request.segments, field)
+    return replace(request, prompt=seen.tokens, segments=seen.segments, media=seen.media)
 
 
-def _each(request: GenerateRequest, count: int, name: str, default: Any = None) -> list[Any]:
+def _each(body: GenerateRequest, count: int, name: str, default: Any = None) -> list[Any]:
     """One entry a prompt of a field that may be given once for all."""
-    value = getattr(request, name)
+    value = getattr(body, name)
     if not isinstance(value, list):
         return [default if value is None else value] * count
     _verify_count(value, count, name)
@@ -329,11 +337,17 @@ def _probes(value: list[Any] | None, count: int) -> list[tuple[int, ...]]:
 class _Streamed:
     """The streamed part of one completion."""
 
-    def __init__(self, ask: Ask, incremental: bool, writer: LogprobWriter | None) -> None:
-        self._ask, self._incremental, self._writer = ask, incremental, writer
+    def __init__(
+        self, request: CompletionRequest, incremental: bool, writer: LogprobWriter | None
+    ) -> None:
+        self._request, self._incremental, self._writer = request, incremental, writer
         self._tokens = self._chars = 0
         self._begun = False
-        entries = 0 if ask.logprobs is None else 1 + ask.logprobs.top + len(ask.logprobs.probe)
+        entries = (
+            0
+            if request.logprobs is None
+            else 1 + request.logprobs.top + len(request.logprobs.probe)
+        )
         self._token_bytes = ID_BYTES + ENTRY_BYTES * entries
 
     def is_due(self, output: Output, interval: int) -> bool:
@@ -348,7 +362,7 @@ class _Streamed:
     def show(self, output: Output, received: float | None) -> Generated:
         """The next item: all of the completion, or what is new of it."""
         chars, tokens = (self._chars, self._tokens) if self._incremental else (0, 0)
-        shown = _show(self._ask, output, received, chars, tokens)
+        shown = _show(self._request, output, received, chars, tokens)
         first, last = not self._begun, output.finish is not None
         if self._writer is not None:
             if first or (last and not self._incremental):
@@ -359,13 +373,17 @@ class _Streamed:
 
 
 def _show(
-    ask: Ask, output: Output, received: float | None, chars: int = 0, tokens: int = 0
+    request: CompletionRequest,
+    output: Output,
+    received: float | None,
+    chars: int = 0,
+    tokens: int = 0,
 ) -> Generated:
     """A completion without its first ``chars`` characters and ``tokens`` tokens."""
     finish = output.finish
     meta = CompletionMeta(
         *msgspec.structs.astuple(output.stats)[:COUNTS],
-        id=ask.rid if ask.sampling.n == 1 else f"{ask.rid}-{output.index}",
+        id=request.rid if request.sampling.n == 1 else f"{request.rid}-{output.index}",
         finish_reason=None if finish is None else _finish_reason(finish, output.completion_tokens),
         e2e_latency=output.seconds,
     )

@@ -13,7 +13,7 @@ from typing import Any
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import EVERY, Embed
-from sglang.srt.requests.completion.completion_request import Ask
+from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.completion.output import Output
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.caller import Caller
@@ -24,17 +24,17 @@ MAX_NUMBERS = 1 << 20  # numbers of one request: 20 MB of JSON
 _NOTHING = SamplingParams(max_new_tokens=0)
 
 
-def verify_states(runtime: EngineRuntime, asks: Sequence[Ask]) -> None:
-    """Raise RequestError where ``asks`` may have more states than ``MAX_NUMBERS``, or none."""
+def verify_states(runtime: EngineRuntime, requests: Sequence[CompletionRequest]) -> None:
+    """Raise RequestError where ``requests`` may have more states than ``MAX_NUMBERS``, or none."""
     width = runtime.info.hidden_size
     tokens = 0
-    for ask in asks:
-        if ask.segments:
+    for request in requests:
+        if request.segments:
             raise RequestError(
                 "return_hidden_states does not go with parts; send one text.",
                 "return_hidden_states",
             )
-        tokens += ask.sampling.n * (len(ask.prompt) + ask.sampling.max_new_tokens)
+        tokens += request.sampling.n * (len(request.prompt) + request.sampling.max_new_tokens)
     if tokens * width > MAX_NUMBERS:
         raise RequestError(
             f"The hidden states of {tokens} tokens, {width} numbers each, are requested; at most "
@@ -44,19 +44,21 @@ def verify_states(runtime: EngineRuntime, asks: Sequence[Ask]) -> None:
         )
 
 
-async def states_of(runtime: EngineRuntime, ask: Ask, output: Output, caller: Caller) -> list[Any]:
+async def states_of(
+    runtime: EngineRuntime, request: CompletionRequest, output: Output, caller: Caller
+) -> list[Any]:
     """The states of the prompt's tokens, a list [prompt tokens, hidden size], and behind it the
     state [hidden size] of every generated token but the last, which was not read.
 
     Raises RequestError, and EngineLost.
     """
-    prompt = ask.prompt + ints(output.tokens[:-1])
+    prompt = request.prompt + ints(output.tokens[:-1])
     [done] = await runtime.read(
-        [replace(ask, prompt=prompt, sampling=_NOTHING, logprobs=None, score_choices=False)],
+        [replace(request, prompt=prompt, sampling=_NOTHING, logprobs=None, score_choices=False)],
         Embed(EVERY),
         caller,
     )
     numbers, width = vector_of(done), runtime.info.hidden_size
     states = [numbers[i : i + width].tolist() for i in range(0, len(numbers), width)]
-    count = len(ask.prompt)
+    count = len(request.prompt)
     return [states[:count], *states[count:]]

@@ -25,7 +25,7 @@ from sglang.srt.runtime.vectors import (
     PoolingFields,
     cosine,
     pooled,
-    read_asks,
+    read_requests,
     unit,
     vector_of,
 )
@@ -88,19 +88,19 @@ class Ranking(msgspec.Struct):
 
 
 async def label_scores(
-    runtime: EngineRuntime, request: ScoreRequest, caller: Caller = ANYBODY
+    runtime: EngineRuntime, body: ScoreRequest, caller: Caller = ANYBODY
 ) -> LabelScores:
     """The probability of every label as the token behind query and item. Raises RequestError."""
-    labels = _label_ids(runtime, request)
-    prompts, names = _joined(request)
-    asks = await read_asks(runtime, request, prompts, names, caller)
-    found = await runtime.read(asks, Distribution(top=1, probe=labels), caller)
-    weigh = _softmax if request.apply_softmax else _probabilities
+    labels = _label_ids(runtime, body)
+    prompts, names = _joined(body)
+    requests = await read_requests(runtime, body, prompts, names, caller)
+    found = await runtime.read(requests, Distribution(top=1, probe=labels), caller)
+    weigh = _softmax if body.apply_softmax else _probabilities
     return LabelScores([weigh(done.probe) for done in found], found)
 
 
-def _label_ids(runtime: EngineRuntime, request: ScoreRequest) -> tuple[int, ...]:
-    labels = request.label_token_ids or []
+def _label_ids(runtime: EngineRuntime, body: ScoreRequest) -> tuple[int, ...]:
+    labels = body.label_token_ids or []
     if not 1 <= len(labels) <= MAX_PROBES:
         raise RequestError(
             f"label_token_ids has {len(labels)} entries; give 1 to {MAX_PROBES} token ids "
@@ -116,15 +116,15 @@ def _label_ids(runtime: EngineRuntime, request: ScoreRequest) -> tuple[int, ...]
     return tuple(labels)
 
 
-def _joined(request: ScoreRequest) -> tuple[Iterator[Any], list[str]]:
+def _joined(body: ScoreRequest) -> tuple[Iterator[Any], list[str]]:
     """Query and item, in the requested order, of each item, and the item's name in errors."""
-    if request.query is None:
+    if body.query is None:
         raise RequestError("query is missing; give a text or token ids.", "query")
-    items = prompts_of(request.items, "items")
-    if type(items[0]) is not type(request.query):
+    items = prompts_of(body.items, "items")
+    if type(items[0]) is not type(body.query):
         raise RequestError("query and items must both be texts or both be token ids.", "items")
-    query: Any = request.query
-    joined = (item + query if request.item_first else query + item for item in items)
+    query: Any = body.query
+    joined = (item + query if body.item_first else query + item for item in items)
     return joined, places("items", items)
 
 
@@ -145,18 +145,18 @@ def _softmax(logprobs: Sequence[float]) -> list[float]:
 
 
 async def similarities(
-    runtime: EngineRuntime, request: ScoreRequest, caller: Caller = ANYBODY
+    runtime: EngineRuntime, body: ScoreRequest, caller: Caller = ANYBODY
 ) -> Similarities:
     """One of ``text_1`` with each of ``text_2``, or the n-th with the n-th. Raises RequestError."""
-    if request.query is not None or request.items is not None:
+    if body.query is not None or body.items is not None:
         raise RequestError("Give query and items, or text_1 and text_2.", "text_1")
-    left, right = _texts(request.text_1, "text_1"), _texts(request.text_2, "text_2")
+    left, right = _texts(body.text_1, "text_1"), _texts(body.text_2, "text_2")
     if len(left) not in (1, len(right)):
         raise RequestError(
             f"text_1 has {len(left)} texts and text_2 {len(right)}; give one, or as many.", "text_1"
         )
     names = places("text_1", left) + places("text_2", right)
-    found = await pooled(runtime, request, left + right, names, caller)
+    found = await pooled(runtime, body, left + right, names, caller)
     vectors = await _units(found)
     first = vectors[: len(left)] * (len(right) if len(left) == 1 else 1)
     return Similarities([cosine(a, b) for a, b in zip(first, vectors[len(left) :])], found)
@@ -169,16 +169,12 @@ def _texts(value: str | list[str] | None, field: str) -> list[str]:
     return texts
 
 
-async def rerank(
-    runtime: EngineRuntime, request: RerankRequest, caller: Caller = ANYBODY
-) -> Ranking:
+async def rerank(runtime: EngineRuntime, body: RerankRequest, caller: Caller = ANYBODY) -> Ranking:
     """Documents by their similarity to the query; equal ones in their own order. Raises
     RequestError."""
-    if request.query is None:
+    if body.query is None:
         raise RequestError("query is missing; give a text.", "query")
-    if request.top_n is not None and request.top_n < 1:
-        raise RequestError(f"top_n is {request.top_n}; it must be at least 1.", "top_n")
-    texts = [_document(i, document) for i, document in enumerate(request.documents or [])]
+    texts = [_document(i, document) for i, document in enumerate(body.documents or [])]
     if not texts:
         raise RequestError("documents is missing or empty; give at least one.", "documents")
     if len(texts) >= MAX_INPUTS:
@@ -187,10 +183,10 @@ async def rerank(
             "documents",
         )
     names = ["query", *places("documents", texts)]
-    found = await pooled(runtime, request, [request.query, *texts], names, caller)
+    found = await pooled(runtime, body, [body.query, *texts], names, caller)
     query, *others = await _units(found)
     scores = [cosine(query, other) for other in others]
-    order = sorted(range(len(texts)), key=lambda i: -scores[i])[: request.top_n]
+    order = sorted(range(len(texts)), key=lambda i: -scores[i])[: body.top_n]
     return Ranking(order, scores, texts, found)
 
 

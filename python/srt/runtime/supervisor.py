@@ -22,7 +22,7 @@ from sglang.srt.core.ints import ints
 from sglang.srt.engine.client import Client, EngineLost
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.engine.process import EngineProcess, Started
-from sglang.srt.requests.completion.completion_request import Ask
+from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.completion.completer import Completer
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.tokenizer import Tokenizer
@@ -157,7 +157,7 @@ async def probe(completion: Completer) -> None:
     new = 1 if completion.info.purpose == "generate" else 0
     sampling = SamplingParams(max_new_tokens=new, temperature=0.0, ignore_eos=True)
     try:
-        await asyncio.wait_for(completion.generate(Ask(ints([start]), sampling)), PROBE_SECONDS)
+        await asyncio.wait_for(completion.generate(CompletionRequest(ints([start]), sampling)), PROBE_SECONDS)
     except asyncio.TimeoutError as error:
         raise EngineLost(f"no token in {PROBE_SECONDS:.0f} s") from error
 

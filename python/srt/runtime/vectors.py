@@ -18,7 +18,7 @@ from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.ints import Floats
 from sglang.srt.core.messages import POOLINGS, Done, Embed
 from sglang.srt.core.request_stats import Count
-from sglang.srt.requests.completion.completion_request import Ask, namespace_of
+from sglang.srt.requests.completion.completion_request import CompletionRequest, namespace_of
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.caller import ANYBODY, Caller
 from sglang.srt.runtime.engine_runtime import EngineRuntime
@@ -47,8 +47,7 @@ class PoolingFields(msgspec.Struct, kw_only=True):
 
 
 class VectorFields(PoolingFields, kw_only=True):
-    """``dimensions``: only so many of the vector's first numbers. ``normalize``: to length 1, which
-    is the default."""
+    """Fields of requests that answer with vectors."""
 
     dimensions: int | None = None
     normalize: bool | None = None
@@ -78,19 +77,19 @@ class Encoded(msgspec.Struct):
 
 
 async def encode(
-    runtime: EngineRuntime, request: EncodeRequest, caller: Caller = ANYBODY
+    runtime: EngineRuntime, body: EncodeRequest, caller: Caller = ANYBODY
 ) -> Encoded | list[Encoded]:
     """The vector of each prompt, one where the prompt is not in a list.
 
     Raises RequestError, and EngineLost where the engine died.
     """
-    if (request.text is None) == (request.input_ids is None):
+    if (body.text is None) == (body.input_ids is None):
         raise RequestError("Give one of text and input_ids.", "text")
-    field = "text" if request.input_ids is None else "input_ids"
-    value = request.text if request.input_ids is None else request.input_ids
+    field = "text" if body.input_ids is None else "input_ids"
+    value = body.text if body.input_ids is None else body.input_ids
     prompts = prompts_of(value, field)
-    found, vectors = await embed(runtime, request, prompts, places(field, prompts), caller)
-    rid = request.rid or uuid.uuid4().hex
+    found, vectors = await embed(runtime, body, prompts, places(field, prompts), caller)
+    rid = body.rid or uuid.uuid4().hex
     single = isinstance(value, str) or value is None or not isinstance(value[0], str | list)
     shown = []
     for index, (done, vector) in enumerate(zip(found, vectors)):
@@ -105,20 +104,20 @@ async def encode(
 
 async def embed(
     runtime: EngineRuntime,
-    request: VectorFields,
+    body: VectorFields,
     prompts: Sequence[Any],
     names: Sequence[str],
     caller: Caller,
 ) -> tuple[list[Done], list[Floats]]:
     """The end of each prompt, text or ids, and its vector, float32, as long and as normalized as
     the request says. ``names`` are those of the prompts in errors. Raises RequestError."""
-    _verify_dimensions(runtime, request)
-    found = await pooled(runtime, request, prompts, names, caller)
+    _verify_dimensions(runtime, body)
+    found = await pooled(runtime, body, prompts, names, caller)
     # The scores of a classifier are left as they are, unless the request says otherwise.
-    wanted = not runtime.info.labels if request.normalize is None else request.normalize
+    wanted = not runtime.info.labels if body.normalize is None else body.normalize
     vectors = []
     for done in found:
-        vector = vector_of(done)[: request.dimensions]
+        vector = vector_of(done)[: body.dimensions]
         vectors.append(unit(vector) if wanted else vector)
         await asyncio.sleep(0)  # other requests have the loop between two prompts
     return found, vectors
@@ -126,28 +125,28 @@ async def embed(
 
 async def pooled(
     runtime: EngineRuntime,
-    request: PoolingFields,
+    body: PoolingFields,
     prompts: Sequence[Any],
     names: Sequence[str],
     caller: Caller,
 ) -> list[Done]:
     """The pooled states of each prompt, in ``Done.embedding``. Raises RequestError."""
-    pooling = request.pooling or runtime.config.server.embedding_pooling
+    pooling = body.pooling or runtime.config.server.embedding_pooling
     if pooling not in POOLINGS:
         raise RequestError(f"pooling is {pooling!r}; use one of {', '.join(POOLINGS)}.", "pooling")
-    asks = await read_asks(runtime, request, prompts, names, caller)
-    return await runtime.read(asks, Embed(pooling), caller)
+    requests = await read_requests(runtime, body, prompts, names, caller)
+    return await runtime.read(requests, Embed(pooling), caller)
 
 
-async def read_asks(
+async def read_requests(
     runtime: EngineRuntime,
-    request: PoolingFields,
+    body: PoolingFields,
     prompts: Iterable[Any],
     names: Sequence[str],
     caller: Caller,
-) -> list[Ask]:
+) -> list[CompletionRequest]:
     """The prompts of one request that generates nothing. Raises RequestError."""
-    if request.truncate_prompt_tokens is not None:
+    if body.truncate_prompt_tokens is not None:
         raise RequestError(
             "truncate_prompt_tokens is not available: shorten the text yourself, or send ids.",
             "truncate_prompt_tokens",
@@ -157,11 +156,11 @@ async def read_asks(
     if len(names) > MAX_INPUTS:
         raise RequestError(f"{field} has {len(names)} entries; at most {MAX_INPUTS}.", field)
     runtime.admit(len(names), caller)
-    special = request.add_special_tokens is not False
-    adapter = runtime.adapters.of(request.model, request.lora_path)
-    salt = namespace_of(request.cache_salt, request.extra_key)
-    rid, priority = request.rid or "", request.priority or 0
-    asks, total = [], 0
+    special = body.add_special_tokens is not False
+    adapter = runtime.adapters.of(body.model, body.lora_path)
+    salt = namespace_of(body.cache_salt, body.extra_key)
+    rid, priority = body.rid or "", body.priority or 0
+    requests, total = [], 0
     for name, prompt in zip(names, prompts):
         ids = await read_prompt(runtime, prompt, name, special)
         total += len(ids)
@@ -169,8 +168,8 @@ async def read_asks(
             raise RequestError(
                 f"{field} has more than {MAX_TOKENS} tokens in all; send fewer at once.", field
             )
-        asks.append(Ask(ids, NOTHING, None, rid, priority, salt, adapter=adapter))
-    return asks
+        requests.append(CompletionRequest(ids, NOTHING, None, rid, priority, salt, adapter=adapter))
+    return requests
 
 
 def vector_of(done: Done) -> Floats:
@@ -191,11 +190,11 @@ def cosine(a: Floats, b: Floats) -> float:
     return max(-1.0, min(1.0, math.fsum(map(mul, a, b))))
 
 
-def _verify_dimensions(runtime: EngineRuntime, request: VectorFields) -> None:
+def _verify_dimensions(runtime: EngineRuntime, body: VectorFields) -> None:
     size = len(runtime.info.labels) or runtime.info.hidden_size
-    if request.dimensions is not None and not 1 <= request.dimensions <= size:
+    if body.dimensions is not None and body.dimensions > size:
         raise RequestError(
-            f"dimensions is {request.dimensions}; this model's vectors have {size}"
+            f"dimensions is {body.dimensions}; this model's vectors have {size}"
             " numbers, of which the first may be requested.",
             "dimensions",
         )

@@ -69,12 +69,15 @@ class Journal:
         fields = facts(found)
         if found.private:
             return fields
-        if self._level >= 1 and found.asks:
-            fields["parameters"] = [self._parameters(ask.sampling) for ask in found.asks]
-        if self._level >= 2 and found.asks:
+        if self._level >= 1 and found.requests:
+            fields["parameters"] = [
+                self._parameters(request.sampling) for request in found.requests
+            ]
+        if self._level >= 2 and found.requests:
             most = None if self._level >= 3 else BEGINNING
             prompts = (
-                self._state.runtime.tokenizer.decode(ask.prompt[:most]) for ask in found.asks
+                self._state.runtime.tokenizer.decode(request.prompt[:most])
+                for request in found.requests
             )
             fields["inputs"] = [text[:most] for text in prompts]
             fields["outputs"] = [output.text[:most] for _, output in found.outputs]
@@ -99,9 +102,9 @@ def facts(found: RequestRecord) -> dict[str, Any]:
     }
     if found.gone:
         fields["client_gone"] = True
-    if found.asks:
-        fields["prompts"] = len(found.asks)
-    if found.asks or found.prompt_tokens:
+    if found.requests:
+        fields["prompts"] = len(found.requests)
+    if found.requests or found.prompt_tokens:
         fields["prompt_tokens"] = found.prompt_tokens
         fields["cached_tokens"] = found.cached_tokens
         fields["completion_tokens"] = found.completion_tokens

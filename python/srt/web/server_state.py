@@ -6,8 +6,8 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 
 from sglang.srt.config import Config
-from sglang.srt.requests.completion.completion_request import Ask
 from sglang.srt.requests.completion.completer import Completer
+from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.completion.output import Output
 from sglang.srt.runtime.engine_runtime import EngineRuntime, model_name_of
 from sglang.srt.runtime.explanations import Explanations
@@ -51,11 +51,13 @@ class ServerState:
     def body_limit(self) -> int:
         return self.runtime.config.server.max_body_bytes
 
-    def run(self, asks: Sequence[Ask]) -> AsyncGenerator[tuple[int, Output], None]:
-        return self.runtime.run(asks, CALLER.get())
+    def run(
+        self, requests: Sequence[CompletionRequest]
+    ) -> AsyncGenerator[tuple[int, Output], None]:
+        return self.runtime.run(requests, CALLER.get())
 
-    async def finish(self, asks: Sequence[Ask]) -> list[list[Output]]:
-        return await self.runtime.finish(asks, CALLER.get())
+    async def finish(self, requests: Sequence[CompletionRequest]) -> list[list[Output]]:
+        return await self.runtime.finish(requests, CALLER.get())
 
     def admit(self, count: int) -> None:
         self.runtime.admit(count, CALLER.get())

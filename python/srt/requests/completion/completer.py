@@ -1,4 +1,4 @@
-"""Completion: the built-in program behind /generate and /v1, and behind the offline engine.
+"""Completer: completes prompts by the verbs of the engine, for HTTP and ``sglang.Engine``.
 
     n = 1    Open, Advance(Generate)
     n > 1    Open, Advance(Fill), then n - 1 ForkContext and one Advance(Generate) each
@@ -39,7 +39,12 @@ from sglang.srt.core.messages import (
 from sglang.srt.core.request_stats import RequestStats
 from sglang.srt.engine.client import Client, EngineLost, Inbox
 from sglang.srt.engine.info import EngineInfo
-from sglang.srt.requests.completion.completion_request import Ask, Logprobs, nth, verify_length
+from sglang.srt.requests.completion.completion_request import (
+    CompletionRequest,
+    Logprobs,
+    nth,
+    verify_length,
+)
 from sglang.srt.requests.completion.encoder import MOST, Encoder, bytes_of
 from sglang.srt.requests.completion.merge_streams import merge
 from sglang.srt.requests.completion.output import Assembler, Finish, Output, PromptLogprobs
@@ -83,18 +88,18 @@ class Completer:
         least = count // (4 * self.tokenizer.longest)
         verify_length(least, self.client.info, "at least ")
 
-    def stream(self, ask: Ask) -> AsyncGenerator[Output, None]:
-        """``run`` of an ask that is verified here. Raises RequestError."""
-        return self.run(ask.verified(self.client.info))
+    def stream(self, request: CompletionRequest) -> AsyncGenerator[Output, None]:
+        """``run`` of a request that is verified here. Raises RequestError."""
+        return self.run(request.verified(self.client.info))
 
-    async def run(self, ask: Ask) -> AsyncGenerator[Output, None]:
-        """The ``n`` completions of a verified ask: each Output, the same object, whenever it has
-        grown.
+    async def run(self, request: CompletionRequest) -> AsyncGenerator[Output, None]:
+        """The ``n`` completions of a verified request: each Output, the same object, whenever it
+        has grown.
 
         Every Output comes once with ``finish`` set, and that time is its last. Raises
         RequestError, and EngineLost where the engine died.
         """
-        run = _CompletionRun(self, ask)
+        run = _CompletionRun(self, request)
         self.runs.add(run)
         try:
             async with aclosing(run.outputs()) as outputs:
@@ -110,18 +115,20 @@ class Completer:
             run.close()
             self.runs.discard(run)
 
-    async def generate(self, ask: Ask) -> list[Output]:
-        """The ``n`` completions of ``ask``, finished. Raises as ``stream`` does."""
+    async def generate(self, request: CompletionRequest) -> list[Output]:
+        """The ``n`` completions of ``request``, finished. Raises as ``stream`` does."""
         found: dict[int, Output] = {}
-        async with aclosing(self.stream(ask.unread())) as outputs:
+        async with aclosing(self.stream(request.unread())) as outputs:
             async for output in outputs:
                 found[output.index] = output
         return [found[index] for index in sorted(found)]
 
-    async def read(self, asks: Sequence[Ask], goal: Embed | Distribution) -> list[Done]:
+    async def read(
+        self, requests: Sequence[CompletionRequest], goal: Embed | Distribution
+    ) -> list[Done]:
         """The result of ``goal`` for each prompt. Raises RequestError, also where one was aborted,
         and EngineLost. However it ends, nothing of it is left in the engine."""
-        readings = [Reading(self.client, ask.verified(self.info), goal) for ask in asks]
+        readings = [Reading(self.client, request.verified(self.info), goal) for request in requests]
         self.runs.update(readings)
         try:
             return await read_all(readings)
@@ -176,7 +183,8 @@ class Completer:
         chosen = [
             run
             for run in self.runs
-            if (rid is None or run.ask.rid == rid) and (owner is None or run.ask.owner == owner)
+            if (rid is None or run.request.rid == rid)
+            and (owner is None or run.request.owner == owner)
         ]
         for run in chosen:
             run.abort()
@@ -184,28 +192,32 @@ class Completer:
 
 
 class _CompletionRun:
-    """One ask in the engine. ``_open`` holds the contexts that the engine may still hold."""
+    """One request in the engine. ``_open`` holds the contexts that the engine may still hold."""
 
-    def __init__(self, completion: Completer, ask: Ask) -> None:
-        self.ask, self.started, self.aborted = ask, time.monotonic(), False
+    def __init__(self, completion: Completer, request: CompletionRequest) -> None:
+        self.request, self.started, self.aborted = request, time.monotonic(), False
         self._completion = completion
         self._client, self._tokenizer = completion.client, completion.tokenizer
         self._open: set[int] = set()
         self._inboxes: set[Inbox] = set()
-        ends = () if ask.sampling.ignore_eos else self._client.info.eos
-        self._enders = frozenset((*ask.sampling.stop_token_ids, *ends))
+        ends = () if request.sampling.ignore_eos else self._client.info.eos
+        self._enders = frozenset((*request.sampling.stop_token_ids, *ends))
 
     def outputs(self) -> AsyncGenerator[Output, None]:
-        ask, context = self.ask, self._client.new_id()
-        opening = ask.opening(context)
+        request, context = self.request, self._client.new_id()
+        opening = request.opening(context)
         self._open.add(context)
-        if ask.sampling.n == 1 and ask.sampling.max_new_tokens > 0 and not ask.score_choices:
+        if (
+            request.sampling.n == 1
+            and request.sampling.max_new_tokens > 0
+            and not request.score_choices
+        ):
             return self._generate(0, context, [opening], self._score_from)
         return self._branches(context, opening)
 
     async def _branches(self, context: int, opening: Verb) -> AsyncGenerator[Output, None]:
         """Compute the prompt first, then the completions that share it."""
-        sampling = self.ask.sampling
+        sampling = self.request.sampling
         done, shared = await self._prefill(context, opening)
         if done.reason == "abort" or self.aborted or sampling.max_new_tokens == 0:
             reason = "abort" if done.reason == "abort" or self.aborted else "length"
@@ -214,7 +226,7 @@ class _CompletionRun:
                 output.finish = Finish(reason)
                 yield output
             return
-        if self.ask.score_choices:
+        if self.request.score_choices:
             async for output in self._choose(context, shared):
                 yield output
             return
@@ -225,9 +237,9 @@ class _CompletionRun:
     @property
     def _score_from(self) -> int:
         """The first prompt index whose log-probability is wanted, -1 for none."""
-        logprobs = self.ask.logprobs
+        logprobs = self.request.logprobs
         start = -1 if logprobs is None else logprobs.start
-        return start if start < len(self.ask.prompt) else -1
+        return start if start < len(self.request.prompt) else -1
 
     def _output(self, index: int, shared: Output) -> Output:
         """A fresh output that has what all completions of the prompt share."""
@@ -238,14 +250,14 @@ class _CompletionRun:
     @property
     def _unknown(self) -> RequestStats:
         """Statistics before the engine has reported any."""
-        return RequestStats(prompt_tokens=len(self.ask.prompt))
+        return RequestStats(prompt_tokens=len(self.request.prompt))
 
     async def _prefill(self, context: int, opening: Verb) -> tuple[Done, Output]:
         """Compute the prompt alone, scored where requested; its facts come in an Output."""
         shared, start = Output(0, self._unknown), self._score_from
-        logprobs = self.ask.logprobs or Logprobs()
+        logprobs = self.request.logprobs or Logprobs()
         goal = Score(start, logprobs.top, logprobs.probe) if start >= 0 else Fill()
-        close = self.ask.sampling.max_new_tokens == 0
+        close = self.request.sampling.max_new_tokens == 0
         async with aclosing(self._advance(context, goal, [opening], close)) as batches:
             async for events in batches:
                 for event in events:
@@ -265,7 +277,7 @@ class _CompletionRun:
 
         The forks are made at once, before that context grows.
         """
-        children = [self._client.new_id() for _ in range(self.ask.sampling.n - 1)]
+        children = [self._client.new_id() for _ in range(self.request.sampling.n - 1)]
         self._open.update(children)
         self._client.send(*(ForkContext(context, child) for child in children))
         return [
@@ -281,7 +293,7 @@ class _CompletionRun:
         score_from: int,
         shared: Output | None = None,
     ) -> AsyncGenerator[Output, None]:
-        sampling, logprobs = self.ask.sampling, self.ask.logprobs
+        sampling, logprobs = self.request.sampling, self.request.logprobs
         output = self._output(index, shared or Output(0, self._unknown))
         text = self._tokenizer.detokenizer(sampling.skip_special_tokens)
         assembler = Assembler(
@@ -293,7 +305,7 @@ class _CompletionRun:
             top=-1 if logprobs is None else logprobs.top,
             score_from=score_from,
             probe=() if logprobs is None else logprobs.probe,
-            interval=self.ask.interval,
+            interval=self.request.interval,
             masked=logprobs is not None and logprobs.masked,
         )
         async with aclosing(self._advance(context, goal, before, True)) as batches:
@@ -315,7 +327,7 @@ class _CompletionRun:
 
     async def _choose(self, context: int, shared: Output) -> AsyncGenerator[Output, None]:
         """Every completion is one of the choices, sampled by their scores."""
-        ask, sampling = self.ask, self.ask.sampling
+        request, sampling = self.request, self.request.sampling
         choices = await self._choices()
         longest = max(len(choice.tokens) for choice in choices)
         if longest > sampling.max_new_tokens:
@@ -336,7 +348,7 @@ class _CompletionRun:
             output.text, output.tokens = chosen.text, list(chosen.tokens)
             output.released = len(output.tokens)
             output.choice_logprobs = totals
-            if ask.logprobs is not None:
+            if request.logprobs is not None:
                 output.logprobs, output.tops = chosen.logprobs, chosen.tops
                 output.probes = chosen.probes
             output.stats = shared.stats.followed_by(chosen.stats, 0.0)
@@ -345,15 +357,15 @@ class _CompletionRun:
 
     async def _choices(self) -> list[ScoredChoice]:
         """Raises RequestError."""
-        assert self.ask.sampling.constraint is not None
-        texts = self.ask.sampling.constraint.choices()
+        assert self.request.sampling.constraint is not None
+        texts = self.request.sampling.constraint.choices()
         size = sum(map(bytes_of, texts))
         found = await self._completion.encoder.run(size, self._completion.encode_inside, texts)
         return [ScoredChoice(text, ids) for text, ids in zip(texts, found)]
 
     async def _score(self, context: int, choice: ScoredChoice) -> AsyncGenerator[Event, None]:
         """Events of the choice behind the prompt, in a context of its own."""
-        logprobs, start = self.ask.logprobs or Logprobs(), len(self.ask.prompt)
+        logprobs, start = self.request.logprobs or Logprobs(), len(self.request.prompt)
         child = self._client.new_id()
         if not self.aborted:
             self._open.add(child)
@@ -375,8 +387,8 @@ class _CompletionRun:
         if self.aborted:  # the context is closed already
             yield [Done(request, "abort", stats=self._unknown)]
             return
-        advance = Advance(context, request, goal, self.ask.priority, close)
-        inbox = self._client.submit(request, [*before, advance], self.ask.rid)
+        advance = Advance(context, request, goal, self.request.priority, close)
+        inbox = self._client.submit(request, [*before, advance], self.request.rid)
         self._inboxes.add(inbox)
         while not inbox.ended:
             events = await inbox.take()

@@ -1,4 +1,5 @@
-"""Ask: what one completion wants, verified against the engine before anything is allocated."""
+"""CompletionRequest: one prompt and how to complete it, verified against the engine before
+anything is allocated."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from sglang.srt.requests.request_error import RequestError
 
 MAX_PROBES = 1024
 MAX_LOGPROB_ENTRIES = 1 << 20  # positions x entries of one request's input log-probabilities
-MAX_DRAWN_ENTRIES = 1 << 22  # the same for the tokens that it may generate
+MAX_GENERATED_ENTRIES = 1 << 22  # the same for the tokens that it may generate
 PRIORITY_LIMIT = 1 << 31
 UNREAD = 32  # tokens between two updates of an output that is read at its end
 MAX_NAME = 1024  # characters of rid, cache_salt and extra_key
@@ -35,7 +36,7 @@ WITHOUT_EFFECT = ("spaces_between_special_tokens", "custom_params", "stream_inte
 
 def namespace_of(salt: str | None, extra: str | None) -> str:
     """The namespace of a ``cache_salt`` and an ``extra_key``: different pairs have different ones,
-    and a salt alone is its own. Raises RequestError."""
+    and a salt alone is its own."""
     salt, extra = salt or "", extra or ""
     for name, value in (("cache_salt", salt), ("extra_key", extra)):
         if len(value) > MAX_NAME:
@@ -62,7 +63,7 @@ class Logprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 @dataclass(frozen=True)
-class Ask:
+class CompletionRequest:
     """One prompt and how to complete it; ``sampling.n`` completions come back.
 
     Attributes:
@@ -91,7 +92,7 @@ class Ask:
     adapter: str = ""
     interval: int = 1
 
-    def unread(self) -> Ask:
+    def unread(self) -> CompletionRequest:
         """The same request for a caller that reads finished outputs alone: neither process need
         wake up at every token. The number of sampled tokens is still reported now and then."""
         return replace(self, interval=UNREAD)
@@ -102,8 +103,8 @@ class Ask:
             context, self.prompt.tobytes(), self.namespace, self.segments, self.media, self.adapter
         )
 
-    def verified(self, info: EngineInfo) -> Ask:
-        """The same ask with every number within the engine's bounds.
+    def verified(self, info: EngineInfo) -> CompletionRequest:
+        """The same request with every number within the engine's bounds.
 
         ``max_new_tokens`` is cut to what fits behind the prompt (the completion then ends by
         length); a ``top_k`` past the vocabulary keeps all. Raises RequestError.
@@ -205,7 +206,7 @@ class Ask:
         return (len(self.prompt) - self.logprobs.start) * each * self.sampling.n
 
     @property
-    def _drawn(self) -> int:
+    def _generated(self) -> int:
         """Log-probabilities of generated tokens that come back, counted in numbers."""
         if self.logprobs is None:
             return 0
@@ -213,14 +214,15 @@ class Ask:
         return self.sampling.max_new_tokens * each * self.sampling.n
 
 
-def verified(asks: Sequence[Ask], info: EngineInfo) -> list[Ask]:
-    """The asks of one request, each as ``Ask.verified`` has it, and bounded in sum.
+def verified(requests: Sequence[CompletionRequest], info: EngineInfo) -> list[CompletionRequest]:
+    """The prompts of one client's request, each as ``CompletionRequest.verified`` has it, and
+    bounded in sum.
 
     Raises RequestError.
     """
-    found = [ask.verified(info) for ask in asks]
-    _verify_scored(sum(ask._scored for ask in found))
-    _verify_drawn(sum(ask._drawn for ask in found))
+    found = [request.verified(info) for request in requests]
+    _verify_scored(sum(request._scored for request in found))
+    _verify_generated(sum(request._generated for request in found))
     return found
 
 
@@ -228,17 +230,17 @@ def _verify_scored(entries: int) -> None:
     if entries > MAX_LOGPROB_ENTRIES:
         raise RequestError(
             f"{entries} input log-probabilities are requested; at most {MAX_LOGPROB_ENTRIES}. "
-            "Raise logprob_start_len, or ask for fewer top entries, or of fewer prompts at once.",
+            "Raise logprob_start_len, or request fewer top entries, or of fewer prompts at once.",
             "logprob_start_len",
         )
 
 
-def _verify_drawn(entries: int) -> None:
-    if entries > MAX_DRAWN_ENTRIES:
+def _verify_generated(entries: int) -> None:
+    if entries > MAX_GENERATED_ENTRIES:
         raise RequestError(
             f"{entries} log-probabilities of new tokens may come back; at most "
-            f"{MAX_DRAWN_ENTRIES}. Lower max_new_tokens or n, or ask for fewer top entries, or of "
-            "fewer prompts at once.",
+            f"{MAX_GENERATED_ENTRIES}. Lower max_new_tokens or n, or request fewer top entries, or "
+            "of fewer prompts at once.",
             "max_new_tokens",
         )
 

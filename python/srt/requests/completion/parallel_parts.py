@@ -35,7 +35,7 @@ async def read_parts(completion: Completer, parts: Parts) -> tuple[Ints, Segment
         if number == 0 and not (len(group) == 1 and texts and texts[0][: len(begin)] == begin):
             tokens += begin
         _add(tokens, segments, texts)
-    return tokens, _with_tip(segments, len(tokens))
+    return tokens, _with_last(segments, len(tokens))
 
 
 def _add(tokens: Ints, segments: list[Segment], texts: Sequence[Ints]) -> None:
@@ -51,12 +51,12 @@ def _add(tokens: Ints, segments: list[Segment], texts: Sequence[Ints]) -> None:
         segments.append(Segment(len(tokens), len(tokens)))
 
 
-def _with_tip(segments: list[Segment], length: int) -> Segments:
+def _with_last(segments: list[Segment], length: int) -> Segments:
     """Segments with one that sees everything, as sampling needs: where no text follows the last
     group, its last token counts as that text."""
     if segments and segments[-1].start == length:
-        tip = length - 1
-        while segments and segments[-1].start >= tip:
+        last = length - 1
+        while segments and segments[-1].start >= last:
             segments.pop()
-        segments.append(Segment(tip, tip))
+        segments.append(Segment(last, last))
     return tuple(segments)

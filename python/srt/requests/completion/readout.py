@@ -11,11 +11,13 @@ from contextlib import suppress
 
 from sglang.srt.core.messages import Advance, Close, Distribution, Done, Embed, Failed
 from sglang.srt.engine.client import Client, EngineLost, Inbox
-from sglang.srt.requests.completion.completion_request import Ask, field_of
+from sglang.srt.requests.completion.completion_request import CompletionRequest, field_of
 from sglang.srt.requests.request_error import RequestError
 
 WINDOW = 1 << 14  # tokens of prompts of one request that are in the engine at once
-_CODES = {"invalid": "invalid_value", "busy": "queue_full", "overloaded": "overloaded"}
+_CODES = {
+    "invalid": "invalid_value", "busy": "queue_full", "overloaded": "overloaded",
+}  # fmt: skip
 
 
 def refused(event: Failed) -> RequestError:
@@ -33,34 +35,36 @@ async def read_all(readings: Sequence[Reading]) -> list[Done]:
     found: list[Done] = []
     inside = 0
     for reading in readings:
-        size = len(reading.ask.prompt)
+        size = len(reading.request.prompt)
         while inside and inside + size > WINDOW:
             oldest = readings[len(found)]
             found.append(await oldest.done())
-            inside -= len(oldest.ask.prompt)
+            inside -= len(oldest.request.prompt)
         reading.begin()
         inside += size
     return found + [await reading.done() for reading in readings[len(found) :]]
 
 
 class Reading:
-    """One ask of ``Completer.read`` in the engine. Its sampling parameters have no meaning."""
+    """One request of ``Completer.read`` in the engine. Its sampling parameters have no meaning."""
 
-    def __init__(self, client: Client, ask: Ask, goal: Embed | Distribution) -> None:
-        self.ask, self._client, self._goal = ask, client, goal
+    def __init__(
+        self, client: Client, request: CompletionRequest, goal: Embed | Distribution
+    ) -> None:
+        self.request, self._client, self._goal = request, client, goal
         self._context = client.new_id()
         self._inbox: Inbox | None = None
 
     def begin(self) -> None:
         """Raises EngineLost."""
-        ask, request = self.ask, self._client.new_id()
+        request, number = self.request, self._client.new_id()
         self._inbox = self._client.submit(
-            request,
+            number,
             [
-                ask.opening(self._context),
-                Advance(self._context, request, self._goal, ask.priority, close=True),
+                request.opening(self._context),
+                Advance(self._context, number, self._goal, request.priority, close=True),
             ],
-            ask.rid,
+            request.rid,
         )
 
     async def done(self) -> Done:

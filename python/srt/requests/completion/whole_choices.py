@@ -46,13 +46,14 @@ class ScoredChoice:
 
 
 async def score(
-    choices: Sequence[ScoredChoice], ask: Callable[[ScoredChoice], AsyncGenerator[Event, None]]
+    choices: Sequence[ScoredChoice],
+    read: Callable[[ScoredChoice], AsyncGenerator[Event, None]],
 ) -> None:
-    """Score all choices by the events that ``ask`` gives for each. Raises what it raises."""
+    """Score all choices by the events that ``read`` gives of each. Raises what it raises."""
     slots = asyncio.Semaphore(AT_ONCE)
 
     async def one(choice: ScoredChoice) -> None:
-        async with slots, aclosing(ask(choice)) as events:
+        async with slots, aclosing(read(choice)) as events:
             async for event in events:
                 if isinstance(event, PromptChunk):
                     choice.take(event)

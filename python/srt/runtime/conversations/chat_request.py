@@ -12,11 +12,15 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sglang.srt.requests.completion.completion_request import Ask, Logprobs, namespace_of
+from sglang.srt.requests.completion.completion_request import (
+    CompletionRequest,
+    Logprobs,
+    namespace_of,
+)
 from sglang.srt.requests.completion.output import Output
 from sglang.srt.requests.replies.reasoning_parser import behind_thought, opened
-from sglang.srt.requests.request_error import RequestError
 from sglang.srt.requests.replies.tool_format import constraint_of, form_of
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.completion_fields import CompletionFields, refuse, sampling_of
 from sglang.srt.runtime.conversations.conversation import ChatPrompt, prompt_of, verify_template
 from sglang.srt.runtime.conversations.reply_reader import ReplyReader, ThoughtReading
@@ -36,7 +40,7 @@ __all__ = [
 
 
 class ChatRequest(CompletionFields, kw_only=True):
-    """``max_tokens`` unset: whatever the context has room for."""
+    """A conversation, and the reply that is wanted. Null is unset."""
 
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
@@ -67,7 +71,7 @@ class ChatCall:
         thinking: None where thoughts are part of the answer.
     """
 
-    ask: Ask
+    request: CompletionRequest
     use: ToolUse | None
     thinking: ThoughtReading | None = None
 
@@ -77,13 +81,13 @@ class ChatCall:
         return self.use is not None and self.use.legacy
 
     def reader(self) -> ReplyReader:
-        """A reader of one of the ask's completions."""
+        """A reader of one of the request's completions."""
         return ReplyReader(self.use, self.thinking)
 
     @contextmanager
     def named(self) -> Iterator[None]:
         """A context around the run: errors about a tool name its index."""
-        form = self.ask.sampling.constraint
+        form = self.request.sampling.constraint
         with nullcontext() if self.use is None else self.use.named(form):
             yield
 
@@ -95,7 +99,7 @@ def thought_tokens(
     if call.thinking is None:
         return 0
     tokenizer = runtime.tokenizer
-    hidden = tokenizer.special_ids if call.ask.sampling.skip_special_tokens else frozenset()
+    hidden = tokenizer.special_ids if call.request.sampling.skip_special_tokens else frozenset()
     return reader.thought_tokens(output, tokenizer.token_bytes, hidden)
 
 
@@ -130,9 +134,11 @@ async def read_chat(runtime: EngineRuntime, body: ChatRequest, fits: bool = True
     )
     rid, salt = body.rid or "", namespace_of(body.cache_salt, body.extra_key)
     whole = body.choices_scoring == "whole"
-    ask = Ask(prompt.ids, sampling, _logprobs(body), rid, body.priority or 0, salt,
-              score_choices=whole, media=prompt.media, adapter=adapter)  # fmt: skip
-    return ChatCall(ask, use, thinking)
+    request = CompletionRequest(
+        prompt.ids, sampling, _logprobs(body), rid, body.priority or 0, salt,
+        score_choices=whole, media=prompt.media, adapter=adapter,
+    )  # fmt: skip
+    return ChatCall(request, use, thinking)
 
 
 def _verify(body: ChatRequest) -> None:

@@ -11,7 +11,11 @@ from typing import Any
 
 from sglang.ir.sampling import MAX_N, MAX_TOP_LOGPROBS, SamplingParams
 from sglang.srt.core.messages import TopPairs
-from sglang.srt.requests.completion.completion_request import Ask, Logprobs, namespace_of
+from sglang.srt.requests.completion.completion_request import (
+    CompletionRequest,
+    Logprobs,
+    namespace_of,
+)
 from sglang.srt.requests.completion.output import Output
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.completion_fields import CompletionFields, hidden_of, sampling_of
@@ -59,20 +63,22 @@ INSTEAD = {
 async def completions(state: ServerState, request: Request) -> Response:
     body = await read_body(request, CompletionBody, state.body_limit)
     reply = new_reply(state, body, "cmpl")
-    asks, echoes = await _asks(state, body, reply.id)
+    requests, echoes = await _requests(state, body, reply.id)
     if body.stream:
-        return await respond(request, _events(state, body, reply, asks, echoes))
-    results = await unless_gone(request, state.finish(asks))
+        return await respond(request, _events(state, body, reply, requests, echoes))
+    results = await unless_gone(request, state.finish(requests))
     choices: list[dict[str, Any]] = []
-    for ask, echo, outputs in zip(asks, echoes, results):
+    for one, echo, outputs in zip(requests, echoes, results):
         for output in _best(outputs, body.n or 1):
-            writer = _ChoiceWriter(state, body, ask, echo, len(choices))
+            writer = _ChoiceWriter(state, body, one, echo, len(choices))
             choices.append(writer.write(output, output.text, range(output.released)))
     return json_response({**reply.head(KIND), "choices": choices, "usage": usage(results)})
 
 
-async def _asks(state: ServerState, body: CompletionBody, rid: str) -> tuple[list[Ask], list[str]]:
-    """The asks, and before each answer the text that ``echo`` shows. Raises RequestError."""
+async def _requests(
+    state: ServerState, body: CompletionBody, rid: str
+) -> tuple[list[CompletionRequest], list[str]]:
+    """The requests, and before each answer the text that ``echo`` shows. Raises RequestError."""
     _verify(body)
     prompts = _prompts(state, body.prompt)
     state.admit(len(prompts))
@@ -81,14 +87,16 @@ async def _asks(state: ServerState, body: CompletionBody, rid: str) -> tuple[lis
     whole = body.choices_scoring == "whole"
     adapter = state.runtime.adapters.of(body.model, body.lora_path)
     special = body.add_special_tokens is not False
-    asks, echoes = [], []
+    requests, echoes = [], []
     for name, prompt in zip(places("prompt", prompts), prompts):
         ids = await read_prompt(state.runtime, prompt, name, special)
-        ask = Ask(ids, sampling, logprobs, rid, body.priority or 0, salt, score_choices=whole)
-        asks.append(replace(ask, adapter=adapter))
+        request = CompletionRequest(
+            ids, sampling, logprobs, rid, body.priority or 0, salt, score_choices=whole
+        )
+        requests.append(replace(request, adapter=adapter))
         text = prompt if isinstance(prompt, str) else state.runtime.tokenizer.decode(ids)
         echoes.append(text if body.echo else "")
-    return asks, echoes
+    return requests, echoes
 
 
 def _verify(body: CompletionBody) -> None:
@@ -152,7 +160,11 @@ def _best(outputs: Sequence[Output], count: int) -> Sequence[Output]:
 
 
 async def _events(
-    state: ServerState, body: CompletionBody, reply: ReplyHead, asks: list[Ask], echoes: list[str]
+    state: ServerState,
+    body: CompletionBody,
+    reply: ReplyHead,
+    requests: list[CompletionRequest],
+    echoes: list[str],
 ) -> AsyncGenerator[dict[str, Any] | bytes, None]:
     options = body.stream_options
     counted = bool(options and options.include_usage)
@@ -160,13 +172,13 @@ async def _events(
     head = {**reply.head(KIND), **({"usage": None} if counted else {})}
     interval, count = state.config.server.stream_interval, body.n or 1
     writers: dict[int, _ChoiceWriter] = {}
-    collected = Collected(len(asks))
-    async with aclosing(state.run(asks)) as items:
+    collected = Collected(len(requests))
+    async with aclosing(state.run(requests)) as items:
         async for index, output in items:
             collected.note(index, output)
             place = index * count + output.index
             if place not in writers:
-                writers[place] = _ChoiceWriter(state, body, asks[index], echoes[index], place)
+                writers[place] = _ChoiceWriter(state, body, requests[index], echoes[index], place)
             writer = writers[place]
             if not writer.sent.ready(output, interval):
                 continue
@@ -196,9 +208,14 @@ class _ChoiceWriter:
     """
 
     def __init__(
-        self, state: ServerState, body: CompletionBody, ask: Ask, echo: str, index: int
+        self,
+        state: ServerState,
+        body: CompletionBody,
+        request: CompletionRequest,
+        echo: str,
+        index: int,
     ) -> None:
-        self._ask, self._echo, self._index, self._begun = ask, echo, index, False
+        self._request, self._echo, self._index, self._begun = request, echo, index, False
         self._echoes, self._ids = bool(body.echo), bool(body.return_token_ids)
         wanted = body.logprobs is not None
         self._lines = _Lines(state, hidden_of(state.runtime, body)) if wanted else None
@@ -213,12 +230,12 @@ class _ChoiceWriter:
             shown["text"] = self._echo + text
         if self._lines is not None:
             if first and self._echoes:
-                self._lines.prompt(self._ask, output, self._echo)
-            self._lines.drawn(output, tokens)
+                self._lines.prompt(self._request, output, self._echo)
+            self._lines.generated(output, tokens)
             shown["logprobs"] = self._lines.value()
         if self._ids:
             shown["token_ids"] = output.tokens[tokens.start : tokens.stop]
-            shown["prompt_token_ids"] = self._ask.prompt.tolist() if first else None
+            shown["prompt_token_ids"] = self._request.prompt.tolist() if first else None
         return {**shown, **finish_fields(output)}
 
     def alike(self, head: dict[str, Any]) -> Template | None:
@@ -245,21 +262,21 @@ class _Lines:
         self._tops: list[dict[str, float] | None] = []
         self._offsets: list[int] = []
 
-    def prompt(self, ask: Ask, output: Output, echo: str) -> None:
+    def prompt(self, request: CompletionRequest, output: Output, echo: str) -> None:
         """The prompt's own tokens, whose text is ``echo``. What the tokenizer has put before it (a
         token that begins every sequence, a space) is not part of it."""
         found = output.prompt_logprobs
         if found is None:
             return
         tops: Iterable[TopPairs | None] = found.tops or [None] * len(found.logprobs)
-        for token, value, top in zip(ask.prompt, found.logprobs, tops):
+        for token, value, top in zip(request.prompt, found.logprobs, tops):
             self._add(token, value, top, True)
         before = max(self._offset - len(echo), 0)
         self._offsets = [max(offset - before, 0) for offset in self._offsets]
         self._offset = len(echo)
         self._decoder.reset()
 
-    def drawn(self, output: Output, which: range) -> None:
+    def generated(self, output: Output, which: range) -> None:
         for i in which:
             token, top = output.tokens[i], output.tops[i] if output.tops else []
             self._add(token, output.logprobs[i], top, token not in self._hidden)

@@ -14,7 +14,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from sglang.srt.core.messages import Done
-from sglang.srt.requests.completion.completion_request import Ask
+from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.completion.output import Output
 from sglang.srt.web.exchange.current_caller import CALLER
 from sglang.srt.web.telemetry.request_record import RequestRecord, record
@@ -110,9 +110,9 @@ class Metrics:
         return self._family(kind, name, help, **options).labels(self._model)
 
     @contextmanager
-    def watch(self, ask: Ask) -> Iterator[RequestWatch]:
-        """Follow the outputs of one ask, which its caller may leave before the end."""
-        watch = RequestWatch(self, ask, record())
+    def watch(self, request: CompletionRequest) -> Iterator[RequestWatch]:
+        """Follow the outputs of one request, which its caller may leave before the end."""
+        watch = RequestWatch(self, request, record())
         try:
             yield watch
         except (GeneratorExit, asyncio.CancelledError):
@@ -206,17 +206,17 @@ class Metrics:
 
 
 class RequestWatch:
-    """Counts what one ask does, output by output, for the metrics and its request's record.
+    """Counts what one request does, output by output, for the metrics and its request's record.
 
     ``left``: completions that have not ended.
     """
 
-    def __init__(self, metrics: Metrics, ask: Ask, found: RequestRecord) -> None:
-        self._metrics, self._ask, self._record = metrics, ask, found
+    def __init__(self, metrics: Metrics, request: CompletionRequest, found: RequestRecord) -> None:
+        self._metrics, self._request, self._record = metrics, request, found
         self._start = time.monotonic()
         self._seen: dict[int, tuple[int, float]] = {}  # by output: tokens counted, when
-        self.left = ask.sampling.n
-        found.begin(ask)
+        self.left = request.sampling.n
+        found.begin(request)
 
     def update(self, output: Output) -> None:
         metrics, now = self._metrics, time.monotonic()
@@ -231,11 +231,11 @@ class RequestWatch:
                 metrics.gap.observe((now - last) / fresh)
             self._seen[output.index] = (output.completion_tokens, now)
         if output.finish is not None:
-            if self.left == self._ask.sampling.n:  # completions of one prompt read it once
+            if self.left == self._request.sampling.n:  # completions of one prompt read it once
                 metrics.read(output.stats.prompt_tokens, output.stats.cached_tokens)
                 metrics.queued.observe(output.stats.queue_seconds)
             self.left -= 1
-            self._record.finish(self._ask, output)
+            self._record.finish(self._request, output)
             metrics.whole.observe(now - self._start)
             metrics.finished(output.finish.reason)
             if output.finish.reason == "abort":

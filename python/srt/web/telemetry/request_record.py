@@ -8,7 +8,7 @@ from collections import Counter
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from sglang.srt.requests.completion.completion_request import Ask
+from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.completion.output import Output
 
 
@@ -22,11 +22,11 @@ class RequestRecord:
         status: 0 until the answer has begun.
         whole: the answer was sent to its end.
         response_id: the answer's own id, as the client got it.
-        asks: the prompts to be completed, in no order.
+        requests: the prompts to be completed, in no order.
         finishes: how many completions ended by which reason.
         queued: the longest wait for the first pass. first: when the first token came.
         private: the log may have no parameter and no text of it.
-        keep: whether ``outputs``, the finished completions with their asks, are wanted.
+        keep: whether ``outputs``, the finished completions with their requests, are wanted.
     """
 
     method: str = ""
@@ -38,7 +38,7 @@ class RequestRecord:
     response_id: str = ""
     started: float = field(default_factory=time.monotonic)
     ended: float = 0.0
-    asks: list[Ask] = field(default_factory=list)
+    requests: list[CompletionRequest] = field(default_factory=list)
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
@@ -47,7 +47,7 @@ class RequestRecord:
     first: float | None = None
     private: bool = False
     keep: bool = False
-    outputs: list[tuple[Ask, Output]] = field(default_factory=list)
+    outputs: list[tuple[CompletionRequest, Output]] = field(default_factory=list)
 
     @property
     def seconds(self) -> float:
@@ -58,24 +58,24 @@ class RequestRecord:
         """The client did not wait for the end."""
         return self.status == 499 or not self.whole
 
-    def begin(self, ask: Ask) -> None:
+    def begin(self, request: CompletionRequest) -> None:
         """One more prompt is to be completed."""
-        self.asks.append(ask)
-        self.response_id = self.response_id or ask.rid
+        self.requests.append(request)
+        self.response_id = self.response_id or request.rid
 
     def read(self, prompt: int, cached: int) -> None:
         """A prompt was computed, ``cached`` tokens of it found in the cache."""
         self.prompt_tokens += prompt
         self.cached_tokens += cached
 
-    def finish(self, ask: Ask, output: Output) -> None:
+    def finish(self, request: CompletionRequest, output: Output) -> None:
         """A completion has ended."""
         assert output.finish is not None
         self.completion_tokens += output.completion_tokens
         self.finishes[output.finish.reason] += 1
         self.queued = max(self.queued or 0.0, output.stats.queue_seconds)
         if self.keep and not self.private:
-            self.outputs.append((ask, output))
+            self.outputs.append((request, output))
 
 
 current: ContextVar[RequestRecord | None] = ContextVar("record", default=None)

@@ -79,7 +79,7 @@ class RequestSpan:
         span.update_name(f"{operation} {model}" if operation else f"{found.method} {found.route}")
         attributes = _attributes(found)
         if operation:
-            attributes |= {"gen_ai.operation.name": operation, **_asked(found, model)}
+            attributes |= {"gen_ai.operation.name": operation, **_requested(found, model)}
         for name, value in attributes.items():
             span.set_attribute(name, value)
         if found.status >= 500:
@@ -99,7 +99,7 @@ def _attributes(found: RequestRecord) -> dict[str, Any]:
     return attributes
 
 
-def _asked(found: RequestRecord, model: str) -> dict[str, Any]:
+def _requested(found: RequestRecord, model: str) -> dict[str, Any]:
     """Attributes of a request that uses the model."""
     attributes: dict[str, Any] = {
         "gen_ai.provider.name": "sglang",
@@ -108,17 +108,17 @@ def _asked(found: RequestRecord, model: str) -> dict[str, Any]:
     }
     if found.response_id:
         attributes["gen_ai.response.id"] = found.response_id
-    if found.asks:
-        sampling = found.asks[0].sampling
+    if found.requests:
+        sampling = found.requests[0].sampling
         attributes |= {
             "gen_ai.request.max_tokens": sampling.max_new_tokens,
             "gen_ai.request.temperature": sampling.temperature,
             "gen_ai.request.top_p": sampling.top_p,
-            "gen_ai.request.choice.count": sum(ask.sampling.n for ask in found.asks),
+            "gen_ai.request.choice.count": sum(request.sampling.n for request in found.requests),
         }
         if sampling.seed is not None:
             attributes["gen_ai.request.seed"] = sampling.seed
-    if found.asks or found.prompt_tokens:
+    if found.requests or found.prompt_tokens:
         attributes |= {
             "gen_ai.usage.input_tokens": found.prompt_tokens,
             "gen_ai.usage.output_tokens": found.completion_tokens,

@@ -15,8 +15,8 @@ from helpers.text_worker import text_engine
 from helpers.toy_tokenizer import byte_level
 from sglang.srt.config import Config
 from sglang.srt.core.messages import Done
-from sglang.srt.requests.completion.completion_request import Ask
 from sglang.srt.requests.completion.completer import Completer
+from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.completion.output import Output
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.caller import Caller
@@ -39,7 +39,7 @@ class Counts:
         self.updates, self.computed_tokens, self.watched = 0, 0, 0
 
     @contextlib.contextmanager
-    def watch(self, ask: Ask) -> Iterator[Counts]:
+    def watch(self, request: CompletionRequest) -> Iterator[Counts]:
         self.watched += 1
         yield self
 

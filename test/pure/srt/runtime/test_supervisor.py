@@ -25,7 +25,7 @@ from sglang.srt.core.progress import PASS, STOP_PATTERNS, Progress
 from sglang.srt.engine import process
 from sglang.srt.engine.client import EngineLost
 from sglang.srt.engine.process import Stall
-from sglang.srt.requests.completion.completion_request import Ask
+from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.completion.completer import Completer
 from sglang.srt.requests.completion.output import Output
 from sglang.srt.runtime import supervisor as module
@@ -72,7 +72,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 async def golden(completion: Completer, count: int = 8) -> Output:
     prompt = completion.tokenizer.encode("the lazy dog")
     sampling = SamplingParams(max_new_tokens=count, temperature=0.0, ignore_eos=True)
-    return (await completion.generate(Ask(prompt, sampling)))[0]
+    return (await completion.generate(CompletionRequest(prompt, sampling)))[0]
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -141,7 +141,7 @@ async def stalling(completion: Completer, http: httpx.AsyncClient) -> asyncio.Ta
     """A request that the engine's loop does not come back from, once /health has reported it."""
     sampling = SamplingParams(max_new_tokens=4, temperature=0.0, ignore_eos=True, stop_regex=("@",))
     prompt = completion.tokenizer.encode("the lazy dog")
-    task = asyncio.create_task(completion.generate(Ask(prompt, sampling, rid="mine")))
+    task = asyncio.create_task(completion.generate(CompletionRequest(prompt, sampling, rid="mine")))
     deadline = time.monotonic() + SECONDS
     while (reply := await http.get("/health")).status_code == 200:
         assert time.monotonic() < deadline

@@ -237,9 +237,9 @@ def test_no_logs_keeps_texts_out_of_the_log(served: Served) -> None:
     seen: list[RequestRecord] = []
     begin = RequestRecord.begin
 
-    def noting(self: RequestRecord, ask: Any) -> None:
+    def noting(self: RequestRecord, request: Any) -> None:
         seen.append(self)
-        begin(self, ask)
+        begin(self, request)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RequestRecord, "begin", noting)

@@ -164,7 +164,7 @@ def test_every_text_of_a_request_is_text(tmp_path: Path, knows: bool) -> None:
     }  # fmt: skip
     scripted.text = "fine"
     assert posted(scripted, "/v1/chat/completions", body).status_code == 200
-    ids = list(scripted.asks[-1].prompt)
+    ids = list(scripted.requests[-1].prompt)
     tokenizer = scripted.tokenizer
     turns = 4 if knows else 5
     assert ids.count(tokenizer.id_of(IM_START) or 0) == turns

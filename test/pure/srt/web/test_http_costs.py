@@ -22,7 +22,7 @@ from sglang.srt.engine import process
 from sglang.srt.engine.client import Client, EngineLost
 from sglang.srt.memory.pages import PagePool
 from sglang.srt.memory.radix import RadixTree
-from sglang.srt.requests.completion.completion_request import Ask
+from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.completion.output import Finish, Output
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime import generated as native
@@ -251,13 +251,13 @@ def test_a_choice_that_ends_while_a_chunk_is_sent_ends_once() -> None:
         config = Config.of()
         runtime = None
 
-        async def run(self, asks: list[Ask]) -> AsyncIterator[tuple[int, Output]]:
+        async def run(self, requests: list[CompletionRequest]) -> AsyncIterator[tuple[int, Output]]:
             yield 0, output
             yield 0, output  # the item that says so; the first was taken before
 
     async def main() -> list[dict[str, Any]]:
         found = []
-        talk = ChatCall(Ask(ints([1])), None)
+        talk = ChatCall(CompletionRequest(ints([1])), None)
         stream = chat._events(
             Racing(),
             chat.ChatRequest(messages=[]),

@@ -43,11 +43,11 @@ async def messages(state: ServerState, request: Request) -> Response:
         raise RequestError("max_tokens is missing; give a number of tokens.", "max_tokens")
     with spelled():
         call = await _call(state, body)
-        call = replace(call, ask=replace(call.ask, rid=body.rid or new_id("msg")))
+        call = replace(call, request=replace(call.request, rid=body.rid or new_id("msg")))
         with call.named():
             if body.stream:
                 return await respond(request, _events(state, body, call), ANTHROPIC)
-            ((output,),) = await unless_gone(request, state.finish([call.ask]))
+            ((output,),) = await unless_gone(request, state.finish([call.request]))
     reader, blocks = call.reader(), _blocks(body)
     events = [*blocks.add(reader.take(output, True)[0]), *blocks.end()]
     stop = stopping(output, reader.called, body.max_tokens)
@@ -61,7 +61,7 @@ async def count_tokens(state: ServerState, request: Request) -> Response:
     body = await read_body(request, MessagesBody, state.body_limit)
     with spelled():
         call = await _call(state, body, fits=False)
-    return json_response({"input_tokens": len(call.ask.prompt)})
+    return json_response({"input_tokens": len(call.request.prompt)})
 
 
 async def _call(state: ServerState, body: MessagesBody, fits: bool = True) -> ChatCall:
@@ -71,8 +71,8 @@ async def _call(state: ServerState, body: MessagesBody, fits: bool = True) -> Ch
     if body.max_tokens != 0:
         return await read_chat(state.runtime, chat, fits)
     call = await read_chat(state.runtime, msgspec.structs.replace(chat, max_tokens=1), fits)
-    sampling = replace(call.ask.sampling, max_new_tokens=0, min_new_tokens=0)
-    return replace(call, ask=replace(call.ask, sampling=sampling))
+    sampling = replace(call.request.sampling, max_new_tokens=0, min_new_tokens=0)
+    return replace(call, request=replace(call.request, sampling=sampling))
 
 
 async def _events(
@@ -80,7 +80,7 @@ async def _events(
 ) -> AsyncGenerator[dict[str, Any], None]:
     interval = state.config.server.stream_interval
     reader, blocks, begun = call.reader(), _blocks(body), False
-    async with aclosing(state.run([call.ask])) as items:
+    async with aclosing(state.run([call.request])) as items:
         async for _, output in items:
             # Read once: while a chunk is on its way the output may finish, and come again for that.
             finished = output.finish is not None
@@ -114,7 +114,7 @@ def _counts(
 
 def _head(state: ServerState, body: MessagesBody, call: ChatCall) -> dict[str, Any]:
     model = body.model or state.runtime.model_name
-    return {"id": call.ask.rid, "type": "message", "role": "assistant", "model": model}
+    return {"id": call.request.rid, "type": "message", "role": "assistant", "model": model}
 
 
 def _start(head: dict[str, Any], output: Output) -> dict[str, Any]:

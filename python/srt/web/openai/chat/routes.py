@@ -40,17 +40,17 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
     body = await read_body(request, ChatRequest, state.body_limit)
     call = await read_chat(state.runtime, body)
     reply = new_reply(state, body, "chatcmpl")
-    call = replace(call, ask=replace(call.ask, rid=reply.id))
+    call = replace(call, request=replace(call.request, rid=reply.id))
     with call.named():
         if body.stream:
             return await respond(request, _events(state, body, reply, call))
-        results = await unless_gone(request, state.finish([call.ask]))
+        results = await unless_gone(request, state.finish([call.request]))
     choices, thoughts = [], 0
     for output in results[0]:
         reader = call.reader()
         message = message_of(reader.take(output, True)[0], call.legacy)
         choice = {"index": output.index, "message": message, "logprobs": None}
-        if call.ask.logprobs is not None:
+        if call.request.logprobs is not None:
             choice["logprobs"] = _logprobs(state, output, range(output.released))
         choices.append({**choice, **_finish(call, output, reader)})
         thoughts += thought_tokens(state.runtime, call, output, reader)
@@ -83,7 +83,7 @@ async def _events(
     interval = state.config.server.stream_interval
     readers: defaultdict[int, ReplyReader] = defaultdict(call.reader)
     templates: dict[tuple[int, type[Delta]], Template] = {}
-    plain = call.ask.logprobs is None and not always
+    plain = call.request.logprobs is None and not always
     collected, thoughts = Collected(1), 0
 
     def chunk(index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -91,7 +91,7 @@ async def _events(
         found = {**head, "choices": [{**choice, **more}]}
         return {**found, "usage": _counts(call, collected.usage(), thoughts)} if always else found
 
-    async with aclosing(state.run([call.ask])) as items:
+    async with aclosing(state.run([call.request])) as items:
         async for _, output in items:
             collected.note(0, output)
             # Read once: while a chunk is on its way the output may finish, and come again for that.
@@ -109,7 +109,7 @@ async def _events(
                     yield templates[kind].event(found[0].text)
                     found = []
                 deltas, more = [delta_of(delta, call.legacy) for delta in found], {}
-                if call.ask.logprobs is not None and tokens:
+                if call.request.logprobs is not None and tokens:
                     more["logprobs"] = _logprobs(state, output, tokens)
                     deltas = deltas or [delta_of(AnswerWords(""))]
                 for delta in deltas:

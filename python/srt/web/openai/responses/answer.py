@@ -122,7 +122,7 @@ class Answer:
 
 def _fixed(state: ServerState, body: ResponsesBody, call: ChatCall) -> dict[str, Any]:
     """Fields that do not change: those of the request, with the defaults chosen for the others."""
-    sampling, tools = call.ask.sampling, tools_of(body.tools)
+    sampling, tools = call.request.sampling, tools_of(body.tools)
     return {
         "background": bool(body.background),
         "instructions": body.instructions,
@@ -150,14 +150,14 @@ def _fixed(state: ServerState, body: ResponsesBody, call: ChatCall) -> dict[str,
 
 def _usage(output: Output, thoughts: int) -> dict[str, Any]:
     """Nothing is charged for what is written to the cache."""
-    prompt, drawn = output.stats.prompt_tokens, output.completion_tokens
+    prompt, generated = output.stats.prompt_tokens, output.completion_tokens
     return {
         "input_tokens": prompt,
         "input_tokens_details": {
             "cached_tokens": output.stats.cached_tokens,
             "cache_write_tokens": 0,
         },
-        "output_tokens": drawn,
-        "output_tokens_details": {"reasoning_tokens": min(thoughts, drawn)},
-        "total_tokens": prompt + drawn,
+        "output_tokens": generated,
+        "output_tokens_details": {"reasoning_tokens": min(thoughts, generated)},
+        "total_tokens": prompt + generated,
     }

@@ -41,7 +41,7 @@ async def written(
     """
     pieces = TokenPieces(state, call)
     with in_own_words(), call.named():
-        async with aclosing(state.run([call.ask])) as items:
+        async with aclosing(state.run([call.request])) as items:
             async for _, output in items:
                 # Read once: the output may finish while an event is on its way.
                 finished = output.finish is not None
@@ -139,7 +139,7 @@ def begin(state: ServerState, call: ChatCall, answer: Answer, record: StoredResp
         )
     state.admit(1)
     with in_own_words():
-        call.ask.verified(state.runtime.info)
+        call.request.verified(state.runtime.info)
     record.live = live = BackgroundResponse(store, answer, record)
     if not store.put(record):
         store.drop(record)

@@ -49,7 +49,7 @@ async def create(state: ServerState, request: Request) -> Response:
     name = uuid.uuid4().hex
     items, call = await _read(state, body, name)
     answer = Answer(state, body, call, name)
-    call = replace(call, ask=replace(call.ask, rid=body.rid or answer.id))
+    call = replace(call, request=replace(call.request, rid=body.rid or answer.id))
     kept = msgspec.json.encode(items)
     record = StoredResponse(answer.id, CALLER.get().tenant, body.previous_response_id or "", kept)
     if body.background:
@@ -97,7 +97,9 @@ async def count(state: ServerState, request: Request) -> Response:
     """Count the tokens of an input."""
     body = await read_body(request, ResponsesBody, state.body_limit)
     _, call = await _read(state, body, "", fits=False)
-    return json_response({"object": "response.input_tokens", "input_tokens": len(call.ask.prompt)})
+    return json_response(
+        {"object": "response.input_tokens", "input_tokens": len(call.request.prompt)}
+    )
 
 
 async def retrieve(state: ServerState, request: Request) -> Response:

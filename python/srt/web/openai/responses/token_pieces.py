@@ -29,9 +29,9 @@ class TokenPieces:
     """
 
     def __init__(self, state: ServerState, call: ChatCall) -> None:
-        skip = call.ask.sampling.skip_special_tokens
+        skip = call.request.sampling.skip_special_tokens
         self.reader, self._sent = call.reader(), StreamProgress()
-        self._traced = call.ask.logprobs is not None
+        self._traced = call.request.logprobs is not None
         self._table = state.runtime.tokenizer.token_bytes
         self._decoder = state.runtime.tokenizer.detokenizer(skip)
         self._hidden = state.runtime.tokenizer.special_ids if skip else frozenset()

@@ -16,11 +16,11 @@ from sglang.ir.constraint import Constraint
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.ints import ints
 from sglang.srt.core.segments import Segment
-from sglang.srt.requests.completion.completion_request import Ask, Logprobs
 from sglang.srt.requests.completion.completer import Completer
+from sglang.srt.requests.completion.completion_request import CompletionRequest, Logprobs
 from sglang.srt.requests.completion.output import Output
-from sglang.srt.requests.request_error import RequestError
 from sglang.srt.requests.completion.whole_choices import pick
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.tokenizer import Tokenizer
 
 PROMPT = ints(range(40, 60))
@@ -32,20 +32,22 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer(byte_level(tmp_path_factory.mktemp("tokenizer")))
 
 
-def ask(choices: list[str] = CHOICES, **changes: Any) -> Ask:
+def request(choices: list[str] = CHOICES, **changes: Any) -> CompletionRequest:
     own = {k: changes.pop(k) for k in ("logprobs", "segments", "rid") if k in changes}
     constraint = Constraint("choices", json.dumps(choices))
     sampling = SamplingParams(constraint=constraint, **changes)
-    return Ask(PROMPT, sampling, score_choices=True, **own)
+    return CompletionRequest(PROMPT, sampling, score_choices=True, **own)
 
 
-def outputs(tokenizer: Tokenizer, *asks: Ask) -> tuple[list[list[Output]], dict[str, Any]]:
+def outputs(
+    tokenizer: Tokenizer, *requests: CompletionRequest
+) -> tuple[list[list[Output]], dict[str, Any]]:
     """The answers, one after the other, and the statistics when all is idle."""
     engine, _ = text_engine(tokenizer)
 
     async def main() -> tuple[list[list[Output]], dict[str, Any]]:
         completion = Completer(engine.client_on(asyncio.get_running_loop()), tokenizer)
-        found = [await completion.generate(ask) for ask in asks]
+        found = [await completion.generate(request) for request in requests]
         for _ in range(200):
             stats = (await completion.control("stats")).data
             if stats["contexts"] == 0:
@@ -72,8 +74,8 @@ def total(tokenizer: Tokenizer, text: str) -> float:
 
 def test_the_best_is_taken_or_one_is_drawn_by_its_score(tokenizer: Tokenizer) -> None:
     want = [total(tokenizer, text) for text in CHOICES]
-    sampled = ask(seed=7, temperature=2.0, n=3)
-    (greedy, drawn), stats = outputs(tokenizer, ask(temperature=0.0), sampled)
+    sampled = request(seed=7, temperature=2.0, n=3)
+    (greedy, drawn), stats = outputs(tokenizer, request(temperature=0.0), sampled)
     (best,) = greedy
     assert best.choice_logprobs == pytest.approx(want)
     assert best.text == CHOICES[want.index(max(want))]
@@ -89,7 +91,7 @@ def test_the_best_is_taken_or_one_is_drawn_by_its_score(tokenizer: Tokenizer) ->
 
 
 def test_log_probabilities_of_the_choice(tokenizer: Tokenizer) -> None:
-    wanted = ask(temperature=0.0, logprobs=Logprobs(top=2, start=5, probe=(3,)))
+    wanted = request(temperature=0.0, logprobs=Logprobs(top=2, start=5, probe=(3,)))
     ((output,),), _ = outputs(tokenizer, wanted)
     count = len(output.tokens)
     assert math.fsum(output.logprobs) == pytest.approx(max(output.choice_logprobs))
@@ -100,24 +102,24 @@ def test_log_probabilities_of_the_choice(tokenizer: Tokenizer) -> None:
 
 def test_what_has_no_room(tokenizer: Tokenizer) -> None:
     with pytest.raises(RequestError, match=r"choices has one of \d+ tokens; at most 2 can follow"):
-        outputs(tokenizer, ask(max_new_tokens=2))
+        outputs(tokenizer, request(max_new_tokens=2))
     with pytest.raises(RequestError, match="top_p works on tokens") as caught:
-        outputs(tokenizer, ask(top_p=0.5))
+        outputs(tokenizer, request(top_p=0.5))
     assert caught.value.param == "top_p"
-    ((nothing,),), _ = outputs(tokenizer, ask(max_new_tokens=0))
+    ((nothing,),), _ = outputs(tokenizer, request(max_new_tokens=0))
     assert (nothing.text, nothing.finish.reason) == ("", "length")
 
 
 def test_behind_texts_that_are_side_by_side(tokenizer: Tokenizer) -> None:
     segments = (Segment(5, 5), Segment(10, 5), Segment(15, 15))
-    ((output,),), _ = outputs(tokenizer, ask(temperature=0.0, segments=segments))
+    ((output,),), _ = outputs(tokenizer, request(temperature=0.0, segments=segments))
     assert output.text in CHOICES
 
 
 def test_choices_are_written_as_inside_a_text(tmp_path: Path) -> None:
     """A tokenizer that begins every text with a space does not begin a choice with one."""
     tokenizer = Tokenizer(sentencepiece(tmp_path))
-    ((output,),), _ = outputs(tokenizer, ask(["hello", " world"], temperature=0.0))
+    ((output,),), _ = outputs(tokenizer, request(["hello", " world"], temperature=0.0))
     texts = [b"".join(tokenizer.token_bytes[t] for t in output.tokens)]
     assert texts == [output.text.encode()]
 
@@ -132,7 +134,7 @@ def slow(tokenizer: Tokenizer) -> Iterator[Any]:
 def test_an_abort_in_the_middle(tokenizer: Tokenizer, slow: Any) -> None:
     async def main() -> list[Output]:
         completion = Completer(slow.client_on(asyncio.get_running_loop()), tokenizer)
-        task = asyncio.ensure_future(completion.generate(ask(CHOICES * 1, rid="mine", n=2)))
+        task = asyncio.ensure_future(completion.generate(request(CHOICES * 1, rid="mine", n=2)))
         while completion.pending < 2:
             await asyncio.sleep(0)
         assert completion.abort("mine") == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
@@ -12,10 +13,15 @@ import pytest
 from helpers.text_worker import drawn, logprob_of, text_engine
 from helpers.toy_tokenizer import byte_level
 from sglang.ir.sampling import SamplingParams
+from sglang.srt.core.batch import Batch, StepResult
 from sglang.srt.core.ints import Ints, ints
 from sglang.srt.engine.client import EngineLost
-from sglang.srt.requests.completion.completion_request import Ask, Logprobs, sampling_from
 from sglang.srt.requests.completion.completer import Completer
+from sglang.srt.requests.completion.completion_request import (
+    CompletionRequest,
+    Logprobs,
+    sampling_from,
+)
 from sglang.srt.requests.completion.merge_streams import merge
 from sglang.srt.requests.completion.output import Output
 from sglang.srt.requests.request_error import RequestError
@@ -32,10 +38,19 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @pytest.fixture
 def play(tokenizer: Tokenizer) -> Callable[..., Any]:
-    """Runs a coroutine function with a Completer on a fresh engine; checks that it ends idle."""
+    """Runs a coroutine function with a Completer on a fresh engine; checks that it ends idle.
+    ``permits``: each pass takes one and waits for it."""
 
-    def run(body: Body, **options: Any) -> Any:
-        engine, _ = text_engine(tokenizer, **options)
+    def run(body: Body, permits: threading.Semaphore | None = None, **options: Any) -> Any:
+        engine, worker = text_engine(tokenizer, **options)
+        if permits is not None:
+            compute = worker.run
+
+            def run_with_permit(batch: Batch) -> StepResult:
+                permits.acquire()
+                return compute(batch)
+
+            worker.run = run_with_permit  # type: ignore[method-assign]
 
         async def main() -> Any:
             completion = Completer(engine.client_on(asyncio.get_running_loop()), tokenizer)
@@ -46,6 +61,8 @@ def play(tokenizer: Tokenizer) -> Callable[..., Any]:
         try:
             return asyncio.run(main())
         finally:
+            if permits is not None:
+                permits.release(1000)
             engine.close()
 
     return run
@@ -82,8 +99,8 @@ def greedy(**changes: Any) -> SamplingParams:
 
 def test_text_tokens_and_usage(play: Any, tokenizer: Tokenizer) -> None:
     async def body(completion: Completer) -> list[Output]:
-        ask = Ask(PROMPT, greedy())
-        return [*await completion.generate(ask), *await completion.generate(ask)]
+        request = CompletionRequest(PROMPT, greedy())
+        return [*await completion.generate(request), *await completion.generate(request)]
 
     first, again = play(body)
     want = model_text(tokenizer, PROMPT, 24)
@@ -98,16 +115,22 @@ def test_text_tokens_and_usage(play: Any, tokenizer: Tokenizer) -> None:
 
 
 def test_a_stream_grows_to_the_same_text(play: Any, tokenizer: Tokenizer) -> None:
-    async def body(completion: Completer) -> tuple[list[str], Output]:
-        seen = [""]
-        async with aclosing(completion.stream(Ask(PROMPT, greedy(max_new_tokens=60)))) as outputs:
-            async for output in outputs:
-                assert output.text.startswith(seen[-1])
-                seen.append(output.text)
-        return seen, output
+    permits = threading.Semaphore(1)
+    counts: list[int] = []
 
-    seen, output = play(body)
-    assert len(set(seen)) > 20
+    async def body(completion: Completer) -> Output:
+        seen = ""
+        request = CompletionRequest(PROMPT, greedy(max_new_tokens=60))
+        async with aclosing(completion.stream(request)) as outputs:
+            async for output in outputs:
+                assert output.text.startswith(seen)
+                seen = output.text
+                counts.append(len(output.tokens))
+                permits.release()  # a pass runs when the output of the one before was read
+        return output
+
+    output = play(body, permits=permits)
+    assert list(dict.fromkeys(counts)) == list(range(1, 61))  # the end may come by itself
     assert output.text == tokenizer.decode(model_text(tokenizer, PROMPT, 60), skip_special=True)
 
 
@@ -120,19 +143,21 @@ def test_stops_are_cut_exactly_or_kept(play: Any, tokenizer: Tokenizer) -> None:
 
     async def body(completion: Completer) -> list[Output]:
         base = greedy(max_new_tokens=60, skip_special_tokens=False)
-        asks = [
-            Ask(PROMPT, replace_params(base, stop=(stop, "never"))),
-            Ask(PROMPT, replace_params(base, stop=(stop,), no_stop_trim=True)),
-            Ask(PROMPT, replace_params(base, stop_token_ids=(tokens[7],))),
-            Ask(PROMPT, replace_params(base, stop_token_ids=(tokens[7],), no_stop_trim=True)),
+        requests = [
+            CompletionRequest(PROMPT, replace_params(base, stop=(stop, "never"))),
+            CompletionRequest(PROMPT, replace_params(base, stop=(stop,), no_stop_trim=True)),
+            CompletionRequest(PROMPT, replace_params(base, stop_token_ids=(tokens[7],))),
+            CompletionRequest(
+                PROMPT, replace_params(base, stop_token_ids=(tokens[7],), no_stop_trim=True)
+            ),
         ]
-        for ask in asks:  # a stream never shows what is cut later
+        for request in requests:  # a stream never shows what is cut later
             seen = ""
-            async with aclosing(completion.stream(ask)) as outputs:
+            async with aclosing(completion.stream(request)) as outputs:
                 async for output in outputs:
                     assert output.text.startswith(seen)
                     seen = output.text
-        return [(await completion.generate(ask))[0] for ask in asks]
+        return [(await completion.generate(request))[0] for request in requests]
 
     trimmed, kept, by_token, with_token = play(body)
     assert trimmed.text == whole[:cut]
@@ -155,10 +180,12 @@ def test_n_completions_share_the_prompt(play: Any) -> None:
     async def body(completion: Completer) -> tuple[list[Output], list[Output], Output, Any]:
         params = SamplingParams(n=4, seed=7, max_new_tokens=12, ignore_eos=True)
         before = (await completion.control("stats")).data["computed_tokens"]
-        first = await completion.generate(Ask(PROMPT, params))
+        first = await completion.generate(CompletionRequest(PROMPT, params))
         spent = (await completion.control("stats")).data["computed_tokens"] - before
-        again = await completion.generate(Ask(PROMPT, params))
-        alone = (await completion.generate(Ask(PROMPT, replace_params(params, n=1))))[0]
+        again = await completion.generate(CompletionRequest(PROMPT, params))
+        alone = (await completion.generate(CompletionRequest(PROMPT, replace_params(params, n=1))))[
+            0
+        ]
         return first, again, alone, spent
 
     first, again, alone, spent = play(body)
@@ -172,8 +199,10 @@ def test_n_completions_share_the_prompt(play: Any) -> None:
 
 def test_max_new_tokens_zero_computes_the_prompt_alone(play: Any, tokenizer: Tokenizer) -> None:
     async def body(completion: Completer) -> list[Output]:
-        plain = await completion.generate(Ask(PROMPT, greedy(max_new_tokens=0)))
-        scored = Ask(PROMPT, greedy(max_new_tokens=0), Logprobs(top=2, start=0, probe=(5, 6)))
+        plain = await completion.generate(CompletionRequest(PROMPT, greedy(max_new_tokens=0)))
+        scored = CompletionRequest(
+            PROMPT, greedy(max_new_tokens=0), Logprobs(top=2, start=0, probe=(5, 6))
+        )
         return plain + await completion.generate(scored)
 
     plain, scored = play(body)
@@ -188,9 +217,11 @@ def test_max_new_tokens_zero_computes_the_prompt_alone(play: Any, tokenizer: Tok
 @pytest.mark.parametrize("n", [1, 3])
 def test_logprobs(play: Any, tokenizer: Tokenizer, n: int) -> None:
     async def body(completion: Completer) -> list[Output]:
-        ask = Ask(PROMPT, greedy(n=n, max_new_tokens=5), Logprobs(top=3, start=15, probe=(9,)))
-        await completion.generate(ask)
-        return await completion.generate(ask)
+        request = CompletionRequest(
+            PROMPT, greedy(n=n, max_new_tokens=5), Logprobs(top=3, start=15, probe=(9,))
+        )
+        await completion.generate(request)
+        return await completion.generate(request)
 
     for output in play(body):
         assert output.prompt_logprobs.start == 15
@@ -208,42 +239,42 @@ def test_logprobs(play: Any, tokenizer: Tokenizer, n: int) -> None:
 
 def test_max_new_tokens_is_cut_to_the_room(play: Any) -> None:
     async def body(completion: Completer) -> list[Output]:
-        return await completion.generate(Ask(PROMPT, greedy(max_new_tokens=2**63)))
+        return await completion.generate(CompletionRequest(PROMPT, greedy(max_new_tokens=2**63)))
 
     (output,) = play(body, context=50)
     assert output.completion_tokens == 30
     assert output.finish.reason == "length"
 
 
-BAD: list[tuple[Ask, str, str]] = [
-    (Ask(ints()), "prompt", "empty"),
-    (Ask(ints([1, -1])), "prompt", "-1"),
-    (Ask(ints([1, 10_000])), "prompt", "10000"),
-    (Ask(ints([1] * 65)), "prompt", r"65 tokens .* 64"),
-    (Ask(ints([1] * 64)), "prompt", "no room"),
-    (Ask(PROMPT, SamplingParams(n=10**9)), "n", "128"),
-    (Ask(PROMPT, SamplingParams(max_new_tokens=-1)), "max_new_tokens", "-1"),
-    (Ask(PROMPT, SamplingParams(temperature=float("nan"))), "temperature", "nan"),
-    (Ask(PROMPT, SamplingParams(top_p=0.0)), "top_p", "0"),
-    (Ask(PROMPT, SamplingParams(seed=2**64)), "seed", "64-bit"),
-    (Ask(PROMPT, SamplingParams(stop=("",))), "stop", "empty"),
-    (Ask(PROMPT, SamplingParams(stop=("x",) * 10**5)), "stop", "100000"),
-    (Ask(PROMPT, SamplingParams(stop=("\ud800",))), "stop", "surrogate"),
-    (Ask(PROMPT, SamplingParams(logit_bias={10**6: 1.0})), "logit_bias", "1000000"),
-    (Ask(PROMPT, SamplingParams(stop_token_ids=(-1,))), "stop_token_ids", "-1"),
-    (Ask(PROMPT, logprobs=Logprobs(top=10**6)), "top_logprobs", "1000000"),
-    (Ask(PROMPT, logprobs=Logprobs(start=21)), "logprob_start_len", "21"),
-    (Ask(PROMPT, logprobs=Logprobs(probe=(-5,))), "token_ids_logprob", "-5"),
-    (Ask(PROMPT, priority=2**40), "priority", "32"),
+BAD: list[tuple[CompletionRequest, str, str]] = [
+    (CompletionRequest(ints()), "prompt", "empty"),
+    (CompletionRequest(ints([1, -1])), "prompt", "-1"),
+    (CompletionRequest(ints([1, 10_000])), "prompt", "10000"),
+    (CompletionRequest(ints([1] * 65)), "prompt", r"65 tokens .* 64"),
+    (CompletionRequest(ints([1] * 64)), "prompt", "no room"),
+    (CompletionRequest(PROMPT, SamplingParams(n=10**9)), "n", "128"),
+    (CompletionRequest(PROMPT, SamplingParams(max_new_tokens=-1)), "max_new_tokens", "-1"),
+    (CompletionRequest(PROMPT, SamplingParams(temperature=float("nan"))), "temperature", "nan"),
+    (CompletionRequest(PROMPT, SamplingParams(top_p=0.0)), "top_p", "0"),
+    (CompletionRequest(PROMPT, SamplingParams(seed=2**64)), "seed", "64-bit"),
+    (CompletionRequest(PROMPT, SamplingParams(stop=("",))), "stop", "empty"),
+    (CompletionRequest(PROMPT, SamplingParams(stop=("x",) * 10**5)), "stop", "100000"),
+    (CompletionRequest(PROMPT, SamplingParams(stop=("\ud800",))), "stop", "surrogate"),
+    (CompletionRequest(PROMPT, SamplingParams(logit_bias={10**6: 1.0})), "logit_bias", "1000000"),
+    (CompletionRequest(PROMPT, SamplingParams(stop_token_ids=(-1,))), "stop_token_ids", "-1"),
+    (CompletionRequest(PROMPT, logprobs=Logprobs(top=10**6)), "top_logprobs", "1000000"),
+    (CompletionRequest(PROMPT, logprobs=Logprobs(start=21)), "logprob_start_len", "21"),
+    (CompletionRequest(PROMPT, logprobs=Logprobs(probe=(-5,))), "token_ids_logprob", "-5"),
+    (CompletionRequest(PROMPT, priority=2**40), "priority", "32"),
 ]
 
 
 def test_bad_asks_are_refused_before_the_engine_sees_them(play: Any) -> None:
     async def body(completion: Completer) -> dict[str, Any]:
-        for ask, param, words in BAD:
+        for request, param, words in BAD:
             with pytest.raises(RequestError, match=words) as caught:
-                await completion.generate(ask)
-            assert caught.value.param == param, ask
+                await completion.generate(request)
+            assert caught.value.param == param, request
         return await idle(completion)
 
     stats = play(body, context=64)
@@ -253,9 +284,12 @@ def test_bad_asks_are_refused_before_the_engine_sees_them(play: Any) -> None:
 def test_an_invalid_stop_regex_is_the_engines_refusal(play: Any) -> None:
     async def body(completion: Completer) -> None:
         with pytest.raises(RequestError) as caught:
-            await completion.generate(Ask(PROMPT, greedy(stop_regex=("(",))))
+            await completion.generate(CompletionRequest(PROMPT, greedy(stop_regex=("(",))))
         assert caught.value.code == "invalid_value"
-        assert len(await completion.generate(Ask(PROMPT, greedy(stop_regex=("zz+",))))) == 1
+        assert (
+            len(await completion.generate(CompletionRequest(PROMPT, greedy(stop_regex=("zz+",)))))
+            == 1
+        )
 
     play(body)
 
@@ -265,6 +299,8 @@ def test_an_invalid_stop_regex_is_the_engines_refusal(play: Any) -> None:
 @pytest.mark.parametrize("how", ["aclose", "cancel", "abort"])
 def test_leaving_at_any_moment_frees_everything(play: Any, n: int, after: int, how: str) -> None:
     params = SamplingParams(n=n, max_new_tokens=500, ignore_eos=True)
+    # An output has all tokens that have come: without permits a slow reader would see few outputs.
+    permits = threading.Semaphore(2)  # the prompt, and the first tokens
 
     async def body(completion: Completer) -> None:
         reached = asyncio.Event()
@@ -274,10 +310,14 @@ def test_leaving_at_any_moment_frees_everything(play: Any, n: int, after: int, h
             count = 0
             if after == 0:
                 reached.set()
-            async with aclosing(completion.stream(Ask(PROMPT, params, rid="me"))) as outputs:
+            async with aclosing(
+                completion.stream(CompletionRequest(PROMPT, params, rid="me"))
+            ) as outputs:
                 async for output in outputs:
                     seen[output.index], count = output, count + 1
-                    if count == after:
+                    if count < after:
+                        permits.release()
+                    elif count == after:
                         reached.set()
                         if how == "aclose":
                             break
@@ -288,38 +328,46 @@ def test_leaving_at_any_moment_frees_everything(play: Any, n: int, after: int, h
         if how == "abort":
             while completion.abort("me") == 0:
                 await asyncio.sleep(0)
+            permits.release(1000)
             assert await task == ["abort"] * n
         elif how == "cancel" or after == 0:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         else:
-            await task
+            assert await task == []
+        permits.release(1000)
         await idle(completion)
 
-    play(body)
+    play(body, permits=permits)
 
 
 def test_abort_by_name_leaves_others(play: Any) -> None:
+    permits = threading.Semaphore(0)
+
     async def body(completion: Completer) -> None:
         tasks = [
             asyncio.ensure_future(
-                completion.generate(Ask(PROMPT, greedy(max_new_tokens=200), rid=rid))
+                completion.generate(CompletionRequest(PROMPT, greedy(max_new_tokens=200), rid=rid))
             )
             for rid in ("a", "b", "b")
         ]
         while completion.pending < 3:
             await asyncio.sleep(0)
         assert completion.abort("b") == 2
+        permits.release(1000)
         reasons = [(await task)[0].finish.reason for task in tasks]
         assert reasons == ["length", "abort", "abort"]
         assert completion.abort("a") == completion.abort() == 0
 
-    play(body)
+    play(body, permits=permits)
 
 
 def test_a_full_queue_refuses(play: Any) -> None:
     async def body(completion: Completer) -> list[Any]:
-        tasks = [completion.generate(Ask(PROMPT, greedy(max_new_tokens=50))) for _ in range(12)]
+        tasks = [
+            completion.generate(CompletionRequest(PROMPT, greedy(max_new_tokens=50)))
+            for _ in range(12)
+        ]
         return await asyncio.gather(*tasks, return_exceptions=True)
 
     results = play(body, running=2, queued=4)
@@ -334,7 +382,7 @@ def test_a_lost_engine_ends_what_is_pending(tokenizer: Tokenizer) -> None:
         engine, _ = text_engine(tokenizer)
         completion = Completer(engine.client_on(asyncio.get_running_loop()), tokenizer)
         task = asyncio.ensure_future(
-            completion.generate(Ask(PROMPT, greedy(n=2, max_new_tokens=900)))
+            completion.generate(CompletionRequest(PROMPT, greedy(n=2, max_new_tokens=900)))
         )
         while completion.pending == 0:
             await asyncio.sleep(0)
@@ -342,7 +390,7 @@ def test_a_lost_engine_ends_what_is_pending(tokenizer: Tokenizer) -> None:
         with pytest.raises(EngineLost):
             await task
         with pytest.raises(EngineLost):
-            await completion.generate(Ask(PROMPT))
+            await completion.generate(CompletionRequest(PROMPT))
         assert completion.pending == 0
 
     asyncio.run(main())
@@ -401,13 +449,13 @@ def test_merge_closes_every_stream_when_one_fails() -> None:
     asyncio.run(main())
 
 
-def test_an_ask_is_not_changed_by_verification(tokenizer: Tokenizer) -> None:
+def test_verification_changes_no_request(tokenizer: Tokenizer) -> None:
     engine, _ = text_engine(tokenizer)
     try:
-        ask = Ask(PROMPT, SamplingParams(top_k=10**9, max_new_tokens=10**9))
-        found = ask.verified(engine.info)
+        request = CompletionRequest(PROMPT, SamplingParams(top_k=10**9, max_new_tokens=10**9))
+        found = request.verified(engine.info)
         assert (found.sampling.top_k, found.sampling.max_new_tokens) == (-1, 1004)
-        assert ask == replace(ask)
-        assert ask.sampling.top_k == 10**9
+        assert request == replace(request)
+        assert request.sampling.top_k == 10**9
     finally:
         engine.close()

@@ -155,7 +155,7 @@ def asked(scripted: Scripted, path: str, **fields: Any) -> SamplingParams:
     body = {**(CHAT if "chat" in path else {"prompt": "a"}), "max_tokens": 4, **fields}
     reply = posted(scripted, path, body)
     assert reply.status_code == 200, reply.text
-    return scripted.asks[-1].sampling
+    return scripted.requests[-1].sampling
 
 
 FIELDS: list[tuple[dict[str, Any], Constraint | None]] = [

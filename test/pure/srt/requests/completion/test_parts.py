@@ -18,8 +18,8 @@ from helpers.parallel import segments_of, tokens_of
 from helpers.toy_tokenizer import byte_level, sentencepiece
 from sglang.srt.core.ints import ints
 from sglang.srt.core.segments import Segment
-from sglang.srt.requests.completion.completion_request import Ask, Logprobs
 from sglang.srt.requests.completion.completer import Completer
+from sglang.srt.requests.completion.completion_request import CompletionRequest, Logprobs
 from sglang.srt.requests.completion.parallel_parts import Parts, read_parts
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.tokenizer import Tokenizer
@@ -100,14 +100,18 @@ def test_too_long_is_refused_before_all_is_tokenized(
     assert next(seen) <= 67
 
 
-def test_an_ask_that_cannot_be_met_is_refused() -> None:
-    ask = Ask(ints(range(9)), segments=(Segment(2, 2), Segment(4, 2), Segment(6, 6)))
-    assert ask.verified(fake_info(64, 1)).segments == ask.segments
+def test_impossible_segments_are_refused() -> None:
+    request = CompletionRequest(
+        ints(range(9)), segments=(Segment(2, 2), Segment(4, 2), Segment(6, 6))
+    )
+    assert request.verified(fake_info(64, 1)).segments == request.segments
     with pytest.raises(RequestError, match="--page-size 1") as caught:
-        ask.verified(fake_info(64, 4))
+        request.verified(fake_info(64, 4))
     assert caught.value.param == "parts"
     for start in (0, 5):
-        scored = Ask(ask.prompt, logprobs=Logprobs(start=start), segments=ask.segments)
+        scored = CompletionRequest(
+            request.prompt, logprobs=Logprobs(start=start), segments=request.segments
+        )
         with pytest.raises(RequestError, match="begin at 6 or later") as caught:
             scored.verified(fake_info(64, 1))
         assert caught.value.param == "logprob_start_len"

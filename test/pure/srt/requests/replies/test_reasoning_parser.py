@@ -229,7 +229,7 @@ def test_tokens_of_thoughts_are_counted(scripted: Scripted) -> None:
 def test_constraints_apply_behind_the_thought(scripted: Scripted) -> None:
     def asked(**fields: Any) -> Constraint | None:
         reply(scripted, **fields)
-        return scripted.asks[-1].sampling.constraint
+        return scripted.requests[-1].sampling.constraint
 
     form = schema({"type": "object"})
     assert behind_thought(THINK, False, form) is form

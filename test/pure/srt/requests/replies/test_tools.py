@@ -302,7 +302,7 @@ def test_without_a_call_to_make_the_text_is_left_alone(scripted: Scripted) -> No
         assert choice["message"]["content"] == CALL
         assert choice["finish_reason"] == "stop"
         assert "<tools>" not in scripted.prompts[-1]
-        assert scripted.asks[-1].sampling.constraint is None
+        assert scripted.requests[-1].sampling.constraint is None
 
 
 @pytest.mark.parametrize("piece", [1, 3, 1000])
@@ -334,7 +334,7 @@ def test_calls_in_a_stream(scripted: Scripted, piece: int, reason: str) -> None:
 def test_what_the_engine_is_asked_for(scripted: Scripted) -> None:
     def asked(**fields: Any) -> Constraint | None:
         chat(scripted, **fields)
-        return scripted.asks[-1].sampling.constraint
+        return scripted.requests[-1].sampling.constraint
 
     def calls(given: Sequence[Tool], many: bool) -> Constraint:
         return constraint_of(Hermes().calls(given, many))
@@ -362,11 +362,11 @@ def test_a_tag_that_is_a_control_token_is_not_hidden(
     scripted: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chat(scripted)
-    assert scripted.asks[-1].sampling.skip_special_tokens
+    assert scripted.requests[-1].sampling.skip_special_tokens
     special = min(scripted.tokenizer.special_ids)
     monkeypatch.setattr(scripted.tokenizer, "id_of", lambda text: special if text == END else None)
     chat(scripted)
-    assert not scripted.asks[-1].sampling.skip_special_tokens
+    assert not scripted.requests[-1].sampling.skip_special_tokens
 
 
 def test_tools_reach_the_prompt(scripted: Scripted) -> None:
@@ -449,7 +449,7 @@ def test_functions_are_answered_with_a_function_call(scripted: Scripted) -> None
     assert (found, choices[-1]["finish_reason"]) == (called, "function_call")
     chat(scripted, **fields, function_call={"name": "add"})
     named = constraint_of(Hermes().calls(tools(ADD), False))
-    assert scripted.asks[-1].sampling.constraint == named
+    assert scripted.requests[-1].sampling.constraint == named
     chat(scripted, **fields, function_call="none")
     assert "<tools>" not in scripted.prompts[-1]
     past = {"role": "assistant", "content": None,

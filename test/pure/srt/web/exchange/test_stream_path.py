@@ -22,8 +22,8 @@ from sglang.srt.core.messages import Advance, Done, Event, Failed, Tokens
 from sglang.srt.engine.client import Client, EngineLost
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.engine.wire import AT_ONCE, Wire
-from sglang.srt.requests.completion.completion_request import Ask
 from sglang.srt.requests.completion.completer import Completer
+from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.tokenizer import Tokenizer
 from sglang.srt.web.exchange.event_stream import Template, event
@@ -135,14 +135,14 @@ def test_tokens_that_wait_are_one_item_and_the_end_another(tokenizer: Tokenizer,
     async def main() -> list[tuple[str, int, bool]]:
         sent: list[Any] = []
         client = new_client(sent)
-        ask = Ask(ints([5]), SamplingParams(max_new_tokens=len(ids)))
+        request = CompletionRequest(ints([5]), SamplingParams(max_new_tokens=len(ids)))
         seen = []
-        stream = Completer(client, tokenizer).stream(ask)
+        stream = Completer(client, tokenizer).stream(request)
         reading = asyncio.ensure_future(anext(stream))
         await asyncio.sleep(0)
-        request = next(verb.request for verb in sent if isinstance(verb, Advance))
-        events: list[Event] = [Tokens(request, [token]) for token in ids]
-        end.request = request
+        number = next(verb.request for verb in sent if isinstance(verb, Advance))
+        events: list[Event] = [Tokens(number, [token]) for token in ids]
+        end.request = number
         client.deliver(events[:1])
         output = await reading
         seen.append((output.text, len(output.tokens), output.finish is None))

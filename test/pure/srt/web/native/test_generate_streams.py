@@ -13,7 +13,7 @@ from helpers.http_server import Served, is_error, serve_text
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import Config
 from sglang.srt.core.ints import ints
-from sglang.srt.requests.completion.completion_request import Ask, Logprobs
+from sglang.srt.requests.completion.completion_request import CompletionRequest, Logprobs
 from sglang.srt.requests.completion.output import Output
 from sglang.srt.runtime import generation as native
 
@@ -138,8 +138,8 @@ def test_a_cumulative_stream_is_not_the_square_of_its_length(http: httpx.Client)
 
 def test_short_events_come_with_every_token() -> None:
     for wanted, tokens in ((None, 1000), (Logprobs(), 300), (Logprobs(top=20), 20)):
-        ask = Ask(ints([1]), SamplingParams(), wanted, "r")
-        streamed, output = native._Streamed(ask, False, None), Output(0)
+        request = CompletionRequest(ints([1]), SamplingParams(), wanted, "r")
+        streamed, output = native._Streamed(request, False, None), Output(0)
         for _ in range(tokens):
             output.tokens.append(5)
             output.text += "abcd"

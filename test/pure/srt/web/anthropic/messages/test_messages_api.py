@@ -19,7 +19,7 @@ from helpers.scripted_server import Paced, serve_scripted
 from helpers.toy_tokenizer import byte_level
 from pydantic import BaseModel, TypeAdapter
 from sglang.srt.config import Config
-from sglang.srt.requests.completion.completion_request import Ask
+from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.completion.output import Finish, Output
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.tokenizer import Tokenizer
@@ -53,9 +53,9 @@ class Turns(Paced):
         super().__init__(tokenizer)
         self.texts: list[str] = []
 
-    async def run(self, ask: Ask) -> AsyncGenerator[Output, None]:
+    async def run(self, request: CompletionRequest) -> AsyncGenerator[Output, None]:
         self.text = self.texts.pop(0) if self.texts else "Hello there."
-        async with contextlib.aclosing(super().run(ask)) as outputs:
+        async with contextlib.aclosing(super().run(request)) as outputs:
             async for output in outputs:
                 output.stats.cached_tokens = 5 if output.finish else 0
                 yield output
@@ -141,7 +141,7 @@ def test_a_message(client: anthropic.Anthropic, model: Turns) -> None:
     assert re.fullmatch(r"msg_[0-9a-f]{24}", message.id)
     assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
     usage = message.usage
-    assert usage.input_tokens == len(model.asks[-1].prompt) - 5
+    assert usage.input_tokens == len(model.requests[-1].prompt) - 5
     assert (usage.cache_read_input_tokens, usage.cache_creation_input_tokens) == (5, 0)
     assert usage.output_tokens == len("Hello there.")
 
@@ -149,11 +149,16 @@ def test_a_message(client: anthropic.Anthropic, model: Turns) -> None:
 def test_sampling_reaches_the_engine(client: anthropic.Anthropic, model: Turns) -> None:
     create(client, temperature=0.5, stop_sequences=["\n\n", "END"], max_tokens=7, top_k=3,
            top_p=0.9, rid="mine", priority=2, cache_salt="s", seed=4, min_p=0.1)  # fmt: skip
-    ask = model.asks[-1]
-    sampling = ask.sampling
+    request = model.requests[-1]
+    sampling = request.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.9, 3)
     assert (sampling.stop, sampling.max_new_tokens, sampling.seed) == (("\n\n", "END"), 7, 4)
-    assert (ask.rid, ask.priority, ask.namespace, sampling.min_p) == ("mine", 2, "s", 0.1)
+    assert (request.rid, request.priority, request.namespace, sampling.min_p) == (
+        "mine",
+        2,
+        "s",
+        0.1,
+    )
 
 
 @pytest.mark.parametrize(
@@ -197,7 +202,7 @@ def test_a_full_context_is_told_from_max_tokens(client: anthropic.Anthropic, mod
 
 def test_no_tokens_fill_the_cache(client: anthropic.Anthropic, model: Turns) -> None:
     create(client, max_tokens=0)
-    assert model.asks[-1].sampling.max_new_tokens == 0
+    assert model.requests[-1].sampling.max_new_tokens == 0
 
 
 def test_a_stream(client: anthropic.Anthropic, model: Turns) -> None:
@@ -301,7 +306,7 @@ def test_tool_choice(
     client: anthropic.Anthropic, model: Turns, choice: dict[str, Any], kind: str | None, told: bool
 ) -> None:
     create(client, tools=[WEATHER], tool_choice=choice)
-    constraint = model.asks[-1].sampling.constraint
+    constraint = model.requests[-1].sampling.constraint
     assert (constraint and constraint.kind) == kind
     assert ("get_weather" in model.prompts[-1]) == told
 
@@ -316,13 +321,13 @@ def test_one_call_at_most(client: anthropic.Anthropic, model: Turns) -> None:
     for disabled in (True, False):
         choice: Any = {"type": "any", "disable_parallel_tool_use": disabled}
         create(client, tools=[WEATHER], tool_choice=choice)
-    first, second = (ask.sampling.constraint for ask in model.asks[-2:])
+    first, second = (request.sampling.constraint for request in model.requests[-2:])
     assert first != second
 
 
 def test_a_strict_tool_is_enforced(client: anthropic.Anthropic, model: Turns) -> None:
     create(client, tools=[{**WEATHER, "strict": True, "type": "custom", "input_examples": []}])
-    constraint = model.asks[-1].sampling.constraint
+    constraint = model.requests[-1].sampling.constraint
     assert constraint is not None
     assert '"required": ["city"]' in constraint.text
 
@@ -439,23 +444,26 @@ def test_structured_output(client: anthropic.Anthropic, model: Turns) -> None:
     model.texts = ['{"name": "Nora"}', "{}", "{}"]
     parsed = client.messages.parse(model="m", max_tokens=99, messages=[HI], output_format=Person)
     assert parsed.parsed_output == Person(name="Nora")
-    given = model.asks[-1].sampling.constraint
+    given = model.requests[-1].sampling.constraint
     assert given is not None
     assert given.kind == "json_schema"
     assert '"name"' in given.text
     schema = {"type": "object", "properties": {"a": {"type": "null"}}}
     create(client, output_format={"type": "json_schema", "schema": schema})
     create(client, regex="[ab]+")
-    assert [ask.sampling.constraint.kind for ask in model.asks[-2:]] == ["json_schema", "regex"]
+    assert [request.sampling.constraint.kind for request in model.requests[-2:]] == [
+        "json_schema",
+        "regex",
+    ]
 
 
 def test_tokens_are_counted_exactly(client: anthropic.Anthropic, model: Turns) -> None:
     for fields in ({}, {"system": "S"}, {"tools": [WEATHER]}):
         counted = client.messages.count_tokens(model="m", messages=[HI], **fields)
-        assert len(model.asks) == 0
+        assert len(model.requests) == 0
         usage = create(client, **fields).usage
         assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
-        model.asks.clear()
+        model.requests.clear()
 
 
 # -- errors ---------------------------------------------------------------------------------------
@@ -517,7 +525,7 @@ def test_what_is_wrong_is_named(
         error = ErrorResponse.model_validate(reply.json()).error
         assert error.type == "invalid_request_error"
         assert message in error.message
-    assert model.asks == []
+    assert model.requests == []
 
 
 @pytest.mark.parametrize(

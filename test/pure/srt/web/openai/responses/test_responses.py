@@ -125,8 +125,8 @@ def test_a_text(client: openai.OpenAI, model: Paced) -> None:
     assert answer.usage is not None
     assert answer.usage.total_tokens == answer.usage.input_tokens + answer.usage.output_tokens
     assert answer.usage.input_tokens_details.cached_tokens == 0
-    (ask,) = model.asks
-    assert ask.sampling.max_new_tokens == 50
+    (request,) = model.requests
+    assert request.sampling.max_new_tokens == 50
     assert model.prompts == [
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
         "<|im_start|>assistant\n"
@@ -135,9 +135,9 @@ def test_a_text(client: openai.OpenAI, model: Paced) -> None:
 
 def test_what_sglang_adds(http: httpx.Client, model: Paced) -> None:
     create(http, rid="mine", priority=3, cache_salt="s", top_k=5, min_p=0.1, seed=7, stop=["x"])
-    (ask,) = model.asks
-    assert (ask.rid, ask.priority, ask.namespace) == ("mine", 3, "s")
-    assert (ask.sampling.top_k, ask.sampling.seed, ask.sampling.stop) == (5, 7, ("x",))
+    (request,) = model.requests
+    assert (request.rid, request.priority, request.namespace) == ("mine", 3, "s")
+    assert (request.sampling.top_k, request.sampling.seed, request.sampling.stop) == (5, 7, ("x",))
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_typed_answer(client: openai.OpenAI, model: Paced) -> None:
     model.text = '{"name": "Nora", "age": 34}'
     answer = client.responses.parse(input="Nora?", text_format=Person)
     assert answer.output_parsed == Person(name="Nora", age=34)
-    constraint = model.asks[0].sampling.constraint
+    constraint = model.requests[0].sampling.constraint
     assert constraint is not None
     assert constraint.kind == "json_schema"
     assert "Nora" not in constraint.text
@@ -194,7 +194,7 @@ def test_a_typed_answer(client: openai.OpenAI, model: Paced) -> None:
 def test_text_formats(http: httpx.Client, model: Paced) -> None:
     create(http, text={"format": {"type": "json_object"}, "verbosity": "low"})
     create(http, text={"format": {"type": "text"}})
-    first, second = (ask.sampling.constraint for ask in model.asks)
+    first, second = (request.sampling.constraint for request in model.requests)
     assert first is not None
     assert (first.kind, json.loads(first.text)) == ("json_schema", {"type": "object"})
     assert second is None
@@ -359,7 +359,7 @@ def test_tool_choices(
     shown = sum(f'"name": "{name}"' in model.prompts[0] or f'"name":"{name}"' in model.prompts[0]
                 for name in ("add", "get_weather"))  # fmt: skip
     assert shown == tools
-    assert (model.asks[0].sampling.constraint is not None) == required
+    assert (model.requests[0].sampling.constraint is not None) == required
 
 
 def test_a_call_that_is_cut(http: httpx.Client, model: Paced) -> None:
@@ -513,7 +513,7 @@ def test_in_the_background(client: openai.OpenAI, model: Paced) -> None:
 def test_cancelling(client: openai.OpenAI, model: Paced) -> None:
     model.text, model.seconds = "x" * 5000, 0.01
     answer = client.responses.create(input="Hi", background=True)
-    while not model.asks:
+    while not model.requests:
         time.sleep(0.005)
     ended = client.responses.cancel(answer.id)
     assert ended.status == "cancelled"
@@ -522,7 +522,7 @@ def test_cancelling(client: openai.OpenAI, model: Paced) -> None:
     assert client.responses.retrieve(answer.id).to_dict() == ended.to_dict()
     queued = client.responses.create(input="Hi", background=True)
     client.responses.delete(queued.id)
-    assert model.closed == len(model.asks)
+    assert model.closed == len(model.requests)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(queued.id)
     model.text, model.seconds = "short", 0.0
@@ -538,7 +538,7 @@ def test_a_background_stream_may_be_joined(
     body = {"input": "Hi", "background": True, "stream": True}
     with http.stream("POST", PATH, json=body) as reply:
         next(reply.iter_raw())  # the client disconnects after one piece
-    id = model.asks[0].rid
+    id = model.requests[0].rid
     everything = events(http.get(f"{PATH}/{id}?stream=true"))
     assert kinds(everything)[:3] == ["created", "queued", "in_progress"]
     assert everything[0]["response"]["status"] == "queued"
@@ -561,7 +561,7 @@ def test_a_background_stream_that_is_cancelled(http: httpx.Client, model: Paced)
             frames.append(line)
             if line.startswith("event: response.output_text.delta"):
                 break
-        ended = http.post(f"{PATH}/{model.asks[0].rid}/cancel").json()
+        ended = http.post(f"{PATH}/{model.requests[0].rid}/cancel").json()
         frames += list(lines)
     assert ended["status"] == "cancelled"
     last = json.loads([line for line in frames if line.startswith("data: ")][-1][6:])
@@ -591,7 +591,7 @@ def test_the_background_is_bounded(
         client.responses.create(input="Hi", background=True)
     for answer in begun:
         assert client.responses.cancel(answer.id).status == "cancelled"
-    assert model.closed == len(model.asks)
+    assert model.closed == len(model.requests)
     model.seconds, model.text = 0.0, "short"
     answer = client.responses.create(input="Hi", background=True)
     assert wait(client, answer.id).status == "completed"
