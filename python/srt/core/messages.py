@@ -26,9 +26,7 @@ a list of messages a frame. Contexts and requests are numbered by the client.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 from sglang.ir.sampling import SamplingParams
@@ -36,6 +34,7 @@ from sglang.srt.core.media_marks import Medias
 from sglang.srt.core.request_stats import RequestStats
 from sglang.srt.core.segments import Segments
 
+T = TypeVar("T")
 TopPairs: TypeAlias = list[tuple[int, float]]
 
 
@@ -274,20 +273,17 @@ def encode(messages: list[Any]) -> bytes:
 
 def decode_verbs(frame: bytes) -> list[Verb]:
     """Raises msgspec.DecodeError (ValidationError included) on a malformed frame."""
-    with _one_error():
-        return _verbs.decode(frame)
+    return _decoded(_verbs, frame)
 
 
 def decode_events(frame: bytes) -> list[Event]:
     """Raises msgspec.DecodeError (ValidationError included) on a malformed frame."""
-    with _one_error():
-        return _events.decode(frame)
+    return _decoded(_events, frame)
 
 
-@contextmanager
-def _one_error() -> Iterator[None]:
+def _decoded(decoder: msgspec.msgpack.Decoder[T], frame: bytes) -> T:
     """msgspec lets two other errors through: of text that is no UTF-8, and of deep nesting."""
     try:
-        yield
+        return decoder.decode(frame)
     except (UnicodeDecodeError, RecursionError) as error:
         raise msgspec.DecodeError(str(error)) from error

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import TracebackType
+
 MAX_MESSAGE, MAX_PARAM = 2000, 100  # characters of an error's message, and of its field's name
 
 
@@ -47,3 +50,29 @@ class RequestError(ValueError):
         self.message, self.param = brief(message), param and brief(param, MAX_PARAM)
         self.code, self.retry = code, retry
         super().__init__(self.message)
+
+    def reworded(self, message: str, param: str | None) -> RequestError:
+        """A fresh error of the same code in other words."""
+        return RequestError(message, param, self.code, self.retry)
+
+
+class Reworded:
+    """A block whose RequestErrors leave it as ``reword`` gives them, a fresh one each.
+
+    A class, since ``contextmanager`` would keep the request of a refused call until a garbage
+    collection. The frame of a generator that raises refers to its caller's frame for good on
+    Python 3.12 (https://github.com/python/cpython/issues/100964). So the first error would hold the
+    generator's frame, that frame the ``__exit__`` of contextlib, and this the first error.
+    """
+
+    def __init__(self, reword: Callable[[RequestError], RequestError]) -> None:
+        self._reword = reword
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, RequestError):
+            raise self._reword(error) from error  # in a variable, it would hold itself

@@ -7,8 +7,7 @@ each makes a ``ChatRequest``, has ``read_chat`` turn it into a ``ChatCall``, and
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +19,7 @@ from sglang.srt.requests.completion.completion_request import (
 from sglang.srt.requests.completion.output import Output
 from sglang.srt.requests.replies.reasoning_parser import behind_thought, opened
 from sglang.srt.requests.replies.tool_format import constraint_of, form_of
-from sglang.srt.requests.request_error import RequestError
+from sglang.srt.requests.request_error import RequestError, Reworded
 from sglang.srt.runtime.completion_fields import CompletionFields, refuse, sampling_of
 from sglang.srt.runtime.conversations.conversation import ChatPrompt, prompt_of, verify_template
 from sglang.srt.runtime.conversations.reply_reader import ReplyReader, ThoughtReading
@@ -84,12 +83,10 @@ class ChatCall:
         """A reader of one of the request's completions."""
         return ReplyReader(self.use, self.thinking)
 
-    @contextmanager
-    def named(self) -> Iterator[None]:
-        """A context around the run: errors about a tool name its index."""
-        form = self.request.sampling.constraint
-        with nullcontext() if self.use is None else self.use.named(form):
-            yield
+    def named(self) -> AbstractContextManager[None]:
+        """A block around the run: errors about a tool leave it with the tool's index."""
+        use, form = self.use, self.request.sampling.constraint
+        return nullcontext() if use is None else Reworded(lambda error: use.named(error, form))
 
 
 def thought_tokens(

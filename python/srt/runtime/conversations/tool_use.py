@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,19 +58,14 @@ class ToolUse:
     def parser(self) -> ToolParser:
         return self.format.parser(self.tools)
 
-    @contextmanager
-    def named(self, form: Constraint | None) -> Iterator[None]:
-        """A context in which errors about a tool's parameters name the tool by its index: the
-        request knows of no structural tag, which ``form`` is."""
-        try:
-            yield
-        except RequestError as error:
-            message = error.message
-            if found := re.search(r"(?:structural_tag|json_schema) at (/[^\s:]*)", message):
-                message = self._placed(message, found, form)
-            if message == error.message and error.param != "structural_tag":
-                raise
-            raise RequestError(message, "tools", error.code) from error
+    def named(self, error: RequestError, form: Constraint | None) -> RequestError:
+        """The error, where it is about a tool's parameters, with the tool's index: the request
+        knows of no structural tag, which ``form`` is."""
+        message = error.message
+        if found := re.search(r"(?:structural_tag|json_schema) at (/[^\s:]*)", message):
+            message = self._placed(message, found, form)
+        ours = message != error.message or error.param == "structural_tag"
+        return error.reworded(message, "tools" if ours else error.param)
 
     def _placed(self, message: str, found: re.Match[str], form: Constraint | None) -> str:
         """The message with the index of a tool in place of the pointer into the structural tag."""

@@ -13,12 +13,11 @@ a last message of the assistant    what the reply goes on with
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from itertools import groupby
 from typing import Any, NoReturn
 
-from sglang.srt.requests.request_error import RequestError
+from sglang.srt.requests.request_error import RequestError, Reworded
 from sglang.srt.runtime.completion_fields import CompletionFields, refuse
 from sglang.srt.runtime.conversations.chat_request import ChatRequest
 from sglang.srt.web.anthropic.messages.messages_body import (
@@ -77,16 +76,16 @@ def chat_of(body: MessagesBody) -> ChatRequest:
     )
 
 
-@contextmanager
-def spelled() -> Iterator[None]:
-    """Translate errors about the chat into the words of the body."""
-    try:
-        yield
-    except RequestError as error:
-        message = error.message
-        for theirs, ours in _SPELLINGS.items():
-            message = theirs.sub(ours, message)
-        raise RequestError(message, error.param, error.code) from error
+def spelled() -> Reworded:
+    """A block whose errors about the chat leave it in the words of the body."""
+    return Reworded(_spelled)
+
+
+def _spelled(error: RequestError) -> RequestError:
+    message = error.message
+    for theirs, ours in _SPELLINGS.items():
+        message = theirs.sub(ours, message)
+    return error.reworded(message, error.param)
 
 
 def _variables(body: MessagesBody) -> dict[str, Any]:

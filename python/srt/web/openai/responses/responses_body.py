@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
-from sglang.srt.requests.request_error import RequestError
+from sglang.srt.requests.request_error import RequestError, Reworded
 from sglang.srt.runtime.completion_fields import CompletionFields, refuse
 from sglang.srt.runtime.conversations.chat_request import ChatRequest
 from sglang.srt.web.openai.responses.responses_tools import chat_tools, choice_of, tools_of
@@ -199,15 +198,15 @@ _PARAMS: Mapping[str, str] = {
 }
 
 
-@contextmanager
-def in_own_words() -> Iterator[None]:
-    """Errors of the chat name the fields of this API."""
-    try:
-        yield
-    except RequestError as error:
-        message, param = error.message, error.param or ""
-        if param in ("tools", "tool_choice"):
-            message = message.replace(".function.", ".")
-        elif param in _PARAMS:
-            message = message.replace(param, _PARAMS[param])
-        raise RequestError(message, _PARAMS.get(param, param) or None, error.code) from error
+def in_own_words() -> Reworded:
+    """A block whose errors of the chat leave it with the names of this API's fields."""
+    return Reworded(_in_own_words)
+
+
+def _in_own_words(error: RequestError) -> RequestError:
+    message, param = error.message, error.param or ""
+    if param in ("tools", "tool_choice"):
+        message = message.replace(".function.", ".")
+    elif param in _PARAMS:
+        message = message.replace(param, _PARAMS[param])
+    return error.reworded(message, _PARAMS.get(param, param) or None)
