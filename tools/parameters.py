@@ -10,7 +10,8 @@ import argparse
 import json
 from pathlib import Path
 
-from sglang.ir.sampling import PARAMETERS, Parameter
+from sglang.ir.declaration import Parameter
+from sglang.ir.sampling import PARAMETERS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "http.md"
 HEAD = "| sampling parameter | default | value | |"

@@ -163,7 +163,7 @@ class PromptReader:
         return run(self._unknowns.number(("medium", address), kind), self._media_tokens)
 
 
-# Texts side by side, as the runtime reads ``parts`` (its program/parallel_parts).
+# Texts side by side, as the runtime reads ``parts`` (its requests/completion/parallel_parts).
 
 
 def _add(found: Units, marks: list[tuple[int, int]], texts: Sequence[Units]) -> None:

@@ -11,11 +11,11 @@ from sglang.forecast.rehearsal import Answers, RehearsedRequest, Script
 from sglang.forecast.unknowns import Unknowns
 from sglang.ir.nodes import REASONING
 from sglang.ir.params import GenParams, given
+from sglang.ir.sampling import CHOICE, names_of
 from sglang.ir.source_location import Location
 
 # Parameters that do not change the first tokens of a text.
 LENGTHS = ("max_new_tokens", "n", "stop", "stop_token_ids", "stop_regex", "ignore_eos")
-SAMPLING = ("top_p", "top_k", "min_p", "seed", "temperature")
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def _key(prompt: Prompt, params: GenParams, number: int, place: int) -> Hashable
     """Key of the first tokens of an answer: everything that they depend on."""
     values = {name: value for name, value in given(params).items() if name not in LENGTHS}
     if params.temperature == 0:
-        values = {name: value for name, value in values.items() if name not in SAMPLING}
+        values = {name: value for name, value in values.items() if name not in names_of(CHOICE)}
         number = 0
     elif params.seed is None:
         return place, number

@@ -19,14 +19,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sglang.ir.params import DEFAULTS, GenParams, given, strings
+from sglang.ir.sampling import CHOICE, LOGITS, names_of
 from sglang.ir.stops import cut
 
-# Parameters that a text generated for another gen can still satisfy, beside neutral values.
-REUSABLE = frozenset(
-    ["max_new_tokens", "stop", "temperature", "top_p", "top_k", "min_p", "frequency_penalty",
-     "presence_penalty", "repetition_penalty", "logit_bias", "seed", "max_retries"]
-)  # fmt: skip
 MATCHED = ("max_new_tokens", "stop", "max_retries")
+# Parameters that a text generated for another gen can still satisfy, beside neutral values.
+REUSABLE = frozenset([*MATCHED, *names_of(CHOICE), *names_of(LOGITS)])
 
 
 class Pending(NamedTuple):

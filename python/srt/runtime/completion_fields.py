@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sglang.ir.sampling import PARAMETERS, Parameter, SamplingParams
+from sglang.ir.declaration import Parameter
+from sglang.ir.sampling import PARAMETERS, SamplingParams
 from sglang.srt.requests.completion.completion_request import sampling_from
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.constraint_fields import ConstraintFields, settings_of

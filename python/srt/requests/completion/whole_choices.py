@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from sglang.ir.sampling import SamplingParams
+from sglang.ir.sampling import CHOICE, LOGITS, SamplingParams, names_of
 from sglang.srt.core.messages import Event, PromptChunk, TopPairs
 from sglang.srt.core.request_stats import RequestStats
 
@@ -84,11 +84,10 @@ def pick(totals: Sequence[float], sampling: SamplingParams) -> int:
 def verify_whole(sampling: SamplingParams) -> None:
     """Raise ValueError for a parameter that whole choices cannot be sampled with."""
     plain = SamplingParams()
-    fields = ["top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
-              "logit_bias", "min_new_tokens"]  # fmt: skip
-    if not sampling.greedy:
-        fields.append("top_k")
-    for name in fields:
+    honoured = {"temperature", "seed", "top_k" if sampling.greedy else ""}
+    for name in (*names_of(CHOICE), *names_of(LOGITS), "min_new_tokens"):
+        if name in honoured:
+            continue
         if getattr(sampling, name) != getattr(plain, name):
             raise ValueError(
                 f"{name} works on tokens and cannot be honoured where choices are scored as "

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from sglang.ir import sampling as most
-from sglang.ir.sampling import PARAMETERS, Parameter
+from sglang.ir.declaration import Parameter
+from sglang.ir.sampling import PARAMETERS
 from sglang.srt.requests.completion.completion_request import MAX_NAME, PRIORITY_LIMIT, RENAMED, WITHOUT_EFFECT
 from sglang.srt.requests.completion.constraint_settings import NAMES, SCORINGS
 from sglang.srt.runtime.conversations.chat_request import EFFORTS

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from sglang.ir.params import ALIASES, NAMES, GenParams
 from sglang.ir.sampling import (
+    CHOICE,
+    LOGITS,
     MAX_LOGIT_BIAS,
     MAX_N,
     MAX_PATTERNS,
@@ -21,7 +23,9 @@ from sglang.ir.sampling import (
     PARAMETERS,
     SEED_LIMIT,
     SamplingParams,
+    names_of,
 )
+from sglang.srt.requests.completion.whole_choices import verify_whole
 from sglang.srt.runtime.completion_fields import CompletionFields
 from sglang.srt.web.openapi.limits import LIMITS, sampling_schema
 
@@ -168,3 +172,20 @@ def test_every_way_in_takes_each_declared_parameter(name: str) -> None:
     assert set(PARAMETERS[name].schema()) <= set(LIMITS[name])
     assert PARAMETERS[name].description in str(sampling_schema()["properties"][name])
     assert name in GenParams.__dataclass_fields__ or name in RUNTIME_ONLY
+
+
+def test_roles_group_the_parameters() -> None:
+    assert names_of(CHOICE) == ["temperature", "top_p", "top_k", "min_p", "seed"]
+    assert names_of(LOGITS) == [
+        "frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias",
+    ]  # fmt: skip
+    one = {"frequency_penalty": 1.0, "min_p": 0.5, "logit_bias": {1: 2.0}}
+    for name in (*names_of(CHOICE), *names_of(LOGITS)):
+        allowed = name in ("temperature", "seed")
+        params = SamplingParams(**{name: one.get(name, 2 if name != "top_p" else 0.5)})
+        if allowed:
+            verify_whole(params)
+            continue
+        with pytest.raises(ValueError, match=f"^{name} works on tokens"):
+            verify_whole(params)
+    verify_whole(SamplingParams(temperature=0.0, top_k=5))
