@@ -26,7 +26,7 @@ BETWEEN_FIELDS = re.compile(
     |entries\ for\ \d+\ prompts|give\ one,\ or\ as\ many
     |Only\ a\ response\ created
     |\ needs\ |\ is\ given\ without\ |exclude\ one\ another|names\ of\ one\ thing
-    |must\ be\ between\ n,|^tool_choice|has\ no\ token\ that\ begins|is\ open\ already""",
+    |must\ be\ at\ least\ n,|^tool_choice|has\ no\ token\ that\ begins|is\ open\ already""",
     re.VERBOSE,
 )
 NO_INTEGER = re.compile("got `float`|list of token ids|mixes texts, token ids")

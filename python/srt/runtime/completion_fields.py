@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from sglang.ir.declaration import Parameter
 from sglang.ir.sampling import PARAMETERS, SamplingParams
+from sglang.srt.requests import common_fields as fields
 from sglang.srt.requests.completion.completion_request import sampling_from
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.constraint_fields import ConstraintFields, settings_of
@@ -14,8 +15,10 @@ from sglang.srt.runtime.engine_runtime import EngineRuntime
 
 
 class StreamOptions(msgspec.Struct):
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
+    """``stream_options``: null is false."""
+
+    include_usage: Annotated[bool | None, None, "A last event has the usage."] = None
+    continuous_usage_stats: Annotated[bool | None, None, "Every event has the usage so far."] = None
 
 
 # Parameters that OpenAI spells otherwise: max_tokens, min_tokens.
@@ -30,7 +33,8 @@ def _field_type(parameter: Parameter) -> Any:
         tuple[int, ...]: list[int],
         dict[int, float]: dict[str, float],
     }
-    return json_types.get(parameter.type, parameter.type) | None
+    kind = json_types.get(parameter.type, parameter.type)
+    return Annotated[kind | None, parameter.bounds, parameter.description]
 
 
 if TYPE_CHECKING:
@@ -54,18 +58,18 @@ class CompletionFields(SamplingFields, kw_only=True):
     cannot be honoured is refused (``request_fields``).
     """
 
-    model: str | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    stream: bool | None = None
+    model: fields.Model | None = None
+    max_tokens: fields.MaxTokens | None = None
+    min_tokens: fields.MinTokens | None = None
+    stream: fields.Stream | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
-    rid: str | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
-    extra_key: str | None = None
-    lora_path: str | None = None
-    masked_logprobs: bool | None = None
+    rid: fields.Rid | None = None
+    priority: fields.Priority | None = None
+    cache_salt: fields.CacheSalt | None = None
+    extra_key: fields.ExtraKey | None = None
+    lora_path: fields.LoraPath | None = None
+    masked_logprobs: fields.MaskedLogprobs | None = None
 
 
 def sampling_of(body: CompletionFields, max_tokens: int) -> SamplingParams:

@@ -13,12 +13,15 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from sglang.ir.declaration import Bounds
+from sglang.ir.sampling import MAX_TOP_LOGPROBS
 from sglang.srt.core.ints import Ints
 from sglang.srt.core.request_stats import RequestCounts
 from sglang.srt.core.segments import Segments
+from sglang.srt.requests import common_fields as fields
 from sglang.srt.requests.completion.completer import EngineLost
 from sglang.srt.requests.completion.completion_request import (
     CompletionRequest,
@@ -55,29 +58,73 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     """One prompt or a list of them; a list field has one entry a prompt. ``parts`` is one prompt:
     texts that follow each other, and lists of texts that are encoded side by side."""
 
-    text: str | list[str] | None = None
-    input_ids: list[Any] | None = None
-    parts: list[str | list[str]] | None = None
-    sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None
-    rid: str | list[str] | None = None
-    return_logprob: bool | list[bool] | None = None
-    logprob_start_len: int | list[int] | None = None
-    top_logprobs_num: int | list[int] | None = None
-    token_ids_logprob: list[Any] | None = None
-    return_text_in_logprobs: bool | None = None
-    masked_logprobs: bool | None = None
-    return_spans: bool | None = None
-    stream: bool | None = None
-    incremental_streaming_output: bool | None = None
-    priority: int | None = None
-    cache_salt: str | list[str | None] | None = None
-    extra_key: str | list[str | None] | None = None
-    image_data: Any = None
-    video_data: Any = None
-    lora_path: str | list[str | None] | None = None
-    session_params: SessionParams | None = None
-    return_hidden_states: bool | list[bool] | None = None
-    no_logs: bool | None = None
+    text: Annotated[
+        str | list[str] | None, Bounds(words="a text or a list of texts"), "The prompt."
+    ] = None
+    input_ids: Annotated[
+        list[Any] | None,
+        Bounds(words="a list of token ids or of such lists"),
+        "The prompt, in place of `text`.",
+    ] = None
+    parts: Annotated[
+        list[str | list[str]] | None,
+        Bounds(words="a list of texts and of lists of texts"),
+        "One prompt, in place of `text`; the texts of an inner list are side by side.",
+    ] = None
+    image_data: Annotated[Any, Bounds(words="images"), "One for each placeholder."] = None
+    video_data: Annotated[Any, Bounds(words="videos"), "One for each placeholder."] = None
+    sampling_params: Annotated[
+        dict[str, Any] | list[dict[str, Any]] | None,
+        Bounds(words="an object"),
+        "How tokens are sampled, and when the text ends.",
+    ] = None
+    stream: fields.Stream | None = None
+    incremental_streaming_output: Annotated[
+        bool | None,
+        None,
+        "Each event has what is new, not all so far; null: `--incremental-streaming-output`.",
+    ] = None
+    return_logprob: Annotated[
+        bool | list[bool] | None, None, "Log-probabilities of the generated tokens come too."
+    ] = None
+    logprob_start_len: Annotated[
+        int | list[int] | None,
+        None,
+        "Index of the first token of the prompt whose log-probability comes; -1: of none.",
+    ] = None
+    top_logprobs_num: Annotated[
+        int | list[int] | None,
+        None,
+        f"Most likely tokens at each position, beside its own; at most {MAX_TOP_LOGPROBS}.",
+    ] = None
+    token_ids_logprob: Annotated[
+        list[Any] | None,
+        Bounds(words=f"at most {fields.MAX_PROBES} token ids"),
+        "Tokens whose log-probability comes at each position.",
+    ] = None
+    return_text_in_logprobs: Annotated[
+        bool | None, None, "Log-probabilities have the texts of their tokens."
+    ] = None
+    masked_logprobs: fields.MaskedLogprobs | None = None
+    return_hidden_states: Annotated[
+        bool | list[bool] | None,
+        None,
+        "`meta_info.hidden_states`: the final hidden state of every token.",
+    ] = None
+    return_spans: Annotated[
+        bool | None, None, "`meta_info.spans`: when each completion was at which stage."
+    ] = None
+    rid: fields.Rid | list[fields.Rid] | None = None
+    priority: fields.Priority | None = None
+    cache_salt: fields.CacheSalt | list[fields.CacheSalt | None] | None = None
+    extra_key: fields.ExtraKey | list[fields.ExtraKey | None] | None = None
+    lora_path: fields.LoraPath | list[fields.LoraPath | None] | None = None
+    session_params: Annotated[
+        SessionParams | None, Bounds(words="an object"), "The session of the request."
+    ] = None
+    no_logs: Annotated[
+        bool | None, None, "The log has no parameter and no text of this request."
+    ] = None
 
 
 _PROMPTS = ("text", "input_ids", "parts")

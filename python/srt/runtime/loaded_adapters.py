@@ -19,7 +19,6 @@ from sglang.srt.requests.request_error import RequestError
 log = logging.getLogger("sglang.server")
 
 MAX_NAME = 256  # characters
-MAX_MODEL = 1024  # characters of what a request names; answers repeat it in each event
 _ANY = ("", "default")  # names that clients of one model send
 
 
@@ -58,8 +57,6 @@ class LoadedAdapters:
         """The adapter that a request wants, "" for none: by ``lora_path``, by its own name as the
         model, or as ``model:adapter``. Raises RequestError: ``not_found`` for an unknown name,
         ``engine_lost`` for an adapter that is being restored."""
-        if model is not None and len(model) > MAX_MODEL:
-            raise RequestError(f"model has {len(model)} characters; at most {MAX_MODEL}.", "model")
         name = self._named(model or "", lora_path)
         if name in self._restoring:
             raise RequestError(

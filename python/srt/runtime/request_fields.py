@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
+from sglang.srt.requests.common_fields import verify_fields
 from sglang.srt.requests.request_error import RequestError
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -97,12 +98,15 @@ def _given(value: Any) -> bool:
 
 
 def convert(value: Any, kind: type[T]) -> T:
-    """Plain data as the struct of a request. Raises RequestError, naming the field."""
+    """Plain data as the struct of a request, each declared field within its bounds.
+
+    Raises RequestError, naming the field.
+    """
     if not isinstance(value, dict):
         raise RequestError("The body must be a JSON object.")
     refuse_unsupported(value, kind.__struct_fields__)
     try:
-        return msgspec.convert(value, kind)
+        request = msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         message = str(error)
         _, found, path = message.rpartition("`$.")
@@ -110,6 +114,8 @@ def convert(value: Any, kind: type[T]) -> T:
         raise RequestError(f"{message}.", param) from error
     except OverflowError as error:
         raise RequestError(f"A number is out of range: {error}.") from error
+    verify_fields(request)
+    return request
 
 
 def plain(answer: Any) -> Any:

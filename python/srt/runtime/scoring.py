@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from sglang.ir.declaration import Bounds
 from sglang.srt.core.ints import Floats
 from sglang.srt.core.messages import Distribution, Done
-from sglang.srt.requests.completion.completion_request import MAX_PROBES
+from sglang.srt.requests.common_fields import MAX_PROBES
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.caller import ANYBODY, Caller
 from sglang.srt.runtime.engine_runtime import EngineRuntime
@@ -53,8 +54,8 @@ class RerankRequest(PoolingFields, kw_only=True):
 
     query: str | None = None
     documents: list[str | dict[str, Any]] | None = None
-    top_n: int | None = None
-    return_documents: bool | None = None
+    top_n: Annotated[int | None, Bounds(least=1), "Only so many documents, best first."] = None
+    return_documents: Annotated[bool | None, None, "The answer has the documents."] = None
 
 
 class LabelScores(msgspec.Struct):

@@ -14,10 +14,12 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import msgspec
+from sglang.ir.declaration import Bounds
 from sglang.srt.core.ints import Ints, ints
-from sglang.srt.requests.completion.completion_request import MAX_NAME
+from sglang.srt.requests.common_fields import NAME, verify_fields
 from sglang.srt.requests.completion.output import Output
 from sglang.srt.requests.request_error import RequestError, shown
 
@@ -31,36 +33,53 @@ SWEPT_REQUESTS = 4096  # requests removed in one call, after which the sweep end
 
 
 class SessionParams(msgspec.Struct, kw_only=True):
-    """``session_params`` of a request.
+    """``session_params`` of a request."""
 
-    Attributes:
-        id: the session.
-        rid: the request whose context is continued; None: a new beginning.
-        offset: number of tokens of that context that are taken; negative: all but so many.
-        replace: what followed that request is removed, and it is ended if it is running; with
-            ``rid`` None everything is.
-        drop_previous_output: of that request only the prompt is taken.
-    """
-
-    id: str | None = None
-    rid: str | None = None
-    offset: int | None = None
-    replace: bool | None = None
-    drop_previous_output: bool | None = None
+    id: Annotated[str | None, None, "The session."] = None
+    rid: Annotated[
+        str | None,
+        None,
+        "The request that is continued (`meta_info.id` of its answer); null: a new beginning.",
+    ] = None
+    offset: Annotated[
+        int | None,
+        None,
+        "Only so many tokens of its context, or, negative, all but so many; 0: all.",
+    ] = None
+    replace: Annotated[
+        bool | None,
+        None,
+        "What followed that request is removed, and aborted where it is running; without `rid` "
+        "everything is.",
+    ] = None
+    drop_previous_output: Annotated[bool | None, None, "The context is its prompt alone."] = None
 
 
 class OpenSession(msgspec.Struct, kw_only=True):
-    """``capacity_of_str_len``: tokens that a prompt of the session may have, 0 for as many as the
-    model takes. ``streaming``: every request continues the last one."""
+    """A session to be opened. Null is unset."""
 
-    capacity_of_str_len: int = 0
-    session_id: str | None = None
-    streaming: bool | None = None
-    timeout: float | None = None
+    session_id: Annotated[
+        str | None, NAME, "A name of it; one that is open is refused; null: a new one."
+    ] = None
+    capacity_of_str_len: Annotated[
+        int,
+        Bounds(least=0),
+        "Tokens that a prompt of it may have; 0: as many as the model takes.",
+    ] = 0
+    streaming: Annotated[
+        bool | None,
+        None,
+        "Each request continues the last one; `rid` and the like are refused.",
+    ] = None
+    timeout: Annotated[
+        float | None,
+        Bounds(0, MOST_IDLE_SECONDS, open=True),
+        f"Seconds without a request after which it is closed; null: {IDLE_SECONDS:.0f}.",
+    ] = None
 
 
 class CloseSession(msgspec.Struct, kw_only=True):
-    session_id: str
+    session_id: Annotated[str, NAME, "The session."]
 
 
 @dataclass(eq=False, slots=True)
@@ -127,21 +146,9 @@ class Sessions:
 
     def open(self, body: OpenSession, owner: str = "") -> str:
         """The id of a new session of the tenant ``owner``. Raises RequestError."""
-        if body.capacity_of_str_len < 0:
-            raise RequestError(
-                f"capacity_of_str_len is {body.capacity_of_str_len}; give a number of tokens, or 0 "
-                "for the model's context.",
-                "capacity_of_str_len",
-            )
+        verify_fields(body)
         idle = IDLE_SECONDS if body.timeout is None else body.timeout
-        if not 0 < idle <= MOST_IDLE_SECONDS:
-            raise RequestError(
-                f"timeout is {idle:g}; it must be above 0 and at most {MOST_IDLE_SECONDS:g} "
-                "seconds.",
-                "timeout",
-            )
         session_id = body.session_id or uuid.uuid4().hex
-        _verify_name(session_id)
         tenant = self._tenant(owner)
         if self._open(tenant, session_id):
             raise RequestError(f"The session {shown(session_id)} is open already.", "session_id")
@@ -164,7 +171,7 @@ class Sessions:
     def close(self, session_id: str, owner: str = "") -> bool:
         """Close a session; what runs in it ends with reason "abort". False where there is none.
         Raises RequestError for a name that none can have."""
-        _verify_name(session_id)
+        verify_fields(CloseSession(session_id=session_id))
         session = self._open(self._tenant(owner), session_id)
         if session is not None:
             self._close(session)
@@ -355,10 +362,3 @@ class Sessions:
                 f"The session holds {len(session.turns)} requests, the most it may; open another.",
                 "session_params",
             )
-
-
-def _verify_name(session_id: str) -> None:
-    if len(session_id) > MAX_NAME:
-        raise RequestError(
-            f"session_id has {len(session_id)} characters; at most {MAX_NAME}.", "session_id"
-        )

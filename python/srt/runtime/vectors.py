@@ -11,13 +11,15 @@ import uuid
 from array import array
 from collections.abc import Iterable, Sequence
 from operator import mul
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from sglang.ir.declaration import Bounds
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.ints import Floats
 from sglang.srt.core.messages import POOLINGS, Done, Embed
 from sglang.srt.core.request_stats import Count
+from sglang.srt.requests import common_fields as fields
 from sglang.srt.requests.completion.completion_request import CompletionRequest, namespace_of
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.caller import ANYBODY, Caller
@@ -30,27 +32,32 @@ NOTHING = SamplingParams(max_new_tokens=0)
 
 
 class PoolingFields(msgspec.Struct, kw_only=True):
-    """Fields of every request that reads prompts and generates nothing.
+    """Fields of every request that reads prompts and generates nothing. Null is unset."""
 
-    ``pooling``: "last" or "mean"; unset: ``--embedding-pooling``.
-    """
-
-    model: str | None = None
-    pooling: str | None = None
-    add_special_tokens: bool | None = None
+    model: fields.Model | None = None
+    pooling: Annotated[
+        str | None,
+        Bounds(one_of=POOLINGS),
+        "The last token's state, or the mean of all; null: `--embedding-pooling`.",
+    ] = None
+    add_special_tokens: fields.AddSpecialTokens | None = None
     truncate_prompt_tokens: int | None = None
-    rid: str | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
-    extra_key: str | None = None
-    lora_path: str | None = None
+    rid: fields.Rid | None = None
+    priority: fields.Priority | None = None
+    cache_salt: fields.CacheSalt | None = None
+    extra_key: fields.ExtraKey | None = None
+    lora_path: fields.LoraPath | None = None
 
 
 class VectorFields(PoolingFields, kw_only=True):
     """Fields of requests that answer with vectors."""
 
-    dimensions: int | None = None
-    normalize: bool | None = None
+    dimensions: Annotated[
+        int | None,
+        Bounds(least=1),
+        "Only so many of the vector's first numbers, normalized again; for models trained so.",
+    ] = None
+    normalize: Annotated[bool | None, None, "Scale to length 1; true by default."] = None
 
 
 class EncodeRequest(VectorFields, kw_only=True):
@@ -132,8 +139,6 @@ async def pooled(
 ) -> list[Done]:
     """The pooled states of each prompt, in ``Done.embedding``. Raises RequestError."""
     pooling = body.pooling or runtime.config.server.embedding_pooling
-    if pooling not in POOLINGS:
-        raise RequestError(f"pooling is {pooling!r}; use one of {', '.join(POOLINGS)}.", "pooling")
     requests = await read_requests(runtime, body, prompts, names, caller)
     return await runtime.read(requests, Embed(pooling), caller)
 

@@ -43,7 +43,7 @@ RULES = {
     "srt.engine.executor": "srt.core srt.config srt.worker",
     "srt.requests": "sglang.ir",
     "srt.requests.completion": "sglang.ir srt.core srt.tokenizer srt.engine.client srt.engine.info"
-    " srt.requests.request_error msgspec",
+    " srt.requests.common_fields srt.requests.request_error msgspec",
     "srt.requests.replies": "sglang.ir",
     "srt.requests.media_input": "srt.core srt.media srt.requests.request_error",
     "srt.runtime": "sglang.ir srt.core srt.config srt.tokenizer srt.requests msgspec",

@@ -10,24 +10,29 @@ from typing import Any
 
 import msgspec
 from sglang.ir.constraint import KINDS
-from sglang.ir.sampling import MAX_TOP_LOGPROBS, PARAMETERS, SEED_LIMIT, SamplingParams
+from sglang.ir.sampling import PARAMETERS, SEED_LIMIT, SamplingParams
 from sglang.srt.core.ints import Ints
 from sglang.srt.core.media_marks import Medias
 from sglang.srt.core.messages import Open
 from sglang.srt.core.nearest import nearest
 from sglang.srt.core.segments import Segments, verify, verify_score
 from sglang.srt.engine.info import EngineInfo
+from sglang.srt.requests.common_fields import (
+    MaskedLogprobs,
+    Priority,
+    Probes,
+    Rid,
+    TopLogprobs,
+    verify_fields,
+)
 from sglang.srt.requests.completion.constraint_settings import NAMES as CONSTRAINT_NAMES
 from sglang.srt.requests.completion.constraint_settings import take_constraint
 from sglang.srt.requests.completion.whole_choices import verify_whole
 from sglang.srt.requests.request_error import RequestError
 
-MAX_PROBES = 1024
 MAX_LOGPROB_ENTRIES = 1 << 20  # positions x entries of one request's input log-probabilities
 MAX_GENERATED_ENTRIES = 1 << 22  # the same for the tokens that it may generate
-PRIORITY_LIMIT = 1 << 31
 UNREAD = 32  # tokens between two updates of an output that is read at its end
-MAX_NAME = 1024  # characters of rid, cache_salt and extra_key
 
 CONSTRAINTS = KINDS  # all kinds that are enforced, for messages to clients
 RENAMED = {"sampling_seed": "seed", "max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
@@ -38,9 +43,6 @@ def namespace_of(salt: str | None, extra: str | None) -> str:
     """The namespace of a ``cache_salt`` and an ``extra_key``: different pairs have different ones,
     and a salt alone is its own."""
     salt, extra = salt or "", extra or ""
-    for name, value in (("cache_salt", salt), ("extra_key", extra)):
-        if len(value) > MAX_NAME:
-            raise RequestError(f"{name} has {len(value)} characters; at most {MAX_NAME}.", name)
     if not extra and not salt.startswith("\0"):
         return salt
     return f"\0{len(salt)}:{salt}{extra}"
@@ -56,10 +58,10 @@ class Logprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         masked: those of generated tokens are among the tokens that the constraint allows.
     """
 
-    top: int = 0
+    top: TopLogprobs = 0
     start: int = -1
-    probe: tuple[int, ...] = ()
-    masked: bool = False
+    probe: Probes = ()
+    masked: MaskedLogprobs = False
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,8 @@ class CompletionRequest:
     prompt: Ints
     sampling: SamplingParams = field(default_factory=SamplingParams)
     logprobs: Logprobs | None = None
-    rid: str = ""
-    priority: int = 0
+    rid: Rid = ""
+    priority: Priority = 0
     namespace: str = ""
     segments: Segments = ()
     score_choices: bool = False
@@ -109,6 +111,7 @@ class CompletionRequest:
         ``max_new_tokens`` is cut to what fits behind the prompt (the completion then ends by
         length); a ``top_k`` past the vocabulary keeps all. Raises RequestError.
         """
+        verify_fields(self)
         verify_prompt(self.prompt, info)
         self._verify_segments(info.page_size)
         try:
@@ -127,8 +130,6 @@ class CompletionRequest:
             raise RequestError(str(error), field_of(str(error))) from error
         self._verify_text()
         self._verify_logprobs(info.vocab_size)
-        if not -PRIORITY_LIMIT <= self.priority < PRIORITY_LIMIT:
-            raise RequestError(f"priority is {self.priority}; it must fit in 32 bits.", "priority")
         room = info.room(len(self.prompt), self.media)
         if room < 1 and sampling.max_new_tokens > 0:
             raise _too_long(str(len(self.prompt)), info, "no room is left to generate")
@@ -155,10 +156,6 @@ class CompletionRequest:
                   "stop": self.sampling.stop, "stop_regex": self.sampling.stop_regex}  # fmt: skip
         for name, values in fields.items():
             for value in values:
-                if name == "rid" and len(value) > MAX_NAME:
-                    raise RequestError(
-                        f"{name} has {len(value)} characters; at most {MAX_NAME}.", name
-                    )
                 if not value.isascii():
                     try:
                         value.encode()
@@ -168,12 +165,8 @@ class CompletionRequest:
     def _verify_logprobs(self, vocab_size: int) -> None:
         if self.logprobs is None:
             return
-        top, start, probe = self.logprobs.top, self.logprobs.start, self.logprobs.probe
-        if not 0 <= top <= MAX_TOP_LOGPROBS:
-            raise RequestError(
-                f"top_logprobs is {top}; it must be between 0 and {MAX_TOP_LOGPROBS}.",
-                "top_logprobs",
-            )
+        start, probe = self.logprobs.start, self.logprobs.probe
+        verify_fields(self.logprobs, {"top": "top_logprobs", "probe": "token_ids_logprob"})
         if not -1 <= start <= len(self.prompt):
             raise RequestError(
                 f"logprob_start_len is {start}; it must be -1 (output only) or an index into the "
@@ -184,11 +177,6 @@ class CompletionRequest:
             verify_score(self.segments, start)
         except ValueError as error:
             raise RequestError(f"logprob_start_len: {error}.", "logprob_start_len") from error
-        if len(probe) > MAX_PROBES:
-            raise RequestError(
-                f"token_ids_logprob has {len(probe)} entries; at most {MAX_PROBES}.",
-                "token_ids_logprob",
-            )
         for token in probe:
             if not 0 <= token < vocab_size:
                 raise RequestError(

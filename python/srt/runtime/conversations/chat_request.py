@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
+from sglang.ir.declaration import Bounds
+from sglang.ir.sampling import MAX_TOP_LOGPROBS
+from sglang.srt.requests.common_fields import ReplyTokens, SeparateReasoning, StreamReasoning
 from sglang.srt.requests.completion.completion_request import (
     CompletionRequest,
     Logprobs,
@@ -42,22 +45,37 @@ class ChatRequest(CompletionFields, kw_only=True):
     """A conversation, and the reply that is wanted. Null is unset."""
 
     messages: list[dict[str, Any]]
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    continue_final_message: bool | None = None
-    add_generation_prompt: bool | None = None
+    max_tokens: ReplyTokens | None = None
+    max_completion_tokens: ReplyTokens | None = None
+    logprobs: Annotated[
+        bool | None, None, "Log-probabilities of the generated tokens come too."
+    ] = None
+    top_logprobs: Annotated[
+        int | None,
+        None,
+        f"Most likely tokens beside each token's own, at most {MAX_TOP_LOGPROBS}.",
+    ] = None
+    continue_final_message: Annotated[
+        bool | None, None, "The reply goes on with the last message."
+    ] = None
+    add_generation_prompt: Annotated[
+        bool | None, None, "The prompt ends with what a reply begins with; true by default."
+    ] = None
     chat_template_kwargs: dict[str, Any] | None = None
     chat_template: Any = None
     tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
+    parallel_tool_calls: Annotated[
+        bool | None, None, "The reply may have several calls; true by default."
+    ] = None
     functions: list[Any] | None = None
     function_call: str | dict[str, Any] | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Annotated[
+        str | None, Bounds(one_of=EFFORTS), "How much to think, for the chat template."
+    ] = None
     reasoning: dict[str, Any] | None = None
-    separate_reasoning: bool | None = None
-    stream_reasoning: bool | None = None
+    separate_reasoning: SeparateReasoning | None = None
+    stream_reasoning: StreamReasoning | None = None
     modalities: list[str] | None = None
 
 
@@ -174,8 +192,6 @@ def _use(runtime: EngineRuntime, body: ChatRequest) -> ToolUse | None:
 def _limit(runtime: EngineRuntime, body: ChatRequest) -> int:
     for name in ("max_completion_tokens", "max_tokens"):
         limit: int | None = getattr(body, name)
-        if limit is not None and limit < 1:
-            raise RequestError(f"{name} is {limit}; it must be at least 1.", name)
         if limit is not None:
             return limit
     return runtime.info.context_length

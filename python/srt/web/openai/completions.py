@@ -7,10 +7,12 @@ from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any
 
-from sglang.ir.sampling import MAX_N, MAX_TOP_LOGPROBS, SamplingParams
+from sglang.ir.declaration import Bounds
+from sglang.ir.sampling import MAX_N, SamplingParams
 from sglang.srt.core.messages import TopPairs
+from sglang.srt.requests.common_fields import AddSpecialTokens, TopLogprobs
 from sglang.srt.requests.completion.completion_request import (
     CompletionRequest,
     Logprobs,
@@ -45,11 +47,17 @@ class CompletionBody(CompletionFields, kw_only=True):
     sequence. ``max_tokens`` of 0 with ``echo`` scores the prompt."""
 
     prompt: Any = None
-    best_of: int | None = None
-    echo: bool | None = None
-    logprobs: int | None = None
-    add_special_tokens: bool | None = None
-    return_token_ids: bool | None = None
+    best_of: Annotated[
+        int | None,
+        Bounds(1, MAX_N),
+        "Sample so many, of which the `n` with the highest mean log-probability come back.",
+    ] = None
+    echo: Annotated[bool | None, None, "The prompt's text comes first."] = None
+    logprobs: TopLogprobs | None = None
+    add_special_tokens: AddSpecialTokens | None = None
+    return_token_ids: Annotated[
+        bool | None, None, "`token_ids` and `prompt_token_ids` in each choice."
+    ] = None
     prompt_logprobs: int | None = None
     truncate_prompt_tokens: int | None = None
 
@@ -104,17 +112,12 @@ def _verify(body: CompletionBody) -> None:
     for name, advice in INSTEAD.items():
         if getattr(body, name) is not None:
             raise RequestError(f"{name} is not available; {advice}.", name, "unsupported")
-    if body.logprobs is not None and not 0 <= body.logprobs <= MAX_TOP_LOGPROBS:
-        raise RequestError(
-            f"logprobs is {body.logprobs}; it must be between 0 and {MAX_TOP_LOGPROBS}.", "logprobs"
-        )
     if body.best_of is None:
         return
     count = 1 if body.n is None else body.n
-    if not count <= body.best_of <= MAX_N:
+    if body.best_of < count:
         raise RequestError(
-            f"best_of is {body.best_of}; it must be between n, which is {count}, and {MAX_N}.",
-            "best_of",
+            f"best_of is {body.best_of}; it must be at least n, which is {count}.", "best_of"
         )
     if body.stream and body.best_of > count:
         raise RequestError(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from sglang.ir.declaration import Bounds
 from sglang.srt.core.ints import Floats
-from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.engine_runtime import EngineRuntime
 from sglang.srt.runtime.prompts import places, prompts_of
-from sglang.srt.runtime.vectors import VectorFields, embed
+from sglang.srt.runtime.vectors import MAX_INPUTS, VectorFields, embed
 from sglang.srt.web.exchange.current_caller import CALLER
 from sglang.srt.web.exchange.error_replies import json_response
 from sglang.srt.web.exchange.event_stream import unless_gone
@@ -28,8 +28,14 @@ ENCODINGS = ("float", "base64")
 class EmbeddingBody(VectorFields, kw_only=True):
     """Other fields (``user``, ``input_type``) are ignored."""
 
-    input: Any = None
-    encoding_format: str | None = None
+    input: Annotated[
+        Any,
+        Bounds(words="a text, token ids, a list of texts or a list of lists of ids"),
+        f"At most {MAX_INPUTS}.",
+    ] = None
+    encoding_format: Annotated[
+        str | None, Bounds(one_of=ENCODINGS), "`base64`: of little-endian float32."
+    ] = None
 
 
 async def embeddings(state: ServerState, request: Request) -> Response:
@@ -38,16 +44,11 @@ async def embeddings(state: ServerState, request: Request) -> Response:
 
 
 async def _embeddings(runtime: EngineRuntime, body: EmbeddingBody) -> dict[str, Any]:
-    form = body.encoding_format or "float"
-    if form not in ENCODINGS:
-        raise RequestError(
-            f"encoding_format is {form!r}; use one of {', '.join(ENCODINGS)}.", "encoding_format"
-        )
     prompts = prompts_of(body.input, "input")
     found, vectors = await embed(runtime, body, prompts, places("input", prompts), CALLER.get())
     data = []
     for index, vector in enumerate(vectors):
-        shown = _base64(vector) if form == "base64" else vector.tolist()
+        shown = _base64(vector) if body.encoding_format == "base64" else vector.tolist()
         item = {"object": "embedding", "index": index, "embedding": shown}
         data.append(msgspec.Raw(msgspec.json.encode(item)))
         await asyncio.sleep(0)  # other requests have the loop between two vectors

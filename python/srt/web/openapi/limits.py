@@ -1,54 +1,23 @@
 """Limits: what the types of the bodies do not say of their fields, as /openapi.json tells it.
 
-Those of sampling parameters come from their declaration (``ir/sampling``). All are enforced where
-the values are read (there, in ``completion/completion_request`` and in the handlers): what these schemas refuse
-is refused there, which the tests of the document hold them to.
+Bounds and descriptions come from the declarations of the fields (``ir/declaration``), which are
+enforced when a body is read. The shapes here are enforced by the handlers. What these schemas
+refuse is refused there, which the tests of the document hold them to.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from sglang.ir import sampling as most
-from sglang.ir.declaration import Parameter
+from sglang.ir.declaration import Bounds, Parameter
 from sglang.ir.sampling import PARAMETERS
-from sglang.srt.requests.completion.completion_request import MAX_NAME, PRIORITY_LIMIT, RENAMED, WITHOUT_EFFECT
+from sglang.srt.requests.common_fields import declarations
+from sglang.srt.requests.completion.completion_request import RENAMED, WITHOUT_EFFECT
 from sglang.srt.requests.completion.constraint_settings import NAMES, SCORINGS
 from sglang.srt.runtime.conversations.chat_request import EFFORTS
 from sglang.srt.runtime.conversations.conversation import ROLES
-from sglang.srt.runtime.sessions import MOST_IDLE_SECONDS
 
 Schema = dict[str, Any]
-
-_AT_LEAST_0: Schema = {"minimum": 0}
-_NAMES: Schema = {
-    "maxLength": MAX_NAME,
-    "items": {"anyOf": [{"type": "string", "maxLength": MAX_NAME}, {"type": "null"}]},
-}
-
-
-def _limits(parameter: Parameter) -> Schema:
-    """Bounds of a parameter, those of one text beside those of a list of them."""
-    schema = parameter.schema()
-    return {**schema.get("items", {}), **schema} if "maxItems" in schema else schema
-
-
-LIMITS: dict[str, Schema] = {
-    **{name: _limits(parameter) for name, parameter in PARAMETERS.items()},
-    "max_tokens": _AT_LEAST_0,
-    "max_completion_tokens": {"minimum": 1},
-    "max_output_tokens": {"minimum": 1},
-    "min_tokens": _AT_LEAST_0,
-    "stop_sequences": _limits(PARAMETERS["stop"]),
-    "priority": {"minimum": -PRIORITY_LIMIT, "maximum": PRIORITY_LIMIT - 1},
-    "session_id": {"maxLength": MAX_NAME},
-    "capacity_of_str_len": _AT_LEAST_0,
-    "timeout": {"exclusiveMinimum": 0, "maximum": MOST_IDLE_SECONDS},
-    "cache_salt": _NAMES,
-    "extra_key": _NAMES,
-}
-"""By the name of the field; where it may be null, null is not bound."""
-
 
 _NULL: Schema = {"type": "null"}
 STRING: Schema = {"type": "string"}
@@ -101,17 +70,10 @@ CONSTRAINTS: dict[str, Schema] = {
 _SHAPES: dict[str, Schema] = {
     "RerankRequest.documents": list_of({"anyOf": [SOME, _DOCUMENT]}),
     "RerankRequest.query": SOME,
-    "ChatRequest.max_tokens": or_null({"type": "integer", "minimum": 1}),
     "MessagesBody.messages": list_of({"$ref": "#/components/schemas/Message"}),
     "DetokenizeBody.tokens": {"anyOf": [ANY_IDS, list_of(ANY_IDS)]},
     "TemplateBody.messages": list_of(_MESSAGE),
     "TokenizeBody.messages": list_of(_MESSAGE),
-    "dimensions": or_null({"type": "integer", "minimum": 1}),
-    "top_n": or_null({"type": "integer", "minimum": 1}),
-    "best_of": or_null({"type": "integer", "minimum": 1, "maximum": most.MAX_N}),
-    "CompletionBody.logprobs": or_null(
-        {"type": "integer", "minimum": 0, "maximum": most.MAX_TOP_LOGPROBS}
-    ),
     "GenerateRequest.text": or_null(SOME, list_of(SOME)),
     "GenerateRequest.parts": or_null({**_PARTS, "contains": _PART}),
     "EncodeRequest.text": or_null(SOME, list_of(SOME)),
@@ -136,37 +98,33 @@ _SHAPES: dict[str, Schema] = {
 """Of fields whose types say less: one body's, or every body's."""
 
 
-def fields_of(body: str, given: dict[str, Schema]) -> dict[str, Schema]:
-    """The schemas of a body's fields, with their limits.
+def fields_of(body: type, given: dict[str, Schema]) -> dict[str, Schema]:
+    """The schemas of a body's fields, with their limits and descriptions.
 
     A field that still has no type is one that is refused, or is without effect: it is not
     documented.
     """
-    found = {}
+    declared, found = declarations(body), {}
     for name, schema in given.items():
-        own = _SHAPES.get(f"{body}.{name}")
-        shaped = own or bounded(name, _SHAPES.get(name, schema))
-        if set(shaped) - _BARE:
-            found[name] = shaped
+        shaped = _SHAPES.get(f"{body.__name__}.{name}") or _SHAPES.get(name, schema)
+        if set(shaped) <= {"default"}:
+            continue
+        if name in declared:
+            shaped = _bounded(declared[name].bounds, shaped)
+            shaped["description"] = declared[name].description
+        found[name] = shaped
     return found
 
 
-_BARE = {"default", "description"}
-_OF_TYPE = {
-    "integer": ("minimum", "maximum", "not"),
-    "number": ("minimum", "maximum", "exclusiveMinimum"),
-    "string": ("minLength", "maxLength", "enum"),
-    "array": ("items", "maxItems"),
-    "object": ("additionalProperties", "propertyNames", "maxProperties"),
-}
-
-
-def bounded(name: str, schema: Schema) -> Schema:
-    """The schema of a field with its limits."""
+def _bounded(bounds: Bounds, schema: Schema) -> Schema:
+    """The schema of a field within its bounds: each alternative, entry and value of it."""
+    found = {**schema, **bounds.keywords(schema.get("type", ""))}
     if "anyOf" in schema:
-        return {**schema, "anyOf": [bounded(name, one) for one in schema["anyOf"]]}
-    own = _OF_TYPE.get(schema.get("type", ""), ())
-    return {**schema, **{key: value for key, value in LIMITS.get(name, {}).items() if key in own}}
+        found["anyOf"] = [_bounded(bounds, one) for one in schema["anyOf"]]
+    for name in ("items", "additionalProperties"):
+        if isinstance(schema.get(name), dict):
+            found[name] = _bounded(bounds, schema[name])
+    return found
 
 
 def sampling_schema() -> Schema:

@@ -6,7 +6,7 @@ import inspect
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 from sglang.srt.core.request_stats import RequestCounts
@@ -14,7 +14,7 @@ from sglang.srt.web.exchange.error_replies import CODES, anthropic
 from sglang.srt.web.openapi.examples import EXAMPLES
 from sglang.srt.web.openapi.limits import Schema, fields_of, sampling_schema
 from sglang.srt.web.openapi.native_shapes import AnthropicErrorReply, ErrorReply, Event
-from sglang.srt.web.openapi.rules import asked, ruled
+from sglang.srt.web.openapi.rules import ruled, ruled_at
 from sglang.srt.web.page.page_files import CHALLENGE
 from sglang.srt.web.route import EVENTS, JSON, Route
 
@@ -67,9 +67,10 @@ def document(
     found, components = msgspec.json.schema_components(types, ref_template=_REF)
     schemas = dict(zip(types, found))
     for body in bodies:
-        component = components[body.__name__]
-        component["properties"] = fields_of(body.__name__, component["properties"])
-        components[body.__name__] = ruled(body.__name__, component)
+        for kind in (body, *_structs_in(body)):
+            component = components[kind.__name__]
+            component["properties"] = fields_of(kind, component["properties"])
+        components[body.__name__] = ruled(body.__name__, components[body.__name__])
     meta = components["CompletionMeta"]  # counts have defaults, and an answer has all counts
     meta["required"] = [*RequestCounts.__struct_fields__, *meta["required"]]
     one = {"$ref": _REF.format(name="SamplingParams")}
@@ -91,6 +92,14 @@ def document(
     }
 
 
+def _structs_in(kind: Any) -> Iterator[type[msgspec.Struct]]:
+    """The structs that fields of a body have as values, without those inside them."""
+    for hint in get_type_hints(kind).values():
+        for one in get_args(hint):
+            if isinstance(one, type) and issubclass(one, msgspec.Struct):
+                yield one
+
+
 def _operation(route: Route, path: str, schemas: Schemas, secured: bool) -> Schema:
     said = inspect.getdoc(route.handler) or (route.body and inspect.getdoc(route.body)) or path
     words = re.sub(r"\W+", "_", path).strip("_")
@@ -103,7 +112,7 @@ def _operation(route: Route, path: str, schemas: Schemas, secured: bool) -> Sche
     }
     if route.body is not None:
         examples = {str(i): {"value": body} for i, body in enumerate(EXAMPLES[route.path], 1)}
-        content = {JSON: {"schema": asked(path, schemas[route.body]), "examples": examples}}
+        content = {JSON: {"schema": ruled_at(path, schemas[route.body]), "examples": examples}}
         found["requestBody"] = {"required": not route.optional, "content": content}
     if secured:
         found["security"] = [{name: []} for name in _KEYS if name != "basic" or route.page]

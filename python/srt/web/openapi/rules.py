@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sglang.srt.core.messages import POOLINGS
-from sglang.srt.runtime.conversations.chat_request import EFFORTS
-from sglang.srt.web.openai import completions, embeddings
+from sglang.srt.web.openai import completions
 from sglang.srt.web.openai.responses.responses_body import INCLUDES
 from sglang.srt.web.openapi.limits import ANY_IDS, IDS, SOME, STRING, Schema, list_of, or_null
 
@@ -70,12 +68,9 @@ ANY_OF: dict[str, dict[str, Schema]] = {
     },
 }
 VALUES: dict[str, Schema] = {
-    "pooling": {"enum": [*POOLINGS, None]},
-    "encoding_format": {"enum": [*embeddings.ENCODINGS, None]},
     "include": or_null({"type": "array", "items": {"enum": list(INCLUDES)}}),
     "truncation": {"enum": ["disabled", None]},
     "modalities": {"enum": [["text"], None]},
-    "reasoning_effort": {"enum": [*EFFORTS, None]},
 }
 
 
@@ -103,7 +98,7 @@ def ruled(body: str, component: Schema) -> Schema:
     return found
 
 
-def asked(path: str, body: Schema) -> Schema:
+def ruled_at(path: str, body: Schema) -> Schema:
     """The schema of what one path takes, of the schema of its body."""
     return {"allOf": [body, NEEDED_AT[path]]} if path in NEEDED_AT else body
 

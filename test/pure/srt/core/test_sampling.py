@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from sglang.ir.params import ALIASES, NAMES, GenParams
 from sglang.ir.sampling import (
@@ -27,7 +28,7 @@ from sglang.ir.sampling import (
 )
 from sglang.srt.requests.completion.whole_choices import verify_whole
 from sglang.srt.runtime.completion_fields import CompletionFields
-from sglang.srt.web.openapi.limits import LIMITS, sampling_schema
+from sglang.srt.web.openapi.limits import fields_of, sampling_schema
 
 from tools import parameters
 
@@ -169,7 +170,10 @@ def test_every_way_in_takes_each_declared_parameter(name: str) -> None:
     """A parameter is declared once: the bodies of HTTP, its document and the language follow."""
     spelled = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}.get(name, name)
     assert spelled in CompletionFields.__struct_fields__
-    assert set(PARAMETERS[name].schema()) <= set(LIMITS[name])
+    _, components = msgspec.json.schema_components([CompletionFields])
+    told = fields_of(CompletionFields, components["CompletionFields"]["properties"])[spelled]
+    assert PARAMETERS[name].schema() in told["anyOf"]
+    assert PARAMETERS[name].description == told["description"]
     assert PARAMETERS[name].description in str(sampling_schema()["properties"][name])
     assert name in GenParams.__dataclass_fields__ or name in RUNTIME_ONLY
 

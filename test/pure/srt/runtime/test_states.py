@@ -121,6 +121,6 @@ def test_what_does_not_go_with_it(served: Served) -> None:
         ("/generate", {**generate, "parts": ["a", ["b", "c"]]}, "does not go with parts"),
         ("/generate", {**generate, "text": "a", "session_params": {"id": number}},
          "without session_params"),
-        ("/v1/embeddings", {"input": "a", "pooling": EVERY}, "use one of last, mean"),
+        ("/v1/embeddings", {"input": "a", "pooling": EVERY}, "must be one of last, mean"),
     ):  # fmt: skip
         assert told in is_error(served.client.post(path, json=body), 400)["message"]

@@ -11,8 +11,7 @@ from helpers.http_server import Served, is_error, serve_text
 from hypothesis import given
 from hypothesis import strategies as st
 from sglang.srt.config import Config
-from sglang.srt.requests.completion.completion_request import MAX_NAME, namespace_of
-from sglang.srt.requests.request_error import RequestError
+from sglang.srt.requests.completion.completion_request import namespace_of
 from sglang.srt.runtime.conversations.chat_request import ChatRequest, _variables
 from sglang.srt.runtime.generation import GenerateRequest
 from sglang.srt.runtime.request_fields import IGNORED, UNSUPPORTED
@@ -218,13 +217,6 @@ def test_namespaces_of_different_pairs_differ(a: str, b: str, c: str, d: str) ->
     assert (namespace_of(a, b) == namespace_of(c, d)) == ((a, b) == (c, d))
     if "\0" not in a:
         assert namespace_of(a, None) == a
-
-
-@pytest.mark.parametrize("name", ["cache_salt", "extra_key"])
-def test_a_long_key_is_refused_by_name(name: str) -> None:
-    salt, extra = ("x" * (MAX_NAME + 1), "") if name == "cache_salt" else ("", "x" * (MAX_NAME + 1))
-    with pytest.raises(RequestError, match=f"{name} has 1025 characters; at most 1024"):
-        namespace_of(salt, extra)
 
 
 def test_no_logs_keeps_texts_out_of_the_log(served: Served) -> None:

@@ -182,7 +182,7 @@ VALUES: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/completions", {"prompt": []}, "prompt"),
     ("/v1/completions", {"prompt": {"a": 1}}, "prompt"),
     ("/v1/completions", {"prompt": [1, "a"]}, "prompt"),
-    ("/v1/completions", {"prompt": "a", "max_tokens": -1}, "max_new_tokens"),
+    ("/v1/completions", {"prompt": "a", "max_tokens": -1}, "max_tokens"),
     ("/v1/completions", {"prompt": "a", "logprobs": 10**6}, "logprobs"),
     ("/v1/completions", {"prompt": "a", "best_of": 10**9}, "best_of"),
     ("/v1/completions", {"prompt": ["a"] * 5000}, "n"),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from sglang.ir.sampling import PARAMETERS
 from sglang.srt.runtime.completion_fields import CompletionFields
 
 
@@ -115,7 +116,9 @@ class MessagesBody(CompletionFields, kw_only=True):
 
     messages: list[Message]
     system: str | list[TextBlock] | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: Annotated[
+        list[str] | None, PARAMETERS["stop"].bounds, PARAMETERS["stop"].description
+    ] = None
     tools: list[CustomTool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
+from sglang.ir.declaration import Bounds
+from sglang.srt.requests.common_fields import ReplyTokens, SeparateReasoning, StreamReasoning
 from sglang.srt.requests.request_error import RequestError, Reworded
 from sglang.srt.runtime.completion_fields import CompletionFields, refuse
 from sglang.srt.runtime.conversations.chat_request import ChatRequest
@@ -30,6 +32,7 @@ _INSTEAD = {
 _UNAVAILABLE = ("prompt", "context_management", "moderation")
 MAX_METADATA, MAX_KEY, MAX_VALUE = 16, 64, 512  # entries, characters
 MAX_NAME = 512  # characters of what is echoed
+Echoed = Annotated[str, Bounds(characters=MAX_NAME, empty=True), "The answer repeats it."]
 
 
 class ResponsesBody(CompletionFields, kw_only=True):
@@ -39,7 +42,7 @@ class ResponsesBody(CompletionFields, kw_only=True):
     input: Any = None
     instructions: str | None = None
     previous_response_id: str | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: ReplyTokens | None = None
     tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -51,12 +54,14 @@ class ResponsesBody(CompletionFields, kw_only=True):
     store: bool | None = None
     background: bool | None = None
     metadata: dict[str, str] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    model: Echoed | None = None
+    user: Echoed | None = None
+    safety_identifier: Echoed | None = None
+    prompt_cache_key: Echoed | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     chat_template: Any = None
-    separate_reasoning: bool | None = None
-    stream_reasoning: bool | None = None
+    separate_reasoning: SeparateReasoning | None = None
+    stream_reasoning: StreamReasoning | None = None
     # Not of this API, or not available.
     messages: Any = None
     max_completion_tokens: Any = None
@@ -93,11 +98,6 @@ def check(body: ResponsesBody) -> None:
         refuse(name, getattr(body, name))
     if body.n not in (None, 1):
         raise RequestError(f"n is {body.n}; a response is one completion. Remove it.", "n")
-    limit = body.max_output_tokens
-    if limit is not None and limit < 1:
-        raise RequestError(
-            f"max_output_tokens is {limit}; it must be at least 1.", "max_output_tokens"
-        )
     if body.truncation not in (None, "disabled"):
         raise RequestError(
             f"truncation is {body.truncation!r:.60}; only disabled is available.",
@@ -111,14 +111,10 @@ def check(body: ResponsesBody) -> None:
             raise RequestError(f"include has {entry!r:.80}; use {', '.join(INCLUDES)}.", "include")
     if not isinstance(body.effort, str | None):
         raise RequestError("reasoning.effort must be text.", "reasoning")
-    _check_names(body)
+    _check_metadata(body)
 
 
-def _check_names(body: ResponsesBody) -> None:
-    for name in ("model", "user", "safety_identifier", "prompt_cache_key"):
-        value = getattr(body, name)
-        if value is not None and len(value) > MAX_NAME:
-            raise RequestError(f"{name} has {len(value)} characters; at most {MAX_NAME}.", name)
+def _check_metadata(body: ResponsesBody) -> None:
     metadata = body.metadata or {}
     if len(metadata) > MAX_METADATA:
         raise RequestError(

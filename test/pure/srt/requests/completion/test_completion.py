@@ -269,7 +269,7 @@ BAD: list[tuple[CompletionRequest, str, str]] = [
 ]
 
 
-def test_bad_asks_are_refused_before_the_engine_sees_them(play: Any) -> None:
+def test_bad_requests_are_refused_before_the_engine(play: Any) -> None:
     async def body(completion: Completer) -> dict[str, Any]:
         for request, param, words in BAD:
             with pytest.raises(RequestError, match=words) as caught:

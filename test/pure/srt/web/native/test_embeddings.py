@@ -179,7 +179,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"input": [[1], [2**63]]}, "input", "input[1]"),
     ({"input": [[1], LONG]}, "input", "1025"),
     ({"input": ["a"] * 2049}, "input", "2048"),
-    ({"input": "a", "dimensions": 0}, "dimensions", "4"),
+    ({"input": "a", "dimensions": 0}, "dimensions", "at least 1"),
     ({"input": "a", "dimensions": 5}, "dimensions", "4"),
     ({"input": "a", "dimensions": 2**63}, "dimensions", "4"),
     ({"input": "a", "encoding_format": "hex"}, "encoding_format", "base64"),
