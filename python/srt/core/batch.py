@@ -65,7 +65,7 @@ class RowScore(msgspec.Struct, omit_defaults=True):
     """Log-probabilities of given tokens, read at consecutive positions of a row.
 
     Token ``targets[i]`` is scored by the distribution at ``tokens[at + i]``, the one before it.
-    ``top`` and ``probe`` ask for the most likely tokens and for given ids at the same positions.
+    ``top`` and ``probe`` request the most likely tokens and given ids at the same positions.
     """
 
     at: int

@@ -62,19 +62,19 @@ def make_rows(
             rows[0].places = places(context.media, start, end)
         if start < request.spec.prompt:
             rows[0].pieces = _pieces(context, start, end)
-            _ask(rows[0], request, start, end)
+            _request_outputs(rows[0], request, start, end)
     if end == len(context.tokens):
-        tip = rows[-1]
-        tip.follows = follows
+        last = rows[-1]
+        last.follows = follows
         goal = request.spec.goal
         if isinstance(goal, Generate):
-            *tip.checks, tip.sample = _samples(request, goal, eos, drafts, masks)
-            tip.probe = goal.probe
+            *last.checks, last.sample = _samples(request, goal, eos, drafts, masks)
+            last.probe = goal.probe
         elif isinstance(goal, Distribution):
-            tip.tip_top = max(goal.top, 1)
-            tip.probe = goal.probe
+            last.tip_top = max(goal.top, 1)
+            last.probe = goal.probe
         elif isinstance(goal, Embed) and not request.spec.reads_all:
-            tip.pool = len(tip.tokens) - 1
+            last.pool = len(last.tokens) - 1
     return rows
 
 
@@ -87,7 +87,7 @@ def _row(request: Request, start: int, end: int, segment: Segment) -> Row:
     row.gap = (segment.sees, segment.start)
     row.adapter = context.namespace.adapter
     row.pieces = _pieces(context, start, end)
-    _ask(row, request, start, end)
+    _request_outputs(row, request, start, end)
     return row
 
 
@@ -108,7 +108,7 @@ def _pieces(context: Context, start: int, end: int) -> list[Piece]:
     ]
 
 
-def _ask(row: Row, request: Request, start: int, end: int) -> None:
+def _request_outputs(row: Row, request: Request, start: int, end: int) -> None:
     """Request the outputs that are wanted of the prompt's tokens ``[start, end)``."""
     row.score = _score(request, start, end)
     if request.spec.reads_all and end > request.outputs.unsummed:

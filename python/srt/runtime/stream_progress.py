@@ -9,19 +9,19 @@ class StreamProgress:
     """Counts of the characters and tokens of one completion that a stream has sent."""
 
     def __init__(self) -> None:
-        self.chars = self.tokens = self.drawn = 0
+        self.chars = self.tokens = self.generated = 0
         self.begun = False
 
     def ready(self, output: Output, interval: int) -> bool:
         """Whether it is time for a chunk."""
         if output.finish is not None:
             return True
-        due = not self.begun or output.completion_tokens - self.drawn >= interval
+        due = not self.begun or output.completion_tokens - self.generated >= interval
         return due and len(output.text) > self.chars
 
     def take(self, output: Output) -> tuple[str, range]:
         """The text not sent yet and the tokens that belong to it."""
         text, tokens = output.text[self.chars :], range(self.tokens, output.released)
         self.chars, self.tokens = len(output.text), output.released
-        self.drawn, self.begun = output.completion_tokens, True
+        self.generated, self.begun = output.completion_tokens, True
         return text, tokens

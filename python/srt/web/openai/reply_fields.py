@@ -36,8 +36,8 @@ def usage(results: Sequence[Sequence[Output]]) -> dict[str, Any]:
     where there were any, under OpenAI's names; rejected ones cost nothing."""
     firsts = [outputs[0] for outputs in results if outputs]
     prompt = sum(output.stats.prompt_tokens for output in firsts)
-    drawn = sum(output.completion_tokens for outputs in results for output in outputs)
-    found = usage_of(prompt, drawn, sum(output.stats.cached_tokens for output in firsts))
+    generated = sum(output.completion_tokens for outputs in results for output in outputs)
+    found = usage_of(prompt, generated, sum(output.stats.cached_tokens for output in firsts))
     drafted = sum(output.stats.drafted_tokens for outputs in results for output in outputs)
     if drafted:
         accepted = sum(output.stats.accepted_tokens for outputs in results for output in outputs)
@@ -48,11 +48,11 @@ def usage(results: Sequence[Sequence[Output]]) -> dict[str, Any]:
     return found
 
 
-def usage_of(prompt: int, drawn: int, cached: int) -> dict[str, Any]:
+def usage_of(prompt: int, generated: int, cached: int) -> dict[str, Any]:
     return {
         "prompt_tokens": prompt,
-        "completion_tokens": drawn,
-        "total_tokens": prompt + drawn,
+        "completion_tokens": generated,
+        "total_tokens": prompt + generated,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
 
