@@ -14,6 +14,7 @@ import shutil
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -22,13 +23,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from helpers.text_worker import TextWorker
 from sglang.srt.config import Config
 from sglang.srt.core.messages import Reply
+from sglang.srt.core.processes import when_orphaned
 from sglang.srt.core.progress import Progress
 from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import Threaded
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.engine.loop import serve
-from sglang.srt.engine.parent import follow
-from sglang.srt.engine.process import map_progress, read_vocab
+from sglang.srt.engine.process import leave, map_progress, read_vocab
 from sglang.srt.engine.socket import SocketChannel
 from sglang.srt.grammar.stop_watch import Patterns
 
@@ -61,7 +62,7 @@ def main(directory: str, parent: int) -> None:
     if file := setting("STALL"):
         stall(Path(file))
     config = msgspec.msgpack.decode((root / "config").read_bytes(), type=Config)
-    follow(parent, root)
+    when_orphaned(parent, partial(leave, root))
     channel = SocketChannel(f"ipc://{root}/wire")
     vocab = read_vocab(root)
     channel.connected()

@@ -9,7 +9,7 @@ that there is none.
 A child that dies or is stopped is lost: its parent notices within ``WATCH_SECONDS``, or two times
 that, and every pending request ends with EngineLost. A child whose loop has been in one step for
 ``STALL_SECONDS``, forward passes not counted, has stalled: ``Client.stalled`` says where. A child
-ends when its parent does, at whatever stage (``engine/parent``).
+ends when its parent does, at whatever stage (``core/processes``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from mmap import mmap
 from pathlib import Path
@@ -37,11 +37,11 @@ from sglang.srt.config import Config, EdgeConfig
 from sglang.srt.core import logs
 from sglang.srt.core.import_root import IMPORT_ROOT
 from sglang.srt.core.messages import Reply, decode_events, encode
+from sglang.srt.core.processes import stopped_twice, when_orphaned
 from sglang.srt.core.progress import PASS, SIZE, STAGES, Progress
 from sglang.srt.core.vocabulary import Vocabulary
 from sglang.srt.engine.client import Client, EngineLost
 from sglang.srt.engine.info import EngineInfo
-from sglang.srt.engine.parent import follow
 
 log = logging.getLogger("sglang.srt.engine")
 WATCH_SECONDS = 0.25
@@ -209,7 +209,7 @@ class EngineProcess:
 
         Raises EngineLost with the child's own message where it could not start.
         """
-        first, stopped = self._first, _stopped(self.pid)
+        first, stopped = self._first, stopped_twice(self.pid)
         while not first.done():
             dead = self._child.poll() is not None
             await asyncio.wait([first], timeout=WATCH_SECONDS)
@@ -241,7 +241,7 @@ class EngineProcess:
         self.client.deliver(events)
 
     async def _watch(self) -> None:
-        stopped = _stopped(self.pid)
+        stopped = stopped_twice(self.pid)
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             code = self._child.poll()
@@ -258,23 +258,6 @@ class EngineProcess:
     def _fail(self, message: str) -> None:
         self.client.fail(EngineLost(message))
         self._lost.set()
-
-
-def _stopped(pid: int) -> Callable[[], bool]:
-    """Return a function that looks at a process: whether it is stopped (SIGSTOP) and was so at the
-    last look. Where this process was stopped too, the other one is about to go on as well."""
-    import psutil
-
-    seen = False
-
-    def look() -> bool:
-        nonlocal seen
-        before, seen = seen, False
-        with contextlib.suppress(psutil.Error):
-            seen = psutil.Process(pid).status() == psutil.STATUS_STOPPED
-        return before and seen
-
-    return look
 
 
 async def spawn(config: Config, token_bytes: Sequence[bytes]) -> EngineProcess:
@@ -353,7 +336,7 @@ def main(directory: str, parent: int) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     root = Path(directory)
-    follow(parent, root)
+    when_orphaned(parent, partial(leave, root))
     from sglang.srt.engine.admission import make_compiler
     from sglang.srt.engine.engine_core import EngineCore
     from sglang.srt.engine.executor import local_executor
@@ -395,6 +378,12 @@ def main(directory: str, parent: int) -> int:
     channel.close()
     shutil.rmtree(root, ignore_errors=True)  # the parent does, unless it was killed
     return 0
+
+
+def leave(root: Path) -> None:
+    """End the child at once, as its parent has ended without stopping it."""
+    shutil.rmtree(root, ignore_errors=True)
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import msgspec
 from sglang.srt.core.import_root import IMPORT_ROOT
+from sglang.srt.core.processes import stopped_twice
 from sglang.srt.grammar.compile_plan import CompilePlan
 from sglang.srt.grammar.compile_worker import MAX_FRAME, MAX_PLAN, PlanRequest
 
@@ -185,24 +185,16 @@ class PlanProcess:
     def _wait(self, number: int, event: int, deadline: float) -> None:
         """Wait until the pipe can be used or is broken. A stopped child is killed: it may never
         go on. Raises TimeoutError."""
+        stopped = stopped_twice(self._alive().pid)
         poller = select.poll()
         poller.register(number, event)
         while (left := deadline - time.monotonic()) > 0:
             if poller.poll(min(left, LOOK) * 1000):
                 return
-            if _stopped(self._alive().pid):
+            if stopped():
                 self._alive().kill()
                 raise ProcessDied(-signal.SIGSTOP, self.begun)
         raise TimeoutError
-
-
-def _stopped(pid: int) -> bool:
-    """Whether a process is stopped; False where the platform does not say."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] in "Tt"
 
 
 def _status(process: subprocess.Popen[bytes]) -> int:

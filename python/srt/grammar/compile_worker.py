@@ -9,7 +9,7 @@ whitespace). The worker answers with an empty frame as soon as it begins, then w
 
 The worker ends with its input and with its parent. Two timers of the kernel end it while it plans:
 SIGPROF where a plan exceeds its processor time, which is the constraint's fault, and SIGALRM long
-after the parent's patience, for a parent that is gone.
+after the parent's patience: native code may keep the thread that watches the parent waiting.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import argparse
 import contextlib
 import importlib
 import os
-import select
 import signal
 import sys
 from collections.abc import Callable, Sequence
 
 import msgspec
 from sglang.ir.constraint import Constraint
+from sglang.srt.core.processes import when_orphaned
 from sglang.srt.grammar.compile_plan import CompilePlan
 
 Planner = Callable[[Constraint, str, str], CompilePlan]
@@ -36,7 +36,6 @@ MEMORY = 1 << 30  # bytes of address space a constraint may take
 KEPT = 256 << 20  # bytes of memory it may leave behind; with more the worker ends, for another
 STACK = 4 << 20  # bytes; deep recursion ends the worker here, and not the engine later
 ALARM = 2  # times the parent's patience before the worker ends itself
-PARENT_SECONDS = 5.0  # between two looks at the parent
 
 
 class PlanRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -53,10 +52,9 @@ class Frames:
     def __init__(self, source: int, sink: int) -> None:
         self._source = source
         self._sink = sink
-        self._parent = os.getppid()
 
     def read(self) -> bytes | None:
-        """The next frame, or None at the end: no more input, no parent, or a frame too long."""
+        """The next frame, or None at the end: no more input, or a frame too long."""
         head = self._take(4)
         size = int.from_bytes(head or b"", "little")
         return self._take(size) if head is not None and size <= MAX_FRAME else None
@@ -70,9 +68,6 @@ class Frames:
     def _take(self, size: int) -> bytes | None:
         out = bytearray()
         while len(out) < size:
-            while not select.select([self._source], [], [], PARENT_SECONDS)[0]:
-                if os.getppid() != self._parent:
-                    return None
             data = os.read(self._source, size - len(out))
             if not data:
                 return None
@@ -176,6 +171,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # and a terminal that closes
+    when_orphaned(os.getppid(), lambda: os._exit(0))
     frames = Frames(*pipes())
     planner = load(options.planner)
     limit(MEMORY)

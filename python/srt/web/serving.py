@@ -10,10 +10,12 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 
 import uvicorn
 from sglang.srt.config import Config
 from sglang.srt.config.listening import exposed, tls_options
+from sglang.srt.core.processes import when_orphaned
 from sglang.srt.core.version import __version__
 from sglang.srt.engine.process import Started
 from sglang.srt.runtime.supervisor import Supervisor
@@ -29,7 +31,6 @@ log = logging.getLogger("sglang.server")
 DRAIN_SECONDS = 30.0  # open requests may take so long after the first signal
 CLOSE_SECONDS = 1  # and connections so long to take their last bytes
 BACKLOG = 2048
-PARENT_SECONDS = 0.25  # between two checks of the parent's id
 GARBAGE = 20_000  # objects between two collections: a request alone makes thousands
 
 
@@ -45,7 +46,7 @@ async def serve(config: Config, listener: socket.socket, engine: Started) -> int
     try:
         return await _serve(config, listener, engine, signals)
     except asyncio.CancelledError:
-        if not signals.asked.is_set():
+        if not signals.draining.is_set():
             raise
         return 128 + signals.number  # the signal came while the model was loaded
 
@@ -53,7 +54,10 @@ async def serve(config: Config, listener: socket.socket, engine: Started) -> int
 async def _serve(
     config: Config, listener: socket.socket, engine: Started, signals: _Signals
 ) -> int:
-    async with signals.installed(), _parented(config.operations.exit_with_parent, signals):
+    parent = config.operations.exit_with_parent
+    async with signals.installed():
+        if parent:
+            when_orphaned(parent, partial(signals.orphaned, asyncio.get_running_loop(), parent))
         if config.edge.api_keys_file:  # read when the model is there
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _nothing)
         tokenizer = Tokenizer.load(
@@ -83,7 +87,7 @@ class _Signals:
     """The first signal asks (or, while loading, cancels); the second ends the process at once."""
 
     def __init__(self) -> None:
-        self.asked = asyncio.Event()
+        self.draining = asyncio.Event()
         self.number = int(signal.SIGTERM)  # the first signal's
         self.serving = False
         self.kill: Callable[[], None] = _nothing
@@ -104,35 +108,23 @@ class _Signals:
                 loop.remove_signal_handler(number)
 
     def _on(self, number: int) -> None:
-        if self.asked.is_set():
+        if self.draining.is_set():
             self.kill()
             os._exit(128 + number)
         self.number = number
-        self.ask()
+        self.drain()
 
-    def ask(self) -> None:
+    def orphaned(self, loop: asyncio.AbstractEventLoop, parent: int) -> None:
+        """Begin the drain, as process ``parent`` has ended. Called in another thread."""
+        log.warning("process %d is gone, which this server was started for", parent)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended too
+            loop.call_soon_threadsafe(self.drain)
+
+    def drain(self) -> None:
         """Begin the drain."""
-        self.asked.set()
+        self.draining.set()
         if not self.serving and self._task is not None:
             self._task.cancel()
-
-
-@contextlib.asynccontextmanager
-async def _parented(pid: int, signals: _Signals) -> AsyncIterator[None]:
-    """Asks for the end when process ``pid`` is no longer the parent; never where it is 0."""
-
-    async def watch() -> None:
-        while pid and os.getppid() == pid:
-            await asyncio.sleep(PARENT_SECONDS)
-        if pid:
-            log.warning("process %d is gone, which this server was started for", pid)
-            signals.ask()
-
-    task = asyncio.create_task(watch())
-    try:
-        yield
-    finally:
-        task.cancel()
 
 
 class _Server(uvicorn.Server):
@@ -207,7 +199,7 @@ class _Server(uvicorn.Server):
             log.error("the API keys stay as they were: %s", error)
 
     async def _on_signal(self) -> None:
-        await self._signals.asked.wait()
+        await self._signals.draining.wait()
         state = self._state
         state.draining = True
         log.info("draining %d requests; a second signal exits at once", state.open_requests)

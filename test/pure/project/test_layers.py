@@ -21,6 +21,7 @@ UPSTREAM = "sglang srt psutil outlines_core"  # aliases under upstream's names
 RUNNING = "sglang.ir sglang.errors sglang.backend"  # below the rooms that run programs
 RULES = {
     "srt.core": "msgspec sglang.ir",
+    "srt.core.processes": "psutil",
     "srt.config": "srt.core",
     "srt.memory": "srt.core",
     "srt.schedule": "srt.core",
@@ -37,9 +38,8 @@ RULES = {
     " srt.files srt.media.processor_settings srt.media.tiles safetensors tqdm",
     "srt.worker": f"{TENSORS} sgl_kernel srt.parallel srt.attention srt.layers srt.models srt.files"
     " psutil",
-    "srt.engine": "sglang.ir srt.core srt.config srt.memory srt.schedule srt.grammar msgspec zmq"
-    " psutil",
-    "srt.engine.process": "srt.core srt.config srt.grammar srt.tokenizer msgspec zmq psutil",
+    "srt.engine": "sglang.ir srt.core srt.config srt.memory srt.schedule srt.grammar msgspec zmq",
+    "srt.engine.process": "srt.core srt.config srt.grammar srt.tokenizer msgspec zmq",
     "srt.engine.executor": "srt.core srt.config srt.worker",
     "srt.requests": "sglang.ir",
     "srt.requests.completion": "sglang.ir srt.core srt.tokenizer srt.engine.client srt.engine.info"

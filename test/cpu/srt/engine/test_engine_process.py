@@ -188,7 +188,7 @@ def test_an_engine_that_is_stopped_while_it_loads_is_lost(config: Config) -> Non
 def test_a_moments_stop_is_no_loss(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shell may stop server and engine and let the server go on first. The engine is stopped at
     every other look of the parent."""
-    looks, watched = 0, module._stopped
+    looks, watched = 0, module.stopped_twice
 
     def stopped(pid: int) -> Callable[[], bool]:
         look = watched(pid)
@@ -207,7 +207,7 @@ def test_a_moments_stop_is_no_loss(config: Config, monkeypatch: pytest.MonkeyPat
 
         return looked
 
-    monkeypatch.setattr(module, "_stopped", stopped)
+    monkeypatch.setattr(module, "stopped_twice", stopped)
     monkeypatch.setattr(module, "WATCH_SECONDS", 0.05)
 
     async def test() -> None:
