@@ -4,7 +4,8 @@
 
 It starts in a fraction of the time. SIGUSR1 makes it hang: it lives and answers nothing. The
 variables ENGINE_CHILD_FAULT, _DEVICE, _CAPACITY and _SECONDS make it another one. While the file
-ENGINE_CHILD_STALL is there, its loop comes to no end at a request with stop patterns.
+ENGINE_CHILD_STALL is there, its loop comes to no end at a request with stop patterns. A pass that
+finds the file ENGINE_CHILD_LOST removes it and raises what it contains, as every later pass does.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from helpers.text_worker import TextWorker
 from sglang.srt.config import Config
+from sglang.srt.core.batch import Batch
 from sglang.srt.core.messages import Reply
 from sglang.srt.core.processes import when_orphaned
 from sglang.srt.core.progress import Progress
+from sglang.srt.core.workers import NO_MASKS, Finish, Masks
 from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import Threaded
 from sglang.srt.engine.info import EngineInfo
-from sglang.srt.engine.loop import serve
-from sglang.srt.engine.process import leave, map_progress, read_vocab
+from sglang.srt.engine.process import leave, map_progress, read_vocab, run_to_end
 from sglang.srt.engine.socket import SocketChannel
 from sglang.srt.grammar.stop_watch import Patterns
 
@@ -56,6 +58,21 @@ def stall(file: Path) -> None:
     Patterns.feed = stalled  # type: ignore[method-assign, assignment]
 
 
+class Fragile(TextWorker):
+    """A worker whose device may be lost."""
+
+    error = ""
+
+    def launch(self, batch: Batch, masks: Masks = NO_MASKS) -> Finish:
+        file = Path(setting("LOST", "/nowhere"))
+        if file.exists():
+            self.error = file.read_text()
+            file.unlink()
+        if self.error:
+            raise RuntimeError(self.error)
+        return super().launch(batch, masks)
+
+
 def main(directory: str, parent: int) -> None:
     signal.signal(signal.SIGUSR1, hang)
     root = Path(directory)
@@ -78,13 +95,14 @@ def main(directory: str, parent: int) -> None:
         capacity=config.memory.max_total_tokens or int(setting("CAPACITY", "4096")), page_size=1,
         max_running_requests=16, max_queued_requests=64, eos=(),
     )  # fmt: skip
-    worker = Threaded(TextWorker(len(vocab), seconds=PASS_SECONDS))
+    worker = Threaded(Fragile(len(vocab), seconds=PASS_SECONDS))
     progress = Progress(map_progress(root))
     engine = EngineCore(worker, info, config.schedule, vocab, progress=progress)
     channel.emit([Reply(0, data=msgspec.to_builtins(info))])
-    serve(engine, channel)
+    code = run_to_end(engine, channel)
     channel.close()
     shutil.rmtree(root, ignore_errors=True)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -245,7 +245,8 @@ class Done(msgspec.Struct, tag="done", omit_defaults=True):
 
 
 class Failed(msgspec.Struct, tag="failed", omit_defaults=True):
-    """The request has ended badly. ``code``: "invalid", "busy", "overloaded" or "internal"."""
+    """The request has ended badly. ``code``: "invalid", "busy", "overloaded", "lost" (the engine
+    is about to end) or "internal"."""
 
     request: int
     code: str

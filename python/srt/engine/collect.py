@@ -124,9 +124,9 @@ class Collector:
         """Return the last events of a request that ends from outside its rows."""
         return [*emit(request), self.done(request, reason)]
 
-    def failed(self, request: Request, message: str) -> list[Event]:
+    def failed(self, request: Request, message: str, code: str = "internal") -> list[Event]:
         """Return the last events of a request that cannot go on, by no fault of its own."""
-        return [*emit(request), self._failure(request, message)]
+        return [*emit(request), self._failure(request, message, code)]
 
     def done(
         self, request: Request, reason: str, matched: str | int | None = None, cut: int = -1
@@ -143,9 +143,9 @@ class Collector:
         stats.completion_tokens = len(request.generation.tokens)
         return Done(request.id, reason, matched, cut, stats)
 
-    def _failure(self, request: Request, message: str) -> Failed:
+    def _failure(self, request: Request, message: str, code: str = "internal") -> Failed:
         self._stats.failed += 1
-        return Failed(request.id, "internal", message)
+        return Failed(request.id, code, message)
 
     def _dead_end(self, request: Request, message: str) -> Done:
         """No token can follow; the text so far is valid."""

@@ -23,6 +23,7 @@ from sglang.srt.config import ScheduleConfig
 from sglang.srt.core.batch import Row, RowOutput
 from sglang.srt.core.clock import SYSTEM_CLOCK, Clock
 from sglang.srt.core.context import Context
+from sglang.srt.core.device_errors import lost_device
 from sglang.srt.core.ints import from_bytes
 from sglang.srt.core.messages import (
     Advance,
@@ -106,6 +107,7 @@ class EngineCore:
         self._drafts = drafts or Drafts(jumps)
         self.planner = Planner(info, schedule, self.store, self.stats, self._drafts, clock)
         self.paused = False  # no pass is planned; set by a Control
+        self.lost = ""  # why the device computes nothing any more; "" while it does
         self._requests: dict[int, Request] = {}  # by context id
         self._in_flight: deque[PlannedPass] = deque()
         self._accepted = 0
@@ -293,7 +295,8 @@ class EngineCore:
         try:
             result = self.executor.result()
         except Exception as error:
-            return self._fail(oldest, error)
+            self.lost = lost_device(error)
+            return self._lose(oldest, error) if self.lost else self._fail(oldest, error)
         self.progress.at(RESULTS)
         self.stats.computed(oldest.batch, result)
         return self._collect(oldest, result.rows)
@@ -386,6 +389,23 @@ class EngineCore:
             self._forget(request)
         return events
 
+    def _lose(self, failed: PlannedPass, error: Exception) -> list[Event]:
+        """Fail all requests, since no later pass can be computed: those of the pass that raised,
+        which may be the cause, and the others, which may be sent again."""
+        self._in_flight.clear()
+        self.stats.failed_passes += 1
+        inside = {request.id for request, *_ in failed.parts.values()}
+        events: list[Event] = []
+        for request in list(self._requests.values()):
+            if request.id in inside:
+                text = f"the forward pass failed: {type(error).__name__}: {error}"
+                events += self._collector.failed(request, text)
+            else:
+                text = f"the device was lost ({self.lost}); the engine is started again"
+                events += self._collector.failed(request, text, "lost")
+            self._forget(request)
+        return events
+
     def _end(self, request: Request, reason: str) -> list[Event]:
         """End a request from outside its rows and return its last events."""
         self._forget(request)
@@ -425,6 +445,8 @@ class EngineCore:
             "paused": int(self.paused),
             **self.compile_counts,
             **self.adapters.counts,
+            "graph_rows": self.info.graph_rows,
+            "fallbacks": len(self.info.fallbacks),
             "contexts": len(store.contexts),
             "free_tokens": store.pool.free * size,
             "evictable_tokens": store.tree.evictable * size,

@@ -23,6 +23,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         purpose: "generate"; "embed" or "classify" where the model generates nothing.
         labels: of a classifier, by number; its scores are returned in place of an embedding.
         kernels: on a CPU, the instruction set of the native kernels, or "torch".
+        attention: name of the implementation, "" with native kernels.
+        graph_rows: of the largest CUDA graph of decode passes; 0 where there are none.
+        fallbacks: kernels and graphs that failed at the start, and what is used in their place.
         quantization: as ``ModelConfig``'s.
         vision: the model reads images and videos.
         sections: positions of its tokens have three parts (``Row.places``).
@@ -49,6 +52,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     purpose: str = "generate"
     labels: tuple[str, ...] = ()
     kernels: str = "torch"
+    attention: str = ""
+    graph_rows: int = 0
+    fallbacks: tuple[str, ...] = ()
     quantization: str = "none"
     vision: bool = False
     sections: bool = False

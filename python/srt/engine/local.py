@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from sglang.srt.config import Config
 from sglang.srt.core.clock import SYSTEM_CLOCK
+from sglang.srt.core.device_errors import DeviceLost
 from sglang.srt.core.messages import Event, Verb
 from sglang.srt.engine.admission import MakeVocabulary, make_compiler
 from sglang.srt.engine.client import Client, EngineLost
@@ -118,6 +119,8 @@ class LocalEngine:
         message = "the engine was shut down"
         try:
             serve(self._engine, self._channel)
+        except DeviceLost as error:
+            message = f"the device was lost: {error}; start the program again"
         except Exception as error:
             message = f"the engine died: {type(error).__name__}: {error}"
             raise

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.context import Context
+from sglang.srt.core.device_errors import DeviceLost
 from sglang.srt.core.messages import Advance, Append, Event, ForkContext, Generate, Open, Verb
 from sglang.srt.core.progress import MESSAGES, SENDING
 from sglang.srt.core.work import STEP_BYTES, STEP_VERBS
@@ -38,7 +39,8 @@ class Channel(Protocol):
 
 
 def serve(engine: EngineCore, channel: Channel) -> None:
-    """Run the engine until the client is gone."""
+    """Run the engine until the client is gone. Raises DeviceLost where its device is lost, once
+    every request has had its terminal event."""
     clock = engine.clock
     audited, passes = clock.now(), 0
     events: list[Event] = []  # not sent yet
@@ -70,6 +72,8 @@ def serve(engine: EngineCore, channel: Channel) -> None:
                 log.warning("events were not sent; trying again: %s", error)
             else:
                 events = []
+        if engine.lost and not events:
+            raise DeviceLost(engine.lost)
 
 
 def affordable(verbs: Sequence[Verb], contexts: Mapping[int, Context]) -> int:

@@ -31,10 +31,12 @@ from collections.abc import Sequence
 from functools import partial
 from mmap import mmap
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from sglang.srt.config import Config, EdgeConfig
 from sglang.srt.core import logs
+from sglang.srt.core.device_errors import DeviceLost
 from sglang.srt.core.import_root import IMPORT_ROOT
 from sglang.srt.core.messages import Reply, decode_events, encode
 from sglang.srt.core.processes import stopped_twice, when_orphaned
@@ -43,10 +45,15 @@ from sglang.srt.core.vocabulary import Vocabulary
 from sglang.srt.engine.client import Client, EngineLost
 from sglang.srt.engine.info import EngineInfo
 
+if TYPE_CHECKING:
+    from sglang.srt.engine.engine_core import EngineCore
+    from sglang.srt.engine.loop import Channel
+
 log = logging.getLogger("sglang.srt.engine")
 WATCH_SECONDS = 0.25
 STALL_SECONDS = 10.0
 POLL_SECONDS = 0.002
+DEVICE_LOST = 3  # exit code
 SOCKET = "wire"
 SOCKET_BYTES = 103 if sys.platform == "darwin" else 107  # the longest path of a Unix socket
 SHORT_DIRECTORIES = ("/tmp", "/var/tmp", "/dev/shm")  # tried where TMPDIR is too long
@@ -245,6 +252,9 @@ class EngineProcess:
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             code = self._child.poll()
+            if code == DEVICE_LOST:
+                await asyncio.sleep(WATCH_SECONDS)  # the last events may still be in the socket
+                return self._fail("the engine process ended because its device was lost")
             if code is not None:
                 return self._fail(f"the engine process exited with code {code}")
             if stopped():
@@ -331,7 +341,8 @@ def read_vocab(directory: Path) -> list[bytes]:
 
 
 def main(directory: str, parent: int) -> int:
-    """The child. Exits with 0 when its parent stops it, with 1 where it cannot start."""
+    """The child. Exits with 0 when its parent stops it, with 1 where it cannot start, with
+    ``DEVICE_LOST`` where another process is needed to use the device."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -340,7 +351,6 @@ def main(directory: str, parent: int) -> int:
     from sglang.srt.engine.admission import make_compiler
     from sglang.srt.engine.engine_core import EngineCore
     from sglang.srt.engine.executor import local_executor
-    from sglang.srt.engine.loop import serve
     from sglang.srt.engine.socket import SocketChannel
     from sglang.srt.engine.speculation_setup import make_drafts
 
@@ -372,11 +382,23 @@ def main(directory: str, parent: int) -> int:
         grammars.warm()
     gc.collect()
     gc.freeze()  # the collector need not look at what was loaded, again and again
-    serve(engine, channel)
+    code = run_to_end(engine, channel)
     if grammars is not None:
         grammars.close()
     channel.close()
     shutil.rmtree(root, ignore_errors=True)  # the parent does, unless it was killed
+    return code
+
+
+def run_to_end(engine: EngineCore, channel: Channel) -> int:
+    """Run the engine until its client or its device is gone; return the exit code."""
+    from sglang.srt.engine.loop import serve
+
+    try:
+        serve(engine, channel)
+    except DeviceLost as error:
+        log.error("the device was lost: %s; this engine process ends", error)
+        return DEVICE_LOST
     return 0
 
 

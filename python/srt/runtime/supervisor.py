@@ -22,8 +22,8 @@ from sglang.srt.core.ints import ints
 from sglang.srt.engine.client import Client, EngineLost
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.engine.process import EngineProcess, Started
-from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.completion.completer import Completer
+from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.tokenizer import Tokenizer
 
@@ -33,6 +33,8 @@ WINDOW = 600.0  # seconds in which --max-engine-restarts are counted
 PAUSE = 1.0  # before each further restart of a window; the first is made at once
 PERIOD = 10.0  # most seconds between two pings
 PROBE_SECONDS = 20.0  # the longest wait for a probe's token
+# How passes are computed; graphs, say, that found no memory this time.
+_MAY_CHANGE = ("attention", "graph_rows", "fallbacks")
 GRACE = 1.0  # for an answer that is there and not read yet: this process may have been stopped too
 
 
@@ -116,9 +118,9 @@ class Supervisor:
     async def _restart(self) -> None:
         await self._engine.stop()
         info = await self._load(self._config)
-        if info != self.completion.info:
+        if changed := _difference(self.completion.info, info):
             self._engine.kill()
-            raise EngineLost(f"it is another one now: {_difference(self.completion.info, info)}")
+            raise EngineLost(f"it is another one now: {changed}")
         self.completion.client = self._engine.client
         self.restarts += 1
         self.restarted()
@@ -157,7 +159,9 @@ async def probe(completion: Completer) -> None:
     new = 1 if completion.info.purpose == "generate" else 0
     sampling = SamplingParams(max_new_tokens=new, temperature=0.0, ignore_eos=True)
     try:
-        await asyncio.wait_for(completion.generate(CompletionRequest(ints([start]), sampling)), PROBE_SECONDS)
+        await asyncio.wait_for(
+            completion.generate(CompletionRequest(ints([start]), sampling)), PROBE_SECONDS
+        )
     except asyncio.TimeoutError as error:
         raise EngineLost(f"no token in {PROBE_SECONDS:.0f} s") from error
 
@@ -192,7 +196,7 @@ def _refuse(verbs: Sequence[object]) -> None:
 
 
 def _difference(old: EngineInfo, new: EngineInfo) -> str:
-    """The facts that have changed."""
+    """The facts that have changed, of those that requests depend on."""
     before, after = msgspec.structs.asdict(old), msgspec.structs.asdict(new)
-    changed = (name for name in before if before[name] != after[name])
+    changed = (name for name in before if before[name] != after[name] and name not in _MAY_CHANGE)
     return ", ".join(f"{name} is {after[name]}, was {before[name]}" for name in changed)

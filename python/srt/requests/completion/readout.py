@@ -17,6 +17,7 @@ from sglang.srt.requests.request_error import RequestError
 WINDOW = 1 << 14  # tokens of prompts of one request that are in the engine at once
 _CODES = {
     "invalid": "invalid_value", "busy": "queue_full", "overloaded": "overloaded",
+    "lost": "engine_lost",
 }  # fmt: skip
 
 

@@ -32,6 +32,8 @@ _GAUGES = {
     "total_tokens": ("max_total_num_tokens", "size of the KV cache in tokens"),
     "adapters": ("num_lora_adapters", "adapters loaded"),
     "adapter_bytes": ("lora_adapter_bytes", "memory of the adapters that are loaded"),
+    "graph_rows": ("cuda_graph_max_rows", "rows of the largest CUDA graph; 0: there are none"),
+    "fallbacks": ("num_fallbacks", "kernels or graphs that failed when the engine started"),
     "evictable_tokens": ("num_evictable_tokens", "KV tokens that only the prefix cache holds"),
 }
 # Counters, likewise.

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from helpers.desk import Desk, generate
 from helpers.fake_worker import VOCAB, FakeWorker
 from helpers.simulation import expected
+from sglang.srt.core.batch import Batch, StepResult
+from sglang.srt.core.device_errors import DeviceLost
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import (
     Advance,
     Append,
     Close,
     Control,
+    Event,
+    Failed,
     ForkContext,
     Open,
     Score,
     Truncate,
+    Verb,
 )
+from sglang.srt.core.workers import NO_MASKS, Masks
+from sglang.srt.engine.loop import serve
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 
@@ -91,6 +100,53 @@ def test_a_failing_pass_fails_its_rows_and_nobody_else() -> None:
     for n, request in enumerate(requests[3:], 3):
         assert desk.tokens(request) == alone([*PROMPT, n], generate(6))
     desk.finish()
+
+
+class Faulty(FakeWorker):
+    """A worker whose device is lost at a batch."""
+
+    def run(self, batch: Batch, masks: Masks = NO_MASKS) -> StepResult:
+        if batch.id in self.fail_at:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+        return super().run(batch, masks)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_lost_device_fails_every_request(depth: int) -> None:
+    desk = Desk(worker=Faulty(1, fail_at={3}), max_running_requests=3, depth=depth)
+    requests = [desk.ask([*PROMPT, n], generate(6)) for n in range(8)]
+    while not desk.engine.lost:
+        desk.step()
+    assert desk.engine.lost == "device-side assert triggered"
+    assert [desk.failed(request).code for request in requests] == ["internal"] * 3 + ["lost"] * 5
+    assert "forward pass failed: RuntimeError: CUDA error" in desk.failed(requests[0]).message
+    assert "the device was lost (device-side assert" in desk.failed(requests[3]).message
+    assert not desk.engine.busy
+    desk.finish()
+
+
+def test_the_loop_ends_once_the_failures_are_sent() -> None:
+    desk = Desk(worker=Faulty(1, fail_at={1}))
+    request = desk.ask(PROMPT, generate(6))
+    sent: list[Event] = []
+
+    class Full:
+        """A channel that takes nothing at first."""
+
+        refused = 0
+
+        def receive(self, seconds: float, limit: int) -> list[Verb]:
+            return []
+
+        def emit(self, events: Sequence[Event]) -> None:
+            if self.refused < 3:
+                self.refused += 1
+                raise OSError("full")
+            sent.extend(events)
+
+    with pytest.raises(DeviceLost, match="device-side assert triggered"):
+        serve(desk.engine, Full())
+    assert [(type(event), event.request) for event in sent] == [(Failed, request)]
 
 
 def test_a_row_out_of_the_failing_pass_starts_over() -> None:

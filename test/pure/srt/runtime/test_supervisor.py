@@ -17,6 +17,7 @@ import httpx
 import psutil
 import pytest
 from helpers import engine_child
+from helpers.fake_worker import fake_info
 from helpers.threads import running_threads
 from helpers.toy_tokenizer import byte_level
 from sglang.ir.sampling import SamplingParams
@@ -25,9 +26,10 @@ from sglang.srt.core.progress import PASS, STOP_PATTERNS, Progress
 from sglang.srt.engine import process
 from sglang.srt.engine.client import EngineLost
 from sglang.srt.engine.process import Stall
-from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.completion.completer import Completer
+from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.completion.output import Output
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime import supervisor as module
 from sglang.srt.runtime.supervisor import Supervisor
 from sglang.srt.tokenizer import Tokenizer
@@ -135,6 +137,73 @@ def test_a_lost_engine_is_started_again(
         assert all(child.poll() is not None for child in children)
 
     run(test)
+
+
+ILLEGAL = "CUDA error: an illegal memory access was encountered\nSearch for `cudaErrorIllegal..."
+
+
+def test_a_lost_device_ends_the_engine_and_another_one_serves(
+    tokenizer: Tokenizer, children: list[subprocess.Popen[bytes]], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Two requests are in the pass that fails, one waits behind them."""
+    file = tmp_path / "lost"
+    monkeypatch.setenv("ENGINE_CHILD_LOST", str(file))
+
+    async def test() -> None:
+        supervisor = Supervisor(Config.of(), tokenizer)
+        completion = await supervisor.start()
+        before = await golden(completion)
+        keeping = asyncio.create_task(supervisor.run())
+        tasks = [asyncio.create_task(golden(completion, 900)) for _ in range(2)]
+        while (await completion.client.control("stats")).data["running"] < 2:
+            await asyncio.sleep(0.01)
+        file.write_text(ILLEGAL)
+        for task in tasks:
+            with pytest.raises(RequestError, match=r"forward pass failed: .*illegal memory"):
+                await task
+        await until(lambda: "device was lost" in str(completion.lost))
+        await until(lambda: completion.lost is None)
+        assert not file.exists()
+        assert children[0].wait() == process.DEVICE_LOST
+        assert (await golden(completion)).tokens == before.tokens
+        assert supervisor.restarts == 1
+        keeping.cancel()
+        await supervisor.stop()
+
+    run(test)
+    lines = [line for line in capfd.readouterr().err.splitlines() if "device was lost" in line]
+    assert any("an illegal memory access was encountered" in line for line in lines)
+
+
+def test_an_error_of_one_pass_does_not_end_the_engine(
+    tokenizer: Tokenizer, children: list[subprocess.Popen[bytes]], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    file = tmp_path / "lost"
+    monkeypatch.setenv("ENGINE_CHILD_LOST", str(file))
+
+    async def test() -> None:
+        supervisor = Supervisor(Config.of(), tokenizer)
+        completion = await supervisor.start()
+        for _ in range(3):
+            file.write_text("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            with pytest.raises(RequestError, match="out of memory"):
+                await golden(completion)
+        assert supervisor.restarts == 0
+        assert children[0].poll() is None
+        await supervisor.stop()
+
+    run(test)
+
+
+def test_an_engine_may_compute_its_passes_in_another_way() -> None:
+    """Graphs may have found less memory this time; the answers are the same."""
+    old = fake_info(64, 1)
+    new = fake_info(64, 1, attention="triton", graph_rows=8, fallbacks=("graphs failed",))
+    assert old != new
+    assert not module._difference(old, new)
+    assert module._difference(old, fake_info(32, 1, graph_rows=8)) == "capacity is 32, was 64"
 
 
 async def stalling(completion: Completer, http: httpx.AsyncClient) -> asyncio.Task[list[Output]]:

@@ -214,3 +214,13 @@ def test_the_dashboard_asks_for_what_there_is(served: Served) -> None:
         for group in re.findall(r"by \(([^)]*)\)", query):
             wanted = {label.strip() for label in group.split(",")}
             assert wanted <= labels[names[0]], query
+
+
+def test_what_failed_at_the_start_is_shown(tmp_path: Path) -> None:
+    facts = {"attention": "triton", "graph_rows": 64, "fallbacks": ("flashinfer failed", "less")}
+    with serve_text(tmp_path, **facts) as served:
+        values = read(served)
+        info = served.client.get("/get_server_info").json()
+    assert values["cuda_graph_max_rows", ""] == 64.0
+    assert values["num_fallbacks", ""] == 2.0
+    assert {name: info[name] for name in facts} == {**facts, "fallbacks": [*facts["fallbacks"]]}
