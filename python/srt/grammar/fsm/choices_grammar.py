@@ -62,42 +62,42 @@ class ChoicesGrammar:
     def matcher(self) -> ChoicesMatcher:
         return ChoicesMatcher(self)
 
-    def walk(self, place: ChoicePosition, token: int) -> ChoicePosition | None:
+    def walk(self, position: ChoicePosition, token: int) -> ChoicePosition | None:
         """The position behind a token, or None where no string goes on with it."""
         tokens = self.table.tokens
         data = tokens[token] if 0 <= token < len(tokens) else b""
         if not data:
             return None
-        text = self.texts[place.low][: place.size] + data
-        low = bisect_left(self.texts, text, place.low, place.high)
-        high = bisect_left(self.texts, text + _AFTER, low, place.high)
+        text = self.texts[position.low][: position.size] + data
+        low = bisect_left(self.texts, text, position.low, position.high)
+        high = bisect_left(self.texts, text + _AFTER, low, position.high)
         if low == high:
             return None
-        node = OFF if place.node == OFF else self.children[place.node].get(token, OFF)
+        node = OFF if position.node == OFF else self.children[position.node].get(token, OFF)
         return ChoicePosition(low, high, len(text), node)
 
-    def accepting(self, place: ChoicePosition) -> bool:
-        return len(self.texts[place.low]) == place.size
+    def accepting(self, position: ChoicePosition) -> bool:
+        return len(self.texts[position.low]) == position.size
 
-    def row(self, place: ChoicePosition) -> MaskRow:
-        """The tokens allowed in ``place``."""
-        on = place.node != OFF
-        key = (self.owner, place.node) if on else (self.owner, *place[:3])
+    def row(self, position: ChoicePosition) -> MaskRow:
+        """The tokens allowed in ``position``."""
+        on = position.node != OFF
+        key = (self.owner, position.node) if on else (self.owner, *position[:3])
         row = self.table.rows.get(key)
         if row is None:
-            tokens = list(self.children[place.node]) if on else self._plain(place)
+            tokens = list(self.children[position.node]) if on else self._plain(position)
             ids = np.array(tokens, dtype=np.int64)
-            row = self.table.row(ids, self.accepting(place))
+            row = self.table.row(ids, self.accepting(position))
             self.table.rows.put(key, row)
         return row
 
-    def common(self, place: ChoicePosition) -> bytes:
-        """Common beginning of all strings of ``place``, behind ``place``, in whole characters."""
-        first, last = self.texts[place.low], self.texts[place.high - 1]
-        size = place.size
+    def common(self, position: ChoicePosition) -> bytes:
+        """Common beginning of the strings of ``position``, after it, in whole characters."""
+        first, last = self.texts[position.low], self.texts[position.high - 1]
+        size = position.size
         while size < len(first) and first[size] == last[size]:
             size += 1
-        while place.size < size < len(first) and first[size] & 0xC0 == 0x80:
+        while position.size < size < len(first) and first[size] & 0xC0 == 0x80:
             size -= 1
         return first[:size]
 
@@ -141,15 +141,15 @@ class ChoicesGrammar:
                     self.ending.append(data[:size] in texts)
                 node = child
 
-    def _plain(self, place: ChoicePosition) -> list[int]:
-        """All tokens that continue some string of ``place``: both sorted lists are descended
+    def _plain(self, position: ChoicePosition) -> list[int]:
+        """All tokens that continue some string of ``position``: both sorted lists are descended
         together, byte by byte."""
         ordered, texts, numbers = self.table.ordered, self.texts, self.table.numbers
         found: list[int] = []
-        todo = [(place.low, place.high, b"", 0, len(ordered))]
+        todo = [(position.low, position.high, b"", 0, len(ordered))]
         while todo:
             low, high, data, first, last = todo.pop()
-            size = place.size + len(data)
+            size = position.size + len(data)
             if data:
                 found += numbers.get(data, ())
             low += len(texts[low]) == size
@@ -168,46 +168,46 @@ class ChoicesGrammar:
 class ChoicesMatcher:
     """Satisfies ``Matcher``."""
 
-    __slots__ = ("_grammar", "_places", "_tokens")
+    __slots__ = ("_grammar", "_positions", "_tokens")
 
     def __init__(self, grammar: ChoicesGrammar) -> None:
         self._grammar = grammar
-        self._places = [grammar.start]
+        self._positions = [grammar.start]
         self._tokens: list[int] = []
 
     @property
     def accepting(self) -> bool:
-        return self._grammar.accepting(self._places[-1])
+        return self._grammar.accepting(self._positions[-1])
 
     @property
     def finished(self) -> bool:
-        place = self._places[-1]
-        if place.node != OFF:
-            return self.accepting and not self._grammar.children[place.node]
-        return self.accepting and place.high - place.low == 1
+        position = self._positions[-1]
+        if position.node != OFF:
+            return self.accepting and not self._grammar.children[position.node]
+        return self.accepting and position.high - position.low == 1
 
     def mask(self) -> bytes:
         table = self._grammar.table
-        return self._grammar.row(self._places[-1]).mask(table.words, table.eos)
+        return self._grammar.row(self._positions[-1]).mask(table.words, table.eos)
 
     def advance(self, token: int) -> bool:
-        place = self._grammar.walk(self._places[-1], token)
-        if place is None:
+        position = self._grammar.walk(self._positions[-1], token)
+        if position is None:
             return False
-        self._places.append(place)
+        self._positions.append(position)
         self._tokens.append(token)
         return True
 
     def forced(self, limit: int) -> list[int]:
-        place, found = self._places[-1], list[int]()
+        position, found = self._positions[-1], list[int]()
         eos = len(self._grammar.table.eos)
         while len(found) < limit:
-            token = self._grammar.row(place).sole(eos)
-            step = None if token is None else self._grammar.walk(place, token)
+            token = self._grammar.row(position).sole(eos)
+            step = None if token is None else self._grammar.walk(position, token)
             if token is None or step is None:
                 break
             found.append(token)
-            place = step
+            position = step
         return found
 
     def draft(self, limit: int) -> list[int]:
@@ -215,36 +215,38 @@ class ChoicesMatcher:
         probe = self.fork()
         for token in found:
             probe.advance(token)
-        rest = self._grammar.common(probe._places[-1])
-        if len(rest) == probe._places[-1].size or len(found) == limit:
+        rest = self._grammar.common(probe._positions[-1])
+        if len(rest) == probe._positions[-1].size or len(found) == limit:
             return found
         whole = self._grammar.table.spell(rest)
         if whole[: len(probe._tokens)] != probe._tokens:
             return found
         for token in whole[len(probe._tokens) :][: limit - len(found)]:
-            if not self._grammar.row(probe._places[-1]).allows(token) or not probe.advance(token):
+            if not self._grammar.row(probe._positions[-1]).allows(token) or not probe.advance(
+                token
+            ):
                 break
             found.append(token)
         return found
 
     def rewrite(self) -> tuple[int, list[int]]:
-        whole = self._grammar.common(self._places[-1])
-        if len(whole) == self._places[-1].size:
+        whole = self._grammar.common(self._positions[-1])
+        if len(whole) == self._positions[-1].size:
             return 0, []
         return difference(self._tokens, self._grammar.table.spell(whole))
 
     def string_forced(self) -> bytes:
         """The bytes that must follow."""
-        place = self._places[-1]
-        return self._grammar.common(place)[place.size :]
+        position = self._positions[-1]
+        return self._grammar.common(position)[position.size :]
 
     def rollback(self, count: int) -> None:
         if count:
-            del self._places[-count:]
+            del self._positions[-count:]
             del self._tokens[-count:]
 
     def fork(self) -> ChoicesMatcher:
         other = ChoicesMatcher(self._grammar)
-        other._places = self._places.copy()
+        other._positions = self._positions.copy()
         other._tokens = self._tokens.copy()
         return other

@@ -54,7 +54,7 @@ class _Follow:
         self.rules = rules
         self.sets: list[CharSet] = []
         self.inner: list[int] = []
-        self.places: dict[int, range] = {}  # positions by id of a part
+        self.positions: dict[int, range] = {}  # positions by id of a part
         self.exits: dict[int, range] = {}  # positions that may be its last
         for body in rules.values():
             self._number(body)
@@ -80,7 +80,7 @@ class _Follow:
                 self._number(child)
             return
         begin, end = len(self.sets), len(self.sets) + len(sets)
-        self.places[id(node)] = range(begin, end)
+        self.positions[id(node)] = range(begin, end)
         self.exits[id(node)] = range(begin + low - 1 if low else end - 1, end)
         self.sets += sets
         self.inner += [1 << at for at in range(begin + 1, end)]
@@ -93,23 +93,25 @@ class _Follow:
         if beside is None:
             return set()
         owner = {
-            place: part for part, places in self.places.items() for place in places
-            if self.inner[places[-1]] or len(places) > 1
+            position: part for part, positions in self.positions.items() for position in positions
+            if self.inner[positions[-1]] or len(positions) > 1
         }  # fmt: skip
         heads = [_heads(one) for one in self.sets]
-        inside = [_joined(heads, places) for places in self.inner]
-        outside = [_joined(heads, places) for places in self.leave]
+        inside = [_joined(heads, positions) for positions in self.inner]
+        outside = [_joined(heads, positions) for positions in self.leave]
         found = set(owner.values())
         waiting = True
         while waiting:
             waiting = False
             ends = [
-                out if owner.get(place) in found else out | inside[place]
-                for place, out in enumerate(outside)
+                out if owner.get(position) in found else out | inside[position]
+                for position, out in enumerate(outside)
             ]
-            for place, part in owner.items():
+            for position, part in owner.items():
                 # Whether a reading may end where the part would go on.
-                if part in found and any(ends[one] & inside[place] for one in bits(beside[place])):
+                if part in found and any(
+                    ends[one] & inside[position] for one in bits(beside[position])
+                ):
                     found.discard(part)
                     waiting = True
         return found
@@ -148,7 +150,7 @@ class _Follow:
         if isinstance(node, GbnfRef):
             return self.firsts[node.name]
         if isinstance(node, GbnfChars | GbnfText | GbnfRun):
-            return 1 << self.places[id(node)][0]
+            return 1 << self.positions[id(node)][0]
         found = 0
         for part in children(node):
             found |= self._first(part)
@@ -161,8 +163,8 @@ class _Follow:
         if isinstance(node, GbnfRef):
             self.after[node.name] |= then
         elif isinstance(node, GbnfChars | GbnfText | GbnfRun):
-            for place in self.exits[id(node)]:
-                self.leave[place] |= then
+            for position in self.exits[id(node)]:
+                self.leave[position] |= then
         elif isinstance(node, GbnfSequence):
             for part in reversed(node.parts):
                 self._visit(part, then)
@@ -182,11 +184,11 @@ class _Follow:
         sets = list(dict.fromkeys(self.sets))
         keys = [sum(1 << one for one in members) for members in partition(sets).members]
         key_of = dict(zip(sets, keys))
-        places: dict[CharSet, int] = {}
-        for place, members in enumerate(self.sets):
-            places[members] = places.get(members, 0) | 1 << place
+        positions: dict[CharSet, int] = {}
+        for position, members in enumerate(self.sets):
+            positions[members] = positions.get(members, 0) | 1 << position
         meets = {
-            members: sum(there for other, there in places.items() if key_of[other] & key)
+            members: sum(there for other, there in positions.items() if key_of[other] & key)
             for members, key in key_of.items()
         }
         overlap = [meets[members] for members in self.sets]
@@ -207,14 +209,14 @@ class _Follow:
                 return None
         return found
 
-    def _next(self, place: int) -> int:
-        return self.inner[place] | self.leave[place]
+    def _next(self, position: int) -> int:
+        return self.inner[position] | self.leave[position]
 
 
-def _joined(heads: list[int], places: int) -> int:
+def _joined(heads: list[int], positions: int) -> int:
     found = 0
-    for place in bits(places):
-        found |= heads[place]
+    for position in bits(positions):
+        found |= heads[position]
     return found
 
 
