@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from sglang.srt.grammar.schema.arrays import children_of_array, spread, write_array
 from sglang.srt.grammar.schema.normal_form import Normalizer
-from sglang.srt.grammar.schema.objects import write_object
+from sglang.srt.grammar.schema.objects import write_objects
 from sglang.srt.grammar.schema.property_names import PropertyNames
 from sglang.srt.grammar.schema.schema_document import Refusal
 from sglang.srt.grammar.schema.terminals import (
@@ -188,8 +188,8 @@ class Emitter:
                     plain += [f"({text})"] if text else []
             elif isinstance(shape, Array):
                 options += write_array(self, shape)
-            else:
-                options += write_object(self, shape)
+        objects = [shape for shape in self._shapes[state] if isinstance(shape, Object)]
+        options += write_objects(self, objects)
         if plain:
             strings = [shape for shape in self._shapes[state] if isinstance(shape, String)]
             combined = any(map(_counts, strings))

@@ -10,8 +10,11 @@ from sglang.srt.grammar.schema.quoted import literal
 from sglang.srt.grammar.schema.schema_document import Refusal
 from sglang.srt.grammar.schema.value_shapes import Object
 
-MOST_OPTIONAL = 1500  # llguidance's parser follows all of them at once, and takes 2,000
-MOST_COUNTED = 4000  # rules for one object
+# The parser follows all properties that may come after a comma, some 1.4 items each. A mask makes
+# these items anew for every way in which a token may write the comma and go on.
+MOST_OPTIONAL = 800
+BRANCHES = 4  # branches of a rule; with 2 of them a property takes 2 items
+MOST_COUNTED = 4000  # rules
 
 
 class ObjectEmitter(ArrayEmitter, Protocol):
@@ -33,31 +36,58 @@ class ObjectEmitter(ArrayEmitter, Protocol):
         ...
 
 
-def write_object(emitter: ObjectEmitter, shape: Object) -> list[str]:
-    """Alternatives for objects of a shape; none where there is no such object. Raises Refusal."""
-    pairs: list[tuple[str, bool]] = []
-    for name in [*shape.order, *emitter.names.extra(shape)]:
-        state = shape.named(name)
-        if emitter.dead(state) or not emitter.names.allowed(shape, name):
-            if name in shape.required:
-                return []
+def write_objects(emitter: ObjectEmitter, shapes: list[Object]) -> list[str]:
+    """Alternatives for objects of some shapes; none where there are no such objects. Raises
+    Refusal."""
+    found: list[str] = []
+    optional = 0
+    for shape in shapes:
+        pairs = _pairs(emitter, shape)
+        if pairs is None:
             continue
-        text = f"{literal(name)} {emitter.colon} {emitter.rule(state)}"
-        pairs.append((text, name in shape.required))
-    if sum(not required for _, required in pairs) > MOST_OPTIONAL:
-        raise Refusal(
-            emitter.pointer(shape),
-            f"an object has more than {MOST_OPTIONAL} properties that are not required; use fewer.",
-        )
+        optional += sum(not required for _, required in pairs)
+        if optional > MOST_OPTIONAL:
+            raise Refusal(
+                emitter.pointer(shape),
+                f"a value's objects have {optional} properties that are not required; at most "
+                f"{MOST_OPTIONAL}. Use fewer, or nest them.",
+            )
+        found += _alternatives(emitter, shape, pairs)
+    return found
+
+
+def _pairs(emitter: ObjectEmitter, shape: Object) -> list[tuple[str, bool]] | None:
+    """The mentioned properties, each as text and whether it is required; None where one that is
+    required has no value."""
+    pairs = []
+    for name in [*shape.order, *emitter.names.extra(shape)]:
+        state, required = shape.named(name), name in shape.required
+        if not emitter.dead(state) and emitter.names.allowed(shape, name):
+            pairs.append((f"{literal(name)} {emitter.colon} {emitter.rule(state)}", required))
+        elif required:
+            return None
+    return pairs
+
+
+def _alternatives(
+    emitter: ObjectEmitter, shape: Object, pairs: list[tuple[str, bool]]
+) -> list[str]:
+    """Alternatives for objects of one shape. Raises Refusal."""
     other = _others(emitter, shape, False)
     hit = _others(emitter, shape, True) if shape.some else ""
     if shape.some and not hit:
         return []
     needed = sum(required for _, required in pairs)
-    if shape.low <= needed + bool(hit) and (
+    if shape.low <= max(1, needed + bool(hit)) and (
         shape.high is None or (not other and not hit and shape.high >= len(pairs))
     ):
-        content, empty = _uncounted(emitter, pairs, other, hit), needed == 0 and not hit
+        last = f"({other} {emitter.comma})* {hit}" if other and hit else hit
+        last = last or (f"{other} ({emitter.comma} {other})*" if other else "")
+        # The property that must be there is the last, so that no other of the same name stands
+        # for it.
+        parts = [*pairs, (last, bool(hit))] if last else pairs
+        content = _uncounted(emitter, parts) if parts else ""
+        empty = shape.low == 0 == needed and not hit
     elif hit:
         raise Refusal(shape.counted, "cannot be enforced beside a negated schema of properties.")
     else:
@@ -78,26 +108,36 @@ def _others(emitter: ObjectEmitter, shape: Object, hit: bool) -> str:
     return emitter.helper(" | ".join(pairs)) if pairs else ""
 
 
-def _uncounted(emitter: ObjectEmitter, pairs: list[tuple[str, bool]], other: str, hit: str) -> str:
-    """One pair or more. The property that must be there is the last, so that no other of the same
-    name takes its place."""
-    comma = emitter.comma
-    first = next((at for at, (_, required) in enumerate(pairs) if required), len(pairs))
-    after = f"({comma} {other})*" if other else ""
-    alone = f"{other} {after}" if other else ""
-    if hit:
-        alone = f"({other} {comma})* {hit}" if other else hit
-        after = f"{after} {comma} {hit}"
-    options = [alone] if alone and first == len(pairs) else []
-    for at in range(len(pairs) - 1, -1, -1):
-        text, required = pairs[at]
-        if at <= first:
-            if at > 0 and len(after) > 40:
-                after = emitter.helper(after)
-            options.append(f"{text} {after}")
-        after = f"{comma} {text} {after}" if required else f"({comma} {text})? {after}"
-    options.reverse()
-    return f"({' | '.join(options)})" if len(options) > 1 else "".join(options)
+def _uncounted(emitter: ObjectEmitter, parts: list[tuple[str, bool]]) -> str:
+    """Return rules for one part or more, in their order, with all that are required.
+
+    The rules are a tree: each is the parts of one branch, and may go on with those of later
+    branches. So a parser keeps few items after a value, however many properties may follow. With a
+    rule for each property it keeps all of them, and a mask makes them anew for every way in which a
+    token may end the value and go on.
+    """
+    width = 1
+    while width * BRANCHES < len(parts):
+        width *= BRANCHES
+    found: list[str] = []  # alternatives that begin with this branch or a later one
+    for start in reversed(range(0, len(parts), width)):
+        branch, behind = parts[start : start + width], parts[start + width :]
+        text = branch[0][0] if width == 1 else _named(emitter, _uncounted(emitter, branch))
+        if found:
+            rest = found[0] if len(found) == 1 else emitter.helper(" | ".join(found))
+            more = f"{emitter.comma} {rest}"
+            text = f"{text} {more}" if _any_required(behind) else f"{text} ({more})?"
+        found = [text] if _any_required(branch) else [text, *found]
+    return found[0] if len(found) == 1 else f"({' | '.join(found)})"
+
+
+def _any_required(parts: list[tuple[str, bool]]) -> bool:
+    return any(required for _, required in parts)
+
+
+def _named(emitter: ObjectEmitter, text: str) -> str:
+    """Return a text, or the name of a rule for it where it is long."""
+    return emitter.helper(text) if len(text) > 40 else text
 
 
 class _Counter:

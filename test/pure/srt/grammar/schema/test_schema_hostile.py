@@ -17,8 +17,9 @@ from sglang.srt.grammar.compile_plan import make_plan
 from sglang.srt.grammar.grammar_protocol import GrammarError
 from sglang.srt.grammar.guidance import GuidanceGrammar, check, grammar_of
 from sglang.srt.grammar.guidance.guidance_tokenizer import TOKENIZERS
-from sglang.srt.grammar.guidance.work_limits import SCHEMA, limits
+from sglang.srt.grammar.guidance.work_limits import SCHEMA, limits, many_tokens
 from sglang.srt.grammar.schema import normal_form
+from sglang.srt.grammar.schema.objects import MOST_OPTIONAL
 from sglang.srt.grammar.schema.string_patterns import pattern_of
 
 
@@ -57,8 +58,11 @@ REFUSED: list[tuple[str, str]] = [
     (json.dumps({"patternProperties": {f"a{i}": {} for i in range(30)}}), "overlap"),
     (json.dumps({"type": "object", "properties": {f"p{i}": {} for i in range(300)},
                  "maxProperties": 200}), "too many rules"),
-    (json.dumps({"type": "object", "properties": {f"p{i}": {} for i in range(1501)}}),
-     "at /properties: an object has more than 1500 properties"),
+    (json.dumps({"type": "object", "properties": {f"p{i}": {} for i in range(801)}}),
+     "at /properties: a value's objects have 801 properties that are not required; at most 800"),
+    (json.dumps({"anyOf": [{"type": "object", "required": ["kind"], "properties": {
+        "kind": {"const": kind}, **{f"p{i}": {} for i in range(401)}}} for kind in "ab"]}),
+     "objects have 802 properties that are not required; at most 800"),
     (json.dumps({"type": "string", "minLength": 10**9}), "more than"),
     (json.dumps({"type": "string", "pattern": "^(((.{1,30}){1,30}){1,30}){1,30}(?=a)$"}), "regex"),
     (json.dumps({"type": "integer", "minimum": 10**400}), "more than 300 digits"),
@@ -104,6 +108,32 @@ def test_taken(schema: Any, right: Any, wrong: Any) -> None:
     assert not accepts(matcher, wrong)
 
 
+VALUES = {
+    "integer": ({"type": "integer"}, 1),
+    "string": ({"type": "string"}, "a"),
+    "array": ({"type": "array", "items": {"type": "string"}}, ["a", "b"]),
+    "object": ({"type": "object", "properties": {"x": {"type": "number"}}}, {"x": 1.5}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("space", ["", "[ ]?", "[ \n\t]{0,8}"])
+@pytest.mark.parametrize("kind", VALUES)
+def test_all_optional_properties_keep_to_the_limits_of_a_step(kind: str, space: str) -> None:
+    """Many tokens end a value and go on with the next name: each makes the parser's row anew."""
+    value, instance = VALUES[kind]
+    schema = {"type": "object", "properties": {f"p{i}": value for i in range(MOST_OPTIONAL)}}
+    text = grammar_of(Constraint("json_schema", json.dumps(schema)), space)
+    check(text, SCHEMA)
+    matcher = GuidanceGrammar(text, many_tokens(), step=SCHEMA).matcher()
+    written = {f"p{i}": instance for i in (0, 1, 300, MOST_OPTIONAL - 1)}
+    for byte in json.dumps(written, separators=None if space else (",", ":")).encode():
+        mask = matcher.mask()
+        assert mask[byte >> 3] & 1 << (byte & 7)
+        assert matcher.advance(byte)
+    assert matcher.accepting
+
+
 def arrays(count: int) -> dict[str, Any]:
     """Nested arrays, each of at least i items for each i: they begin alike."""
     return {"anyOf": [{"type": "array", "items": {"$ref": "#"}, "minItems": i}
@@ -128,6 +158,7 @@ def expressions(count: int) -> dict[str, Any]:
     return {"$defs": {"e": {"anyOf": [*nodes, {"type": "number"}]}}, "$ref": "#/$defs/e"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [arrays, objects])
 def test_nested_alternatives_that_begin_alike_are_refused(make: Any) -> None:
     """Masks of nested alternatives compute rows of cubes of their number, before any limit counts
@@ -163,6 +194,7 @@ def items_of_masks(text: str, path: str) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [4, 8, 12, 16, 20, 24, 40, 60])
 def test_a_mask_of_a_schema_has_few_items(count: int) -> None:
     """Items of a mask: at most those that the limit counts, and one more row, if the schema is
