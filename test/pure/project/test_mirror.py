@@ -52,6 +52,8 @@ def test_files_mirror_packages() -> None:
     files = [path.relative_to(TESTS) for need in NEEDS for path in (TESTS / need).rglob("*.py")]
     assert len(files) > 150
     assert faults(files) == []
+    twice = {path.name for path in (TESTS / "e2e").rglob("test_*.py")} & {f.name for f in files}
+    assert not twice, "pytest cannot collect two files of one name"
 
 
 @pytest.mark.parametrize(

@@ -225,6 +225,7 @@ def test_every_section_has_its_place_on_the_page_and_the_records_make_it_again(d
     assert before == {path.name: path.read_bytes() for path in docs.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_plots_are_drawn_of_what_there_is(docs: Path) -> None:
     pytest.importorskip("matplotlib")
     drawn = plot.draw(figures(), docs)

@@ -50,6 +50,7 @@ def test_a_text_message_is_one_line(logger: logging.Logger) -> None:
     assert "forged" in line
 
 
+@pytest.mark.slow
 @given(st.text(), st.dictionaries(st.text(min_size=1), st.text() | st.integers() | st.none()))
 def test_whatever_is_logged_is_one_line(message: str, fields: dict[str, Any]) -> None:
     record = logging.LogRecord("test", logging.INFO, "", 0, "%s", (message,), None)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from helpers.paths import ROOT
 from sglang.srt.core.request_stats import CacheMiss, RequestCounts, RequestStats
 
@@ -77,6 +78,7 @@ finally:
 """
 
 
+@pytest.mark.slow
 def test_a_declared_statistic_reaches_every_answer(tmp_path: Path) -> None:
     declared = ROOT / "python" / "srt" / "core" / "request_stats.py"
     done = subprocess.run(

@@ -85,6 +85,7 @@ def test_a_broken_array_is_refused(code: int, data: bytes) -> None:
         from_wire(code, memoryview(data))
 
 
+@pytest.mark.slow
 def test_real_and_fake_workers_have_the_methods_of_the_contract() -> None:
     worker = pytest.importorskip("sglang.srt.worker.model_worker")
     names = [name for name, member in vars(Worker).items() if inspect.isfunction(member)]

@@ -53,6 +53,7 @@ def plainly(tokens: list[int], limit: int) -> list[int]:
     return out[len(tokens) :]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.integers(0, 2), max_size=60), st.integers(1, 20), st.integers(1, 9))
 def test_the_longest_common_past_is_found(tokens: list[int], limit: int, step: int) -> None:

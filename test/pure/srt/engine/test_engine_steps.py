@@ -401,6 +401,7 @@ def test_long_waiting_prompts_are_admitted_over_several_steps() -> None:
     desk.finish()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["priority", "lpm"])
 def test_a_step_looks_at_so_many_waiting_requests(
     policy: str, monkeypatch: pytest.MonkeyPatch

@@ -93,6 +93,7 @@ def test_members_of_random_patterns(make: Callable[[], Vocabulary], share: float
                 follow(grammar, tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "least"), [(embedded, 0.74), (tekken, 0.68)])
 def test_most_of_the_character_is_forced(make: Callable[[], Vocabulary], least: float) -> None:
     vocabulary, draw = make(), random.Random(1)

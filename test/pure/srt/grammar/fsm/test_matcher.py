@@ -255,9 +255,9 @@ class EmbeddedHistory(History):
         return Vocabulary(found.tokens, found.size, found.eos, found.special, found.encode)
 
 
-TestHistory = History.TestCase
+TestHistory = pytest.mark.slow(History.TestCase)
 TestHistory.settings = settings(max_examples=CASES, stateful_step_count=25, deadline=None)
-TestEmbeddedHistory = EmbeddedHistory.TestCase
+TestEmbeddedHistory = pytest.mark.slow(EmbeddedHistory.TestCase)
 TestEmbeddedHistory.settings = settings(
     max_examples=max(8, CASES // 4), stateful_step_count=25, deadline=None
 )
