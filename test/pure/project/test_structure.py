@@ -15,18 +15,25 @@ import pytest
 from tools.structure import (
     BOTH_RIGHT,
     CEILINGS,
+    Module,
     Structure,
     above,
     lowered,
     main,
     measure,
+    measure_modules,
     read,
 )
 
 
 @cache
+def project() -> dict[str, Module]:
+    return read()
+
+
+@cache
 def today() -> Structure:
-    return measure()
+    return measure_modules(project())
 
 
 def test_no_number_is_above_its_ceiling() -> None:
@@ -125,7 +132,7 @@ def test_a_third_place_of_an_allowed_name_is_a_homonym(tmp_path: Path) -> None:
 
 
 def test_the_allowed_homonyms_exist() -> None:
-    modules = read()
+    modules = project()
     assert len(BOTH_RIGHT) <= 8
     for name, places in BOTH_RIGHT.items():
         found = {module for module in modules if module.rpartition(".")[2] == name}
