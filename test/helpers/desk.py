@@ -30,10 +30,12 @@ from sglang.srt.engine.drafts import Drafts
 from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import Inline
 
+GOAL = ("top", "score_from", "probe", "interval", "since")  # fields of the goal itself
+
 
 def generate(most: int = 8, **changes: Any) -> Generate:
     """A greedy generation of ``most`` tokens that no end token stops."""
-    own = {k: changes.pop(k) for k in ("top", "score_from", "probe", "interval") if k in changes}
+    own = {k: changes.pop(k) for k in GOAL if k in changes}
     settings = {"temperature": 0.0, "ignore_eos": True, **changes}
     return Generate(SamplingParams(max_new_tokens=most, **settings), **own)
 

@@ -21,6 +21,7 @@ from helpers.fake_worker import (
     seen_as,
 )
 from helpers.toy_grammar import allowed, bits
+from sglang.ir.constraint import Constraint
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.media_marks import Medias
 from sglang.srt.core.messages import EVERY, Distribution, Embed, Generate, Goal, Score, TopPairs
@@ -98,29 +99,34 @@ class Text:
 
 
 def expected(
-    prompt: Known | list[int], sampling: SamplingParams, table: Sequence[bytes] = TOKEN_BYTES
-) -> Text:
-    """The text of a generation on its own. ``table``: the bytes of every token."""
+    prompt: Known | list[int], sampling: SamplingParams, table: Sequence[bytes] = TOKEN_BYTES,
+    since: int = -1,
+) -> Text:  # fmt: skip
+    """The text of a generation on its own. ``table``: the bytes of every token; ``since``: where
+    the generation began, if not behind the prompt."""
     known = prompt if isinstance(prompt, Known) else Known.opened(prompt)
     reader, out, text = known.reader(), Text([]), b""
     eos = set() if sampling.ignore_eos else {EOS}
     ends = {*sampling.stop_token_ids} | eos
     grammar = int(sampling.constraint.text) if sampling.constraint else None
+    begin = len(known.tokens) if since < 0 else since
+    before, earlier = known.tokens[:begin], known.tokens[begin:]
     while len(out.tokens) < sampling.max_new_tokens:
-        ids = None if grammar is None else allowed(grammar, tuple(out.tokens))
+        so_far = earlier + out.tokens
+        ids = None if grammar is None else allowed(grammar, tuple(so_far))
         if ids == {EOS}:
             out.reason = "stop"
             break
-        barred = ends if len(out.tokens) < sampling.min_new_tokens else set()
+        barred = ends if len(so_far) < sampling.min_new_tokens else set()
         if grammar is not None and sampling.ignore_eos:
             barred = barred | {EOS}
         reading = reader.readings[-1]
         token = draw(
             reading,
             sampling,
-            uniform(sampling.seed or 0, len(out.tokens)),
-            out.tokens if sampling.penalised else (),
-            known.tokens if sampling.repetition_penalty != 1.0 else (),
+            uniform(sampling.seed or 0, len(so_far)),
+            so_far if sampling.penalised else (),
+            before if sampling.repetition_penalty != 1.0 else (),
             barred,
             None if ids is None else bits(ids),
         )
@@ -130,14 +136,14 @@ def expected(
         out.tokens.append(token)
         out.readings.append(reading)
         reader.add(known.mark(token))
-        before, text = len(text), text + table[token]
+        length, text = len(text), text + table[token]
         if token in ends:
-            out.reason, out.ends = "stop", [(token, before)]
+            out.reason, out.ends = "stop", [(token, length)]
             break
         if found := stops(text, sampling):
             out.reason, out.ends = "stop", found
             break
-        if grammar is not None and allowed(grammar, tuple(out.tokens)) == {EOS}:
+        if grammar is not None and allowed(grammar, (*so_far, token)) == {EOS}:
             out.reason = "stop"
             break
     return out
@@ -196,13 +202,23 @@ def refused(known: Known, goal: Goal, limit: int) -> bool:
     """Whether the engine must call the request invalid."""
     growth = goal.sampling.max_new_tokens if isinstance(goal, Generate) else 0
     constraint = goal.sampling.constraint if isinstance(goal, Generate) else None
+    since = goal.since if isinstance(goal, Generate) else -1
     return (
         known.adapter < 0
         or len(known.tokens) + growth > limit
         or 0 <= score_start(goal) < known.tail
         or (isinstance(goal, Embed) and goal.pooling != "last" and bool(known.segments))
         or (constraint is not None and constraint.text == "bad")
+        or since > len(known.tokens)
+        or (constraint is not None and since >= 0 and not follows(constraint, known.tokens[since:]))
     )
+
+
+def follows(constraint: Constraint, tokens: Sequence[int]) -> bool:
+    """Whether the toy grammar allows the tokens."""
+    grammar = int(constraint.text)
+    steps = [(tuple(tokens[:index]), token) for index, token in enumerate(tokens)]
+    return all(token != EOS and token in allowed(grammar, before) for before, token in steps)
 
 
 def tip(known: Known, goal: Distribution) -> tuple[TopPairs, list[float]]:

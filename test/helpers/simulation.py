@@ -16,9 +16,10 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 from helpers import reference
 from helpers.desk import joined
 from helpers.either import Either
@@ -83,7 +84,7 @@ class Asked:
     """A request in flight, as the client sees it.
 
     Attributes:
-        received: seconds of the manual clock.
+        received, arrived: seconds of the manual clock; from the second on it counts as waiting.
         told: events with tokens. shown: bytes that a stream has shown by now.
         computed: prompt tokens that rows of this request have computed.
         at_tip: the first row that samples has been planned.
@@ -96,6 +97,7 @@ class Asked:
     prompt: Known
     close: bool
     received: float
+    arrived: float
     refusal: str = ""
     drawn: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -196,7 +198,10 @@ class History:
         self.wishes = Wishes(r, kind, bool(self.model))
         self.asked: dict[int, Asked] = {}
         self.contexts: dict[int, Known] = {}  # idle and busy ones, as the client believes
-        self.opened: tuple[Any, str, str] | None = None  # prompt, adapter and salt of the last one
+        self.generations: dict[
+            int, tuple[int, Generate]
+        ] = {}  # last one by context: where it began
+        self.opened: list[tuple[Any, str, str]] = []  # prompts, adapters and salts
         self.ended: dict[int, str] = {}
         self.numbers = iter(range(1, 1 << 30))
         self.loaded: dict[str, int] = {}  # adapters by name
@@ -299,13 +304,32 @@ class History:
             more = [r.randrange(96) for _ in range(r.randint(1, 4))]
             self.contexts[context].append(more)
             self._advance(context, [Append(context, ints(more).tobytes())])
-        elif idle and kind < 0.5:  # n answers to one prompt
+        elif self._begun(idle) and kind < 0.58:
+            self._resume(r.choice(self._begun(idle)))
+        elif idle and kind < 0.6:  # n answers to one prompt
             parent, goal = r.choice(idle), Generate(self.wishes.sampling())
             for _ in range(r.randint(2, 4)):
                 self._advance(*self._fork(parent, -1), goal)
             self.seen["families of forks"] += 1
         else:
             self._advance(*self._open())
+
+    def _begun(self, idle: list[int]) -> list[int]:
+        """Idle contexts that end with a generated text, or did."""
+        return [number for number in idle if number in self.generations]
+
+    def _resume(self, context: int) -> None:
+        """Go on with a generation behind a tool's result, which may be empty."""
+        r = self.random
+        since, goal = self.generations[context]
+        more = [r.randrange(96) for _ in range(r.choice([0, 0, 1, 4]))]
+        self.contexts[context].append(more)
+        growth = r.randint(1, self.kind.shape.growth)
+        sampling = replace(
+            goal.sampling, max_new_tokens=growth, min_new_tokens=r.choice([0, growth])
+        )
+        verbs: list[Verb] = [Append(context, ints(more).tobytes())] if more else []
+        self._advance(context, verbs, msgspec.structs.replace(goal, sampling=sampling, since=since))
 
     def _fork(self, parent: int, length: int) -> tuple[int, list[Verb]]:
         child = next(self.numbers)
@@ -317,10 +341,13 @@ class History:
 
     def _open(self) -> tuple[int, list[Verb]]:
         r, context = self.random, next(self.numbers)
-        if self.opened is None or r.random() < 0.5:
+        if not self.opened or r.random() < 0.4:
             names = [*self.loaded] * 4 + ["", "", r.choice(NAMES)] if self.kind.adapters else [""]
-            self.opened = self.wishes.prompt(), r.choice(names), r.choice(["", "", "", "salt"])
-        (tokens, segments, media), name, salt = self.opened  # else once more
+            self.opened.append(
+                (self.wishes.prompt(), r.choice(names), r.choice(["", "", "", "salt"]))
+            )
+        again = self.opened[-1:] if r.random() < 0.6 else self.opened  # an older one may be evicted
+        (tokens, segments, media), name, salt = r.choice(again)
         adapter = self.loaded.get(name, -1) if name else 0
         self.contexts[context] = Known.opened(tokens, segments, media, salt, adapter)
         self._salt(context)
@@ -334,8 +361,9 @@ class History:
         r, known, request = self.random, self.contexts[context], next(self.numbers)
         goal = goal or self.wishes.goal(len(known.tokens), known.tail)
         close = r.random() < (0.3 if known.adapter >= 0 else 0.9)
+        now, arrived = self.clock.now(), r.choice([0.0, 0.0, 0.0, r.uniform(0.0, 2.0)])
         asked = self.asked[request] = Asked(
-            request, context, goal, known.copy(), close, self.clock.now()
+            request, context, goal, known.copy(), close, now, min(arrived * now, now) or now
         )
         queued = len(self.engine.waiting) + self.engine.compile_counts["compiling"]
         if queued >= self.kind.queue:
@@ -349,7 +377,8 @@ class History:
         self.seen.update(f"requests with {feature}" for feature in asked.features)
         priority = r.choice([0, 0, 1, 5, -2])
         self.seen["requests with a priority"] += priority != 0
-        self._handle(*verbs, Advance(context, request, goal, priority, close))
+        self.seen["requests that arrived before"] += asked.arrived < now
+        self._handle(*verbs, Advance(context, request, goal, priority, close, arrived * now))
 
     def _abort(self) -> None:
         waiting = self.engine.waiting
@@ -508,6 +537,9 @@ class History:
             self.seen.update(f"drafted with {feature}" for feature in asked.features)
         if isinstance(goal, Generate):
             self._check_text(asked, goal, event)
+            if not asked.close and goal.score_from < 0:
+                since = len(asked.prompt.tokens) if goal.since < 0 else goal.since
+                self.generations[asked.context] = since, goal
         self._check_report(asked)
         if isinstance(goal, Distribution):
             found = event.top, event.probe
@@ -519,7 +551,8 @@ class History:
 
     def _check_text(self, asked: Asked, goal: Generate, event: Done) -> None:
         sampling = goal.sampling
-        want = expected(asked.prompt, sampling, TEXT)
+        want = expected(asked.prompt, sampling, TEXT, goal.since)
+        self.seen["texts that went on"] += goal.since >= 0
         assert asked.drawn == want.tokens, "the text has changed"
         assert event.stats.completion_tokens == len(asked.drawn), "tokens that nobody was told of"
         assert event.reason == want.reason, f"{event.reason}, not {want.reason}"
@@ -643,6 +676,10 @@ class History:
         admitted = [request for request in before if request.id not in waiting]
         if not admitted:
             return
+        for request in admitted:
+            asked = self.asked.get(request.id)
+            age = request.scheduling.arrival >> 40
+            assert asked is None or age == int(asked.arrived * 1e9), "a wrong age"
         if policy in ("fcfs", "priority"):
             by_priority = policy == "priority"
             ranks = sorted(

@@ -52,6 +52,9 @@ class Generate(msgspec.Struct, frozen=True, tag="generate", omit_defaults=True):
         probe: ids whose log-probability is wanted at every reported position.
         interval: tokens in one event, after the first.
         masked: log-probabilities are those among the tokens that the constraint allows.
+        since: index of the context's token where the generation began that this request goes on
+            with, after a tool's result for example: random numbers, penalties, ``min_new_tokens``
+            and the constraint count from there. -1: it begins behind the context.
     """
 
     sampling: SamplingParams
@@ -60,6 +63,7 @@ class Generate(msgspec.Struct, frozen=True, tag="generate", omit_defaults=True):
     probe: tuple[int, ...] = ()
     interval: int = 1
     masked: bool = False
+    since: int = -1
 
 
 class Score(msgspec.Struct, frozen=True, tag="score", omit_defaults=True):
@@ -121,13 +125,21 @@ class Truncate(msgspec.Struct, frozen=True, tag="truncate"):
 
 
 class Advance(msgspec.Struct, frozen=True, tag="advance", omit_defaults=True):
-    """Ask for one goal on an idle context. ``close`` closes the context with the terminal event."""
+    """Request one goal on an idle context.
+
+    Attributes:
+        close: the context is closed with the terminal event.
+        arrived: moment from which on the request counts as waiting, in seconds on the machine's
+            monotonic clock: that of its program's first request, say, so that what resumes does not
+            queue as a newcomer. At most now; 0: now.
+    """
 
     context: int
     request: int
     goal: Goal
     priority: int = 0
     close: bool = False
+    arrived: float = 0.0
 
 
 class Close(msgspec.Struct, frozen=True, tag="close"):

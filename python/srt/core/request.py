@@ -54,7 +54,10 @@ class RequestSpec:
         prompt: number of tokens in the context when the request arrived.
         close: whether the context is closed when the request ends.
         received: moment of its arrival.
+        arrived: moment from which on it counts as waiting, at most ``received``.
         limit: number of tokens it may generate.
+        carried: tokens before the end of the prompt that the generation began with, in an earlier
+            request (``Generate.since``).
         sampling: the parameters that a worker needs of the goal's, without the constraint and the
             stops, which may be large and are the engine's alone; None where nothing is sampled.
     """
@@ -64,7 +67,9 @@ class RequestSpec:
     priority: int = 0
     close: bool = False
     received: float = 0.0
+    arrived: float = 0.0
     limit: int = field(init=False)
+    carried: int = field(init=False)
     sampling: SamplingParams | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -72,7 +77,9 @@ class RequestSpec:
         limit = sampling.max_new_tokens if sampling is not None else 0
         if sampling is not None and (sampling.constraint or sampling.stop or sampling.stop_regex):
             sampling = replace(sampling, constraint=None, stop=(), stop_regex=())
+        since = self.goal.since if isinstance(self.goal, Generate) else -1
         object.__setattr__(self, "limit", limit)
+        object.__setattr__(self, "carried", 0 if since < 0 else self.prompt - since)
         object.__setattr__(self, "sampling", sampling)
 
     @property
@@ -104,12 +111,11 @@ class RequestSpec:
 class Generation:
     """Tokens that were generated, and what the next one depends on beside the model.
 
-    It names neither request nor context. It can move to a later request whose context is exactly
-    the prompt and these tokens. Tool results in between are not supported yet.
+    It names neither request nor context.
 
     Attributes:
-        seed: of the random numbers. The number for a token is a function of the seed and of the
-            token's index, ``len(tokens)``.
+        seed: of the random numbers. The number for a token is a function of the seed and of its
+            index, ``RequestSpec.carried`` included.
         tokens: all tokens so far, forced ones included.
         matcher: the state of the grammar; None where the text is free.
         watch: the search for stops; None where there are none.
@@ -152,7 +158,8 @@ class Scheduling:
     """Facts that decide when a request is served.
 
     Attributes:
-        arrival: position in the order of arrival, given when it enters the queue.
+        arrival: sort key of the order of arrival (``arrival_key``), given when the request enters
+            the queue.
         overtaken: later arrivals that were admitted before it.
         drafted: whether a drafter may propose tokens for it (``engine/drafts``).
         cost: processor seconds of its grammar's last step.
@@ -231,6 +238,11 @@ class Request:
         if self.spec.score_from >= 0:
             start = self.spec.score_from + outputs.reported
             outputs.unscored = max(start, self.context.tail + 1)
+
+
+def arrival_key(moment: float, number: int) -> int:
+    """Return a sort key: by the moment in seconds, then by the number of requests before."""
+    return (int(moment * 1e9) << 40) + number
 
 
 def score_from(goal: Goal) -> int:

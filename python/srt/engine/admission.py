@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 from sglang.ir.constraint import Constraint
 from sglang.srt.config import Config
 from sglang.srt.core.context import Context
-from sglang.srt.core.matcher import CompilerBusy
+from sglang.srt.core.matcher import CompilerBusy, Matcher
 from sglang.srt.core.messages import EVERY, POOLINGS, Advance, Embed, Failed, Fill, Generate, Goal
 from sglang.srt.core.progress import Progress
 from sglang.srt.core.request import Generation, Request, RequestSpec, score_from
@@ -25,6 +25,7 @@ from sglang.srt.grammar.grammar_protocol import CompiledGrammar, GrammarError
 from sglang.srt.grammar.schema.whitespace import whitespace_pattern
 from sglang.srt.grammar.stop_watch import StopWatch
 
+MOST_REPLAYED = 4096  # tokens that a grammar reads again where a generation goes on: some 10 ms
 # From the number of logits and the end tokens.
 MakeVocabulary: TypeAlias = Callable[[int, Sequence[int]], Vocabulary]
 
@@ -45,6 +46,7 @@ def verify(goal: Goal, context: Context, info: EngineInfo) -> None:
         growth = goal.sampling.max_new_tokens
         if growth < 1:
             raise ValueError("max_new_tokens is 0; use Fill or Score to generate nothing")
+        _verify_since(goal, len(tokens))
     info.verify_media(context.media, context.segments)
     limit = min(info.context_length, info.capacity - info.capacity % info.page_size)
     if len(tokens) + growth > limit:
@@ -82,6 +84,17 @@ def inherit(context: Context, info: EngineInfo) -> None:
         verify_tokens(context, info)
 
 
+def _verify_since(goal: Generate, length: int) -> None:
+    if not -1 <= goal.since <= length:
+        raise ValueError(f"since is {goal.since}; it must be an index into {length} tokens, or -1")
+    replayed = length - goal.since
+    if goal.since >= 0 and goal.sampling.constraint is not None and replayed > MOST_REPLAYED:
+        raise ValueError(
+            f"a constraint would have to read {replayed} tokens again from since={goal.since} on, "
+            f"of at most {MOST_REPLAYED}; begin the generation anew"
+        )
+
+
 def _verify_token(token: int, info: EngineInfo) -> None:
     if not 0 <= token < info.vocab_size:
         raise ValueError(f"token id {token} is outside the vocabulary of {info.vocab_size}")
@@ -103,7 +116,8 @@ def new_request(
     goal, generation = verb.goal, Generation(seed)
     if isinstance(goal, Generate) and (goal.sampling.stop or goal.sampling.stop_regex):
         generation.watch = StopWatch(goal.sampling.stop, goal.sampling.stop_regex)
-    spec = RequestSpec(goal, len(context.tokens), verb.priority, verb.close, received)
+    arrived = min(verb.arrived, received) if verb.arrived > 0 else received
+    spec = RequestSpec(goal, len(context.tokens), verb.priority, verb.close, received, arrived)
     return Request(verb.request, context, spec, generation, progress=progress)
 
 
@@ -175,11 +189,25 @@ class Compiling:
         for number in done:
             request, future = self._pending.pop(number)
             try:
-                request.generation.matcher = future.result().matcher()
+                request.generation.matcher = replayed(future.result().matcher(), request)
                 found.append((request, None))
             except Exception as error:  # a GrammarError, or a bug of the grammar
                 found.append((request, error))
         return found
+
+
+def replayed(matcher: Matcher, request: Request) -> Matcher:
+    """Advance a new matcher over the tokens that the generation has behind ``RequestSpec.since``.
+    Raises GrammarError where the grammar does not allow them."""
+    prompt = request.spec.prompt
+    since = prompt - request.spec.carried
+    for index, token in enumerate(request.context.tokens[since:prompt], since):
+        if not matcher.advance(token):
+            raise GrammarError(
+                f"the constraint does not allow token {token}, number {index} of the context, "
+                f"behind the tokens from since={since} on; begin the generation behind it"
+            )
+    return matcher
 
 
 def make_compiler(

@@ -324,7 +324,10 @@ class Collector:
         assert generation.matcher is not None
         taken, tokens = generation.matcher.rewrite()
         ends = {*forbidden(request, goal, self._ends), *goal.sampling.stop_token_ids}
-        if not tokens or len(tokens) - taken > request.growth or ends & set(tokens):
+        growth = len(tokens) - taken
+        if not tokens or growth > request.growth or taken > len(generation.tokens):
+            return []  # tokens of an earlier request stay (``Generate.since``)
+        if ends & set(tokens):
             return []  # text that was generated must not be cut
         events = emit(request)
         generation.matcher.rollback(taken)

@@ -24,7 +24,7 @@ from sglang.srt.core.batch import Batch
 from sglang.srt.core.clock import Clock
 from sglang.srt.core.context import Context
 from sglang.srt.core.ints import ints
-from sglang.srt.core.request import Request
+from sglang.srt.core.request import Request, arrival_key
 from sglang.srt.core.work import STEP_LOOKUP, STEP_NUMBERS
 from sglang.srt.engine.drafts import Drafts
 from sglang.srt.engine.engine_stats import EngineStats
@@ -76,7 +76,7 @@ class Planner:
     """Decides and prepares passes.
 
     Attributes:
-        waiting, running: requests by id; waiting ones in order of arrival.
+        waiting, running: requests by id.
         draining: requests by id whose last pass is in flight; they hold no memory.
         filled: requests whose every token was in the cache, to be ended.
         new_budget: makes the budget of a pass's grammars.
@@ -111,15 +111,19 @@ class Planner:
         self._matches: dict[int, Match] = {}  # by id of a waiting request, at ``_matched_at``
         self._matched_at = -1  # version of the radix tree
         self._arrivals = 0
+        self._latest = 0  # the greatest so far
+        self._unsorted = False  # True: ``waiting`` may be out of order
         self._follows: dict[int, int] = {}  # by request id: the row that samples its last token
 
     # -- the queue -------------------------------------------------------------------------------
 
     def put(self, request: Request) -> None:
-        """Add a request to the end of the queue."""
+        """Add a request to the queue, at the end unless it counts as waiting for longer."""
         self._arrivals += 1
-        request.scheduling.arrival = self._arrivals
+        arrival = request.scheduling.arrival = arrival_key(request.spec.arrived, self._arrivals)
         request.scheduling.drafted = bool(self.drafts.sources(request))
+        self._unsorted = self._unsorted or arrival < self._latest
+        self._latest = max(self._latest, arrival)
         self.waiting[request.id] = request
         self._rank(request)
 
@@ -140,7 +144,7 @@ class Planner:
             self._rank(request)
             self.reserve.retracted()
             request.stats.retractions += 1
-        self.waiting = {r.id: r for r in sorted(self.waiting.values(), key=_arrival)}
+        self._unsorted = True
         self.stats.retractions += len(requests)
         self._matches.clear()  # a context may have grown since it was matched
 
@@ -234,6 +238,9 @@ class Planner:
     def _window(self) -> Iterable[Request]:
         """The first waiting requests, as many as this step can still look up and admit, and one in
         any case: the oldest, or those of highest priority where priorities count."""
+        if self._unsorted:
+            self.waiting = {r.id: r for r in sorted(self.waiting.values(), key=_arrival)}
+            self._unsorted = False
         first: Iterable[Request] = self.waiting.values()
         if self._by_priority:
             first = (self.waiting[number] for _, _, number in self._ranked)

@@ -137,7 +137,7 @@ def _samples(
     generation, params, tokens = request.generation, request.spec.sampling, request.context.tokens
     assert params is not None
     count, pending, mask = len(drafts), request.pending, -1
-    index = len(generation.tokens) + pending  # the next token's
+    index = len(generation.tokens) + pending + request.spec.carried  # the next token's
     plain = not count and generation.matcher is None and not params.penalised
     if plain and index >= params.min_new_tokens:  # nearly all rows
         if params.greedy:
@@ -153,9 +153,10 @@ def _samples(
         if not params.greedy:
             out.uniform = uniform(generation.seed, index + i)
         if params.penalised:
-            out.history = tokens[request.spec.prompt : len(tokens) - count - pending + i]
+            since = request.spec.prompt - request.spec.carried
+            out.history = tokens[since : len(tokens) - count - pending + i]
             if params.repetition_penalty != 1.0:
-                out.prompt = tokens[: request.spec.prompt]
+                out.prompt = tokens[:since]
         out.forbidden = forbidden(request, goal, eos, pending + i)
         if mask >= 0:
             out.mask, out.masked = mask + i, goal.masked
@@ -168,6 +169,6 @@ def forbidden(
 ) -> tuple[int, ...]:
     """Ids that the next token but ``ahead`` may not be, since they would end too short a text."""
     params = goal.sampling
-    if len(request.generation.tokens) + ahead >= params.min_new_tokens:
+    if len(request.generation.tokens) + request.spec.carried + ahead >= params.min_new_tokens:
         return ()
     return tuple(sorted({*(() if params.ignore_eos else eos), *params.stop_token_ids}))

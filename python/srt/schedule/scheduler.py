@@ -116,7 +116,7 @@ def victims(
         for item in running
         if item.arrival > older.arrival and item.id not in taken and not item.fixed
     ]
-    for item in sorted(candidates, key=lambda item: -item.arrival):
+    for item in sorted(candidates, key=lambda item: item.arrival, reverse=True):
         if gained >= need:
             break
         chosen.append(item.id)

@@ -22,6 +22,7 @@ class Item(NamedTuple):
     """One request.
 
     Attributes:
+        arrival: sort key of age, which no other request has.
         work: tokens to compute; for a waiting request, all its tokens (see ``View.match``).
         growth: tokens it may generate after that.
         room: tokens that fit into the pages it holds.

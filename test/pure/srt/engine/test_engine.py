@@ -55,6 +55,43 @@ def test_tokens_are_told_of_at_intervals(interval: int, told: list[int]) -> None
     desk.finish()
 
 
+def test_a_generation_goes_on_behind_a_tools_result() -> None:
+    """Random numbers and penalties count on: two requests generate what one does."""
+    free = {"temperature": 1.0, "seed": 7, "frequency_penalty": 0.5}
+    whole = Desk()
+    request = whole.ask(PROMPT, generate(12, **free))
+    whole.run()
+    desk = Desk()
+    context = desk.open(PROMPT)
+    first = desk.advance(context, generate(5, **free))
+    desk.run()
+    more = desk.advance(context, generate(7, since=len(PROMPT), **free))
+    desk.run()
+    assert desk.tokens(first) + desk.tokens(more) == whole.tokens(request)
+    assert desk.done(more).stats.prompt_tokens == len(PROMPT) + 5
+    desk.send(Append(context, ints([9, 9]).tobytes()))
+    last = desk.advance(context, generate(3, since=len(PROMPT), **free))
+    desk.run()
+    known = PROMPT + whole.tokens(request) + [9, 9]
+    assert desk.tokens(last) == expected(
+        known, generate(3, **free).sampling, since=len(PROMPT)
+    ).tokens  # fmt: skip
+    desk.send(Close(context))
+    desk.finish()
+    whole.finish()
+
+
+def test_what_resumes_keeps_its_place_in_the_queue() -> None:
+    desk = Desk(max_running_requests=1, schedule_policy="fcfs")
+    desk.clock.advance(10.0)
+    first, late = desk.ask([1] * 4, generate(2)), desk.ask([2] * 4, generate(2))
+    back = desk.ask([3] * 4, generate(2), arrived=5.0)
+    early = desk.ask([4] * 4, generate(2), arrived=20.0)  # counts from now
+    desk.run()
+    assert list(desk.events) == [back, first, late, early], "not served in order of age"
+    desk.finish()
+
+
 def test_an_abort_tells_of_what_was_drawn() -> None:
     desk = Desk()
     context = desk.open(PROMPT)

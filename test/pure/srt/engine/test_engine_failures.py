@@ -175,6 +175,8 @@ INVALID = [
     ([VOCAB], generate(1), "outside the vocabulary"),
     ([-1], generate(1), "outside the vocabulary"),
     ([1] * 60, generate(10), "exceed the limit of 64"),
+    ([1], generate(2, since=2), "since is 2; it must be an index into 1 tokens"),
+    ([1], generate(2, since=-2), "since is -2"),
     ([1], generate(2, top_p=0.0), "top_p"),
     ([1], generate(2, stop_regex=("(",)), "not a valid RE2 pattern"),
     ([1], generate(2, stop_token_ids=(VOCAB,)), "stop_token_ids"),

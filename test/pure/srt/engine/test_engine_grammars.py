@@ -197,6 +197,18 @@ def test_stops_hold_among_rewritten_tokens() -> None:
         assert desk.engine.store.contexts[number].tokens[3:].tolist() == tokens
 
 
+def test_a_rewrite_spares_tokens_of_an_earlier_request() -> None:
+    desk = Desk(grammars=Shop(), jumps="string")
+    goal = generate(constraint=Constraint("regex", "late"), since=3)
+    desk.send(Open(1, ints([7, 8, 1, 2]).tobytes()), Advance(1, 1, goal))
+    desk.run()
+    tokens, done = ended(desk, 1)
+    assert tokens[:2] == [3, 4]
+    assert isinstance(done, Done)
+    assert (done.reason, done.stats.completion_tokens) == ("stop", 3)
+    assert desk.engine.store.contexts[1].tokens.tolist() == [7, 8, 1, 2, *tokens]
+
+
 def test_a_dead_end_keeps_the_text() -> None:
     desk = Desk(grammars=Shop())
     ask(desk, 1, "dead")

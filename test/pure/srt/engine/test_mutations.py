@@ -167,7 +167,7 @@ MUTATIONS = {
     "an older request gives way": [
         Mutation(scheduler, "victims", "_.arrival > _.arrival", become("item.id != older.id")),
         Mutation(scheduler, "victims", "_.id not in _", drop),
-        Mutation(scheduler, "victims", "lambda _: -A", become("lambda item: A")),
+        Mutation(scheduler, "victims", "sorted(_, key=_, reverse=X)", constant(False)),
     ],
     "nobody gives way": [
         Mutation(scheduler, "victims", "_ >= _", always),
@@ -303,6 +303,24 @@ MUTATIONS = {
     "one cached token too few is told of": [
         Mutation(Planner, "_admit", "min(A, B)", become("max(min(A, B) - 1, 0)")),
     ],
+    "a generation that goes on samples as at its beginning": [
+        Mutation(rows, "_samples", "index = A + X", constant(0)),
+    ],
+    "penalties forget what precedes a tool's result": [
+        Mutation(rows, "_samples", "_.history = _[X:_]", become("request.spec.prompt")),
+    ],
+    "a generation that goes on has its least length again": [
+        Mutation(rows, "forbidden", "A + X.spec.carried + _", constant(0)),
+    ],
+    "a grammar begins anew behind a tool's result": [
+        Mutation(admission, "replayed", "not _.advance(_)", never),
+    ],
+    "a request that resumes is a newcomer": [
+        Mutation(Planner, "put", "_.arrived", become("request.spec.received")),
+    ],
+    "the queue is in the order of messages": [
+        Mutation(Planner, "put", "_._unsorted = _", drop),
+    ],
     "all drafts have the log-probability of the first": [
         Mutation(collect, "emit", "[X.logprob for _ in _]", become("samples[0]")),
     ],
@@ -337,6 +355,7 @@ def test_a_wrong_eviction_order_is_caught(monkeypatch: pytest.MonkeyPatch) -> No
     mutate(
         monkeypatch,
         Mutation(RadixTree, "_offer", "_.heappush(_, (X, ...))", become("-X")),
+        Mutation(RadixTree, "_offer", "_.used == X", become("-X")),
         Mutation(RadixTree, "evict", "_.used != X", become("-X")),
         Mutation(RadixTree, "check", "{(X, ...) for _ in _}", become("-X")),
     )
