@@ -71,7 +71,7 @@ class Instant:
     def launch(self, batch: Batch, masks: Masks = NO_MASKS) -> Finish:
         self.clock.timed("inputs", self._read)(batch)
         tokens = [token_at(row.context, row.start + len(row.tokens)) for row in batch.rows]
-        self.drawn = torch.tensor(tokens)
+        self.drawn = torch.tensor(tokens, dtype=torch.int32)
         result = StepResult(batch.id, [RowOutput(token=token) for token in tokens])
         return lambda: result
 

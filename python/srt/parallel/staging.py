@@ -21,6 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+# Bytes. Triton compiles a kernel anew for each combination of pointers that are multiples of it.
+ALIGNMENT = 16
+# Torch's dtypes, by NumPy's on a little-endian machine.
+DTYPES = {
+    "<i4": torch.int32, "<i8": torch.int64, "<f4": torch.float32, "<f8": torch.float64,
+}  # fmt: skip
+
 
 def send(array: np.ndarray[Any, Any], device: torch.device) -> Tensor:
     """``array`` as a tensor on ``device``, same shape and dtype. On a CPU it may share memory."""
@@ -39,9 +46,28 @@ def send_into(array: np.ndarray[Any, Any], target: Tensor) -> None:
 
 
 def send_all(arrays: dict[str, np.ndarray[Any, Any]], device: torch.device) -> dict[str, Tensor]:
-    """All arrays, one-dimensional and of one dtype, in one copy."""
-    packed = send(np.concatenate(list(arrays.values())), device)
-    return dict(zip(arrays, packed.split([len(array) for array in arrays.values()])))
+    """All arrays in one copy: tensors of the same shapes and dtypes, each of which begins at a
+    multiple of ``ALIGNMENT``."""
+    firsts = aligned_offsets([array.nbytes for array in arrays.values()])
+    packed = np.empty(firsts[-1], dtype=np.uint8)
+    for array, first in zip(arrays.values(), firsts):
+        packed[first : first + array.nbytes].view(array.dtype)[:] = array.reshape(-1)
+    sent = send(packed, device)
+    typed = {dtype: sent.view(DTYPES[dtype.str]) for dtype in {x.dtype for x in arrays.values()}}
+    out = {}
+    for (name, array), first in zip(arrays.items(), firsts):
+        part = typed[array.dtype][first // array.itemsize :][: array.size]
+        out[name] = part if array.ndim == 1 else part.view(array.shape)
+    return out
+
+
+def aligned_offsets(sizes: Sequence[int], unit: int = 1) -> list[int]:
+    """Offsets of parts of ``sizes`` elements of ``unit`` bytes, each at a multiple of
+    ``ALIGNMENT`` bytes, and the end of the last [len(sizes) + 1]."""
+    step, out = ALIGNMENT // unit, [0]
+    for size in sizes:
+        out.append(out[-1] + -(-size // step) * step)
+    return out
 
 
 class Lane(Protocol):

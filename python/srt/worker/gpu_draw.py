@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from itertools import chain
+from typing import Any
 
 import numpy as np
 from sgl_kernel.triton import sampling as kernels
 from sglang.srt.core.batch import NONE_ALLOWED, Sample
 from sglang.srt.core.ints import Ints
-from sglang.srt.parallel.staging import send
+from sglang.srt.parallel.staging import send, send_all
 from sglang.srt.worker.sampler import NOT_FINITE, Drawing, mask_bytes, sized
 from torch import Tensor
 
@@ -54,19 +55,19 @@ def _special(sample: Sample) -> bool:
 
 def _parameters(samples: Sequence[Sample], x: Tensor) -> list[Tensor]:
     params = [s.params for s in samples]
-    floats = np.array(
-        [
-            [0.0 if p.greedy else p.temperature for p in params],
-            [p.top_p for p in params],
-            [p.min_p for p in params],
-        ],
-        dtype=np.float32,
-    )
-    temperature, top_p, min_p = send(floats, x.device)
     top_k = [min(max(p.top_k, 0), x.shape[1]) for p in params]  # top_k may exceed an int32
-    uniform = send(np.array([s.uniform for s in samples], dtype=np.float64), x.device)
-    kept = send(np.array(top_k, dtype=np.int32), x.device)
-    return [temperature, kept, top_p, min_p, uniform]
+    arrays: dict[str, np.ndarray[Any, Any]] = {
+        "temperature": _floats([0.0 if p.greedy else p.temperature for p in params]),
+        "top_k": np.array(top_k, dtype=np.int32),
+        "top_p": _floats([p.top_p for p in params]),
+        "min_p": _floats([p.min_p for p in params]),
+        "uniform": np.array([s.uniform for s in samples], dtype=np.float64),
+    }
+    return list(send_all(arrays, x.device).values())
+
+
+def _floats(values: list[float]) -> np.ndarray[Any, Any]:
+    return np.array(values, dtype=np.float32)
 
 
 def _penalise(x: Tensor, samples: Sequence[Sample]) -> None:
@@ -82,17 +83,16 @@ def _penalise(x: Tensor, samples: Sequence[Sample]) -> None:
         counts.append(np.bincount(place[: len(drawn)], minlength=len(found)).astype(np.int32))
     if not rows:
         return
-    where = send(np.stack([np.concatenate(part) for part in (rows, ids, counts)]), x.device)
     params = [s.params for s in samples]
-    strengths = np.array(
-        [
-            [p.repetition_penalty for p in params],
-            [p.frequency_penalty for p in params],
-            [p.presence_penalty for p in params],
-        ],
-        dtype=np.float32,
-    )
-    kernels.penalise(x, *where, *send(strengths, x.device))
+    arrays: dict[str, np.ndarray[Any, Any]] = {
+        "rows": np.concatenate(rows),
+        "ids": np.concatenate(ids),
+        "counts": np.concatenate(counts),
+        "repetition": _floats([p.repetition_penalty for p in params]),
+        "frequency": _floats([p.frequency_penalty for p in params]),
+        "presence": _floats([p.presence_penalty for p in params]),
+    }
+    kernels.penalise(x, *send_all(arrays, x.device).values())
 
 
 def _shift(x: Tensor, samples: Sequence[Sample]) -> None:
@@ -125,5 +125,7 @@ def _mask(x: Tensor, samples: Sequence[Sample], errors: list[str]) -> None:
     for i in masked:
         mask, errors[i] = sized(samples[i].mask, size)
         masks.append(np.frombuffer(mask, dtype="<i4"))
-    words, rows = np.stack(masks), np.array(masked, dtype=np.int32)
-    kernels.apply_mask(x, send(words, x.device), send(rows, x.device))
+    arrays: dict[str, np.ndarray[Any, Any]] = {
+        "masks": np.stack(masks), "rows": np.array(masked, dtype=np.int32)
+    }  # fmt: skip
+    kernels.apply_mask(x, *send_all(arrays, x.device).values())

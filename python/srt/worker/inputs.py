@@ -10,7 +10,7 @@ import torch
 from sglang.srt.attention.attention_protocol import Int32Array, Layout
 from sglang.srt.core.batch import Batch, Row
 from sglang.srt.layers.lora import Use
-from sglang.srt.parallel.staging import send
+from sglang.srt.parallel.staging import send_all
 from sglang.srt.worker.page_tables import PageTables, joined, outside
 from torch import Tensor
 
@@ -59,9 +59,9 @@ def read_batch(
     device: torch.device,
     sections: bool = False,
 ) -> Inputs:
-    """Arrays and tensors of a batch, whose changes are applied to ``tables``. ``drawn``: tokens
-    that the previous batch sampled, one a row, for rows that follow it. ``sections``: positions
-    have three parts.
+    """Arrays and tensors of a batch, whose changes are applied to ``tables``. ``drawn``: int32
+    tokens that the previous batch sampled, one a row, for rows that follow it. ``sections``:
+    positions have three parts.
 
     Raises ValueError where the batch would read or write outside the model or the pool: on a GPU
     that would take the whole process down, so it is never tried.
@@ -87,18 +87,27 @@ def read_batch(
     else:
         positions = np.arange(len(tokens), dtype=np.int32) + np.repeat(starts - firsts, counts)
     parts = _places(batch, positions, firsts, context_length) if sections else positions
-    both = send(np.concatenate([tokens, parts.ravel()]), device)
-    ids, places = both[: len(tokens)], both[len(tokens) :].view(parts.shape)
+    arrays = {"tokens": tokens, "positions": parts}
+    if following.size:
+        arrays["sources"] = sources[following]
+        if drawn is None or int(arrays["sources"].max()) >= drawn.shape[0]:
+            raise ValueError(
+                f"batch {batch.id} follows a row that the previous batch did not have."
+            )
+    if 0 < following.size < len(tokens):
+        arrays["followers"] = firsts[following].astype(np.int64)
+    sent = send_all(arrays, device)
+    ids, places = sent["tokens"], sent["positions"]
     layout = Layout(starts, counts, offsets, pages, positions)
-    if not following.size:
+    if drawn is None or not following.size:
         return Inputs(ids, places, firsts, layout)
-    given = _given(batch, sources[following], drawn)
+    given = drawn.index_select(0, sent["sources"])
     followed = {
         i: int(given[k])
         for k, i in enumerate(following.tolist())
         if (sample := rows[i].sample) is not None and sample.params.penalised
     }
-    ids = _filled(ids, firsts[following], given.to(ids.dtype))
+    ids = ids.index_copy(0, sent["followers"], given) if "followers" in sent else given
     return Inputs(ids, places, firsts, layout, followed=followed)
 
 
@@ -136,17 +145,3 @@ def _verify(
 
 def _shown(row: Row) -> str:
     return f"start {row.start}, {len(row.tokens)} tokens"
-
-
-def _given(batch: Batch, sources: Int32Array, drawn: Tensor | None) -> Tensor:
-    """The previous batch's tokens of its rows ``sources``, without leaving the device."""
-    if drawn is None or int(sources.max()) >= drawn.shape[0]:
-        raise ValueError(f"batch {batch.id} follows a row that the previous batch did not have.")
-    return drawn.index_select(0, send(sources, drawn.device))
-
-
-def _filled(ids: Tensor, at: Int32Array, given: Tensor) -> Tensor:
-    """``ids`` with ``given`` in place of the tokens at the indices ``at``."""
-    if len(at) == len(ids):
-        return given
-    return ids.index_copy(0, send(at.astype(np.int64), ids.device), given)

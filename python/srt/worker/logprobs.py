@@ -37,5 +37,5 @@ def probe_lists(logprobs: Tensor, probes: Sequence[Sequence[int]]) -> list[list[
 
 
 def chosen(logprobs: Tensor, ids: Tensor) -> list[float]:
-    """The log-probability of one id a row."""
-    return [float(v) for v in logprobs.gather(1, ids.unsqueeze(1)).squeeze(1).tolist()]
+    """The log-probability of one id a row; ids: int32 or int64 [n]."""
+    return [float(v) for v in logprobs.gather(1, ids.long().unsqueeze(1)).squeeze(1).tolist()]

@@ -138,7 +138,7 @@ class ModelRunner:
                 drawn = tokens
                 continue
             if drawn is None:
-                drawn = torch.zeros(len(batch.rows), dtype=torch.int64, device=self.device)
+                drawn = torch.zeros(len(batch.rows), dtype=torch.int32, device=self.device)
             last = [j for j, tip in enumerate(part) if tip.row >= 0]
             both = np.array([[part[j].row for j in last], last], dtype=np.int64)
             rows, places = send(both, self.device)
@@ -153,7 +153,7 @@ class ModelRunner:
             drawing = self.forward.draw(logits, samples)
             tokens = drawing.tokens
         else:
-            tokens = torch.zeros(len(tips), dtype=torch.int64, device=self.device)
+            tokens = torch.zeros(len(tips), dtype=torch.int32, device=self.device)
             if not drawn:
                 return tokens
             local = [j for j, tip in enumerate(tips) if tip.sample is not None]

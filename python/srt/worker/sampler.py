@@ -29,7 +29,7 @@ class Drawing:
     """Tokens that are being sampled, and their way to the host.
 
     Attributes:
-        tokens: int64 [n] on the device.
+        tokens: int32 [n] on the device.
         fetched: tensors that ``outcome`` needs on the host.
         outcome: from these, the tokens and one message a row, "" where the token is valid.
     """
@@ -41,6 +41,7 @@ class Drawing:
 
 def drawn(tokens: Tensor, errors: list[str]) -> Drawing:
     """Sampled tokens whose messages are known, as those of ``draw``."""
+    tokens = tokens.int()
     return Drawing(tokens, [tokens], lambda host: (host[0].tolist(), errors))
 
 

@@ -18,6 +18,9 @@ from sgl_kernel.triton import moe_kernels as kernels
 from sgl_kernel.triton.norm import ACTIVATIONS
 
 ACTS = {**ACTIVATIONS, "clamped_swiglu": "clamped_swiglu"}
+# Pairs that a program of the sort looks at together. A size for each number of pairs would be a
+# kernel of its own, compiled while a request waits.
+SORTED = 1024
 
 
 class Grouping(NamedTuple):
@@ -68,12 +71,11 @@ def group_tokens(experts: Tensor, num_experts: int, block: int) -> Grouping:
     blocks = (pairs + min(pairs, num_experts) * (block - 1)) // block
     order, owners = experts.new_empty(blocks * block), experts.new_empty(blocks)
     if pairs:
-        size = min(1024, triton.next_power_of_2(pairs))
         counts = experts.new_empty(num_experts)
-        kernels.count[(num_experts,)](experts, counts, pairs, BLOCK=size, num_warps=4)
+        kernels.count[(num_experts,)](experts, counts, pairs, BLOCK=SORTED, num_warps=4)
         kernels.place[(num_experts,)](
             experts, counts, order, owners, pairs, blocks, SIZE=block, EXPERTS=num_experts,
-            BLOCK_E=triton.next_power_of_2(num_experts), BLOCK=size, num_warps=4,
+            BLOCK_E=triton.next_power_of_2(num_experts), BLOCK=SORTED, num_warps=4,
         )  # fmt: skip
     return Grouping(order, owners, block)
 

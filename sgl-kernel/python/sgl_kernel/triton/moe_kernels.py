@@ -38,7 +38,7 @@ def route(
         left = tl.where(e == at, float("-inf"), left)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])
 def count(chosen, counts, pairs, BLOCK: tl.constexpr):
     """Program: expert. How many pairs chose it."""
     e, i = tl.program_id(0), tl.arange(0, BLOCK)
@@ -49,7 +49,7 @@ def count(chosen, counts, pairs, BLOCK: tl.constexpr):
     tl.store(counts + e, tl.sum(total, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs", "blocks"])
 def place(
     chosen, counts, order, owners, pairs, blocks, SIZE: tl.constexpr, EXPERTS: tl.constexpr,
     BLOCK_E: tl.constexpr, BLOCK: tl.constexpr,
@@ -77,7 +77,7 @@ def place(
             tl.store(owners + low + i, -1, mask=low + i < blocks)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs", "blocks"])
 def product(
     X, W, Bias, Out, order, owners, pairs, blocks, N, K, stride_x, stride_we, stride_wn, stride_b,
     stride_o, TOP_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,

@@ -58,7 +58,7 @@ def apply_mask(logits: Tensor, mask: Tensor, rows: Tensor | None = None) -> None
 
 
 def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest logit (NaN where the row has one) float32 [n], and its lowest id int64 [n].
+    """The largest logit (NaN where the row has one) float32 [n], and its lowest id int32 [n].
 
     logits: float32 [n, vocab], vocab contiguous.
     """
@@ -109,7 +109,7 @@ def _logits(logits: Tensor) -> None:
 def _outputs(logits: Tensor) -> tuple[Tensor, Tensor]:
     _logits(logits)
     n = len(logits)
-    return logits.new_empty(n), torch.empty(n, dtype=torch.int64, device=logits.device)
+    return logits.new_empty(n), torch.empty(n, dtype=torch.int32, device=logits.device)
 
 
 def _vectors(logits: Tensor, wanted: torch.dtype, **tensors: Tensor) -> None:
