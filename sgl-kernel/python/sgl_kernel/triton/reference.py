@@ -138,3 +138,9 @@ def sample(
     total = cumulated.max()
     goal = torch.minimum(uniform * total, total.nextafter(torch.zeros_like(total)))
     return int((cumulated > goal).nonzero()[0])
+
+
+def dequantised(values: Tensor, scales: Tensor, group: int) -> Tensor:
+    """The float64 matrix that float8 values and their scales stand for; see ``scaled``."""
+    parts = scales.double().repeat_interleave(group, 1)[:, : values.shape[1]]
+    return values.float().double() * parts

@@ -28,11 +28,12 @@ CASES = (
     "layers.routes", "layers.groups", "layers.mixture", "layers.experts", "sampling.samples",
     "sampling.like_the_host", "sampling.greediest", "sampling.masks", "sampling.penalties",
     "sampling.errors",
+    "scaled.values", "scaled.products", "scaled.refusals",
 )  # fmt: skip
 # Cases that depend on the dtype and together use every product and every store.
 HALF = (
     "attention.decode_options", "attention.extend_options", "attention.cascade",
-    "layers.written", "layers.rotated", "layers.norms", "layers.mixture",
+    "layers.written", "layers.rotated", "layers.norms", "layers.mixture", "scaled.products",
 )  # fmt: skip
 
 
