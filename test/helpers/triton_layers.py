@@ -38,8 +38,12 @@ def written_float8(place: Place) -> None:
 
 
 def rotated(place: Place) -> None:
-    for dim, normed in ((24, False), (64, True), (80, True), (128, False)):
-        turns = place.random(11, dim // 2, dtype=torch.float32)
+    """Heads that turn whole and in part, with norms and without."""
+    for dim, turned, normed in (
+        (24, 24, False), (64, 64, True), (80, 80, True), (128, 128, False), (80, 32, True),
+        (64, 6, False),
+    ):  # fmt: skip
+        turns = place.random(11, turned // 2, dtype=torch.float32)
         cos, sin = turns.cos(), turns.sin()
         angles = torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], 1)
         angles = angles.unsqueeze(2).to(place.dtype)
@@ -55,6 +59,26 @@ def rotated(place: Place) -> None:
         place.close(q, truth)
         place.close(pools[0], exact[0])
         place.close(pools[1], exact[1])
+    wide = place.random(11, 2, 66)
+    with pytest.raises(ValueError, match=r"angles are of 66 dimensions; .* up to head_dim \(64\)"):
+        append.rotate_append(qkv, wide, positions, *pools, slots, heads=4)
+
+
+def rotated_float8(place: Place) -> None:
+    """Keys are narrowed after the rotation, as ``append`` narrows; queries stay as they are."""
+    qkv, angles = place.random(3, 4 * 16), place.random(5, 2, 16)
+    angles[:, 0, 8:], angles[:, 1, 8:] = angles[:, 0, :8], -angles[:, 1, :8]
+    layer = (qkv, angles, place.ints([4, 0, 2]))
+    pools = [torch.zeros(4, 1, 16, device=place.device) for _ in "kv"]
+    narrow = [pool.to(torch.float8_e4m3fn) for pool in pools]
+    slots = place.ints([2, 0, 3])
+    q = append.rotate_append(*layer, *pools, slots, heads=2)
+    assert torch.equal(append.rotate_append(*layer, *narrow, slots, heads=2), q)
+    wanted = [torch.zeros_like(pool) for pool in narrow]
+    append.append(*(pool[slots.long()] for pool in pools), *wanted, slots)
+    for pool, want in zip(narrow, wanted):
+        assert pool.float().any()
+        assert torch.equal(pool.float(), want.float())
 
 
 def norms(place: Place) -> None:
@@ -62,9 +86,17 @@ def norms(place: Place) -> None:
         x, residual, weight = place.random(3, width), place.random(3, width), place.random(width)
         place.close(norm.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
         total = (x.float() + residual.float()).to(x.dtype)
+        kept = x.clone()
         out = norm.add_rms_norm(x, residual, weight, 1e-5)
+        assert torch.equal(x, kept)
         assert torch.equal(residual, total)
         place.close(out, reference.rms_norm(total, weight, 1e-5))
+        inner, more = place.random(width), place.random(3, width)
+        first = reference.rms_norm(more, inner, 1e-5).to(x.dtype)
+        total = (x.float() + first.float()).to(x.dtype)
+        out = norm.add_rms_norm(x, more, weight, 1e-5, inner)
+        place.close(more, total)
+        place.close(out, reference.rms_norm(total, weight, 1e-5), 2.0)
     with pytest.raises(ValueError, match="x must be contiguous"):
         norm.rms_norm(place.random(3, 8)[:, :4], place.random(4), 1e-5)
 
@@ -156,4 +188,7 @@ def experts(place: Place) -> None:
     place.close(outputs[1], outputs[0], 4.0)
 
 
-CASES = (written, written_float8, rotated, norms, gates, routes, groups, mixture, experts)
+CASES = (
+    written, written_float8, rotated, rotated_float8, norms, gates, routes, groups, mixture,
+    experts,
+)  # fmt: skip

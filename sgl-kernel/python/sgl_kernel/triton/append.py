@@ -40,9 +40,10 @@ def rotate_append(
     (both or neither weight given), rotary, and the append of keys and values.
 
     qkv: [T, (heads + 2 * kv_heads) * head_dim], the fused projection's output. angles:
-    [length, 2, head_dim] or [length, 2, 1, head_dim], ``layers.rotary.Rotary.table``: cosines, and
-    sines whose first half is negated. positions: int32 [T], below length. keys, values, slots: as
-    for ``append``. q_norm, k_norm: [head_dim].
+    [length, 2, turned] or [length, 2, 1, turned], ``layers.rotary.Rotary.table``: cosines, and
+    sines whose first half is negated; dimensions of a head from ``turned`` on stay as they are.
+    positions: int32 [T], below length. keys, values, slots: as for ``append``. q_norm, k_norm:
+    [head_dim].
     Returns the rotated queries [T, heads, head_dim], in qkv's dtype. float32 inside, rounded to
     qkv's dtype between norm and rotation as where they are separate. Raises ValueError.
     """
@@ -53,9 +54,13 @@ def rotate_append(
     checks.integers(qkv.shape[0], positions=positions)
     if angles.ndim == 4 and angles.shape[2] == 1:
         angles = angles.squeeze(2)
-    checks.shape("angles", angles, None, 2, dim)
-    if not angles.is_contiguous() or dim % 2:
-        checks.fail(f"angles must be contiguous and head_dim ({dim}) even")
+    checks.shape("angles", angles, None, 2, None)
+    turned = angles.shape[2]
+    if not angles.is_contiguous() or turned % 2 or not 2 <= turned <= dim:
+        checks.fail(
+            f"angles are of {turned} dimensions; they must be contiguous, and of an even number "
+            f"up to head_dim ({dim})"
+        )
     checks.same_device(qkv, positions=positions, angles=angles, q_norm=q_norm, k_norm=k_norm)
     if (q_norm is None) != (k_norm is None):
         checks.fail("q_norm and k_norm go together: give both or neither")
@@ -67,7 +72,9 @@ def rotate_append(
         kernels.rotate_append[(qkv.shape[0], heads + 2 * kv)](
             qkv, angles, positions, slots, q_norm, k_norm, out, keys, values, eps, qkv.stride(0),
             out.stride(0), out.stride(1), keys.stride(0), keys.stride(1), QUERIES=heads, KV=kv,
-            DIM=dim, BLOCK=triton.next_power_of_2(dim // 2), NORM=q_norm is not None, num_warps=1,
+            DIM=dim, TURNED=turned, BLOCK=triton.next_power_of_2(turned // 2),
+            REST=triton.next_power_of_2(max(1, dim - turned)), NORM=q_norm is not None,
+            num_warps=1,
         )  # fmt: skip
     return out
 

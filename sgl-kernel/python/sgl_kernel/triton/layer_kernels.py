@@ -37,70 +37,101 @@ def append(
 
 
 @triton.jit
+def put(to, pool, first, second, rest, DIM: tl.constexpr, TURNED: tl.constexpr,
+        BLOCK: tl.constexpr, REST: tl.constexpr):  # fmt: skip
+    """Write a head to ``to``, as ``pool`` holds it: two halves that turn, and the rest."""
+    half = tl.arange(0, BLOCK)
+    real = half < TURNED // 2
+    tl.store(to + half, narrow(first, pool), mask=real)
+    tl.store(to + TURNED // 2 + half, narrow(second, pool), mask=real)
+    if TURNED < DIM:
+        behind = TURNED + tl.arange(0, REST)
+        tl.store(to + behind, narrow(rest, pool), mask=behind < DIM)
+
+
+@triton.jit
 def rotate_append(
     qkv, angles, positions, slots, q_norm, k_norm, Q, keys, values, eps, stride_x, stride_qt,
     stride_qh, stride_s, stride_h, QUERIES: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr,
-    BLOCK: tl.constexpr, NORM: tl.constexpr,
+    TURNED: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     """Program (token, head of qkv). The halves of a head, which turn with each other, are loaded
-    apart: dimension ``i`` with ``i + DIM / 2``."""
+    apart: dimension ``i`` with ``i + TURNED / 2``. Dimensions from TURNED on do not turn."""
     t, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     half = tl.arange(0, BLOCK)
-    real = half < DIM // 2
-    x = qkv + t * stride_x + head * DIM + half
-    first = tl.load(x, mask=real, other=0.0).to(tl.float32)
-    second = tl.load(x + DIM // 2, mask=real, other=0.0).to(tl.float32)
+    real = half < TURNED // 2
+    x = qkv + t * stride_x + head * DIM
+    first = tl.load(x + half, mask=real, other=0.0).to(tl.float32)
+    second = tl.load(x + TURNED // 2 + half, mask=real, other=0.0).to(tl.float32)
+    behind = TURNED + tl.arange(0, REST)
+    rest = tl.zeros([REST], tl.float32)
+    if TURNED < DIM:
+        rest = tl.load(x + behind, mask=behind < DIM, other=0.0).to(tl.float32)
     slot = tl.load(slots + t).to(tl.int64)
     if head >= QUERIES + KV:
         if slot >= 0:
-            to = values + slot * stride_s + (head - QUERIES - KV) * stride_h + half
-            tl.store(to, narrow(first, values), mask=real)
-            tl.store(to + DIM // 2, narrow(second, values), mask=real)
+            to = values + slot * stride_s + (head - QUERIES - KV) * stride_h
+            put(to, values, first, second, rest, DIM, TURNED, BLOCK, REST)
     else:
         if NORM:
             gain = q_norm
             if head >= QUERIES:
                 gain = k_norm
-            square = tl.sum(first * first + second * second, 0) / DIM
-            scale = 1.0 / tl.sqrt(square + eps)
+            square = tl.sum(first * first + second * second, 0) + tl.sum(rest * rest, 0)
+            scale = 1.0 / tl.sqrt(square / DIM + eps)
             # Rounded as the unfused layer rounds what it hands to the rotation.
             type = qkv.dtype.element_ty
             low = tl.load(gain + half, mask=real, other=0.0).to(tl.float32)
-            high = tl.load(gain + DIM // 2 + half, mask=real, other=0.0).to(tl.float32)
+            high = tl.load(gain + TURNED // 2 + half, mask=real, other=0.0).to(tl.float32)
             first = (first * scale * low).to(type).to(tl.float32)
             second = (second * scale * high).to(type).to(tl.float32)
-        at = angles + tl.load(positions + t).to(tl.int64) * (2 * DIM) + half
+            if TURNED < DIM:
+                still = tl.load(gain + behind, mask=behind < DIM, other=0.0).to(tl.float32)
+                rest = (rest * scale * still).to(type).to(tl.float32)
+        at = angles + tl.load(positions + t).to(tl.int64) * (2 * TURNED) + half
         # cos is the same for both halves; the sine's first half is stored negated.
         cos = tl.load(at, mask=real, other=0.0).to(tl.float32)
-        sin = tl.load(at + DIM + DIM // 2, mask=real, other=0.0).to(tl.float32)
+        sin = tl.load(at + TURNED + TURNED // 2, mask=real, other=0.0).to(tl.float32)
         a, b = first * cos - second * sin, second * cos + first * sin
         if head < QUERIES:
-            to = Q + t * stride_qt + head * stride_qh + half
-            tl.store(to, a.to(Q.dtype.element_ty), mask=real)
-            tl.store(to + DIM // 2, b.to(Q.dtype.element_ty), mask=real)
+            to = Q + t * stride_qt + head * stride_qh
+            put(to, Q, a, b, rest, DIM, TURNED, BLOCK, REST)
         elif slot >= 0:
-            to = keys + slot * stride_s + (head - QUERIES) * stride_h + half
-            tl.store(to, narrow(a, keys), mask=real)
-            tl.store(to + DIM // 2, narrow(b, keys), mask=real)
+            to = keys + slot * stride_s + (head - QUERIES) * stride_h
+            put(to, keys, a, b, rest, DIM, TURNED, BLOCK, REST)
 
 
 @triton.jit
-def norm(x, residual, weight, out, eps, width, BLOCK: tl.constexpr, ADD: tl.constexpr):
-    """Program: row of ``width`` contiguous elements. ADD: ``residual += x`` first, in place."""
+def normed(y, gain, eps, width, i, real):
+    """RMSNorm of a row in registers, float32; ``i``: its columns, ``real`` those that there are."""
+    scale = 1.0 / tl.sqrt(tl.sum(y * y, 0) / width + eps)
+    return y * scale * tl.load(gain + i, mask=real, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def norm(
+    x, more, inner, weight, out, eps, width, BLOCK: tl.constexpr, ADD: tl.constexpr,
+    INNER: tl.constexpr,
+):  # fmt: skip
+    """Program: row of ``width`` contiguous elements. ADD: ``more += x`` first, in place; INNER: to
+    the RMSNorm of ``more``."""
     row = tl.program_id(0).to(tl.int64) * width
     i = tl.arange(0, BLOCK)
     real = i < width
     y = tl.load(x + row + i, mask=real, other=0.0).to(tl.float32)
     if ADD:
-        y += tl.load(residual + row + i, mask=real, other=0.0).to(tl.float32)
-        stored = y.to(residual.dtype.element_ty)
-        tl.store(residual + row + i, stored, mask=real)
+        z = tl.load(more + row + i, mask=real, other=0.0).to(tl.float32)
+        if INNER:
+            # Rounded as a norm by itself rounds what it hands on.
+            z = normed(z, inner, eps, width, i, real).to(more.dtype.element_ty).to(tl.float32)
+        stored = (y + z).to(more.dtype.element_ty)
+        tl.store(more + row + i, stored, mask=real)
         # The norm is of the stored values, so that it agrees with the residual that later layers
         # read.
         y = stored.to(tl.float32)
-    scale = 1.0 / tl.sqrt(tl.sum(y * y, 0) / width + eps)
-    gain = tl.load(weight + i, mask=real, other=0.0).to(tl.float32)
-    tl.store(out + row + i, (y * scale * gain).to(out.dtype.element_ty), mask=real)
+    tl.store(
+        out + row + i, normed(y, weight, eps, width, i, real).to(out.dtype.element_ty), mask=real
+    )
 
 
 @triton.jit

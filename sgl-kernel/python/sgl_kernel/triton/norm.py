@@ -30,23 +30,28 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -
     """
     _rows(x, weight)
     out = checks.output(out, x, *x.shape)
-    _launch(x, None, weight, out, eps)
+    _launch(x, None, None, weight, out, eps)
     return out
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """``residual += x`` in place, then the RMSNorm of the sum as it is stored, a new tensor.
+def add_rms_norm(
+    x: Tensor, more: Tensor, weight: Tensor, eps: float, inner: Tensor | None = None
+) -> Tensor:
+    """``more += x`` in place, then the RMSNorm of the sum as it is stored, a new tensor.
 
-    x, residual: [..., width] contiguous, of one shape and dtype. Raises ValueError.
+    x, more: [..., width] contiguous, of one shape and dtype. inner: [width]; x is added to the
+    RMSNorm of ``more`` by these gains (Gemma 2). Raises ValueError.
     """
     _rows(x, weight)
-    checks.shape("residual", residual, *x.shape)
-    checks.dtype("residual", residual, x.dtype)
-    checks.same_device(x, residual=residual)
-    if not residual.is_contiguous():
-        checks.fail("residual must be contiguous: it is changed in place")
+    checks.shape("more", more, *x.shape)
+    checks.dtype("more", more, x.dtype)
+    checks.same_device(x, more=more, inner=inner)
+    if inner is not None:
+        checks.shape("inner", inner, x.shape[-1])
+    if not more.is_contiguous():
+        checks.fail("more must be contiguous: it is changed in place")
     out = x.new_empty(x.shape)
-    _launch(x, residual, weight, out, eps)
+    _launch(x, more, inner, weight, out, eps)
     return out
 
 
@@ -82,11 +87,13 @@ def _rows(x: Tensor, weight: Tensor) -> None:
         checks.fail(f"x has {x.shape[-1]} columns; at most {WIDEST} are supported")
 
 
-def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, out: Tensor, eps: float) -> None:
+def _launch(
+    x: Tensor, more: Tensor | None, inner: Tensor | None, weight: Tensor, out: Tensor, eps: float
+) -> None:
     width = x.shape[-1]
     block = triton.next_power_of_2(width)
     if x.numel():
         kernels.norm[(x.numel() // width,)](
-            x, residual, weight, out, eps, width, BLOCK=block, ADD=residual is not None,
-            num_warps=min(16, max(1, block // 512)),
+            x, more, inner, weight, out, eps, width, BLOCK=block, ADD=more is not None,
+            INNER=inner is not None, num_warps=min(16, max(1, block // 512)),
         )  # fmt: skip

@@ -54,13 +54,17 @@ def rotate_append(
 ) -> Tensor:  # fmt: skip
     """``append.rotate_append``; pools and result are best float64."""
     kv, dim = keys.shape[1:]
-    q, k, v = qkv.double().view(len(qkv), -1, dim).split((heads, kv, kv), 1)
+    wide = qkv.to(torch.float64, copy=True).view(len(qkv), -1, dim)
+    q, k, v = wide.split((heads, kv, kv), 1)
     if q_norm is not None and k_norm is not None:
         q, k = rms_norm(q, q_norm, eps), rms_norm(k, k_norm, eps)
-    cos, sin = angles.double().view(-1, 2, 1, dim)[positions.long()].unbind(1)
-    append(k * cos + k.roll(dim // 2, -1) * sin, v, keys, values, slots)
-    rotated: Tensor = q * cos + q.roll(dim // 2, -1) * sin
-    return rotated
+    turned = angles.shape[-1]
+    cos, sin = angles.double().view(-1, 2, 1, turned)[positions.long()].unbind(1)
+    for x in (q, k):
+        turning = x[..., :turned]
+        x[..., :turned] = turning * cos + turning.roll(turned // 2, -1) * sin
+    append(k, v, keys, values, slots)
+    return q
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
