@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import ExitStack
 from typing import TypeAlias
 from unittest import mock
 
@@ -58,15 +59,23 @@ def at_edges(place: Place, logits: Tensor, rows: list[Parameters]) -> list[Param
     return moved
 
 
-def drawn(place: Place, logits: Tensor, rows: list[Parameters]) -> Tensor:
+def drawn(place: Place, logits: Tensor, rows: list[Parameters], cut: bool = True) -> Tensor:
     heat, top_k, top_p, min_p, uniform = zip(*rows)
     at = {"device": place.device}
     best, tokens = sampling.sample(
         logits, torch.tensor(heat, **at), place.ints(top_k), torch.tensor(top_p, **at),
-        torch.tensor(min_p, **at), torch.tensor(uniform, dtype=torch.float64, **at),
+        torch.tensor(min_p, **at), torch.tensor(uniform, dtype=torch.float64, **at), cut=cut,
     )  # fmt: skip
     assert torch.equal(best, logits.max(-1).values)
     return tokens
+
+
+def sizes(block: int, bins: int, room: int, tile: int) -> ExitStack:
+    """Other sizes of blocks, bins, lists of candidates and tiles of them."""
+    stack = ExitStack()
+    for name, value in (("BLOCK", block), ("BINS", bins), ("LIST", room), ("TILE", tile)):
+        stack.enter_context(mock.patch.object(sampling, name, value))
+    return stack
 
 
 def samples(place: Place) -> None:
@@ -75,7 +84,7 @@ def samples(place: Place) -> None:
     logits, wanted = logits_for(place, rows, vocab), parameters(place, rows)
     if place.small:
         wanted = at_edges(place, logits, wanted)
-    with mock.patch.object(sampling, "BLOCK", sampling.BLOCK if place.large else 64):
+    with sizes(sampling.BLOCK if place.large else 64, 8, 256, 2048):
         tokens = drawn(place, logits, wanted).tolist()
     for row, token, params in zip(logits, tokens, wanted):
         if place.small or not params[0]:
@@ -85,6 +94,45 @@ def samples(place: Place) -> None:
             share = reference.distribution(row, *params[:4])
             end = share.cumsum(-1)[token]
             assert float(end - share[token]) - 1e-4 <= params[4] <= float(end) + 1e-4
+
+
+def blocks(place: Place) -> None:
+    """However a row is cut, and whether or not its candidates fit their lists, each token is the
+    definition's."""
+    rows, vocab = (200, 50_257) if place.large else (24, 100)
+    logits = logits_for(place, rows, vocab)
+    logits[5, vocab // 2] = 40.0  # alone in the nucleus
+    logits[6] = logits[6].clamp(-1.0, 1.0) * 1e-3  # nearly flat
+    logits[7, ::3], logits[7, 1::3] = 0.0, -0.0  # equal
+    wanted = parameters(place, rows)
+    wanted[8:12] = [(h, k, 0.9, 0.0, 0.4) for h in (1e-30, 60.0) for k in (0, vocab - 1)]
+    if place.small:
+        wanted = at_edges(place, logits, wanted)
+    cuts = (
+        ((4096, 8, 256, 2048), (1024, 8, 8, 512), (16384, 2, 4096, 64))
+        if place.large
+        else ((128, 8, 128, 256), (16, 8, 2, 64), (32, 2, 8, 64))
+    )
+    found = []
+    for cut in cuts:
+        with sizes(*cut):
+            found.append(drawn(place, logits, wanted).tolist())
+    for cut, tokens in zip(cuts, found):
+        assert tokens == found[0], cut
+    if place.small:
+        assert found[0] == [reference.sample(x, *p) for x, p in zip(logits, wanted)]
+
+
+def uncut(place: Place) -> None:
+    """Rows without top-k, top-p and min-p need no candidates."""
+    logits = logits_for(place, 8, 150)
+    wanted: list[Parameters] = [(heat, 0, 1.0, 0.0, (i + 0.5) / 8) for i, heat in enumerate(
+        [0.0, 0.5, 1.0, 2.0] * 2
+    )]  # fmt: skip
+    with sizes(64, 8, 16, 64):
+        tokens = drawn(place, logits, wanted).tolist()
+        assert drawn(place, logits, wanted, cut=False).tolist() == tokens
+    assert tokens == [reference.sample(x, *p) for x, p in zip(logits, wanted)]
 
 
 def like_the_host(place: Place) -> None:
@@ -172,6 +220,9 @@ def errors(place: Place) -> None:
         sampling.sample(x, ones, place.ints([0, 0]), ones, ones, ones)
     with pytest.raises(ValueError, match=r"mask has shape \[2, 2\]; \[2, 1\] is needed"):
         sampling.apply_mask(x, place.ints([[1, 1], [1, 1]]))
+    wide = x[:, :1].expand(2, sampling.LARGEST + 1).contiguous()
+    with pytest.raises(ValueError, match="1048577 columns; at most 1048576 can be sampled from"):
+        sampling.sample(wide, ones, place.ints([0, 0]), ones, ones, ones.double())
 
 
-CASES = (samples, like_the_host, greediest, masks, penalties, errors)
+CASES = (samples, blocks, uncut, like_the_host, greediest, masks, penalties, errors)

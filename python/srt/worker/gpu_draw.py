@@ -1,4 +1,5 @@
-"""Sampling on a GPU by the kernels of sgl_kernel.triton: as ``worker.sampler``, a launch a step.
+"""Sampling on a GPU by the kernels of sgl_kernel.triton: as ``worker.sampler``, at most four
+launches for greedy, temperature, top-k, top-p and min-p, and one each for penalties and masks.
 
 Nothing here waits for the device: what the host must know is left in ``Drawing.fetched``. Masks
 travel packed, 1 bit a token.
@@ -32,15 +33,20 @@ def draw(logits: Tensor, samples: Sequence[Sample]) -> Drawing:
     if all(s.params.greedy for s in samples):
         best, tokens = kernels.greedy(x)
     else:
-        best, tokens = kernels.sample(x, *_parameters(samples, x))
-    raw = best if x is logits else kernels.greedy(logits)[0]
-    return Drawing(tokens, [tokens, best, raw], partial(_outcome, errors))
+        best, tokens = kernels.sample(
+            x, *_parameters(samples, x), cut=any(_cut(s) for s in samples)
+        )
+    fetched = [tokens, best]
+    if x is not logits:
+        fetched.append(kernels.greedy(logits)[0])
+    return Drawing(tokens, fetched, partial(_outcome, errors))
 
 
 def _outcome(errors: list[str], host: Sequence[Tensor]) -> tuple[list[int], list[str]]:
     """``errors``: what is known to be wrong already. ``host``: the tokens, the largest logit of
-    each row as it was sampled from, and as the model made it."""
-    tokens, best, raw = (x.tolist() for x in host)
+    each row as it was sampled from, and as the model made it where that is not the same."""
+    values = [x.tolist() for x in host]
+    tokens, best, raw = values[0], values[1], values[-1]
     messages = list(errors)
     for i, (value, model) in enumerate(zip(best, raw)):
         if value - value != 0.0 and not messages[i]:  # NaN or infinite
@@ -53,7 +59,14 @@ def _special(sample: Sample) -> bool:
     return bool(sample.mask is not None or sample.forbidden or p.logit_bias or p.penalised)
 
 
+def _cut(sample: Sample) -> bool:
+    """Whether top-k, top-p or min-p may leave tokens out."""
+    p = sample.params
+    return not p.greedy and (p.top_k > 0 or p.top_p < 1.0 or p.min_p > 0.0)
+
+
 def _parameters(samples: Sequence[Sample], x: Tensor) -> list[Tensor]:
+    """Arguments of ``kernels.sample`` after the logits, in order."""
     params = [s.params for s in samples]
     top_k = [min(max(p.top_k, 0), x.shape[1]) for p in params]  # top_k may exceed an int32
     arrays: dict[str, np.ndarray[Any, Any]] = {

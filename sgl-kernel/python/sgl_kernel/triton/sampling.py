@@ -1,7 +1,8 @@
 """Sampling of tokens from logits on the device, with the meaning of the host's sampler.
 
 In order: penalties, masks; temperature, top-k, top-p, min-p; the first token in vocabulary order at
-which the cumulated probability exceeds ``uniform``. Each function is one launch; none waits.
+which the cumulated probability exceeds ``uniform``. A row is cut into blocks of the vocabulary, a
+program each, so ``greedy`` is two launches and ``sample`` at most four. None waits.
 """
 
 from __future__ import annotations
@@ -13,8 +14,15 @@ from torch import Tensor
 from sgl_kernel.triton import checks
 from sgl_kernel.triton import sampling_kernels as kernels
 
-# Logits of a row that a program looks at at once: enough loads in flight for one multiprocessor.
+# Logits of a row that a program looks at: enough loads in flight, and 32 programs for 128 k logits.
 BLOCK = 4096
+# Bins of a row's logits by weight, the candidates that a block has room for, and the entries that
+# are looked at together of all blocks' candidates.
+BINS = 8
+LIST = 1024
+TILE = 2048
+# Columns of logits: their weights' sum fits 63 bits.
+LARGEST = 1 << 20
 
 
 def penalise(
@@ -63,36 +71,72 @@ def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
     logits: float32 [n, vocab], vocab contiguous.
     """
     best, tokens = _outputs(logits)
-    vocab = logits.shape[1]
     if len(logits):
+        tops, ids, _ = _peaks(logits)
+        blocks = tops.shape[1]
         kernels.greedy[(len(logits),)](
-            logits, best, tokens, vocab, logits.stride(0), BLOCK=_block(vocab), num_warps=16
-        )
+            tops, ids, best, tokens, logits.shape[1], blocks,
+            BLOCKS=triton.next_power_of_2(blocks), num_warps=1,
+        )  # fmt: skip
     return best, tokens
 
 
 def sample(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor,
-    uniform: Tensor,
+    uniform: Tensor, *, cut: bool = True,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """One token a row: the row's largest logit as ``greedy`` returns it, and the token int64 [n].
+    """One token a row: the row's largest logit as ``greedy`` returns it, and the token int32 [n].
 
-    logits: float32 [n, vocab], not changed. temperature: float32 [n], 0: greedy. top_k: int32 [n],
-    0 (or vocab and more): all. top_p, min_p: float32 [n], 1 and 0: all. uniform: float64 [n] in
-    [0, 1). Equal logits are kept or left out together. A row whose largest logit is NaN or infinite
-    gets some id in [0, vocab), to be thrown away.
+    logits: float32 [n, vocab], not changed, vocab at most 2 ** 20. temperature: float32 [n], 0:
+    greedy. top_k: int32 [n], 0 (or vocab and more): all. top_p, min_p: float32 [n], 1 and 0: all.
+    uniform: float64 [n] in [0, 1). Equal logits are kept or left out together; one that weighs less
+    than 2 ** -42 of the largest is never sampled. A row whose largest logit is NaN or infinite gets
+    some id in [0, vocab), to be thrown away.
+    cut: False says that no row has top-k, top-p or min-p, and saves a launch.
     """
     best, tokens = _outputs(logits)
     _vectors(logits, torch.float32, temperature=temperature, top_p=top_p, min_p=min_p)
     _vectors(logits, torch.int32, top_k=top_k)
     _vectors(logits, torch.float64, uniform=uniform)
-    vocab = logits.shape[1]
-    if len(logits):
-        kernels.sample[(len(logits),)](
-            logits, temperature, top_k, top_p, min_p, uniform, best, tokens, vocab,
-            logits.stride(0), BLOCK=_block(vocab), num_warps=16,
+    n, vocab = logits.shape
+    if vocab > LARGEST:
+        checks.fail(f"logits have {vocab} columns; at most {LARGEST} can be sampled from")
+    if not n:
+        return best, tokens
+    tops, ids, floors = _peaks(logits)
+    blocks = tops.shape[1]
+    masses = torch.empty((n, blocks, BINS), dtype=torch.int64, device=logits.device)
+    counts, sizes = ids.new_empty((n, blocks, BINS)), torch.empty_like(ids)
+    lists = logits.new_empty((n, blocks, LIST))
+    width = triton.next_power_of_2(blocks)
+    shape = {"BLOCK": _block(vocab), "BLOCKS": width, "BINS": BINS}
+    ends = (vocab, logits.stride(0), blocks)
+    kernels.weigh[(n, blocks)](
+        logits, temperature, tops, floors, masses, counts, *ends, **shape, num_warps=4
+    )
+    if cut:
+        kernels.gather[(n, blocks)](
+            logits, temperature, top_k, top_p, min_p, tops, floors, masses, counts, lists, sizes,
+            *ends, **shape, LIST=LIST, num_warps=8,
         )  # fmt: skip
+    kernels.choose[(n,)](
+        logits, temperature, top_k, top_p, min_p, uniform, tops, ids, floors, masses, counts, lists,
+        sizes, best, tokens, *ends, **shape, LIST=LIST, WIDTH=max(1, TILE // width), num_warps=8,
+    )  # fmt: skip
     return best, tokens
+
+
+def _peaks(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Largest logits, their ids and the least finite logits [n, blocks]."""
+    n, vocab = logits.shape
+    blocks = triton.cdiv(vocab, _block(vocab))
+    tops, floors = logits.new_empty((n, blocks)), logits.new_empty((n, blocks))
+    ids = torch.empty((n, blocks), dtype=torch.int32, device=logits.device)
+    kernels.peaks[(n, blocks)](
+        logits, tops, ids, floors, vocab, logits.stride(0), blocks, BLOCK=_block(vocab),
+        num_warps=8,
+    )  # fmt: skip
+    return tops, ids, floors
 
 
 def _block(vocab: int) -> int:

@@ -27,7 +27,8 @@ CASES = (
     "layers.written", "layers.written_float8", "layers.rotated", "layers.rotated_float8",
     "layers.norms", "layers.gates",
     "layers.routes", "layers.groups", "layers.mixture", "layers.experts", "sampling.samples",
-    "sampling.like_the_host", "sampling.greediest", "sampling.masks", "sampling.penalties",
+    "sampling.blocks", "sampling.uncut", "sampling.like_the_host",
+    "sampling.greediest", "sampling.masks", "sampling.penalties",
     "sampling.errors",
     "scaled.values", "scaled.products", "scaled.refusals",
 )  # fmt: skip
